@@ -1,0 +1,39 @@
+# `make` alone lists what can be made. Nothing is needed but Python 3.11 or newer and make.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+EXTRAS := dev,analysis,tensorboard
+# One thread a process: two busy test workers (or clients) with many spinning threads each are far slower.
+export OMP_NUM_THREADS ?= 1
+PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-slow lint
+
+help:  ## list what can be made
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(READY)  ## create .venv and install fedhead into it (done once)
+
+demo: $(READY)  ## train and compare methods on handwritten digits, about a minute
+	$(BIN)/fedhead demo
+
+test: $(READY)  ## the tests and the examples in the docstrings, at most 10 minutes on 2 cores
+	$(BIN)/python -m pytest -n 2 -q
+
+test-slow: $(READY)  ## the slower tier: whole runs, kill and resume
+	$(BIN)/python -m pytest -n 2 -q -m "slow and not gpu and not deploy"
+
+lint: $(READY)  ## ruff and strict mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+# torch comes first and by its exact version: asked for by a range, pip would take the newest build there is.
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fedhead needs Python 3.11 or newer; say which with: make PYTHON=python3.12")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) torch==2.13.0
+	$(PIP) -e '.[$(EXTRAS)]'
+	@touch $@
