@@ -1,0 +1,95 @@
+"""Classifier heads: a linear one, and those whose geometry a paper fixes (normalised, simplex ETF, prototypes)."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedhead import keyed
+from fedhead.errors import BadInput
+
+HEADS = {
+    "linear": "a linear layer with bias",
+    "normalised": "a linear layer whose weight rows have unit norm, no bias (CCVR's clsnorm)",
+    "etf": "a fixed simplex equiangular tight frame behind a projection layer (FedETF)",
+    "prototype": "unit prototypes, fixed for SGD, against unit features (FedNH)",
+}
+
+
+class NormalisedLinear(nn.Linear):
+    """A linear classifier whose weight vectors are scaled to unit norm, so that no class wins by norm (clsnorm)."""
+
+    def __init__(self, features: int, classes: int):
+        super().__init__(features, classes, bias=False)
+
+    def forward(self, z: Tensor) -> Tensor:
+        """The logits φ_cᵀz / ‖φ_c‖ (CCVR, Section 3.3)."""
+        return F.linear(z, F.normalize(self.weight, dim=1))
+
+
+def etf(classes: int, dim: int, key: int) -> Tensor:
+    """A randomly rotated simplex equiangular tight frame: `classes` unit vectors as far apart as can be, [C, d].
+
+    FedETF's Eq. 3 is V = √(C/(C−1)) U (I − 11ᵀ/C) with orthonormal columns in U ∈ R^{d×C}, which needs d ≥ C. With B
+    an orthonormal basis of the space orthogonal to 1, I − 11ᵀ/C = BBᵀ and V = √(C/(C−1)) (UB) Bᵀ, where UB has C−1
+    orthonormal columns: drawing those directly gives the same frames and serves d = C−1 as well.
+    """
+    if classes < 2:
+        raise BadInput(f"a simplex ETF needs at least 2 classes, not {classes}")
+    if dim < classes - 1:
+        raise BadInput(
+            f"an ETF of {classes} classes needs at least {classes - 1} dimensions (C-1), not {dim}: "
+            f"C vectors with pairwise cosines -1/(C-1) do not fit into fewer; set dim={classes} (the default)"
+        )
+    draw = torch.randn(dim, classes - 1, generator=keyed.generator(key), dtype=torch.float64)
+    q, r = torch.linalg.qr(draw)
+    q = q * r.diagonal().sign()  # QR leaves the columns' signs to the library: fix them
+    vectors: Tensor = math.sqrt(classes / (classes - 1)) * _simplex_basis(classes) @ q.T
+    return vectors.to(torch.get_default_dtype())
+
+
+def _simplex_basis(classes: int) -> Tensor:
+    """Orthonormal columns B [C, C−1] that span the complement of the all-ones vector (Helmert's contrasts)."""
+    step = torch.arange(1, classes, dtype=torch.float64)
+    basis = torch.triu(torch.ones(classes, classes - 1, dtype=torch.float64))
+    basis[1:] -= torch.diag(step)
+    return basis / torch.sqrt(step * (step + 1))
+
+
+class ETFHead(nn.Module):
+    """A fixed simplex-ETF classifier on unit features, with a learnable temperature (FedETF, Eq. 3-6)."""
+
+    fixed = frozenset({"weight"})  # V stays as it is in federated training; personalisation may tune it
+
+    def __init__(self, features: int, classes: int, key: int = 0, scale: float = 1.0):
+        super().__init__()
+        self.in_features, self.out_features = features, classes
+        self.weight = nn.Parameter(etf(classes, features, key))
+        self.scale = nn.Parameter(torch.tensor(float(scale)))  # β
+
+    def forward(self, z: Tensor) -> Tensor:
+        """The logits β v_cᵀμ of the unit feature μ = z / ‖z‖."""
+        return self.scale * F.linear(F.normalize(z, dim=-1), self.weight)
+
+
+class PrototypeHead(nn.Module):
+    """Cosines between a feature and one prototype a class, times a learnable scale (FedNH).
+
+    The prototypes start orthogonal and are moved by the method's own rule, never by gradients.
+    """
+
+    fixed = frozenset({"weight"})
+
+    def __init__(self, features: int, classes: int, scale: float = 1.0):
+        super().__init__()
+        self.in_features, self.out_features = features, classes
+        start = nn.init.orthogonal_(torch.empty(classes, features))
+        self.weight = nn.Parameter(F.normalize(start, dim=1))  # rows of C > d prototypes are not unit by themselves
+        self.scale = nn.Parameter(torch.tensor(float(scale)))
+
+    def forward(self, z: Tensor) -> Tensor:
+        """The logits s · cos(w_c, z)."""
+        return self.scale * F.linear(F.normalize(z, dim=-1), F.normalize(self.weight, dim=1))

@@ -1,0 +1,34 @@
+"""A multilayer perceptron on flattened inputs."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+from torch import nn
+
+from fedhead.models.dropout import Dropout
+from fedhead.models.registry import Body, Shape, flat, register
+
+
+@register("mlp", "multilayer perceptron; hidden widths, norm none|batch|group, dropout")
+def mlp(
+    shape: Shape,
+    hidden: tuple[int, ...] = (200, 200),
+    norm: Literal["none", "batch", "group"] = "none",
+    dropout: float = 0.0,
+) -> Body:
+    """Linear layers with ReLU, 200 and 200 wide as in the FedAvg paper's 2NN."""
+    layers: list[nn.Module] = [nn.Flatten()]
+    width = flat(shape)
+    for leaving in hidden:
+        layers.append(nn.Linear(width, leaving))
+        if norm == "batch":
+            layers.append(nn.BatchNorm1d(leaving))
+        elif norm == "group":
+            layers.append(nn.GroupNorm(math.gcd(leaving, 8), leaving))
+        layers.append(nn.ReLU())
+        if dropout:
+            layers.append(Dropout(dropout))
+        width = leaving
+    return Body(nn.Sequential(*layers), width)

@@ -1,0 +1,173 @@
+"""A model in named parts: extractor, optional projection, classifier; and its weights as named tensors."""
+
+from __future__ import annotations
+
+import copy
+import difflib
+from collections.abc import Iterable
+from typing import cast
+
+import torch
+from torch import Tensor, fx, nn
+
+from fedhead.errors import BadInput
+from fedhead.tree import Tree, Weights
+from fedhead.types import Output
+
+
+class Split(nn.Module):
+    """A classification model in three named parts, called as x → extractor → h → projection → z → classifier → logits.
+
+    `features` is the dimension of z, `classes` that of the logits. `fixed` holds the full names of the parameters
+    that local training leaves alone unless a phase names them (an ETF's vectors, a backbone that the user froze).
+    """
+
+    extractor: nn.Module
+    projection: nn.Module
+    classifier: nn.Module
+
+    def __init__(self, extractor: nn.Module, classifier: nn.Module, projection: nn.Module | None = None):
+        super().__init__()
+        self.extractor = extractor
+        self.projection = nn.Identity() if projection is None else projection
+        self.classifier = classifier
+        self.features = int(cast(int, classifier.in_features))
+        self.classes = int(cast(int, classifier.out_features))
+        held = {f"classifier.{name}" for name in cast(Iterable[str], getattr(classifier, "fixed", ()))}
+        frozen = {name for name, p in self.named_parameters() if not p.requires_grad}
+        self.fixed = frozenset(held | frozen)
+
+    def forward(self, x: Tensor) -> Output:
+        """The features, the projected features and the logits of a batch."""
+        h = self.extractor(x)
+        z = self.projection(h)
+        return Output(h, z, self.classifier(z))
+
+
+class Hole(nn.Identity):
+    """The place of a part that was taken out of a user's module: it hands its input on."""
+
+
+def split(module: nn.Module, classifier: str = "fc", projection: str | None = None) -> Split:
+    """Wrap any module as a `Split` by the dotted names of its classifier and, where it has one, its projection.
+
+    The module itself is left as it is: the parts are copies. The classifier must be linear and applied last, to the
+    projection's output where there is one. What keeps a module from running on every executor is mended where it can
+    be (see `fedhead.models.check`).
+
+    >>> net = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+    >>> model = split(net, classifier="3")
+    >>> model.features, model.classes
+    (32, 10)
+    """
+    from fedhead.models.check import mend
+
+    body = copy.deepcopy(module)
+    head = _find(body, classifier, "classifier")
+    _refuse_odd_classifier(body, classifier, head)
+    middle = None if projection is None else _find(body, projection, "projection")
+    if projection is not None and _overlap(classifier, projection):
+        raise BadInput(f"projection {projection!r} and classifier {classifier!r} overlap: name two separate submodules")
+    body = _replace(body, classifier, Hole())
+    if projection is not None:
+        body = _replace(body, projection, Hole())
+    _refuse_shared(body, middle, head)
+    _refuse_wrong_order(body, classifier, projection)
+    return mend(Split(body, head, middle))
+
+
+def weights(model: nn.Module) -> Weights:
+    """A copy of a model's parameters and running statistics, by name."""
+    # num_batches_tracked and other counters are left out: a mean of models has no use for them
+    params = {name: p.detach().clone() for name, p in model.named_parameters()}
+    stats = {name: b.detach().clone() for name, b in model.named_buffers() if b.is_floating_point()}
+    return Weights({**params, **stats}, buffers=stats)
+
+
+def load(model: nn.Module, weights: Tree) -> None:
+    """Write weights back into a module of the same architecture."""
+    places = {**dict(model.named_parameters()), **{n: b for n, b in model.named_buffers() if b.is_floating_point()}}
+    odd = sorted(places.keys() ^ weights.keys())
+    if odd:
+        side = "the model lacks" if odd[0] in weights else "the weights lack"
+        raise BadInput(f"weights of another architecture: {side} {odd[0]!r} ({len(odd)} names differ)")
+    for name, place in places.items():
+        if place.shape != weights[name].shape:
+            raise BadInput(
+                f"weights of another architecture: {name!r} is {tuple(weights[name].shape)}, "
+                f"the model wants {tuple(place.shape)}"
+            )
+    with torch.no_grad():
+        for name, place in places.items():
+            place.copy_(weights[name])
+
+
+def classify(model: Split, weights: Tree, z: Tensor) -> Tensor:
+    """The logits that a model's classifier gives to features z, with the weights of the whole model."""
+    own = {name.removeprefix("classifier."): t for name, t in weights.part("classifier").items()}
+    return cast(Tensor, torch.func.functional_call(model.classifier, own, (z,)))
+
+
+# -- taking a user's module apart -----------------------------------------------------------------------------------
+def _find(module: nn.Module, name: str, role: str) -> nn.Module:
+    """The submodule of a dotted name, or an error that names the nearest."""
+    found: dict[str, nn.Module] = dict(module.named_modules(remove_duplicate=False))
+    if name in found and name:
+        return found[name]
+    linear = [n for n, m in found.items() if isinstance(m, nn.Linear) and n]
+    near = difflib.get_close_matches(name, [n for n in found if n], n=1, cutoff=0.5) or linear[-1:]
+    hint = f": did you mean {near[0]!r}?" if near else "."
+    listed = f" Linear layers: {', '.join(linear)}" if linear else " It has no Linear layer"
+    raise BadInput(f"{type(module).__name__} has no submodule {name!r} to be the {role}{hint}{listed}")
+
+
+def _refuse_odd_classifier(module: nn.Module, name: str, head: nn.Module) -> None:
+    if isinstance(head, nn.modules.lazy.LazyModuleMixin):
+        raise BadInput(f"classifier {name!r} is not initialised yet: run one batch through the module first")
+    if isinstance(getattr(head, "in_features", None), int) and isinstance(getattr(head, "out_features", None), int):
+        return
+    inside = [f"{name}.{n}" for n, m in head.named_modules() if isinstance(m, nn.Linear)]
+    mend = f"name its Linear layer: classifier={inside[-1]!r}" if inside else "name a Linear layer"
+    raise BadInput(f"classifier {name!r} of {type(module).__name__} is {type(head).__name__}, not linear: {mend}")
+
+
+def _overlap(a: str, b: str) -> bool:
+    return a == b or a.startswith(b + ".") or b.startswith(a + ".")
+
+
+def _replace(module: nn.Module, name: str, part: nn.Module) -> nn.Module:
+    parent, _, child = name.rpartition(".")
+    setattr(module.get_submodule(parent), child, part)
+    return module
+
+
+def _refuse_shared(extractor: nn.Module, projection: nn.Module | None, classifier: nn.Module) -> None:
+    """Tied parameters may stand inside one part but not in two: the parts travel and train apart."""
+    owners: dict[int, str] = {}
+    for part, module in (("extractor", extractor), ("projection", projection), ("classifier", classifier)):
+        for name, parameter in module.named_parameters() if module is not None else ():
+            before = owners.setdefault(id(parameter), part)
+            if before != part:
+                raise BadInput(f"parameter {name!r} of the {part} is tied to the {before}: give each part its own")
+
+
+def _refuse_wrong_order(extractor: nn.Module, classifier: str, projection: str | None) -> None:
+    """Refuse a classifier that is not applied last, where the module can be traced without data.
+
+    A module that can't be traced is looked at again by `check`, which runs a batch through it.
+    """
+    try:
+        graph = fx.Tracer().trace(extractor)
+    except Exception:  # tracing runs the user's forward, which may raise anything
+        return
+    calls = {str(node.target): node for node in graph.nodes if node.op == "call_module"}
+    last = next(node for node in graph.nodes if node.op == "output").args[0]
+    name = type(extractor).__name__
+    if classifier not in calls:
+        raise BadInput(f"classifier {classifier!r} is never applied in {name}: name the layer that gives the logits")
+    if last is not calls[classifier]:
+        raise BadInput(f"classifier {classifier!r} is not the last one applied in {name}: name the last Linear layer")
+    if projection is None:
+        return
+    if projection not in calls or calls[classifier].args != (calls[projection],):
+        raise BadInput(f"projection {projection!r} of {name} does not feed classifier {classifier!r} directly")
