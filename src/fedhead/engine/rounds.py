@@ -1,0 +1,205 @@
+"""The rounds: train, evaluate, hand out a snapshot; then the stages; then the result."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+
+from fedhead.data.federation import Federation
+from fedhead.engine import choose
+from fedhead.engine.job import Executor
+from fedhead.engine.simulation import Simulation
+from fedhead.engine.state import Memory
+from fedhead.errors import BadInput
+from fedhead.method import Method, Stage
+from fedhead.models.split import Split
+from fedhead.tree import Tree, Weights
+from fedhead.types import Local
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Everything from which a run goes on after a round."""
+
+    round: int
+    server: Tree
+    clients: dict[int, Tree]
+    history: list[Row]
+
+
+@dataclass
+class StageResult:
+    """What a stage made of a trained federation."""
+
+    name: str
+    server: Tree
+    memory: Memory
+    accuracy: float | None
+    personal: float | None
+    metrics: Row
+    weights: Weights | None
+
+
+@dataclass
+class Result:
+    """A finished run: its history, its weights and what it can still be asked."""
+
+    simulation: Simulation = field(repr=False)
+    executor: str
+    history: list[Row] = field(repr=False)
+    outcomes: dict[str, StageResult] = field(repr=False, default_factory=dict)
+    last_rounds: int = 1
+
+    @property
+    def server(self) -> Tree:
+        """The server's final state."""
+        return self.simulation.server
+
+    @property
+    def clients(self) -> dict[int, Tree]:
+        """What each client that took part has kept."""
+        return self.simulation.memory.states
+
+    @property
+    def weights(self) -> Weights | None:
+        """The global model, where the method has one."""
+        return self.simulation.method.global_model(self.server, self.simulation.task)
+
+    @property
+    def accuracy(self) -> float | None:
+        """Per cent on the global test set after the last round."""
+        return self._last("accuracy")
+
+    @property
+    def accuracy_mean(self) -> float | None:
+        """The mean of `accuracy` over the last evaluated rounds (`last_rounds` of them)."""
+        found = [row["accuracy"] for row in self.history if row.get("accuracy") is not None][-self.last_rounds :]
+        return sum(found) / len(found) if found else None
+
+    @property
+    def personal(self) -> float | None:
+        """Per cent on the clients' own test sets after the last round, the mean over clients."""
+        return self._last("personal")
+
+    @property
+    def stages(self) -> dict[str, float | None]:
+        """The accuracy after each stage: the global model's, or the clients' mean where there is none."""
+        return {n: s.personal if s.accuracy is None else s.accuracy for n, s in self.outcomes.items()}
+
+    @property
+    def bytes_up(self) -> int:
+        """Bytes that all clients sent, over all rounds and stages."""
+        return self._total("bytes_up")
+
+    @property
+    def bytes_down(self) -> int:
+        """Bytes that all clients received, over all rounds and stages."""
+        return self._total("bytes_down")
+
+    @property
+    def seconds(self) -> float:
+        """The time spent on rounds and stages."""
+        rows = [*self.history, *(s.metrics for s in self.outcomes.values())]
+        return float(sum(row["seconds"] for row in rows))
+
+    def calibrate(self, stage: Stage) -> StageResult:
+        """Run a stage, such as `CCVR()`, on the trained federation; the run itself stays as it is."""
+        return run_stage(self.simulation, stage, choose.named(self.executor, self.simulation))
+
+    def _last(self, name: str) -> float | None:
+        return next((row[name] for row in reversed(self.history) if row.get(name) is not None), None)
+
+    def _total(self, name: str) -> int:
+        return int(sum(row[name] for row in [*self.history, *(s.metrics for s in self.outcomes.values())]))
+
+
+def run(
+    federation: Federation,
+    model: Split | Sequence[Split],
+    method: Method,
+    *,
+    rounds: int,
+    local: Local,
+    participation: float = 1.0,
+    stages: Sequence[Stage] = (),
+    seed: int = 0,
+    executor: str = "auto",
+    device: str = "auto",
+    precision: str = "fp32",
+    evaluate_every: int = 1,
+    last_rounds: int = 1,
+    resume: Snapshot | None = None,
+    on_round: Callable[[Snapshot], None] | None = None,
+    on_start: Callable[[str], None] | None = None,
+    assign: Sequence[int] | None = None,
+) -> Result:
+    """Train a federation and run the stages; `on_start` learns the executor, `on_round` gets a snapshot a round."""
+    models = [model] if isinstance(model, Split) else list(model)
+    simulation = Simulation(
+        federation,
+        models,
+        method,
+        rounds=rounds,
+        local=local,
+        participation=participation,
+        seed=seed,
+        device=choose.device(device),
+        bf16=_bf16(precision),
+        assign=assign,
+    )
+    stages = [stage.after(method) for stage in stages]  # refuses what does not go together before any compute
+    history: list[Row] = []
+    begin = 0
+    if resume is not None:
+        simulation.server = resume.server.to(simulation.device)
+        for k, state in resume.clients.items():
+            simulation.memory[k] = state.to(simulation.device)
+        history, begin = list(resume.history), resume.round
+    worker = choose.executor(executor, simulation)
+    if on_start is not None:
+        on_start(worker.name)
+    for number in range(begin + 1, rounds + 1):
+        row = _round(simulation, worker, number, evaluate_now=number % evaluate_every == 0 or number == rounds)
+        history.append(row)
+        if on_round is not None:
+            on_round(Snapshot(number, simulation.server, simulation.memory.states, history))
+    result = Result(simulation, worker.name, history, last_rounds=last_rounds)
+    for stage in stages:
+        result.outcomes[stage.name] = run_stage(simulation, stage, worker)
+    return result
+
+
+def _round(simulation: Simulation, worker: Executor, number: int, evaluate_now: bool) -> Row:
+    begin = time.perf_counter()
+    traffic = simulation.round(number, worker)
+    row: Row = {"round": number, "lr": simulation.lr(number), "bytes_up": traffic.up, "bytes_down": traffic.down}
+    if evaluate_now:
+        row |= simulation.evaluate(simulation.method, simulation.server, simulation.memory, number)
+    row["seconds"] = time.perf_counter() - begin
+    return row
+
+
+def run_stage(simulation: Simulation, stage: Stage, worker: Executor) -> StageResult:
+    """One stage on top of a trained simulation, which stays as it is."""
+    begin = time.perf_counter()
+    stage = stage.after(simulation.method)
+    memory, number = simulation.memory.copy(), simulation.task.rounds + 1
+    server, traffic = simulation.exchange(stage, simulation.server, memory, simulation.holders, number, worker)
+    metrics: Row = {"bytes_up": traffic.up, "bytes_down": traffic.down}
+    metrics |= simulation.evaluate(stage, server, memory, number)
+    metrics["seconds"] = time.perf_counter() - begin
+    model = stage.global_model(server, simulation.task)
+    return StageResult(stage.name, server, memory, metrics["accuracy"], metrics["personal"], metrics, model)
+
+
+def _bf16(precision: str) -> bool:
+    if precision not in ("fp32", "bf16"):
+        raise BadInput(f"precision must be fp32 or bf16, not {precision!r}")
+    return precision == "bf16"
+
+

@@ -1,0 +1,179 @@
+"""Methods and stages: what a client does, what crosses the wire, and what the server makes of it.
+
+A method overrides only what its paper changes; the defaults are FedAvg (McMahan et al., 2017). The client's half
+is written for one client and is pure: values in, values out, no `.item()`, no branching on tensors. The engine owns
+the client axis and runs the same file in a loop, in a stack, in lanes or across machines.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import ClassVar, Self, TypeVar, cast
+
+from torch import Tensor
+
+from fedhead.client import Client
+from fedhead.errors import BadInput
+from fedhead.losses import cross_entropy
+from fedhead.tree import Tree, Weights
+from fedhead.types import PARTS, Batch, Phase, Replies, Reply, Task
+
+
+class Exchange:
+    """One exchange between server and clients: a download, local work, an upload."""
+
+    name: ClassVar[str] = ""
+    downlink: ClassVar[tuple[str, ...]] = ("model",)  # server entries that every client receives
+
+    # -- server -----------------------------------------------------------------------------------
+    def address(self, server: Tree, client: int, task: Task) -> Tree:
+        """What one client receives besides the broadcast."""
+        return Tree()
+
+    def aggregate(self, server: Tree, replies: Replies, task: Task) -> Tree:
+        """The server's new state."""
+        raise NotImplementedError
+
+    # -- client -----------------------------------------------------------------------------------
+    def start(self, me: Client) -> Weights:
+        """The weights that local training starts from."""
+        raise NotImplementedError
+
+    def phases(self, task: Task) -> tuple[Phase, ...]:
+        """The stretches of local training, in order."""
+        return ()
+
+    def correct(self, g: Tree, me: Client) -> Tree:
+        """The gradient that the optimiser sees."""
+        return g
+
+    def finish(self, w: Weights, me: Client) -> Reply:
+        """What the client sends and what it keeps."""
+        raise NotImplementedError
+
+    # -- models -----------------------------------------------------------------------------------
+    def global_model(self, server: Tree, task: Task) -> Weights | None:
+        """The model that is tested on the global test set, or None where there is none."""
+        raise NotImplementedError
+
+    def personal_model(self, me: Client) -> Weights:
+        """The model that a client uses for itself."""
+        raise NotImplementedError
+
+    def predict(self, w: Weights, x: Tensor, me: Client) -> Tensor:
+        """Scores of the classes, from a client's own model."""
+        return me.apply(w, x, train=False).logits
+
+
+@dataclasses.dataclass(frozen=True)
+class Method(Exchange):
+    """FedAvg: clients train the global model on their own data, the server averages what they send."""
+
+    shared: ClassVar[tuple[str, ...]] = PARTS  # the parts of the model that travel; the others stay with the client
+
+    def init_server(self, w: Weights, task: Task) -> Tree:
+        """The server's state before the first round."""
+        return Tree(model=w.part(*self.shared))
+
+    def init_client(self, w: Weights, task: Task) -> Tree:
+        """A client's state before its first round."""
+        own = w.without(*self.shared)
+        return Tree(own=own) if own else Tree()
+
+    def start(self, me: Client) -> Weights:
+        """Begin from the server's model, with the client's own parts where some stay at home."""
+        model = cast(Weights, me.down["model"])
+        return me.state["own"].replace(model) if "own" in me.state else model  # type: ignore[no-any-return]
+
+    def phases(self, task: Task) -> tuple[Phase, ...]:
+        """Train the whole model."""
+        return (Phase(self.loss),)
+
+    def loss(self, w: Weights, batch: Batch, me: Client) -> Tensor:
+        """Cross entropy on the client's samples."""
+        return cross_entropy(me.apply(w, batch.x).logits, batch.y, batch.weight)
+
+    def finish(self, w: Weights, me: Client) -> Reply:
+        """Send the shared parts, keep the others; what the head fixes is known to everyone already."""
+        own = w.without(*self.shared)
+        send = w.part(*self.shared).without(*me.task.model.fixed)
+        return Reply(send=Tree(model=send), keep=Tree(own=own) if own else Tree())
+
+    def aggregate(self, server: Tree, replies: Replies, task: Task) -> Tree:
+        """Average the clients' models, weighted by their sample counts."""
+        return server.replace(model=server["model"].replace(replies.mean("model")))
+
+    def global_model(self, server: Tree, task: Task) -> Weights | None:
+        """The averaged model, where all parts are shared."""
+        return cast(Weights, server["model"]) if set(self.shared) == set(PARTS) else None
+
+    def personal_model(self, me: Client) -> Weights:
+        """What the client would start its next round from."""
+        return self.start(me)
+
+
+@dataclasses.dataclass(frozen=True)
+class Stage(Exchange):
+    """What happens after the rounds: one more exchange with all clients, on top of any method.
+
+    The default queries nothing and changes nothing; a stage overrides what it needs, and finds the method that
+    trained the model under `self.method`.
+    """
+
+    method: Method = dataclasses.field(default_factory=Method, repr=False, kw_only=True)
+
+    def after(self, method: Method) -> Self:
+        """This stage on top of `method`; raises `BadInput` if the two don't go together."""
+        return dataclasses.replace(self, method=method)
+
+    def start(self, me: Client) -> Weights:
+        """Begin from what the method would begin its next round with."""
+        return self.method.start(me)
+
+    def finish(self, w: Weights, me: Client) -> Reply:
+        """Send nothing, keep what there was."""
+        return Reply(send=Tree(), keep=me.state)
+
+    def aggregate(self, server: Tree, replies: Replies, task: Task) -> Tree:
+        """Leave the server's state as it is."""
+        return server
+
+    def global_model(self, server: Tree, task: Task) -> Weights | None:
+        """The method's."""
+        return self.method.global_model(server, task)
+
+    def personal_model(self, me: Client) -> Weights:
+        """The method's."""
+        return self.method.personal_model(me)
+
+    def predict(self, w: Weights, x: Tensor, me: Client) -> Tensor:
+        """As the method does."""
+        return self.method.predict(w, x, me)
+
+
+METHODS: dict[str, type[Method]] = {}
+STAGES: dict[str, type[Stage]] = {}
+
+M = TypeVar("M", bound=type[Exchange])
+
+
+def method(name: str) -> Callable[[M], M]:
+    """Register a method under a name, for recipes and the command line."""
+    return _register(name, METHODS)
+
+
+def stage(name: str) -> Callable[[M], M]:
+    """Register a stage under a name, for recipes and the command line."""
+    return _register(name, STAGES)
+
+
+def _register(name: str, registry: dict[str, type[Method]] | dict[str, type[Stage]]) -> Callable[[M], M]:
+    def add(cls: M) -> M:
+        if name in registry:
+            raise BadInput(f"the name {name!r} is taken already by {registry[name].__qualname__}; choose another")
+        cls.name = name
+        registry[name] = cls  # type: ignore[assignment]  # M is narrowed by which decorator is used
+        return cls
+
+    return add

@@ -1,0 +1,45 @@
+"""FedDyn: dynamic regularisation that aligns local and global optima (Acar et al., 2021)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from fedhead.client import Client
+from fedhead.method import Method, method
+from fedhead.tree import Tree, Weights
+from fedhead.types import Batch, Replies, Reply, Task
+
+
+@method("feddyn")
+@dataclass(frozen=True)
+class FedDyn(Method):
+    """Regularise each client dynamically, so that local optima meet the global one (Acar et al., 2021)."""
+
+    alpha: float = 0.01  # α, weight of the quadratic penalty
+
+    def init_server(self, w: Weights, task: Task) -> Tree:
+        """The model and h = 0."""
+        return super().init_server(w, task).replace(h=w.params.zeros())
+
+    def init_client(self, w: Weights, task: Task) -> Tree:
+        """The gradient ∇L_k(θ_k⁰) = 0."""
+        return Tree(gradient=w.params.zeros())
+
+    def loss(self, w: Weights, batch: Batch, me: Client) -> Tensor:
+        """L_k(θ) − ⟨∇L_k(θ_k), θ⟩ + α/2 ‖θ − θᵗ‖² (Eq. 1)."""
+        linear = w.params.dot(me.state["gradient"])
+        return super().loss(w, batch, me) - linear + self.alpha / 2 * (w - self.start(me)).sq()
+
+    def finish(self, w: Weights, me: Client) -> Reply:
+        """∇L_k(θ_k) ← ∇L_k(θ_k) − α (θ_k − θᵗ) (Eq. 2)."""
+        gradient = me.state["gradient"] - self.alpha * (w.params - self.start(me).params)
+        return Reply(send=super().finish(w, me).send, keep=Tree(gradient=gradient))
+
+    def aggregate(self, server: Tree, replies: Replies, task: Task) -> Tree:
+        """h ← h − α/m Σ (θ_k − θᵗ); θ ← mean θ_k − h/α (Algorithm 1), both means unweighted."""
+        old, sent = server["model"], replies.mean("model", [1.0] * len(replies))
+        mean = old.replace(sent)
+        h = server["h"] - (self.alpha * len(replies) / task.clients) * (mean.params - old.params)
+        return server.replace(model=mean.replace(mean.params - h / self.alpha), h=h)

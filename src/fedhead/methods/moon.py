@@ -1,0 +1,41 @@
+"""MOON: model-contrastive federated learning (Li, He and Song, 2021)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedhead.client import Client
+from fedhead.losses import cross_entropy, model_contrastive
+from fedhead.method import Method, method
+from fedhead.tree import Tree, Weights
+from fedhead.types import Batch, Reply, Task
+
+
+@method("moon")
+@dataclass(frozen=True)
+class Moon(Method):
+    """Pull local features towards the global model's and away from the last local model's (Li et al., 2021)."""
+
+    mu: float = 1.0  # μ, weight of the contrastive term
+    temperature: float = 0.5  # τ
+
+    def init_client(self, w: Weights, task: Task) -> Tree:
+        """No previous model yet: a place for it, and a switch that keeps the contrast off in the first round."""
+        return super().init_client(w, task).replace(previous=w, seen=torch.zeros_like(next(iter(w.values())).sum()))
+
+    def loss(self, w: Weights, batch: Batch, me: Client) -> Tensor:
+        """ℓ_sup + μ ℓ_con (Eq. 3 and 4); the contrast is taken on z, the projected features."""
+        out = me.apply(w, batch.x)
+        with torch.no_grad():
+            towards = me.apply(self.start(me), batch.x, train=False).z
+            away = me.apply(me.state["previous"], batch.x, train=False).z
+        contrast = model_contrastive(out.z, towards, away, batch.weight, self.temperature)
+        return cross_entropy(out.logits, batch.y, batch.weight) + self.mu * me.state["seen"] * contrast
+
+    def finish(self, w: Weights, me: Client) -> Reply:
+        """Keep the local model as the next round's previous one."""
+        reply = super().finish(w, me)
+        return Reply(reply.send, reply.keep.replace(previous=w, seen=torch.ones_like(me.state["seen"])))

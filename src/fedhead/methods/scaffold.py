@@ -1,0 +1,47 @@
+"""SCAFFOLD: control variates that correct the clients' drift (Karimireddy et al., 2020)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fedhead.client import Client
+from fedhead.method import Method, method
+from fedhead.tree import Tree, Weights
+from fedhead.types import Replies, Reply, Task
+
+
+@method("scaffold")
+@dataclass(frozen=True)
+class Scaffold(Method):
+    """Correct the clients' drift with control variates (Karimireddy et al., 2020)."""
+
+    downlink: ClassVar[tuple[str, ...]] = ("model", "control")
+    server_lr: float = 1.0  # η_g, the server's step size
+
+    def init_server(self, w: Weights, task: Task) -> Tree:
+        """The model x and the server's control variate c = 0."""
+        return super().init_server(w, task).replace(control=w.params.zeros())
+
+    def init_client(self, w: Weights, task: Task) -> Tree:
+        """The client's control variate c_i = 0."""
+        return Tree(control=w.params.zeros())
+
+    def correct(self, g: Tree, me: Client) -> Tree:
+        """g_i(y) − c_i + c (Algorithm 1, line 10)."""
+        drift = me.down["control"] - me.state["control"]
+        return g.map(lambda a, b: a + b, Tree({name: drift[name] for name in g}))
+
+    def finish(self, w: Weights, me: Client) -> Reply:
+        """c_i⁺ = c_i − c + (x − y_i)/(K η_l), option II (line 12)."""
+        moved = (self.start(me).params - w.params) / (me.steps * me.lr)
+        control = me.state["control"] - me.down["control"] + moved
+        sent = super().finish(w, me).send
+        return Reply(send=sent.replace(control=control - me.state["control"]), keep=Tree(control=control))
+
+    def aggregate(self, server: Tree, replies: Replies, task: Task) -> Tree:
+        """x ← x + η_g mean(y_i − x), c ← c + (1/N) Σ Δc_i (lines 16–17)."""
+        old, new = server["model"], super().aggregate(server, replies, task)["model"]
+        params = old.params + self.server_lr * (new.params - old.params)
+        control = server["control"] + replies.sum("control") / task.clients
+        return server.replace(model=new.replace(params), control=control)

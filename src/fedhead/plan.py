@@ -1,0 +1,69 @@
+"""The plan of local training: which samples a client sees at which step, and what is drawn for them.
+
+Everything follows from (seed, round, phase, client), so that each executor, each chunk size and each machine
+trains on the same batches in the same order.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedhead import keyed
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The batches of one client in one phase."""
+
+    positions: NDArray[np.int64]  # [steps, batch] places in the client's own list of samples
+    weight: NDArray[np.float32]  # [steps, batch] 1 for a sample, 0 for padding
+    key: int  # from which augmentation and dropout draw
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+
+def schedule(n: int, batch_size: int, epochs: int, drop_last: bool, key: int) -> Schedule:
+    """Shuffle a client's `n` samples anew each epoch and cut them into batches of one size.
+
+    The last batch of an epoch is topped up with the client's own samples at weight 0, or left out with
+    `drop_last` unless it is the only one.
+
+    >>> schedule(5, 2, 1, False, key=0).weight.tolist()
+    [[1.0, 1.0], [1.0, 1.0], [1.0, 0.0]]
+    """
+    steps = max(1, n // batch_size) if drop_last else math.ceil(n / batch_size)
+    if n == 0 or epochs == 0:
+        steps = epochs = 0
+    size = steps * batch_size
+    order = np.empty((epochs, size), np.int64)
+    for epoch in range(epochs):
+        order[epoch] = np.resize(keyed.permutation(keyed.key(key, epoch), n), size)
+    weight = np.broadcast_to((np.arange(size) < n).astype(np.float32), order.shape)
+    shape = (epochs * steps, batch_size)
+    return Schedule(order.reshape(shape), weight.reshape(shape), key)
+
+
+def phase_key(seed: int, round: int, exchange: str, phase: int, client: int) -> int:
+    """The key of one client's phase: `exchange` tells training rounds from the stages after them."""
+    return keyed.key(seed, "phase", exchange, round, phase, client)
+
+
+def cohort(seed: int, round: int, eligible: list[int], clients: int, participation: float) -> list[int]:
+    """The clients that take part in a round: a share of all, drawn among those that hold data.
+
+    >>> cohort(0, 1, list(range(10)), 10, 1.0) == list(range(10))
+    True
+    """
+    size = min(len(eligible), max(1, round_half_up(participation * clients)))
+    order = keyed.permutation(keyed.key(seed, "cohort", round), len(eligible))
+    return sorted(eligible[i] for i in order[:size])
+
+
+def round_half_up(value: float) -> int:
+    """Round to the nearest integer, halves upwards (Python rounds them to even)."""
+    return math.floor(value + 0.5)
