@@ -1,0 +1,79 @@
+"""Changing colours: jitter and grayscale on images in 0 … 1, each sample by its own draw."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fedhead import keyed
+
+
+def jitter(
+    x: Tensor,
+    key: Tensor,
+    probability: float,
+    brightness: float = 0.4,
+    contrast: float = 0.4,
+    saturation: float = 0.4,
+    hue: float = 0.1,
+) -> Tensor:
+    """Brightness, contrast, saturation and hue by random factors in a random order (torchvision's ColorJitter)."""
+    draw = keyed.uniform(key, 9).to(x.dtype)
+    strength = torch.stack([s * (2 * draw[:, i] - 1) for i, s in enumerate((brightness, contrast, saturation))], dim=1)
+    moment, turning = draw[:, 4:7], draw[:, 7:8]  # the changes happen in the order of their moments
+    order = moment.argsort(dim=1)
+    out = x
+    for turned in (False, True):  # the hue turns once, so the costly step runs once: the rest comes before or after
+        if turned:
+            out = shift_hue(out, hue * (2 * draw[:, 3] - 1))
+        for place in range(3):
+            change = order[:, place : place + 1]
+            now = (moment.gather(1, change) > turning) == turned
+            out = _blend(out, change, torch.where(now, strength.gather(1, change), 0.0))
+    return torch.where(_each(draw[:, 8] < probability), out, x)
+
+
+def _blend(x: Tensor, change: Tensor, strength: Tensor) -> Tensor:
+    """Away from (or towards, when negative) black for change 0, the mean gray for 1, each pixel's gray for 2."""
+    gray = luma(x)
+    mean = gray.mean(dim=(2, 3), keepdim=True)
+    other = torch.where(_each(change == 2), gray, torch.where(_each(change == 1), mean, 0.0))
+    return (x + _each(strength) * (x - other)).clamp(0, 1)
+
+
+def grayscale(x: Tensor, key: Tensor, probability: float) -> Tensor:
+    """All colour removed with a probability."""
+    return torch.where(_each(keyed.uniform(key) < probability), luma(x).expand(x.shape), x)
+
+
+def luma(x: Tensor) -> Tensor:
+    """The brightness of each pixel, [B, 1, H, W] (ITU-R 601 weights)."""
+    if x.shape[1] != 3:
+        return x.mean(dim=1, keepdim=True)
+    return 0.299 * x[:, 0:1] + 0.587 * x[:, 1:2] + 0.114 * x[:, 2:3]
+
+
+def shift_hue(x: Tensor, turn: Tensor) -> Tensor:
+    """The hue of each pixel turned by a share of the colour circle, one a sample."""
+    if x.shape[1] != 3:
+        return x
+    r, g, b = x.unbind(dim=1)
+    value, low = x.amax(dim=1), x.amin(dim=1)
+    chroma = value - low
+    safe = torch.where(chroma > 0, chroma, 1.0)
+    sector = torch.where(
+        value == r, (g - b) / safe, torch.where(value == g, 2 + (b - r) / safe, 4 + (r - g) / safe)
+    )  # in sixths of the circle
+    sector = sector + 6 * turn.reshape(-1, 1, 1)
+
+    def channel(offset: int) -> Tensor:
+        # HSV to RGB without cases: f(n) = V - C·max(0, min(k, 4-k, 1)), k = (n + H/60°) mod 6
+        k = torch.remainder(sector + offset, 6.0)
+        return value - chroma * torch.minimum(k, 4 - k).clamp(0, 1)
+
+    return torch.stack((channel(5), channel(3), channel(1)), dim=1)
+
+
+def _each(values: Tensor) -> Tensor:
+    """One value a sample, to meet [B, C, H, W]."""
+    return values.reshape(-1, 1, 1, 1)

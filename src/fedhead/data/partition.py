@@ -1,0 +1,332 @@
+"""Partitions: how the samples of one data set are dealt out to clients.
+
+Every sample goes to exactly one client. The draws come from numpy's `RandomState`, whose streams are frozen, so a
+seed gives the same split on every machine for good. `parse("dirichlet(0.1, capped)")` reads what a recipe says.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedhead import keyed
+from fedhead.errors import BadInput, unknown
+
+Rows = NDArray[np.int64]
+_SMALLEST = 1e-100  # a smaller alpha deals out the same: one client takes the whole class
+
+
+@dataclass(frozen=True)
+class Partition:
+    """A way to deal samples out to clients."""
+
+    def split(self, y: NDArray[Any], classes: int, clients: int, seed: int) -> list[Rows]:
+        """The rows of every client, in rising order; together they are all rows of `y`, each once."""
+        y = np.asarray(y)
+        if clients < 1:
+            raise BadInput(f"clients: {clients} is too few, give at least 1")
+        if clients > len(y):
+            raise BadInput(f"clients: {clients} clients can't share {len(y)} samples; use at most {len(y)} clients")
+        if y.min() < 0 or y.max() >= classes:
+            raise BadInput(f"labels must lie in 0 … {classes - 1}, they span {y.min()} … {y.max()}")
+        rng = np.random.RandomState(keyed.key(seed, "partition") & 0xFFFFFFFF)
+        return [np.sort(rows).astype(np.int64) for rows in self.deal(y, classes, clients, rng)]
+
+    def deal(self, y: NDArray[Any], classes: int, clients: int, rng: np.random.RandomState) -> list[Rows]:
+        """The rows of every client, in any order; the arguments are already checked."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class IID(Partition):
+    """Shuffled and dealt out evenly: every client sees the same distribution."""
+
+    def deal(self, y: NDArray[Any], classes: int, clients: int, rng: np.random.RandomState) -> list[Rows]:
+        return [np.asarray(rows) for rows in np.array_split(rng.permutation(len(y)), clients)]
+
+    def __str__(self) -> str:
+        return "iid"
+
+
+@dataclass(frozen=True)
+class Dirichlet(Partition):
+    """Each class is cut by its own Dir(α) over clients, as in FedETF: no cap, no minimum; clients may stay empty."""
+
+    alpha: float  # α: the smaller, the fewer clients share a class
+
+    def __post_init__(self) -> None:
+        _check_alpha(self.alpha)
+
+    def deal(self, y: NDArray[Any], classes: int, clients: int, rng: np.random.RandomState) -> list[Rows]:
+        share = _softmax(_log_gamma(rng, self.alpha, (classes, clients)))
+        sizes = np.bincount(y, minlength=classes)
+        # round the shares, then cumulate; the last client takes the rest of each class
+        cuts = np.minimum(np.cumsum(np.rint(share * sizes[:, None]), axis=1).astype(np.int64), sizes[:, None])
+        cuts[:, -1] = sizes
+        return _hand_out(y, np.diff(cuts, axis=1, prepend=0).T, rng)
+
+    def __str__(self) -> str:
+        return f"dirichlet({self.alpha:g})"
+
+
+@dataclass(frozen=True)
+class CappedDirichlet(Partition):
+    """Dir(α) per class, but a client that holds N/K samples gets no more, and all get a minimum (MOON, CCVR)."""
+
+    alpha: float  # α
+    minimum: int = 10  # samples every client must hold: the whole split is drawn again until it does
+    tries: int = 20_000  # how often at most
+
+    def __post_init__(self) -> None:
+        _check_alpha(self.alpha)
+        if self.minimum < 0:
+            raise BadInput(f"partition: minimum={self.minimum} must not be negative")
+
+    def deal(self, y: NDArray[Any], classes: int, clients: int, rng: np.random.RandomState) -> list[Rows]:
+        if self.minimum * clients > len(y):
+            raise BadInput(
+                f"partition {self}: {clients} clients with at least {self.minimum} samples each need "
+                f"{self.minimum * clients} samples, there are {len(y)}; use fewer clients or a smaller minimum"
+            )
+        sizes = np.bincount(y, minlength=classes)
+        together = 100  # draws at a time: fixed, for the stream's sake
+        for _ in range(math.ceil(self.tries / together)):
+            counts = self._draw(sizes, clients, together, rng)
+            enough = np.flatnonzero(counts.sum(axis=2).min(axis=1) >= self.minimum)
+            if enough.size:
+                return _hand_out(y, counts[enough[0]], rng)
+        raise BadInput(
+            f"partition {self}: {self.tries} draws left some of the {clients} clients under {self.minimum} samples; "
+            f"use a larger alpha, fewer clients, or dirichlet({self.alpha:g}) without a minimum"
+        )
+
+    def _draw(self, sizes: Rows, clients: int, draws: int, rng: np.random.RandomState) -> Rows:
+        """Counts [draws, clients, classes] of several draws at once."""
+        counts = np.zeros((draws, clients, len(sizes)), np.int64)
+        held = np.zeros((draws, clients), np.int64)
+        for c in np.flatnonzero(sizes):
+            # clients that are full leave before the shares are normalised: some client is always left
+            log = np.where(held < sizes.sum() / clients, _log_gamma(rng, self.alpha, (draws, clients)), -np.inf)
+            cuts = (np.cumsum(_softmax(log), axis=1) * sizes[c]).astype(np.int64)
+            cuts[:, -1] = sizes[c]
+            counts[:, :, c] = np.diff(cuts, axis=1, prepend=0)
+            held += counts[:, :, c]
+        return counts
+
+    def __str__(self) -> str:
+        minimum = "" if self.minimum == 10 else f", minimum={self.minimum}"
+        return f"dirichlet({self.alpha:g}, capped{minimum})"
+
+
+@dataclass(frozen=True)
+class EqualDirichlet(Partition):
+    """Clients of equal size, each with class proportions drawn from Dir(α), as FedClassAvg's text says.
+
+    In random order each client fills its quota along its proportions; once a class is used up, the proportions of
+    those that are left are normalised again (Hsu et al., 2019), so late clients stray from their draw.
+    """
+
+    alpha: float  # α
+
+    def __post_init__(self) -> None:
+        _check_alpha(self.alpha)
+
+    def deal(self, y: NDArray[Any], classes: int, clients: int, rng: np.random.RandomState) -> list[Rows]:
+        left = np.bincount(y, minlength=classes)
+        log = _log_gamma(rng, self.alpha, (clients, classes))
+        quota = np.full(clients, len(y) // clients)
+        quota[: len(y) % clients] += 1
+        counts = np.zeros((clients, classes), np.int64)
+        for k in rng.permutation(clients):
+            while (open_ := quota[k] - counts[k].sum()) > 0:  # every pass fills the quota or uses a class up
+                share = _softmax(np.where(left > 0, log[k], -np.inf))
+                take = np.minimum(apportion(share, int(open_)), left)
+                counts[k] += take
+                left -= take
+        return _hand_out(y, counts, rng)
+
+    def __str__(self) -> str:
+        return f"dirichlet({self.alpha:g}, equal)"
+
+
+@dataclass(frozen=True)
+class Skewed(Partition):
+    """Every client holds a few distinct random classes, and each class is shared evenly by those who hold it.
+
+    Classes are dealt out as evenly as they go, at random among those held least, so none stays without a client.
+    With balanced classes, and clients × `per_client` a multiple of their number, each client gets N/(cK) samples of
+    each of its c classes (FedClassAvg); where that doesn't come out even, a class's holders differ by one sample.
+    """
+
+    per_client: int  # c
+
+    def __post_init__(self) -> None:
+        if self.per_client < 1:
+            raise BadInput(f"partition skewed: {self.per_client} classes a client is too few, give at least 1")
+
+    def deal(self, y: NDArray[Any], classes: int, clients: int, rng: np.random.RandomState) -> list[Rows]:
+        sizes = np.bincount(y, minlength=classes)
+        present = np.flatnonzero(sizes)
+        if self.per_client > len(present):
+            raise BadInput(f"partition {self}: the data holds only {len(present)} classes; use skewed({len(present)})")
+        if self.per_client * clients < len(present):
+            need = math.ceil(len(present) / clients)
+            raise BadInput(
+                f"partition {self}: {clients} clients with {self.per_client} of {len(present)} classes would leave "
+                f"classes without a client; use skewed({need}) or more clients"
+            )
+        holds = np.zeros((clients, len(present)), bool)
+        for k in range(clients):
+            order = np.lexsort((rng.random_sample(len(present)), holds.sum(axis=0)))  # held least first, ties at random
+            holds[k, order[: self.per_client]] = True
+        counts = np.zeros((clients, classes), np.int64)
+        for column, c in zip(holds.T, present, strict=True):
+            holders = rng.permutation(np.flatnonzero(column))  # who takes the odd samples
+            counts[holders, c] = sizes[c] // len(holders)
+            counts[holders[: sizes[c] % len(holders)], c] += 1
+        return _hand_out(y, counts, rng)
+
+    def __str__(self) -> str:
+        return f"skewed({self.per_client})"
+
+
+@dataclass(frozen=True)
+class Given(Partition):
+    """The data is already split by site (`Federation.from_sites`, or a folder a site)."""
+
+    def deal(self, y: NDArray[Any], classes: int, clients: int, rng: np.random.RandomState) -> list[Rows]:
+        raise BadInput("partition given: this data is not split by site; use iid, dirichlet(alpha) or skewed(classes)")
+
+    def __str__(self) -> str:
+        return "given"
+
+
+class Entry(NamedTuple):
+    """A line of `fedhead ls partitions`, and how its text is read."""
+
+    name: str  # how a recipe writes it
+    parameters: str
+    description: str
+    pattern: str
+    make: Callable[..., Partition]
+
+
+_VALUE = r"\s*([^\s,()]+)\s*"
+PARTITIONS: dict[str, Entry] = {
+    e.name: e
+    for e in (
+        Entry("iid", "", "shuffled and dealt out evenly", r"iid", IID),
+        Entry(
+            "dirichlet(alpha)",
+            "alpha > 0",
+            "each class is cut by its own Dir(alpha) over clients (FedETF); may leave clients empty",
+            rf"dirichlet\({_VALUE}\)",
+            lambda alpha: Dirichlet(_number(alpha)),
+        ),
+        Entry(
+            "dirichlet(alpha, capped)",
+            "alpha > 0, minimum=10",
+            "the same, with a cap of N/K samples a client and a minimum (MOON, CCVR)",
+            rf"dirichlet\({_VALUE},\s*capped\s*(?:,\s*minimum\s*={_VALUE})?\)",
+            lambda alpha, minimum: CappedDirichlet(_number(alpha), _whole(minimum or "10")),
+        ),
+        Entry(
+            "dirichlet(alpha, equal)",
+            "alpha > 0",
+            "clients of equal size, class proportions from Dir(alpha) (FedClassAvg)",
+            rf"dirichlet\({_VALUE},\s*equal\s*\)",
+            lambda alpha: EqualDirichlet(_number(alpha)),
+        ),
+        Entry(
+            "skewed(classes)",
+            "classes >= 1",
+            "a few distinct classes a client, each shared evenly by those who hold it",
+            rf"skewed\({_VALUE}\)",
+            lambda classes: Skewed(_whole(classes)),
+        ),
+        Entry("given", "", "the data is already split by site", r"given", Given),
+    )
+}
+
+
+def parse(text: str | Partition) -> Partition:
+    """Read a partition as recipes write it.
+
+    >>> parse("dirichlet(0.1, equal)")
+    EqualDirichlet(alpha=0.1)
+    >>> str(parse("skewed( 2 )"))
+    'skewed(2)'
+    """
+    if isinstance(text, Partition):
+        return text
+    for entry in PARTITIONS.values():
+        if match := re.fullmatch(entry.pattern, str(text).strip()):
+            return entry.make(*match.groups())
+    name = str(text).split("(")[0].strip()
+    forms = [form for form in PARTITIONS if form.split("(")[0] == name]
+    if not forms:
+        raise unknown("partition", name, {form.split("(")[0] for form in PARTITIONS})
+    raise BadInput(f"partition {str(text)!r} can't be read; write it as {' or '.join(forms)}")
+
+
+def apportion(share: NDArray[np.float64], total: int) -> Rows:
+    """Whole numbers that add up to `total`, as near to `share * total` as they go (largest remainders).
+
+    >>> apportion(np.array([0.5, 0.3, 0.2]), 4)
+    array([2, 1, 1])
+    """
+    exact = share * total
+    counts = np.floor(exact).astype(np.int64)
+    order = np.argsort(counts - exact, kind="stable")  # largest remainders first
+    counts[order[: total - counts.sum()]] += 1
+    return counts
+
+
+def _hand_out(y: NDArray[Any], counts: Rows, rng: np.random.RandomState) -> list[Rows]:
+    """Random rows of every class for every client, as many as counts [clients, classes] say."""
+    parts = []
+    for c in range(counts.shape[1]):
+        rows = rng.permutation(np.flatnonzero(y == c))
+        parts.append(np.split(rows, np.cumsum(counts[:-1, c])))
+    return [np.concatenate(own) for own in zip(*parts, strict=True)]
+
+
+def _log_gamma(rng: np.random.RandomState, alpha: float, shape: tuple[int, ...]) -> NDArray[np.float64]:
+    """Logarithms of Gamma(α) draws; their softmax is a Dirichlet draw that stays finite for any α.
+
+    Gamma(α) itself underflows for small α, and 0/0 is the NaN that haunts such partitions; but it is Gamma(α+1) times
+    U^(1/α), and that has a logarithm.
+    """
+    alpha = max(alpha, _SMALLEST)
+    boost: NDArray[np.float64] = np.log(rng.standard_gamma(alpha + 1.0, shape))
+    return boost + np.log(1.0 - rng.random_sample(shape)) / alpha
+
+
+def _softmax(log: NDArray[np.float64]) -> NDArray[np.float64]:
+    share = np.exp(log - log.max(axis=-1, keepdims=True))
+    return np.asarray(share / share.sum(axis=-1, keepdims=True))
+
+
+def _check_alpha(alpha: float) -> None:
+    if not (alpha > 0 and math.isfinite(alpha)):
+        raise BadInput(f"partition dirichlet: alpha={alpha:g} must be a positive, finite number (for even clients: iid)")
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise BadInput(f"partition: {text!r} is not a number") from None
+
+
+def _whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise BadInput(f"partition: {text!r} is not a whole number") from None
