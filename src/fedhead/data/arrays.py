@@ -1,0 +1,108 @@
+"""Whatever users hold (numpy, torch, lists) as the two tensors that the library stores, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedhead.errors import BadInput
+
+CHANNELS = (1, 3)
+
+
+class Samples(NamedTuple):
+    """Inputs and labels, as stored: on the CPU, images as bytes."""
+
+    x: Tensor  # uint8 [N, C, H, W] images, or float32 [N, …] features
+    y: Tensor  # int64 [N]
+
+    def take(self, rows: NDArray[np.int64]) -> Samples:
+        """The samples at these rows."""
+        index = torch.from_numpy(np.ascontiguousarray(rows, dtype=np.int64))
+        return Samples(self.x[index], self.y[index])
+
+
+def inputs(x: Any, what: str = "x") -> Tensor:
+    """Images (HW, HWC or CHW) as uint8 [N, C, H, W]; other numbers as float32 [N, …].
+
+    >>> inputs(np.zeros((5, 28, 28), np.uint8)).shape, inputs(np.zeros((5, 8, 8, 3), np.uint8)).shape
+    (torch.Size([5, 1, 28, 28]), torch.Size([5, 3, 8, 8]))
+    """
+    tensor = _tensor(x, what)
+    if tensor.ndim == 0 or len(tensor) == 0:
+        raise BadInput(f"{what} is empty: give at least one sample")
+    if tensor.ndim == 1:
+        raise BadInput(f"{what} has shape {tuple(tensor.shape)}: it needs one row a sample, such as [N, features]")
+    if tensor.is_complex() or tensor.dtype == torch.bool:
+        raise BadInput(f"{what} holds {tensor.dtype}: give uint8 images or float features")
+    if not tensor.is_floating_point() and tensor.dtype != torch.uint8 and tensor.ndim >= 3:
+        if tensor.min() < 0 or tensor.max() > 255:
+            raise BadInput(f"{what} holds whole numbers outside 0 … 255: give uint8 images, or floats")
+        tensor = tensor.to(torch.uint8)
+    if tensor.dtype == torch.uint8 and tensor.ndim == 3:
+        tensor = tensor.unsqueeze(1)
+    if tensor.ndim == 4 and tensor.shape[1] not in CHANNELS and tensor.shape[3] in CHANNELS:
+        tensor = tensor.permute(0, 3, 1, 2)
+    if tensor.dtype == torch.uint8 and tensor.ndim == 4:
+        return tensor.contiguous()
+    tensor = tensor.to(torch.float32).contiguous()
+    finite = torch.isfinite(tensor.flatten(1)).all(dim=1)
+    if not finite.all():
+        bad = int((~finite).nonzero()[0])
+        raise BadInput(f"{what} holds NaN or infinite numbers, first in sample {bad}: clean the data")
+    return tensor
+
+
+def labels(y: Any, names: Sequence[str] | None = None, what: str = "y") -> tuple[Tensor, Sequence[str] | None]:
+    """Labels as int64 [N], and the class names when the labels were words."""
+    if not isinstance(y, Tensor):
+        array = np.asarray(y)
+        if array.dtype.kind in "USO" and array.ndim == 1:
+            words = [str(w) for w in array]
+            names = sorted(set(words)) if names is None else names
+            number = {name: i for i, name in enumerate(names)}
+            strangers = sorted(set(words) - set(names))
+            if strangers:
+                raise BadInput(f"{what} holds the class {strangers[0]!r}, which is not among {', '.join(names)}")
+            return torch.tensor([number[w] for w in words], dtype=torch.int64), names
+    tensor = _tensor(y, what)
+    if tensor.ndim == 2 and tensor.shape[1] == 1:
+        tensor = tensor[:, 0]
+    if tensor.ndim != 1:
+        raise BadInput(f"{what} has shape {tuple(tensor.shape)}: give one class number a sample (for one-hot, argmax)")
+    if tensor.is_floating_point() and not bool((tensor == tensor.round()).all()):
+        raise BadInput(f"{what} holds numbers that are not whole: give class numbers 0, 1, 2 …")
+    return tensor.to(torch.int64).contiguous(), names
+
+
+def samples(x: Any, y: Any, names: Sequence[str] | None = None, what: str = "") -> tuple[Samples, Sequence[str] | None]:
+    """Inputs and labels that belong together, checked."""
+    own_x = inputs(x, f"{what} x".strip())
+    own_y, names = labels(y, names, f"{what} y".strip())
+    if len(own_x) != len(own_y):
+        raise BadInput(f"{what} x has {len(own_x)} samples but y has {len(own_y)} labels: they must match".strip())
+    return Samples(own_x, own_y), names
+
+
+def check_classes(data: Samples, classes: int, what: str) -> None:
+    """Refuse labels outside 0 … classes-1."""
+    low, high = int(data.y.min()), int(data.y.max())
+    if low < 0 or high >= classes:
+        wrong = low if low < 0 else high
+        raise BadInput(f"{what}: label {wrong} lies outside the {classes} classes 0 … {classes - 1}")
+
+
+def _tensor(value: Any, what: str) -> Tensor:
+    if isinstance(value, Tensor):
+        return value.detach().cpu()
+    array = np.asarray(value)
+    if array.dtype.kind not in "buif":
+        raise BadInput(f"{what} can't be read as an array of numbers (its dtype is {array.dtype})")
+    if array.dtype.kind == "u" and array.dtype != np.uint8:
+        array = array.astype(np.int64)  # torch knows few unsigned numbers
+    return torch.from_numpy(np.array(array, copy=True, order="C"))

@@ -1,0 +1,122 @@
+"""Users' own data from other places: torch and Hugging Face data sets, .npz files, folders; partitions on disk."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from fedhead.data.arrays import Samples
+from fedhead.data.partition import Rows
+from fedhead.errors import BadInput
+
+
+def torch_dataset(dataset: Any) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """The samples and labels of a torch `Dataset` of (sample, label) pairs."""
+    size = len(dataset)
+    if size == 0:
+        raise BadInput("the Dataset is empty: give at least one sample")
+    pairs = [dataset[i] for i in range(size)]
+    if not all(isinstance(p, tuple | list) and len(p) >= 2 for p in pairs[:1]):
+        raise BadInput("the Dataset must yield (sample, label) pairs")
+    return _stack([p[0] for p in pairs]), np.asarray([int(p[1]) for p in pairs])
+
+
+def columns(dataset: Any, image: str, label: str) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], Sequence[str] | None]:
+    """Two columns of a Hugging Face `Dataset`, and the class names if its features tell them."""
+    known = list(dataset.column_names)
+    for column in (image, label):
+        if column not in known:
+            raise BadInput(f"the data set has no column {column!r}; it has {', '.join(map(str, known))}")
+    names = getattr((getattr(dataset, "features", None) or {}).get(label), "names", None)
+    return _stack(list(dataset[image])), np.asarray(list(dataset[label])), names
+
+
+def npz(path: Path) -> tuple[Any, Any, tuple[Any, Any] | None]:
+    """x, y and the test pair (or None) of an .npz file."""
+    held = read_npz(path)
+    for key in ("x", "y"):
+        if key not in held:
+            raise BadInput(f"{path}: no array {key!r} (there is {', '.join(held) or 'nothing'}); it needs x and y")
+    both = "x_test" in held and "y_test" in held
+    return held["x"], held["y"], (held["x_test"], held["y_test"]) if both else None
+
+
+def read_npz(path: Path) -> dict[str, np.ndarray[Any, Any]]:
+    """All arrays of an .npz file; nothing in it is ever run."""
+    if not path.is_file():
+        raise BadInput(f"{path}: no such file")
+    try:
+        with np.load(path, allow_pickle=False) as held:
+            return {key: held[key] for key in held.files}
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, AttributeError) as error:
+        raise BadInput(f"{path}: not a readable .npz file ({error}); write it with numpy.savez") from None
+
+
+def save_partition(path: Path, rows: list[Rows], local: list[Rows] | None, local_from: str, text: str) -> None:
+    """Write a partition: all rows in one array, the clients' ends in another."""
+    entries: dict[str, Any] = {"rows": np.concatenate(rows), "ends": np.cumsum([len(r) for r in rows])}
+    if local is not None:
+        entries |= {"local": np.concatenate(local), "local_ends": np.cumsum([len(r) for r in local])}
+    beside = path.with_name(path.name + ".part")
+    with open(beside, "wb") as file:
+        np.savez_compressed(file, partition=np.array(text), local_from=np.array(local_from), **entries)
+    os.replace(beside, path)
+
+
+def load_partition(path: Path) -> tuple[list[Rows], list[Rows] | None, Literal["train", "test"], str]:
+    """What `save_partition` wrote."""
+    held = read_npz(path)
+    try:
+        rows = _unpack(held["rows"], held["ends"])
+        local = _unpack(held["local"], held["local_ends"]) if "local" in held else None
+        return rows, local, "test" if str(held["local_from"]) == "test" else "train", str(held["partition"])
+    except (KeyError, IndexError) as error:
+        raise BadInput(f"{path}: not a partition that fedhead wrote ({error})") from None
+
+
+def _unpack(rows: np.ndarray[Any, Any], ends: np.ndarray[Any, Any]) -> list[Rows]:
+    return [part.astype(np.int64) for part in np.split(rows, ends[:-1])]
+
+
+class Folder(NamedTuple):
+    """What a folder of images holds."""
+
+    parts: list[Samples]  # one a site, or one in all
+    test: Samples | None
+    names: tuple[str, ...]  # of the classes
+    sites: bool
+
+
+def folder(path: Path, size: int | None) -> Folder:
+    """Read a folder of class folders, or of site folders with class folders, perhaps under train and test."""
+    from fedhead.data import trees
+
+    if not path.is_dir():
+        raise BadInput(f"{path}: no such folder")
+    inner = {d.name: d for d in trees.subfolders(path)}
+    held = inner.get("test") or inner.get("val")
+    top = inner["train"] if "train" in inner and held else path
+    roots = trees.subfolders(top)
+    if not roots:
+        raise BadInput(f"{path}: no folders in it; it needs one folder a class, with its images")
+    sites = all(trees.subfolders(root) for root in roots)
+    where = roots if sites else [top]
+    names = tuple(sorted({d.name for root in where for d in trees.subfolders(root)}))
+    parts = [trees.decode(root, names, size) for root in where]
+    test = trees.decode(held, names, size) if top is not path and held else None
+    return Folder(parts, test, names, sites)
+
+
+def _stack(samples: list[Any]) -> np.ndarray[Any, Any]:
+    """Samples (tensors, arrays or PIL images) as one array."""
+    several = [np.asarray(s) for s in samples]
+    shapes = {s.shape for s in several}
+    if len(shapes) > 1:
+        few = ", ".join(str(s) for s in sorted(shapes)[:3])
+        raise BadInput(f"samples differ in shape ({few} …): bring them to one size first")
+    return np.stack(several)
