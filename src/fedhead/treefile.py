@@ -30,7 +30,7 @@ def atomic(path: str | Path) -> Iterator[Path]:
     ...     _ = draft.write_text("hello")
     """
     path = Path(path)
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=path.suffix)
     os.close(descriptor)
     draft = Path(name)
     try:

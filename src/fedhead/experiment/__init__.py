@@ -1,0 +1,1 @@
+"""Experiments: recipes, run folders, and the way from the one to the other."""
