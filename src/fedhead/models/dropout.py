@@ -58,6 +58,8 @@ class Dropout(nn.Module):
         draw = _draws[-1]
         key = keyed.fold(draw.key, draw.calls)
         draw.calls += 1
+        if key.dim() and key.shape[0] != x.shape[0]:
+            raise BadInput(f"dropout has {key.shape[0]} keys for {x.shape[0]} rows: draw from one key a batch instead")
         shape = x.shape[:2] if self.channels else x.shape
         chance = keyed.uniform(key, *shape[key.dim() :])
         if self.channels:

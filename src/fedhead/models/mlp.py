@@ -22,13 +22,14 @@ def mlp(
     layers: list[nn.Module] = [nn.Flatten()]
     width = flat(shape)
     for leaving in hidden:
-        layers.append(nn.Linear(width, leaving))
+        layer: list[nn.Module] = [nn.Linear(width, leaving)]
         if norm == "batch":
-            layers.append(nn.BatchNorm1d(leaving))
+            layer.append(nn.BatchNorm1d(leaving))
         elif norm == "group":
-            layers.append(nn.GroupNorm(math.gcd(leaving, 8), leaving))
-        layers.append(nn.ReLU())
+            layer.append(nn.GroupNorm(math.gcd(leaving, 8), leaving))
+        layer.append(nn.ReLU())
         if dropout:
-            layers.append(Dropout(dropout))
+            layer.append(Dropout(dropout))
+        layers.append(nn.Sequential(*layer))
         width = leaving
     return Body(nn.Sequential(*layers), width)

@@ -1,10 +1,13 @@
-"""Residual networks in their CIFAR form: a 3x3 stem, three stages of basic blocks, global pooling."""
+"""Residual networks of basic blocks: the CIFAR forms, and ResNet-18 with a small or a large stem."""
 
 from __future__ import annotations
+
+from typing import Literal
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedhead.errors import BadInput
 from fedhead.models.blocks import GlobalPool, Norm, conv_norm
 from fedhead.models.registry import Body, Shape, image, register
 
@@ -65,3 +68,23 @@ def resnet56(shape: Shape, norm: Norm = "batch") -> Body:
 def wrn56_4(shape: Shape, norm: Norm = "batch") -> Body:
     """Nine blocks a stage, all widths times four."""
     return _cifar("wrn56_4", shape, 56, norm, factor=4)
+
+
+@register("resnet18", "ResNet-18, 512-d features; stem 3x3 (FedETF) or 7x7 with max pooling (FedClassAvg, FedProto)")
+def resnet18(
+    shape: Shape, stem: Literal["3x3", "7x7"] = "3x3", strides: tuple[int, ...] = (2, 2), norm: Norm = "batch"
+) -> Body:
+    """Two blocks a stage, 64 to 512 channels.
+
+    `strides` are those of the 7x7 stem's convolution and pooling; FedProto's clients have (1, 4) or (2, 2).
+    """
+    if len(strides) != 2:
+        raise BadInput(f"parameter 'strides' of model 'resnet18' must be two numbers, not {list(strides)}")
+    channels, _, _ = image("resnet18", shape, least=8 if stem == "3x3" else 16)
+    if stem == "3x3":
+        first = nn.Sequential(conv_norm(channels, 64, 3, norm=norm), nn.ReLU())
+    else:
+        pool = nn.MaxPool2d(3, strides[1], padding=1)
+        first = nn.Sequential(conv_norm(channels, 64, 7, strides[0], norm=norm), nn.ReLU(), pool)
+    body = stages(64, (64, 128, 256, 512), (2, 2, 2, 2), norm)
+    return Body(nn.Sequential(first, *body, GlobalPool()), 512)

@@ -18,7 +18,7 @@ def simplecnn(shape: Shape, features: int = 256) -> Body:
         nn.Sequential(nn.Flatten(), nn.Linear(16 * left, 120), nn.ReLU()),
         nn.Sequential(nn.Linear(120, 84), nn.ReLU()),
     )
-    projection = nn.Sequential(nn.Linear(84, 84), nn.ReLU(), nn.Linear(84, features))
+    projection = nn.Sequential(nn.Sequential(nn.Linear(84, 84), nn.ReLU()), nn.Linear(84, features))
     return Body(extractor, 84, projection, features)
 
 

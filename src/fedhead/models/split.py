@@ -62,6 +62,8 @@ def split(module: nn.Module, classifier: str = "fc", projection: str | None = No
     """
     from fedhead.models.check import mend
 
+    if any(isinstance(p, nn.parameter.UninitializedTensorMixin) for p in module.parameters()):
+        raise BadInput(f"{type(module).__name__} has lazy layers without weights: run one batch through it first")
     body = copy.deepcopy(module)
     head = _find(body, classifier, "classifier")
     _refuse_odd_classifier(body, classifier, head)
@@ -122,8 +124,6 @@ def _find(module: nn.Module, name: str, role: str) -> nn.Module:
 
 
 def _refuse_odd_classifier(module: nn.Module, name: str, head: nn.Module) -> None:
-    if isinstance(head, nn.modules.lazy.LazyModuleMixin):
-        raise BadInput(f"classifier {name!r} is not initialised yet: run one batch through the module first")
     if isinstance(getattr(head, "in_features", None), int) and isinstance(getattr(head, "out_features", None), int):
         return
     inside = [f"{name}.{n}" for n, m in head.named_modules() if isinstance(m, nn.Linear)]
@@ -151,13 +151,29 @@ def _refuse_shared(extractor: nn.Module, projection: nn.Module | None, classifie
                 raise BadInput(f"parameter {name!r} of the {part} is tied to the {before}: give each part its own")
 
 
+class _Tracer(fx.Tracer):
+    """Keeps the holes as calls of their own; by default only torch's own layers are."""
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        """Whether a module is one call in the graph."""
+        return isinstance(m, Hole) or super().is_leaf_module(m, module_qualified_name)
+
+
+class _HoleTracer(fx.Tracer):
+    """A tracer that sees the holes as calls of their own."""
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        """Whether a module is one call in the graph."""
+        return isinstance(m, Hole) or super().is_leaf_module(m, module_qualified_name)
+
+
 def _refuse_wrong_order(extractor: nn.Module, classifier: str, projection: str | None) -> None:
     """Refuse a classifier that is not applied last, where the module can be traced without data.
 
     A module that can't be traced is looked at again by `check`, which runs a batch through it.
     """
     try:
-        graph = fx.Tracer().trace(extractor)
+        graph = _Tracer().trace(extractor)
     except Exception:  # tracing runs the user's forward, which may raise anything
         return
     calls = {str(node.target): node for node in graph.nodes if node.op == "call_module"}

@@ -1,0 +1,68 @@
+"""What the layers of a model say of a batch, by name and in order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.utils.hooks import RemovableHandle
+
+from fedhead import errors
+from fedhead.models.split import Hole, Split
+from fedhead.tree import Tree
+from fedhead.types import PARTS
+
+
+def names(model: Split) -> list[str]:
+    """The layers of a model: the direct children of its parts that have parameters, and the classifier.
+
+    >>> from fedhead.models import build
+    >>> names(build("simplecnn", (3, 32, 32), 10))[-3:]
+    ['projection.0', 'projection.1', 'classifier']
+    """
+    return list(_layers(model))
+
+
+def _layers(model: Split) -> Iterator[str]:
+    for part in PARTS[:2]:
+        module = model.get_submodule(part)
+        children = [f"{part}.{n}" for n, child in module.named_children() if _learns(child)]
+        if isinstance(module, nn.Linear):
+            children = [part]
+        yield from children
+    yield PARTS[2]
+
+
+def _learns(module: nn.Module) -> bool:
+    return not isinstance(module, Hole) and next(module.parameters(), None) is not None
+
+
+def activations(
+    model: Split, x: Tensor, weights: Tree | None = None, layers: Sequence[str] | None = None
+) -> dict[str, Tensor]:
+    """The outputs of the named layers (all that `names` lists unless told) in evaluation, in the order of the calls.
+
+    `weights` stand in for the model's own.
+    """
+    wanted = names(model) if layers is None else list(layers)
+    known = dict(model.named_modules())
+    for name in wanted:
+        if name not in known:
+            raise errors.unknown("layer", name, (n for n in known if n))
+    out: dict[str, Tensor] = {}
+
+    def keep(name: str) -> RemovableHandle:
+        return known[name].register_forward_hook(lambda _, entering, leaving: out.__setitem__(name, leaving.detach()))
+
+    hooks = [keep(name) for name in wanted]
+    training = model.training
+    try:
+        with torch.no_grad():
+            functional_call(model.eval(), dict(weights or {}), (x,))
+    finally:
+        model.train(training)
+        for hook in hooks:
+            hook.remove()
+    return out
