@@ -17,7 +17,7 @@ from torch import Tensor
 from fedhead import keyed
 from fedhead.client import Client, Sight
 from fedhead.data.pool import Pool
-from fedhead.method import Exchange
+from fedhead.method import Exchange, Method
 from fedhead.optim import Optimizer
 from fedhead.tree import Tree, Weights
 from fedhead.types import Batch, Phase, Reply, Task
@@ -58,9 +58,11 @@ class Program:
     bf16: bool = False
     channels_last: bool = False
     corrects: bool = field(init=False)
+    persistent: bool = field(init=False)  # stages start their optimisers afresh
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "corrects", type(self.exchange).correct is not Exchange.correct)
+        object.__setattr__(self, "persistent", self.task.local.persistent and isinstance(self.exchange, Method))
 
     def me(self, sight: Sight, key: Tensor | None = None, data: str = "private") -> Client:
         """The client behind these tensors."""
@@ -139,9 +141,19 @@ def local_round(program: Program, sight: Sight, tables: list[Table], lift: Lift)
             sight = sight._replace(state=sight.state.replace({phase.on: model}))
     with torch.no_grad():
         reply = lift.finish(program)(w, sight)
-    if program.task.local.persistent and kept:
+    if program.persistent and kept:
         reply = reply._replace(keep=reply.keep.replace({OPTIMIZER: Tree(kept)}))
     return reply
+
+
+def initial_optimizers(method: Method, task: Task, w: Weights, state: Tree) -> Tree:
+    """The optimisers' state of a client before its first round, a phase each."""
+    kept = {}
+    for number, phase in enumerate(method.phases(task)):
+        model = w if phase.on == "model" else state[phase.on]
+        params = Tree({name: model[name] for name in trained(model, phase, task.model.fixed)})
+        kept[str(number)] = (phase.optimizer or task.local.optimizer).init(params)
+    return Tree(kept)
 
 
 def trained(w: Weights, phase: Phase, fixed: frozenset[str]) -> list[str]:
@@ -160,8 +172,7 @@ def _train(
     params = Tree({name: w[name] for name in names})
     loss, pool = lift.loss(program, phase), program.source(phase.data)
     correct = lift.correct(program) if program.corrects and phase.corrects else None
-    saved = sight.state.get(OPTIMIZER)
-    opt = saved[str(number)] if saved is not None else lift.init(optimizer)(params)
+    opt = sight.state[OPTIMIZER][str(number)] if program.persistent else lift.init(optimizer)(params)
     done: list[tuple[Tree, Weights, Tree]] = []  # the clients that ran out of batches, last ones first
     width = None if table.widths is None else len(table.key)
     for step in range(len(table)):

@@ -14,7 +14,7 @@ from fedhead import plan
 from fedhead.data.pool import Pool
 from fedhead.engine import evaluate, gate
 from fedhead.engine.job import Executor, Job, Rows
-from fedhead.engine.local import Program
+from fedhead.engine.local import OPTIMIZER, Program, initial_optimizers
 from fedhead.engine.state import Memory
 from fedhead.errors import BadInput
 from fedhead.method import Exchange, Method, Stage
@@ -81,8 +81,11 @@ class Simulation:
         self.memory = Memory(self._initial_state)
 
     def _initial_state(self, client: int) -> Tree:
-        group = self.assign[client]
-        return self.method.init_client(self.initial[group], self.tasks[group])
+        w, task = self.initial[self.assign[client]], self.tasks[self.assign[client]]
+        state = self.method.init_client(w, task)
+        if task.local.persistent:
+            state = state.replace({OPTIMIZER: initial_optimizers(self.method, task, w, state)})
+        return state
 
     @property
     def task(self) -> Task:

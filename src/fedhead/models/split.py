@@ -62,7 +62,7 @@ def split(module: nn.Module, classifier: str = "fc", projection: str | None = No
     """
     from fedhead.models.check import mend
 
-    if any(isinstance(p, nn.parameter.UninitializedTensorMixin) for p in module.parameters()):
+    if any(nn.parameter.is_lazy(p) for p in module.parameters()):
         raise BadInput(f"{type(module).__name__} has lazy layers without weights: run one batch through it first")
     body = copy.deepcopy(module)
     head = _find(body, classifier, "classifier")

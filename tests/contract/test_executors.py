@@ -1,0 +1,98 @@
+"""The promise: every method gives the same numbers on every executor."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from small import federation, network
+
+import fedhead.methods  # noqa: F401  registers all methods
+from fedhead.engine.job import Executor
+from fedhead.engine.loop import Loop
+from fedhead.engine.simulation import Simulation
+from fedhead.engine.stack import Stack
+from fedhead.method import METHODS
+from fedhead.optim import SGD, Adam
+from fedhead.tree import Tree, Weights
+from fedhead.types import Local
+
+LOCAL = Local(epochs=2, batch_size=4, optimizer=SGD(lr=0.05, momentum=0.9, weight_decay=1e-3), lr_decay=0.9)
+
+
+def simulate(name: str, norm: str, executor: Executor, local: Local = LOCAL, rounds: int = 3) -> Simulation:
+    simulation = Simulation(
+        federation(), [network(norm)], METHODS[name](), rounds=rounds, local=local, participation=0.6, dtype=torch.float64
+    )
+    for number in range(1, rounds + 1):
+        simulation.round(number, executor)
+    return simulation
+
+
+def same(a: Tree, b: Tree, tolerance: float = 1e-10) -> None:
+    left, right = a.leaves(), b.leaves()
+    assert left.keys() == right.keys()
+    for name, t in left.items():
+        torch.testing.assert_close(t, right[name], atol=tolerance, rtol=tolerance, msg=lambda m, n=name: f"{n}: {m}")
+
+
+@pytest.mark.parametrize("norm", ["batch", "group"])
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_stack_equals_loop(name: str, norm: str) -> None:
+    loop, stack = simulate(name, norm, Loop()), simulate(name, norm, Stack())
+    same(loop.server, stack.server)
+    assert loop.memory.states.keys() == stack.memory.states.keys()
+    for client, state in loop.memory.states.items():
+        same(state, stack.memory.states[client])
+    before = network(norm)
+    moved = loop.server.get("model") or next(iter(loop.memory.states.values()))["own"]
+    assert any(not torch.equal(moved[n], p.detach().double()) for n, p in before.named_parameters() if n in moved)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "scaffold", "moon"])
+def test_chunks_of_any_size_give_the_same(name: str) -> None:
+    whole = simulate(name, "batch", Stack())
+    same(whole.server, simulate(name, "batch", Stack(size=2)).server)
+    same(whole.server, simulate(name, "batch", Stack(size=1)).server)
+
+
+@pytest.mark.parametrize("optimizer", [SGD(0.05, 0.9), Adam(0.01, weight_decay=1e-3)])
+def test_persistent_optimizer_state_is_the_same_on_both(optimizer: SGD | Adam) -> None:
+    local = dataclasses.replace(LOCAL, optimizer=optimizer, persistent=True, drop_last=True)
+    loop, stack = (simulate("fedavg", "group", executor, local) for executor in (Loop(), Stack()))
+    same(loop.server, stack.server)
+    fresh = simulate("fedavg", "group", Loop(), dataclasses.replace(local, persistent=False))
+    assert (loop.server["model"] - fresh.server["model"]).sq() > 1e-12
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_all_that_is_sent_or_kept_is_named_tensors(name: str) -> None:
+    simulation = Simulation(federation(), [network("batch")], METHODS[name](), rounds=1, local=LOCAL)
+    jobs = simulation.jobs(simulation.method, simulation.server, simulation.memory, simulation.holders, 1)
+    for reply in Loop().run(jobs[0]):
+        for tree in (simulation.server, reply.send, reply.keep):
+            assert isinstance(tree, Tree)
+            for path, leaf in tree.leaves().items():
+                assert isinstance(path, str)
+                assert isinstance(leaf, torch.Tensor)
+                assert not leaf.requires_grad
+
+
+def test_the_same_seed_gives_the_same_run_and_another_does_not() -> None:
+    a, b = simulate("fedavg", "batch", Loop()), simulate("fedavg", "batch", Loop())
+    for name, t in a.server.leaves().items():
+        assert torch.equal(t, b.server.leaves()[name])
+    other = Simulation(
+        federation(), [network("batch")], METHODS["fedavg"](), rounds=3, local=LOCAL, seed=1, dtype=torch.float64
+    )
+    other.round(1, Loop())
+    assert (other.server["model"] - a.server["model"]).sq() > 1e-12
+
+
+def test_running_statistics_move_and_are_averaged() -> None:
+    simulation = simulate("fedavg", "batch", Stack(), rounds=1)
+    model = simulation.server["model"]
+    assert isinstance(model, Weights)
+    assert len(model.stats) == 2
+    assert all((t - start).abs().max() > 1e-3 for t, start in zip(model.stats.values(), (0.0, 1.0), strict=True))
