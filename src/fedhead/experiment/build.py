@@ -112,10 +112,11 @@ def validate(recipe: Recipe) -> Split:
         shape, classes = entry.shape, entry.classes
         if isinstance(deal, partition.Given):
             raise BadInput(f"partition: given is for data that is split by site already, {recipe.dataset} is not")
-        if recipe.subset is not None and recipe.subset > entry.train_size:
-            raise BadInput(f"subset: {recipe.subset} is more than the {entry.train_size} samples of {recipe.dataset}")
-        samples = recipe.subset or entry.train_size
-        if recipe.clients > samples:
+        held = entry.sizes[0] if entry.sizes else None
+        if held is not None and (recipe.subset or 0) > held:
+            raise BadInput(f"subset: {recipe.subset} is more than the {held} training samples of {recipe.dataset}")
+        samples = recipe.subset or held
+        if samples is not None and recipe.clients > samples:
             raise BadInput(f"clients: {recipe.clients} clients can't share {samples} samples; use at most {samples}")
         transform: Transform = entry.transform.replace(recipe.augment)
         transform.check(shape)

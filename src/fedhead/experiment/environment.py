@@ -1,0 +1,66 @@
+"""What a run ran on: versions, device and commit, for the record and for a resumed run to match."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import torch
+
+_PACKAGES = ("fedhead", "torch", "numpy", "scipy", "scikit-learn", "safetensors")
+
+
+def facts(device: torch.device) -> dict[str, Any]:
+    """The surroundings of a run, as JSON can hold them."""
+    return {
+        "versions": {"python": platform.python_version(), **{name: _version(name) for name in _PACKAGES}},
+        "platform": platform.platform(),
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "device": device.type,
+        "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
+        "commit": _commit(),
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def _commit() -> str | None:
+    """The commit of fedhead's own checkout, with a plus sign if its files were changed since; None if there is none."""
+    here = Path(__file__).parent
+
+    def git(*words: str) -> str | None:
+        try:
+            done = subprocess.run(
+                ["git", "-C", str(here), *words], capture_output=True, text=True, timeout=10, check=True
+            )
+        except (OSError, subprocess.SubprocessError):
+            return None
+        return done.stdout.strip()
+
+    if git("ls-files", "--error-unmatch", str(Path(__file__))) is None:
+        return None  # installed somewhere inside a repository of something else
+    commit = git("rev-parse", "HEAD")
+    return (
+        f"{commit}+"
+        if commit and git("status", "--porcelain", "--untracked-files=no", "--", str(here.parent))
+        else commit
+    )

@@ -1,0 +1,157 @@
+"""A recipe carried out in a run folder, from the start or from where it was killed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedhead.engine import choose
+from fedhead.engine.rounds import Result, Snapshot, run
+from fedhead.errors import BadInput
+from fedhead.experiment import build, environment
+from fedhead.experiment.config import Recipe
+from fedhead.experiment.store import RunFolder
+from fedhead.experiment.tensorboard import Board
+from fedhead.tree import Tree
+from fedhead.treefile import save_tree
+
+Row = dict[str, Any]
+STAGES = "stages.safetensors"  # the server's state after each stage
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a recipe is carried out; it decides rounding and speed, not what is learnt."""
+
+    data: str | Path | None = None
+    device: str = "auto"
+    executor: str = "auto"
+    precision: str = "fp32"
+    tensorboard: bool = False
+
+
+def execute(
+    recipe: Recipe,
+    out: str | Path,
+    settings: Settings | None = None,
+    *,
+    resume: bool = False,
+    on_row: Callable[[Row], None] | None = None,
+) -> Row:
+    """Carry out a recipe in the folder `out` and return its final figures.
+
+    With `resume` a run that was stopped there goes on, and ends as if it had not been; a finished one is left as it
+    is. `on_row` learns each round's figures, also those from before a resumption.
+    """
+    out, settings = Path(out), settings or Settings()
+    existing = RunFolder.open(out, recipe) if resume and out.exists() and any(out.iterdir()) else None
+    if existing is not None and existing.finished:
+        return existing.result() or {}
+    if existing is None:
+        RunFolder.refuse_taken(out)
+    model = build.validate(recipe)
+    device = choose.device(settings.device)
+    federation = build.federation(recipe, settings.data)
+    folder = existing or RunFolder.create(out, recipe)
+    with folder.locked():
+        folder.save_partition(federation)
+        facts = _settle(folder, settings, device)
+        snapshot = _snapshot(folder)
+        board = Board(out, snapshot.history if snapshot else ()) if settings.tensorboard else None
+        for row in snapshot.history if snapshot and on_row else ():
+            assert on_row is not None
+            on_row(row)
+
+        def after_round(now: Snapshot) -> None:
+            row = now.history[-1]
+            folder.record(row)
+            state = Tree(server=now.server, clients=Tree({str(k): state for k, state in now.clients.items()}))
+            folder.save_checkpoint(now.round, state, final=now.round == recipe.rounds)
+            if board is not None:
+                board.add(row)
+            if on_row is not None:
+                on_row(row)
+
+        try:
+            result = run(
+                federation,
+                model,
+                build.method(recipe),
+                rounds=recipe.rounds,
+                local=build.local(recipe),
+                participation=recipe.participation,
+                stages=build.stages(recipe),
+                seed=recipe.seed,
+                executor=facts["executor"],
+                device=facts["device"],
+                precision=facts["precision"],
+                evaluate_every=recipe.evaluate_every,
+                last_rounds=recipe.last_rounds,
+                resume=snapshot,
+                on_round=after_round,
+                on_start=lambda name: folder.save_environment({"executor": name}),
+            )
+        finally:
+            if board is not None:
+                board.close()
+        if result.outcomes:
+            save_tree(out / STAGES, Tree({name: outcome.server for name, outcome in result.outcomes.items()}))
+        figures = _figures(out, recipe, result)
+        folder.finish(figures)
+    return figures
+
+
+def _settle(folder: RunFolder, settings: Settings, device: torch.device) -> Row:
+    """What the run is carried out with: as it was begun, if it was begun before."""
+    begun = folder.environment()
+    if "executor" not in begun:
+        asked = {"executor": settings.executor, "precision": settings.precision}
+        folder.save_environment({**environment.facts(device), "precision": settings.precision})
+        return {**asked, "device": device.type}
+    for name in ("executor", "device", "precision"):
+        asked_for = getattr(settings, name)
+        if asked_for not in ("auto", begun[name]) and not (name == "precision" and asked_for == "fp32"):
+            raise BadInput(
+                f"{folder.path} was begun with {name} {begun[name]}, and another one rounds differently: "
+                f"leave --{name} out to resume, or start a new run"
+            )
+    if begun["device"] == "cuda":
+        choose.device("cuda")  # refuses where there is none
+    torch.set_num_threads(begun["threads"])  # sums over more threads round differently
+    return begun
+
+
+def _snapshot(folder: RunFolder) -> Snapshot | None:
+    found = folder.rewind()
+    if found is None:
+        return None
+    number, state, history = found
+    return Snapshot(number, state["server"], {int(k): kept for k, kept in state["clients"].items()}, history)
+
+
+def _figures(out: Path, recipe: Recipe, result: Result) -> Row:
+    last = next((row for row in reversed(result.history) if "accuracy" in row), {})
+    return {
+        "run": str(out),
+        "dataset": recipe.dataset,
+        "partition": recipe.partition,
+        "method": recipe.method,
+        "model": recipe.model,
+        "seed": recipe.seed,
+        "rounds": recipe.rounds,
+        "accuracy": result.accuracy,
+        "accuracy_mean": result.accuracy_mean,
+        "personal": result.personal,
+        "stages": result.stages,
+        "per_class": last.get("per_class"),
+        "clients": last.get("clients"),
+        "stage_metrics": {name: outcome.metrics for name, outcome in result.outcomes.items()},
+        "bytes_up": result.bytes_up,
+        "bytes_down": result.bytes_down,
+        "seconds": result.seconds,
+        "executor": result.executor,
+    }

@@ -1,0 +1,36 @@
+"""Optional logging to TensorBoard, beside the run folder's own metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from fedhead.errors import BadInput
+
+_CURVES = ("accuracy", "personal", "lr", "bytes_up", "bytes_down")
+
+
+class Board:
+    """Writes a run's curves into the `tensorboard` folder of its run folder."""
+
+    def __init__(self, run: Path, before: Iterable[Mapping[str, Any]] = ()):
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise BadInput(
+                "--tensorboard needs TensorBoard: install it with pip install 'fedhead[tensorboard]'"
+            ) from error
+        # purge: curves of rounds that were cut from the metrics on resuming are hidden too
+        last = max((row["round"] for row in before), default=0)
+        self._writer = SummaryWriter(str(run / "tensorboard"), purge_step=last + 1)
+
+    def add(self, row: Mapping[str, Any]) -> None:
+        """Add a round's figures."""
+        for name in _CURVES:
+            if row.get(name) is not None:
+                self._writer.add_scalar(name, row[name], row["round"])
+
+    def close(self) -> None:
+        """Write out what is pending."""
+        self._writer.close()

@@ -1,0 +1,163 @@
+"""Run folders: nothing in one is lost or overwritten, and a run goes on from any moment."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fedhead.data.federation import Federation
+from fedhead.errors import BadInput
+from fedhead.experiment.config import Recipe
+from fedhead.experiment.store import CHECKPOINT, CONFIG, METRICS, PARTITION, RunFolder
+from fedhead.tree import Tree
+
+RECIPE = Recipe(rounds=5)
+
+
+def state(number: float) -> Tree:
+    return Tree(server=Tree(model=torch.full((2,), number)), clients=Tree({"3": Tree()}))
+
+
+def photograph(path: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(path)): p.read_bytes() for p in path.rglob("*") if p.is_file()}
+
+
+def with_rounds(path: Path, rounds: int, checkpoint: int) -> RunFolder:
+    folder = RunFolder.create(path, RECIPE)
+    with folder.locked():
+        for number in range(1, rounds + 1):
+            folder.record({"round": number, "accuracy": 10.0 * number + 1 / 3, "seconds": 0.1})
+            if number == checkpoint:
+                assert folder.save_checkpoint(number, state(number), final=True)
+    return folder
+
+
+def test_a_folder_keeps_what_it_is_given(tmp_path: Path) -> None:
+    folder = with_rounds(tmp_path / "deep" / "run", 3, 2)
+    again = RunFolder.open(folder.path, RECIPE)
+    assert again.recipe == RECIPE
+    assert [row["accuracy"] for row in again.metrics()] == [10 + 1 / 3, 20 + 1 / 3, 30 + 1 / 3]
+    again.save_environment({"executor": "loop"})
+    again.save_environment({"device": "cpu"})
+    assert again.environment() == {"executor": "loop", "device": "cpu"}
+    assert (again.finished, again.result()) == (False, None)
+    again.finish({"accuracy": float("nan"), "stages": {"ccvr": 1.5}})
+    assert again.finished
+    assert again.result() == {"accuracy": None, "stages": {"ccvr": 1.5}}
+
+
+def test_rewinding_cuts_the_metrics_back_to_the_checkpoint(tmp_path: Path) -> None:
+    folder = with_rounds(tmp_path / "run", 4, 2)
+    with (folder.path / METRICS).open("a") as file:
+        file.write('{"round": 5, "accu')  # killed in the middle of a line
+    found = RunFolder.open(folder.path).rewind()
+    assert found is not None
+    number, tree, rows = found
+    assert (number, [row["round"] for row in rows]) == (2, [1, 2])
+    assert torch.equal(tree["server"]["model"], torch.full((2,), 2.0))
+    assert tree["clients"] == {"3": {}}
+    assert [json.loads(line)["round"] for line in (folder.path / METRICS).read_text().splitlines()] == [1, 2]
+
+
+def test_rewinding_without_a_checkpoint_starts_over(tmp_path: Path) -> None:
+    folder = with_rounds(tmp_path / "run", 2, checkpoint=9)
+    assert RunFolder.open(folder.path).rewind() is None
+    assert folder.metrics() == []
+
+
+def test_checkpoints_take_a_small_share_of_the_time_but_the_last_is_kept(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "run", RECIPE)
+    assert folder.save_checkpoint(1, state(1))
+    folder._save_took = 1.0  # so that the next may come in 20 s
+    assert not folder.save_checkpoint(2, state(2))
+    assert folder.save_checkpoint(3, state(3), final=True)
+
+
+def test_metrics_that_were_cut_are_not_taken_for_whole(tmp_path: Path) -> None:
+    folder = with_rounds(tmp_path / "run", 3, 3)
+    lines = (folder.path / METRICS).read_text().splitlines(keepends=True)
+    (folder.path / METRICS).write_text("".join(lines[:1]))
+    before = photograph(folder.path)
+    with pytest.raises(BadInput, match="ends before round 3"):
+        RunFolder.open(folder.path).rewind()
+    assert photograph(folder.path) == before
+
+
+@pytest.mark.parametrize("broken", [CONFIG, METRICS, CHECKPOINT])
+def test_a_broken_file_is_refused_by_name_and_left_alone(tmp_path: Path, broken: str) -> None:
+    folder = with_rounds(tmp_path / "run", 3, 3)
+    (folder.path / broken).write_bytes(b"\xff\xfe not what it was\n")
+    before = photograph(folder.path)
+    with pytest.raises(BadInput, match=broken):
+        RunFolder.open(folder.path).rewind()
+    assert photograph(folder.path) == before
+
+
+def test_taken_folders_are_refused_and_left_alone(tmp_path: Path) -> None:
+    unfinished = with_rounds(tmp_path / "unfinished", 2, 1).path
+    finished = with_rounds(tmp_path / "finished", 2, 1)
+    finished.finish({"accuracy": 1.0})
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "foreign" / "thesis.tex").write_text("years of work")
+    (tmp_path / "file").write_text("a file")
+    before = photograph(tmp_path)
+    for name, said in [
+        (unfinished, "continue it with --resume"),
+        (finished.path, "holds a finished run"),
+        (tmp_path / "foreign", r"holds no run \(it has thesis.tex\)"),
+        (tmp_path / "file", "is a file"),
+    ]:
+        with pytest.raises(BadInput, match=said):
+            RunFolder.create(name, RECIPE)
+    with pytest.raises(BadInput, match="is no run folder"):
+        RunFolder.open(tmp_path / "foreign")
+    assert photograph(tmp_path) == before
+
+
+def test_another_recipe_is_refused_with_the_key_that_differs(tmp_path: Path) -> None:
+    path = with_rounds(tmp_path / "run", 2, 1).path
+    with pytest.raises(BadInput, match=r"lr was 0\.01 and is now 0\.5"):
+        RunFolder.open(path, Recipe(rounds=5, lr=0.5))
+    with pytest.raises(BadInput, match=r"method\.mu was None and is now 1"):
+        RunFolder.open(path, Recipe(rounds=5, method_parameters={"mu": 1}))
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs Linux's /proc, which not even root can write to")
+def test_unwritable_folders_are_refused() -> None:
+    with pytest.raises(BadInput, match="can't be written to"):
+        RunFolder.create("/proc/self/run", RECIPE)
+
+
+def test_a_place_under_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(BadInput, match=r"file/run"):
+        RunFolder.create(tmp_path / "file" / "run", RECIPE)
+
+
+def test_two_processes_can_not_hold_one_folder(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "run", RECIPE)
+    second = RunFolder.open(folder.path)
+    with folder.locked(), pytest.raises(BadInput, match="is in use"), second.locked():
+        pass
+    with second.locked():
+        pass  # let go of
+
+
+def test_a_draft_that_a_kill_left_does_not_take_the_folder(tmp_path: Path) -> None:
+    (tmp_path / f".{CONFIG}.abc").write_text("half")
+    assert RunFolder.create(tmp_path, RECIPE).path == tmp_path
+
+
+def test_the_split_is_kept_and_compared(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "run", RECIPE)
+    data = np.zeros((12, 2)), np.arange(12) % 3
+    fed = Federation.from_arrays(*data, clients=3, local_test=0.5)
+    folder.save_partition(fed)
+    folder.save_partition(fed)
+    before = (folder.path / PARTITION).read_bytes()
+    with pytest.raises(BadInput, match="data (has )?changed"):
+        folder.save_partition(Federation.from_arrays(*data, clients=3, local_test=0.5, seed=1))
+    assert (folder.path / PARTITION).read_bytes() == before
+    assert {p.name for p in folder.path.iterdir()} == {CONFIG, PARTITION}
