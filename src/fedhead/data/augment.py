@@ -7,7 +7,6 @@ say which pixel goes where; they are composed into one gather on the stored byte
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -140,6 +139,7 @@ class Transform:
             return x
         if len(self.mean) == 1:
             return (x - self.mean[0]) / self.std[0]
+
         # filled on the device: a tensor made from a list would be copied from the host, which a CUDA graph forbids
         def channels(values: tuple[float, ...]) -> Tensor:
             filled = [torch.full((1,), v, dtype=x.dtype, device=x.device) for v in values]

@@ -7,15 +7,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 
+from fedhead.data import readers
 from fedhead.data.arrays import Samples, inputs, labels
 from fedhead.data.augment import Transform
+from fedhead.data.draws import stratified
+from fedhead.data.readers import Part
 from fedhead.errors import BadInput, unknown
 
-Part = Literal["train", "test"]
 _CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 _FASHION = ("T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot")
 _DIGITS = tuple("0123456789")
@@ -46,7 +47,9 @@ class Dataset:
         data = self.read(root, part, download)
         if self.sizes is not None and len(data.y) != self.sizes[part == "test"]:
             expected = self.sizes[part == "test"]
-            raise BadInput(f"{self.name}: {len(data.y)} {part} samples under {root}, {expected} expected: files are missing")
+            raise BadInput(
+                f"{self.name}: {len(data.y)} {part} samples under {root}, {expected} expected: files are missing"
+            )
         if tuple(data.x.shape[1:]) != self.shape:
             raise BadInput(f"{self.name}: samples under {root} have shape {tuple(data.x.shape[1:])}, not {self.shape}")
         return data
@@ -65,10 +68,8 @@ def get(name: str) -> Dataset:
 
 
 def _digits(root: Path, part: Part, download: bool) -> Samples:
-    """scikit-learn's digits, levels 0 … 16 stretched to bytes; every fifth sample of a class (by key) is for testing."""
+    """scikit-learn's digits, levels 0 … 16 stretched to bytes; a fixed fifth of every class is for testing."""
     from sklearn.datasets import load_digits
-
-    from fedhead.data.federation import stratified
 
     x, y = load_digits(return_X_y=True)
     everything = Samples(inputs(np.rint(x.reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8)), labels(y)[0])
@@ -89,6 +90,82 @@ DATASETS: dict[str, Dataset] = {
             _digits,
             _DIGITS,
             (1437, 360),
+        ),
+        Dataset(
+            "cifar10",
+            10,
+            (3, 32, 32),
+            Transform.named("cifar", "cifar10"),
+            "60,000 colour photographs of 10 kinds of things, 32x32",
+            readers.CIFAR10.url,
+            readers.cifar10,
+            _CIFAR10,
+            (50_000, 10_000),
+        ),
+        Dataset(
+            "cifar100",
+            100,
+            (3, 32, 32),
+            Transform.named("cifar100", "cifar100"),
+            "60,000 colour photographs of 100 kinds of things, 32x32",
+            readers.CIFAR100.url,
+            readers.cifar100,
+            None,
+            (50_000, 10_000),
+        ),
+        Dataset(
+            "cinic10",
+            10,
+            (3, 32, 32),
+            Transform.named("cifar", "cinic10"),
+            "CIFAR-10's classes with ImageNet's photographs added, 32x32: 90,000 to train on, 90,000 to test on",
+            readers.CINIC10.url,
+            readers.cinic10,
+            _CIFAR10,
+            (90_000, 90_000),
+        ),
+        Dataset(
+            "tinyimagenet",
+            200,
+            (3, 64, 64),
+            Transform.named("none", "imagenet"),
+            "100,000 photographs of 200 kinds of things, 64x64; its val part is for testing",
+            readers.TINY.url,
+            readers.tinyimagenet,
+            None,
+            (100_000, 10_000),
+        ),
+        Dataset(
+            "mnist",
+            10,
+            (1, 28, 28),
+            Transform.named("none", "half"),
+            "70,000 handwritten digits, 28x28",
+            readers.MNIST,
+            readers.mnist,
+            _DIGITS,
+            (60_000, 10_000),
+        ),
+        Dataset(
+            "fashionmnist",
+            10,
+            (1, 28, 28),
+            Transform.named("none", "half"),
+            "70,000 pictures of clothes, 28x28 (also from Debian's package dataset-fashion-mnist)",
+            readers.FASHION,
+            readers.fashionmnist,
+            _FASHION,
+            (60_000, 10_000),
+        ),
+        Dataset(
+            "emnist-letters",
+            26,
+            (1, 28, 28),
+            Transform.named("none", "half"),
+            f"handwritten letters, 28x28, upright (from {readers.UNION}: real letters, but not the official split)",
+            readers.EMNIST.url,
+            readers.emnist_letters,
+            _LETTERS,
         ),
     )
 }

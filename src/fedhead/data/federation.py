@@ -12,12 +12,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedhead import keyed
-from fedhead.data import arrays, local_split, partition as partitions
-from fedhead.data.arrays import Samples
+from fedhead.data import arrays, local_split, sources
+from fedhead.data import partition as partitions
+from fedhead.data.arrays import Samples as Samples
 from fedhead.data.augment import Transform
+from fedhead.data.draws import Rows, stratified
 from fedhead.data.local_split import Fraction, LocalTest
-from fedhead.data.partition import Partition, Rows, apportion
+from fedhead.data.partition import Partition
 from fedhead.errors import BadInput
 
 Pair = tuple[Any, Any] | Samples
@@ -52,7 +53,8 @@ class Federation:
                 arrays.check_classes(data, self.classes, what)
         if self.test is not None and self.test.x.shape[1:] != self.train.x.shape[1:]:
             raise BadInput(
-                f"test samples of shape {tuple(self.test.x.shape[1:])} do not match training samples of {self.input_shape}"
+                f"test samples of shape {tuple(self.test.x.shape[1:])} do not match training samples of "
+                f"{self.input_shape}"
             )
         self.transform.check(self.input_shape)
 
@@ -169,8 +171,6 @@ class Federation:
     @classmethod
     def from_dataset(cls, dataset: Any, **settings: Any) -> Federation:
         """A torch `Dataset` of (sample, label); `test` may be one too. Settings as for `from_arrays`."""
-        from fedhead.data import sources
-
         if "test" in settings and settings["test"] is not None and not isinstance(settings["test"], tuple):
             settings["test"] = sources.torch_dataset(settings["test"])
         return cls.from_arrays(*sources.torch_dataset(dataset), **settings)
@@ -178,8 +178,6 @@ class Federation:
     @classmethod
     def from_huggingface(cls, dataset: Any, image: str = "image", label: str = "label", **settings: Any) -> Federation:
         """A Hugging Face `Dataset`, by its column names; `test` may be one too. Settings as for `from_arrays`."""
-        from fedhead.data import sources
-
         if "test" in settings and settings["test"] is not None and not isinstance(settings["test"], tuple):
             settings["test"] = sources.columns(settings["test"], image, label)[:2]
         x, y, names = sources.columns(dataset, image, label)
@@ -188,8 +186,6 @@ class Federation:
     @classmethod
     def from_npz(cls, path: str | PathLike[str], **settings: Any) -> Federation:
         """An .npz file with x and y (and, if there is a test set, x_test and y_test). Settings as for `from_arrays`."""
-        from fedhead.data import sources
-
         x, y, test = sources.npz(Path(path))
         return cls.from_arrays(x, y, **{"test": test, "title": Path(path).stem, **settings})
 
@@ -200,8 +196,6 @@ class Federation:
         Folders named train and test (or val) at the top are the two parts of the data. `size` resizes the images to
         size × size; without it they must all have one size. Settings as for `from_arrays` or `from_sites`.
         """
-        from fedhead.data import sources
-
         found = sources.folder(Path(path), size)
         settings = {"names": found.names, "test": found.test, "title": Path(path).name, **settings}
         if found.sites:
@@ -228,8 +222,8 @@ class Federation:
         """A data set of the registry (`fedhead ls datasets`), dealt out to clients.
 
         `augment` and `normalize` name others than the data set's own; `samples` and `test_samples` keep only that
-        many (evenly by class, the same for a seed). `public` names another data set whose first samples all parties
-        hold (KT-pFL).
+        many (evenly by class, the same for a seed). `public` names another data set, part of whose test samples all
+        parties hold (KT-pFL).
         """
         from fedhead.data import datasets
 
@@ -241,7 +235,8 @@ class Federation:
             test = test.take(stratified(test.y.numpy(), test_samples, seed))
         shared = None
         if public is not None:
-            shared = datasets.get(public).load_public(data_dir, public_samples, seed, download=download)
+            shared = datasets.get(public).part("test", data_dir, download)
+            shared = shared.take(stratified(shared.y.numpy(), min(public_samples, len(shared.y)), seed))
         return cls.from_arrays(
             train.x,
             train.y,
@@ -288,29 +283,16 @@ class Federation:
     # -- the partition on disk --------------------------------------------------------------------
     def save_partition(self, path: str | PathLike[str]) -> None:
         """Write who holds which rows, to be read by `load_partition`."""
-        from fedhead.data import sources
-
         sources.save_partition(Path(path), self.rows, self.local, self.local_from, self.partition)
 
     def load_partition(self, path: str | PathLike[str]) -> Federation:
         """This data with the clients that a file from `save_partition` says."""
-        from fedhead.data import sources
-
         rows, local, local_from, text = sources.load_partition(Path(path))
         limit = {"train": len(self.train.y), "test": 0 if self.test is None else len(self.test.y)}
         for own, what in [*((r, "train") for r in rows), *((r, local_from) for r in local or [])]:
             if own.size and (own.min() < 0 or own.max() >= limit[what]):
                 raise BadInput(f"{path}: row {own.max()} is not in the {what} data of {limit[what]} samples")
         return replace(self, rows=rows, local=local, local_from=local_from, partition=text)
-
-
-def stratified(y: NDArray[np.int64], n: int, seed: int) -> Rows:
-    """n rows, in rising order, in which each class has its share; the same for the same seed."""
-    if not 1 <= n <= len(y):
-        raise BadInput(f"samples: {n} must lie between 1 and the {len(y)} that there are")
-    order = keyed.permutation(keyed.key(seed, "subset"), len(y))
-    quota = apportion(np.bincount(y) / len(y), n)
-    return np.sort(np.concatenate([order[y[order] == c][:q] for c, q in enumerate(quota)])).astype(np.int64)
 
 
 def _classes(classes: int | None, names: Sequence[str] | None, train: Samples, test: Samples | None) -> int:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedhead import keyed
-from fedhead.data.partition import Rows, apportion
+from fedhead.data.draws import Rows, apportion
 from fedhead.errors import BadInput
 
 
@@ -85,4 +85,6 @@ def parse(text: str | float | LocalTest | None) -> LocalTest | None:
         return Matched(int(match[2]) if match[2] else None)
     if match and match[1] != "matched" and match[2] is not None:
         return Fraction(float(match[2]), stratified=match[1] == "stratified")
-    raise BadInput(f"local_test {text!r} can't be read; write a share such as 0.3, stratified(0.3), matched or matched(500)")
+    raise BadInput(
+        f"local_test {text!r} can't be read; write a share such as 0.3, stratified(0.3), matched or matched(500)"
+    )

@@ -16,10 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedhead import keyed
+from fedhead.data.draws import Rows, apportion, hand_out, log_gamma, softmax
 from fedhead.errors import BadInput, unknown
-
-Rows = NDArray[np.int64]
-_SMALLEST = 1e-100  # a smaller alpha deals out the same: one client takes the whole class
 
 
 @dataclass(frozen=True)
@@ -64,12 +62,12 @@ class Dirichlet(Partition):
         _check_alpha(self.alpha)
 
     def deal(self, y: NDArray[Any], classes: int, clients: int, rng: np.random.RandomState) -> list[Rows]:
-        share = _softmax(_log_gamma(rng, self.alpha, (classes, clients)))
+        share = softmax(log_gamma(rng, self.alpha, (classes, clients)))
         sizes = np.bincount(y, minlength=classes)
         # round the shares, then cumulate; the last client takes the rest of each class
         cuts = np.minimum(np.cumsum(np.rint(share * sizes[:, None]), axis=1).astype(np.int64), sizes[:, None])
         cuts[:, -1] = sizes
-        return _hand_out(y, np.diff(cuts, axis=1, prepend=0).T, rng)
+        return hand_out(y, np.diff(cuts, axis=1, prepend=0).T, rng)
 
     def __str__(self) -> str:
         return f"dirichlet({self.alpha:g})"
@@ -100,7 +98,7 @@ class CappedDirichlet(Partition):
             counts = self._draw(sizes, clients, together, rng)
             enough = np.flatnonzero(counts.sum(axis=2).min(axis=1) >= self.minimum)
             if enough.size:
-                return _hand_out(y, counts[enough[0]], rng)
+                return hand_out(y, counts[enough[0]], rng)
         raise BadInput(
             f"partition {self}: {self.tries} draws left some of the {clients} clients under {self.minimum} samples; "
             f"use a larger alpha, fewer clients, or dirichlet({self.alpha:g}) without a minimum"
@@ -112,8 +110,8 @@ class CappedDirichlet(Partition):
         held = np.zeros((draws, clients), np.int64)
         for c in np.flatnonzero(sizes):
             # clients that are full leave before the shares are normalised: some client is always left
-            log = np.where(held < sizes.sum() / clients, _log_gamma(rng, self.alpha, (draws, clients)), -np.inf)
-            cuts = (np.cumsum(_softmax(log), axis=1) * sizes[c]).astype(np.int64)
+            log = np.where(held < sizes.sum() / clients, log_gamma(rng, self.alpha, (draws, clients)), -np.inf)
+            cuts = (np.cumsum(softmax(log), axis=1) * sizes[c]).astype(np.int64)
             cuts[:, -1] = sizes[c]
             counts[:, :, c] = np.diff(cuts, axis=1, prepend=0)
             held += counts[:, :, c]
@@ -139,17 +137,17 @@ class EqualDirichlet(Partition):
 
     def deal(self, y: NDArray[Any], classes: int, clients: int, rng: np.random.RandomState) -> list[Rows]:
         left = np.bincount(y, minlength=classes)
-        log = _log_gamma(rng, self.alpha, (clients, classes))
+        log = log_gamma(rng, self.alpha, (clients, classes))
         quota = np.full(clients, len(y) // clients)
         quota[: len(y) % clients] += 1
         counts = np.zeros((clients, classes), np.int64)
         for k in rng.permutation(clients):
             while (open_ := quota[k] - counts[k].sum()) > 0:  # every pass fills the quota or uses a class up
-                share = _softmax(np.where(left > 0, log[k], -np.inf))
+                share = softmax(np.where(left > 0, log[k], -np.inf))
                 take = np.minimum(apportion(share, int(open_)), left)
                 counts[k] += take
                 left -= take
-        return _hand_out(y, counts, rng)
+        return hand_out(y, counts, rng)
 
     def __str__(self) -> str:
         return f"dirichlet({self.alpha:g}, equal)"
@@ -190,7 +188,7 @@ class Skewed(Partition):
             holders = rng.permutation(np.flatnonzero(column))  # who takes the odd samples
             counts[holders, c] = sizes[c] // len(holders)
             counts[holders[: sizes[c] % len(holders)], c] += 1
-        return _hand_out(y, counts, rng)
+        return hand_out(y, counts, rng)
 
     def __str__(self) -> str:
         return f"skewed({self.per_client})"
@@ -275,47 +273,11 @@ def parse(text: str | Partition) -> Partition:
     raise BadInput(f"partition {str(text)!r} can't be read; write it as {' or '.join(forms)}")
 
 
-def apportion(share: NDArray[np.float64], total: int) -> Rows:
-    """Whole numbers that add up to `total`, as near to `share * total` as they go (largest remainders).
-
-    >>> apportion(np.array([0.5, 0.3, 0.2]), 4)
-    array([2, 1, 1])
-    """
-    exact = share * total
-    counts = np.floor(exact).astype(np.int64)
-    order = np.argsort(counts - exact, kind="stable")  # largest remainders first
-    counts[order[: total - counts.sum()]] += 1
-    return counts
-
-
-def _hand_out(y: NDArray[Any], counts: Rows, rng: np.random.RandomState) -> list[Rows]:
-    """Random rows of every class for every client, as many as counts [clients, classes] say."""
-    parts = []
-    for c in range(counts.shape[1]):
-        rows = rng.permutation(np.flatnonzero(y == c))
-        parts.append(np.split(rows, np.cumsum(counts[:-1, c])))
-    return [np.concatenate(own) for own in zip(*parts, strict=True)]
-
-
-def _log_gamma(rng: np.random.RandomState, alpha: float, shape: tuple[int, ...]) -> NDArray[np.float64]:
-    """Logarithms of Gamma(α) draws; their softmax is a Dirichlet draw that stays finite for any α.
-
-    Gamma(α) itself underflows for small α, and 0/0 is the NaN that haunts such partitions; but it is Gamma(α+1) times
-    U^(1/α), and that has a logarithm.
-    """
-    alpha = max(alpha, _SMALLEST)
-    boost: NDArray[np.float64] = np.log(rng.standard_gamma(alpha + 1.0, shape))
-    return boost + np.log(1.0 - rng.random_sample(shape)) / alpha
-
-
-def _softmax(log: NDArray[np.float64]) -> NDArray[np.float64]:
-    share = np.exp(log - log.max(axis=-1, keepdims=True))
-    return np.asarray(share / share.sum(axis=-1, keepdims=True))
-
-
 def _check_alpha(alpha: float) -> None:
     if not (alpha > 0 and math.isfinite(alpha)):
-        raise BadInput(f"partition dirichlet: alpha={alpha:g} must be a positive, finite number (for even clients: iid)")
+        raise BadInput(
+            f"partition dirichlet: alpha={alpha:g} must be a positive, finite number (for even clients: iid)"
+        )
 
 
 def _number(text: str) -> float:

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from fedhead.data.arrays import Samples
-from fedhead.data.partition import Rows
+from fedhead.data.draws import Rows
 from fedhead.errors import BadInput
 
 
@@ -26,7 +26,9 @@ def torch_dataset(dataset: Any) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, A
     return _stack([p[0] for p in pairs]), np.asarray([int(p[1]) for p in pairs])
 
 
-def columns(dataset: Any, image: str, label: str) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], Sequence[str] | None]:
+def columns(
+    dataset: Any, image: str, label: str
+) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], Sequence[str] | None]:
     """Two columns of a Hugging Face `Dataset`, and the class names if its features tell them."""
     known = list(dataset.column_names)
     for column in (image, label):

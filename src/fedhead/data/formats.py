@@ -1,0 +1,116 @@
+"""The file formats of the standard data sets: CIFAR's pickles, idx and idx.gz."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import math
+import pickle
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedhead.errors import BadInput
+
+_SAFE = frozenset(
+    {
+        ("numpy.core.multiarray", "_reconstruct"),
+        ("numpy._core.multiarray", "_reconstruct"),
+        ("numpy", "ndarray"),
+        ("numpy", "dtype"),
+        ("_codecs", "encode"),
+    }
+)
+
+
+class _Unpickler(pickle.Unpickler):
+    """Admits arrays, bytes, str, int, list and dict alone: a pickle can otherwise run any code."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in _SAFE:
+            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no data file needs")
+        if name == "_reconstruct":
+            return _reconstruct
+        return {"ndarray": np.ndarray, "dtype": _dtype, "encode": _encode}[name]
+
+
+def _reconstruct(kind: Any, shape: Any, code: Any) -> NDArray[Any]:
+    """An empty array, whose contents the pickle sets next."""
+    if kind is not np.ndarray:
+        raise pickle.UnpicklingError("it rebuilds something that is not an array")
+    return np.ndarray((0,), np.int8)
+
+
+def _dtype(code: str | bytes, *rest: Any) -> np.dtype[Any]:
+    kind = np.dtype(code.decode() if isinstance(code, bytes) else code)
+    if kind.hasobject:
+        raise pickle.UnpicklingError("it holds an array of objects")
+    return kind
+
+
+def _encode(text: str, codec: str) -> bytes:
+    """How Python 3 writes bytes into an old pickle."""
+    if codec not in ("latin1", b"latin1"):
+        raise pickle.UnpicklingError(f"it asks for the codec {codec!r}")
+    return text.encode("latin1")
+
+
+def read_bytes(path: Path, md5: str | None = None) -> bytes:
+    """A file's contents, unpacked if it is gzipped, checked against the md5 of the contents."""
+    try:
+        whole = path.read_bytes()
+        if whole[:2] == b"\x1f\x8b":
+            whole = gzip.decompress(whole)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise BadInput(f"{path}: truncated or corrupt ({error}); delete it and fetch it again") from None
+    except OSError as error:
+        raise BadInput(f"{path}: can't be read ({error.strerror or error})") from None
+    if md5 is not None and hashlib.md5(whole, usedforsecurity=False).hexdigest() != md5:
+        raise BadInput(
+            f"{path}: its checksum is not the published {md5}: truncated or altered; delete and fetch it again"
+        )
+    return whole
+
+
+def unpickle(path: Path, md5: str | None = None) -> dict[bytes, Any]:
+    """The dictionary in one of CIFAR's pickles; nothing in it is ever run."""
+    whole = read_bytes(path, md5)
+    try:
+        held = _Unpickler(io.BytesIO(whole), encoding="bytes").load()
+    except pickle.UnpicklingError as error:
+        raise BadInput(f"{path}: refused or corrupt: {error}") from None
+    except Exception as error:  # a damaged pickle can fail in any way
+        raise BadInput(f"{path}: truncated or corrupt ({type(error).__name__}); delete it and fetch it again") from None
+    if not isinstance(held, dict):
+        raise BadInput(f"{path}: not one of CIFAR's batches (it holds a {type(held).__name__})")
+    return {key.encode() if isinstance(key, str) else key: value for key, value in held.items()}
+
+
+def cifar_batch(path: Path, label: bytes, md5: str | None = None) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Images [N, 3, 32, 32] and labels of one CIFAR batch; `label` is b"labels" or b"fine_labels"."""
+    held = unpickle(path, md5)
+    try:
+        data, y = np.asarray(held[b"data"]), np.asarray(held[label], np.int64)
+    except KeyError as error:
+        raise BadInput(f"{path}: not one of CIFAR's batches (it lacks {error})") from None
+    if data.dtype != np.uint8 or data.ndim != 2 or data.shape != (len(y), 3072):
+        raise BadInput(f"{path}: {data.shape} {data.dtype} images and {len(y)} labels do not make a CIFAR batch")
+    return data.reshape(-1, 3, 32, 32), y
+
+
+def idx(path: Path, md5: str | None = None) -> NDArray[np.uint8]:
+    """The bytes array in an idx or idx.gz file."""
+    whole = read_bytes(path, md5)
+    if len(whole) < 4 or whole[:2] != b"\0\0" or whole[2] != 8 or len(whole) < 4 + 4 * whole[3]:
+        raise BadInput(f"{path}: not an idx file of bytes")
+    shape = [int(side) for side in np.frombuffer(whole, ">i4", count=whole[3], offset=4)]
+    start = 4 + 4 * whole[3]
+    if len(whole) - start != math.prod(shape):
+        raise BadInput(
+            f"{path}: truncated or corrupt: {len(whole) - start} bytes, its header says {'x'.join(map(str, shape))}"
+        )
+    return np.frombuffer(whole, np.uint8, offset=start).reshape(shape)
