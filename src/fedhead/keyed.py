@@ -58,7 +58,8 @@ def uniform(key: Tensor, *shape: int) -> Tensor:
 
 def fold(key: Tensor, number: int | Tensor) -> Tensor:
     """New keys from old ones and a number: fold(key, 0), fold(key, 1) … are unrelated streams."""
-    z = key + (torch.as_tensor(number, device=key.device) + 1) * _signed(_M2)
+    # a plain number stays one: made a tensor, it would be copied from the host, which a CUDA graph forbids
+    z = key + (_signed((number + 1) * _M2 % 2**64) if isinstance(number, int) else (number + 1) * _signed(_M2))
     z = (z ^ _shift(z, 30)) * _signed(_M1)
     return z ^ _shift(z, 27)
 

@@ -70,7 +70,7 @@ class Dirichlet(Partition):
         return hand_out(y, np.diff(cuts, axis=1, prepend=0).T, rng)
 
     def __str__(self) -> str:
-        return f"dirichlet({self.alpha:g})"
+        return f"dirichlet({self.alpha!r})"
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class CappedDirichlet(Partition):
                 return hand_out(y, counts[enough[0]], rng)
         raise BadInput(
             f"partition {self}: {self.tries} draws left some of the {clients} clients under {self.minimum} samples; "
-            f"use a larger alpha, fewer clients, or dirichlet({self.alpha:g}) without a minimum"
+            f"use a larger alpha, fewer clients, or dirichlet({self.alpha!r}) without a minimum"
         )
 
     def _draw(self, sizes: Rows, clients: int, draws: int, rng: np.random.RandomState) -> Rows:
@@ -119,7 +119,7 @@ class CappedDirichlet(Partition):
 
     def __str__(self) -> str:
         minimum = "" if self.minimum == 10 else f", minimum={self.minimum}"
-        return f"dirichlet({self.alpha:g}, capped{minimum})"
+        return f"dirichlet({self.alpha!r}, capped{minimum})"
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ class EqualDirichlet(Partition):
         return hand_out(y, counts, rng)
 
     def __str__(self) -> str:
-        return f"dirichlet({self.alpha:g}, equal)"
+        return f"dirichlet({self.alpha!r}, equal)"
 
 
 @dataclass(frozen=True)
