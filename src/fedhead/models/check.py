@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
+from torch.func import functional_call, vmap
 
 from fedhead import keyed
 from fedhead.errors import BadInput
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from fedhead.models.split import Split
 
 M = TypeVar("M", bound=nn.Module)
+T = TypeVar("T")
 _PLAIN_DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 _TRACKING_NORM = nn.modules.batchnorm._NormBase  # BatchNorm and InstanceNorm, which count their batches
 
@@ -145,11 +147,15 @@ def _try(model: Split, input_shape: Sequence[int]) -> list[Finding]:
     if any(not torch.equal(a, b) for a, b in zip(before, _tensors(model), strict=True)):
         remedy = "keep it in floating-point buffers, or leave it out"
         found.append(Finding("model", "it keeps state outside its weights between passes", remedy, "nothing"))
-    _, trouble = _attempt(lambda: grad(_loss, argnums=1)(model, *trial))
+
+    def loss(params: dict[str, Tensor], stats: dict[str, Tensor], x: Tensor, key: Tensor) -> Tensor:
+        return _apply(model, _Trial(params, stats, x, key)).logits.square().mean()
+
+    _, trouble = _attempt(lambda: _gradients(loss, trial.params, *trial[1:]))
     if trouble:
         return [*found, Finding("model", f"its gradient can't be taken ({trouble})", "see the message", "all")]
-    clients = [_twice(part) for part in trial]
-    _, trouble = _attempt(lambda: vmap(grad(_loss, argnums=1), in_dims=(None, 0, 0, 0, 0))(model, *clients))
+    params, *others = (_twice(part) for part in trial)
+    _, trouble = _attempt(lambda: _gradients(vmap(loss), params, *others))
     if trouble:
         remedy = "run it with executor=loop, or write that step with operations that vmap knows"
         found.append(Finding("model", f"it can't be vectorised over clients ({trouble})", remedy, "stack"))
@@ -164,7 +170,7 @@ def _trial(model: Split, input_shape: Sequence[int]) -> _Trial:
     return _Trial(params, stats, x, torch.tensor(keyed.key("check", "dropout"), device=like.device))
 
 
-def _twice(part: Tensor | dict[str, Tensor]) -> Tensor | dict[str, Tensor]:
+def _twice(part: Tensor | dict[str, Tensor]) -> Any:
     return {n: torch.stack([t, t]) for n, t in part.items()} if isinstance(part, dict) else torch.stack([part, part])
 
 
@@ -175,17 +181,17 @@ def _apply(model: Split, trial: _Trial) -> Output:
     return out
 
 
-def _loss(model: Split, *trial: Any) -> Tensor:
-    return _apply(model, _Trial(*trial)).logits.square().mean()
-
-
-T = TypeVar("T")
+def _gradients(loss: Callable[..., Tensor], params: Any, *others: Any) -> tuple[Tensor, ...]:
+    leaves = {name: t.detach().requires_grad_() for name, t in params.items()}
+    return torch.autograd.grad(loss(leaves, *others).sum(), list(leaves.values()), allow_unused=True)
 
 
 def _attempt(step: Callable[[], T]) -> tuple[T | None, str]:
     """The step's result, or the first line of what it raised."""
     try:
-        return step(), ""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the finding says what matters
+            return step(), ""
     except Exception as error:  # the user's forward may raise anything
         lines = str(error).strip().splitlines()
         return None, lines[0].rstrip(".") if lines else type(error).__name__

@@ -22,6 +22,8 @@ HEADS = {
 class NormalisedLinear(nn.Linear):
     """A linear classifier whose weight vectors are scaled to unit norm, so that no class wins by norm (clsnorm)."""
 
+    kind = "normalised"
+
     def __init__(self, features: int, classes: int):
         super().__init__(features, classes, bias=False)
 
@@ -62,6 +64,7 @@ def _simplex_basis(classes: int) -> Tensor:
 class ETFHead(nn.Module):
     """A fixed simplex-ETF classifier on unit features, with a learnable temperature (FedETF, Eq. 3-6)."""
 
+    kind = "etf"
     fixed = frozenset({"weight"})  # V stays as it is in federated training; personalisation may tune it
 
     def __init__(self, features: int, classes: int, key: int = 0, scale: float = 1.0):
@@ -81,6 +84,7 @@ class PrototypeHead(nn.Module):
     The prototypes start orthogonal and are moved by the method's own rule, never by gradients.
     """
 
+    kind = "prototype"
     fixed = frozenset({"weight"})
 
     def __init__(self, features: int, classes: int, scale: float = 1.0):

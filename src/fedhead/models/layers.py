@@ -47,7 +47,7 @@ def activations(
     `weights` stand in for the model's own.
     """
     wanted = names(model) if layers is None else list(layers)
-    known = dict(model.named_modules())
+    known: dict[str, nn.Module] = dict(model.named_modules())
     for name in wanted:
         if name not in known:
             raise errors.unknown("layer", name, (n for n in known if n))

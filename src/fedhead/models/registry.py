@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -66,13 +67,15 @@ def build(
     feature_layer: int | None = None,
     dim: int | None = None,
     scale: float = 1.0,
+    projected: bool = True,
     **params: Any,
 ) -> Split:
     """A registered model with its initial weights, which depend on the seed and the names alone.
 
     `feature_layer` ends the extractor in a Linear layer of that width, with a ReLU between it and the classifier, so
     that architectures of any width can share one classifier (FedClassAvg). `dim` is the ETF head's dimension (the
-    number of classes unless told), `scale` the first temperature of an ETF or prototype head.
+    number of classes unless told), `scale` the first temperature of an ETF or prototype head; `projected=False` leaves
+    the ETF's projection layer out, as in FedETF's ablation.
 
     >>> model = build("mlp", (1, 8, 8), classes=10, hidden=(32,))
     >>> model.features, model.classes
@@ -87,8 +90,11 @@ def build(
         raise BadInput(f"model {name!r} needs at least 2 classes, not {classes}")
     if feature_layer is not None and feature_layer < 1:
         raise BadInput(f"feature_layer of model {name!r} must be at least 1, not {feature_layer}")
-    if dim is not None and head != "etf":
-        raise BadInput(f"dim is a parameter of the etf head alone; model {name!r} has head {head!r}")
+    if head != "etf" and (dim is not None or not projected):
+        odd = "dim" if dim is not None else "projected"
+        raise BadInput(f"{odd} is a parameter of the etf head alone; model {name!r} has head {head!r}")
+    if dim is not None and not projected:
+        raise BadInput(f"dim={dim} needs the projection layer: without it the ETF has the extractor's dimension")
     _check_parameters(entry, params)
     with seeded(keyed.key(seed, "init")):
         body = entry.builder(tuple(input_shape), **params)
@@ -97,7 +103,22 @@ def build(
             body = Body(extractor, feature_layer, nn.ReLU(), feature_layer)
     # the head has a key of its own: clients of different architectures start from one classifier
     with seeded(keyed.key(seed, "init", "head")):
-        return mend(_attach(body, head, classes, keyed.key(seed, "etf"), dim, scale))
+        return mend(_attach(body, head, classes, keyed.key(seed, "etf"), dim, scale, projected))
+
+
+def with_head(model: Split, head: str, seed: int = 0, *, dim: int | None = None, scale: float = 1.0) -> Split:
+    """A copy of a model with a new head of another kind in place of its classifier.
+
+    >>> with_head(build("mlp", (1, 8, 8), classes=10), "etf").fixed
+    frozenset({'classifier.weight'})
+    """
+    if head not in HEADS:
+        raise errors.unknown("head", head, HEADS)
+    own = copy.deepcopy(model)
+    plain = isinstance(own.projection, nn.Identity)
+    body = Body(own.extractor if plain else nn.Sequential(own.extractor, own.projection), own.features)
+    with seeded(keyed.key(seed, "init", "head")):
+        return mend(_attach(body, head, own.classes, keyed.key(seed, "etf"), dim, scale))
 
 
 @contextmanager
@@ -108,8 +129,12 @@ def seeded(key: int) -> Iterator[None]:
         yield
 
 
-def _attach(body: Body, head: str, classes: int, key: int, dim: int | None, scale: float) -> Split:
+def _attach(
+    body: Body, head: str, classes: int, key: int, dim: int | None, scale: float, projected: bool = True
+) -> Split:
     features = body.width if body.features is None else body.features
+    if head == "etf" and not projected:
+        return Split(body.extractor, ETFHead(features, classes, key, scale), body.projection)
     if head == "etf":
         width = classes if dim is None else dim
         classifier = ETFHead(width, classes, key, scale)

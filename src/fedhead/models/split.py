@@ -18,7 +18,7 @@ from fedhead.types import Output
 class Split(nn.Module):
     """A classification model in three named parts, called as x → extractor → h → projection → z → classifier → logits.
 
-    `features` is the dimension of z, `classes` that of the logits. `fixed` holds the full names of the parameters
+    `features` is the dimension of z, `classes` that of the logits, `head` the kind of the classifier. `fixed` holds the full names of the parameters
     that local training leaves alone unless a phase names them (an ETF's vectors, a backbone that the user froze).
     """
 
@@ -33,6 +33,7 @@ class Split(nn.Module):
         self.classifier = classifier
         self.features = int(cast(int, classifier.in_features))
         self.classes = int(cast(int, classifier.out_features))
+        self.head = str(getattr(classifier, "kind", "linear"))  # its name in `fedhead.models.heads.HEADS`
         held = {f"classifier.{name}" for name in cast(Iterable[str], getattr(classifier, "fixed", ()))}
         frozen = {name for name, p in self.named_parameters() if not p.requires_grad}
         self.fixed = frozenset(held | frozen)

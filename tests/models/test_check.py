@@ -1,0 +1,166 @@
+"""What keeps a module from being used, and what is mended."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedhead.errors import BadInput
+from fedhead.models import MODELS, Split, build, weights
+from fedhead.models.check import check, mend, require
+from fedhead.models.dropout import Dropout
+from fedhead.models.split import split
+
+
+def wrap(*layers: nn.Module, width: int = 6) -> Split:
+    """Layers between an input of 4 numbers and a classifier of 3, unmended."""
+    return Split(nn.Sequential(nn.Flatten(), *layers), nn.Linear(width, 3))
+
+
+def blocks(model: Split, shape: tuple[int, ...] = (4,), classes: int = 3) -> set[str]:
+    return {f.blocks for f in check(model, shape, classes)}
+
+
+@pytest.mark.parametrize("name", sorted(set(MODELS) - {"wrn56_4", "densenet121"}))
+def test_registered_models_are_usable_everywhere(name: str) -> None:
+    model = build(name, (3, 32, 32), 5)
+    before = weights(model)
+    assert check(model, (3, 32, 32), 5) == []
+    assert model.training
+    assert all(torch.equal(t, before[n]) for n, t in weights(model).items()), "the check must leave no trace"
+
+
+@pytest.mark.parametrize("head", ["normalised", "etf", "prototype"])
+def test_every_head_is_usable(head: str) -> None:
+    assert check(build("mlp", (4,), 3, head=head), (4,), 3) == []
+
+
+def test_dropout_is_mended() -> None:
+    shared = nn.Dropout(0.25)
+    planes = nn.Sequential(nn.Unflatten(1, (6, 1, 1)), nn.Dropout2d(0.5), nn.Flatten())
+    model = wrap(nn.Linear(4, 6), shared, nn.ReLU(), shared, planes)
+    assert blocks(model) == {"stack"}
+    assert "call mend(model)" in str(check(model, (4,), 3)[0])
+    mend(model)
+    layers = model.extractor
+    assert isinstance(layers[2], Dropout)
+    assert layers[2] is layers[4], "a shared module stays shared"
+    assert (layers[2].p, layers[2].channels, layers[5][1].channels) == (0.25, False, True)
+    assert check(model, (4,), 3) == []
+
+
+def test_batchnorm_is_mended() -> None:
+    model = wrap(nn.Linear(4, 6), nn.BatchNorm1d(6, momentum=None), nn.BatchNorm1d(6, track_running_stats=False))
+    assert "stack" in blocks(model)
+    mend(model)
+    assert check(model, (4,), 3) == []
+    assert [model.extractor[i].momentum for i in (2, 3)] == [0.1, 0.1]
+    assert sorted(n.rsplit(".", 1)[1] for n in weights(model).buffers) == ["running_mean"] * 2 + ["running_var"] * 2
+    x = torch.randn(8, 4)
+    model(x)
+    assert model.extractor[3].running_mean.abs().sum() > 0
+    alone, together = model.eval()(x[:1]).logits, model(x).logits[:1]
+    torch.testing.assert_close(alone, together)  # evaluation does not depend on the batch
+
+
+def test_mixed_precision_is_mended() -> None:
+    model = wrap(nn.Linear(4, 6), nn.ReLU())
+    model.classifier.double()
+    assert "several precisions (float32, float64)" in str(check(model, (4,), 3)[0])
+    assert check(mend(model), (4,), 3) == []
+    assert {p.dtype for p in mend(wrap(nn.Linear(4, 6)).half()).parameters()} == {torch.float32}
+    assert check(mend(wrap(nn.Linear(4, 6))).double(), (4,), 3) == [], "float64 throughout is fine"
+
+
+def test_split_and_build_mend() -> None:
+    net = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Dropout(0.5), nn.Linear(6, 3))
+    model = split(net.double(), classifier="4")
+    assert check(model, (4,), 3) == []
+    assert isinstance(net[3], nn.Dropout), "the user's module is left alone"
+
+
+def test_in_place_activations_and_tied_layers_are_fine() -> None:
+    layer = nn.Linear(6, 6)
+    model = wrap(nn.Linear(4, 6), nn.ReLU(inplace=True), layer, nn.Tanh(), layer)
+    assert check(model, (4,), 3) == []
+
+
+class Lambda(nn.Module):
+    def __init__(self, fn: Any) -> None:
+        super().__init__()
+        self.fn = fn
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fn(x)
+
+
+def test_what_only_a_stack_cannot_run() -> None:
+    branches = wrap(nn.Linear(4, 6), Lambda(lambda x: x if x.sum().item() > 0 else -x))
+    found = check(branches, (4,), 3)
+    assert [f.blocks for f in found] == ["stack"]
+    assert "can't be vectorised" in found[0].problem
+    assert "executor=loop" in found[0].remedy
+    require(branches, (4,), 3, executor="loop")
+    with pytest.raises(BadInput, match="the model can't be used: model: it can't be vectorised"):
+        require(branches, (4,), 3, executor="stack")
+
+
+def test_a_module_that_draws_by_itself_is_found() -> None:
+    model = wrap(nn.Linear(4, 6), Lambda(lambda x: nn.functional.dropout(x, 0.5)))
+    state = torch.random.get_rng_state()
+    problems = [f.problem for f in check(model, (4,), 3)]
+    assert "two passes over the same batch differ: it draws by itself" in problems
+    assert torch.equal(state, torch.random.get_rng_state())
+    assert "AlphaDropout" in str(check(wrap(nn.Linear(4, 6), nn.AlphaDropout()), (4,), 3)[0])
+
+
+class Counting(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen += 1
+        return x
+
+
+def test_state_outside_the_weights_is_a_warning() -> None:
+    found = check(wrap(nn.Linear(4, 6), Counting()), (4,), 3)
+    assert [(f.blocks, f.problem) for f in found] == [("nothing", "it keeps state outside its weights between passes")]
+    require(wrap(nn.Linear(4, 6), Counting()), (4,), 3, executor="stack")
+
+
+@pytest.mark.parametrize(
+    ("model", "shape", "classes", "message"),
+    [
+        (wrap(nn.Linear(4, 6)), (5,), 3, r"does not take inputs of shape \(5,\) \(mat1 and mat2"),
+        (wrap(nn.Linear(4, 6)), (4,), 7, "it gives 3 classes, the data has 7"),
+        (wrap(nn.Linear(4, 6), nn.Unflatten(1, (1, 6))), (4,), 3, r"extractor: .*\[2, 1, 6\].*flatten them"),
+    ],
+)
+def test_what_nothing_can_run(model: Split, shape: tuple[int, ...], classes: int, message: str) -> None:
+    with pytest.raises(BadInput, match=message):
+        require(model, shape, classes)
+
+
+class Wandering(nn.Module):
+    """Not traceable without data, and its `fc` is not the last word."""
+
+    def __init__(self, ends: bool) -> None:
+        super().__init__()
+        self.first, self.fc, self.ends = nn.Linear(4, 6), nn.Linear(6, 3), ends
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.shape[0] > 100:
+            x = x / 2
+        logits = self.fc(self.first(x).relu())
+        return logits if self.ends else logits.softmax(dim=1)
+
+
+def test_order_is_checked_where_tracing_fails() -> None:
+    assert check(split(Wandering(ends=True)), (4,), 3) == []
+    with pytest.raises(BadInput, match="not what the module applies last"):
+        require(split(Wandering(ends=False)), (4,), 3)

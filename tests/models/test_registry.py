@@ -1,0 +1,89 @@
+"""Models by name: repeatable weights, checked parameters, and errors that say what fits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from fedhead.errors import BadInput
+from fedhead.models import MODELS, build, register, weights
+from fedhead.models.registry import Body
+
+
+def same(a: Any, b: Any) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_initial_weights_depend_on_the_seed_alone() -> None:
+    torch.manual_seed(1)
+    first = weights(build("simplecnn", (3, 32, 32), 10, seed=5))
+    torch.manual_seed(2)
+    state = torch.random.get_rng_state()
+    assert same(first, weights(build("simplecnn", (3, 32, 32), 10, seed=5)))
+    assert torch.equal(state, torch.random.get_rng_state()), "the global generator must stay as it was"
+    assert not same(first, weights(build("simplecnn", (3, 32, 32), 10, seed=6)))
+
+
+def test_the_head_does_not_change_the_extractor() -> None:
+    parts = [weights(build("digitscnn", (1, 8, 8), 10, head=head)).part("extractor") for head in ("linear", "etf")]
+    assert same(*parts)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "options", "message"),
+    [
+        ("simplecn", (3, 32, 32), {}, "unknown model 'simplecn': did you mean 'simplecnn'"),
+        ("mlp", (4,), {"head": "eft"}, "unknown head 'eft': did you mean 'etf'"),
+        ("mlp", (4,), {"hiden": 3}, "unknown parameter of model 'mlp' 'hiden': did you mean 'hidden'"),
+        ("efficientnetb0", (3, 32, 32), {"width": 3}, "has no parameters, so 'width' can't be set"),
+        ("mlp", (4,), {"hidden": 3}, "'hidden' of model 'mlp' must be a list of positive integers, not 3"),
+        ("mlp", (4,), {"hidden": [3, -1]}, "list of positive integers"),
+        ("mlp", (4,), {"dropout": 1.0}, r"must be a number in \[0, 1\), not 1.0"),
+        ("resnet20", (3, 32, 32), {"norm": "layer"}, "must be one of 'batch', 'group', not 'layer'"),
+        ("resnet18", (3, 32, 32), {"strides": [1]}, "must be two numbers"),
+        ("digitscnn", (1, 8, 8), {"channels": True}, "must be a positive integer, not True"),
+        ("simplecnn", (1, 8, 8), {}, "'simplecnn' can't take 8x8 images: it needs at least 16x16.*'digitscnn'"),
+        ("resnet18", (3, 8, 8), {"stem": "7x7"}, "'resnet18' can't take 8x8 images"),
+        ("resnet20", (64,), {}, r"'resnet20' takes images of \(channels, height, width\), not inputs of \(64,\)"),
+        ("mlp", (4,), {"dim": 4}, "dim is a parameter of the etf head alone"),
+        ("mlp", (4,), {"feature_layer": 0}, "feature_layer of model 'mlp' must be at least 1"),
+    ],
+)
+def test_bad_input_is_refused_by_name(name: str, shape: tuple[int, ...], options: Any, message: str) -> None:
+    with pytest.raises(BadInput, match=message):
+        build(name, shape, 10, **options)
+
+
+def test_one_class_is_refused() -> None:
+    with pytest.raises(BadInput, match="at least 2 classes, not 1"):
+        build("mlp", (4,), 1)
+
+
+@pytest.mark.parametrize("side", [16, 17, 28, 32, 45])
+@pytest.mark.parametrize("name", ["simplecnn", "digitscnn", "protocnn"])
+def test_flattening_models_take_every_size_they_promise(name: str, side: int) -> None:
+    model = build(name, (1, side, side + 3), 4).eval()
+    assert model(torch.zeros(2, 1, side, side + 3)).logits.shape == (2, 4)
+
+
+@pytest.mark.parametrize(
+    ("name", "side", "options"),
+    [("resnet20", 4, {}), ("digitscnn", 4, {}), ("alexnet", 4, {}), ("mobilenetv2", 8, {}), ("resnet18", 8, {})]
+    + [(name, 16, {}) for name in ("shufflenetv2", "googlenet", "efficientnetb0")]
+    + [("resnet18", 16, {"stem": "7x7"}), ("densenet121", 8, {"growth": 4, "blocks": (1, 1, 1, 1)})],
+)
+def test_the_smallest_images_work(name: str, side: int, options: Any) -> None:
+    model = build(name, (3, side, side), 4, **options).eval()
+    assert torch.isfinite(model(torch.rand(2, 3, side, side)).logits).all()
+    with pytest.raises(BadInput, match=f"at least {side}x{side}"):
+        build(name, (3, side - 1, side), 4, **options)
+
+
+def test_a_name_is_registered_once() -> None:
+    before = dict(MODELS)
+    with pytest.raises(ValueError, match="'mlp' is registered twice"):
+        register("mlp", "again")(lambda shape: Body(torch.nn.Flatten(), 1))
+    assert before == MODELS
+    assert all(entry.description for entry in MODELS.values())
