@@ -34,7 +34,16 @@ class Sight(NamedTuple):
 class Client:
     """One client, as a method's hooks see it; made anew for each hook from plain tensors."""
 
-    def __init__(self, task: Task, sight: Sight, pool: Pool, chunk: int = 256, bf16: bool = False, key: Tensor | None = None):
+    def __init__(
+        self,
+        task: Task,
+        sight: Sight,
+        pool: Pool,
+        chunk: int = 256,
+        bf16: bool = False,
+        key: Tensor | None = None,
+        public: Pool | None = None,
+    ):
         self.task = task
         self.down = sight.down.replace(sight.own)
         self.state = sight.state
@@ -44,6 +53,7 @@ class Client:
         self.round = sight.round
         self._rows, self._mask = sight.rows, sight.mask
         self._pool, self._chunk, self._bf16, self._key = pool, chunk, bf16, key
+        self._public = public
         self._calls = 0
         self._stats: Tree | None = None
 
@@ -88,6 +98,13 @@ class Client:
             total = part if total is None else total + part
         assert total is not None, "an empty client is never asked"
         return total
+
+    def on_public(self, fn: Callable[[Tensor], Tensor]) -> Tensor:
+        """`fn(x)` for all public samples, in their order."""
+        pool = self._public
+        assert pool is not None, "checked when the run was set up"
+        places = torch.arange(len(pool), device=pool.device)
+        return torch.cat([fn(pool.view(part, None)) for part in places.split(self._chunk)])
 
     @property
     def moved_stats(self) -> Tree | None:

@@ -70,7 +70,10 @@ class Exchange:
 class Method(Exchange):
     """FedAvg: clients train the global model on their own data, the server averages what they send."""
 
-    shared: ClassVar[tuple[str, ...]] = PARTS  # the parts of the model that travel; the others stay with the client
+    @property
+    def shared(self) -> tuple[str, ...]:
+        """The parts of the model that travel; the others stay with the client."""
+        return PARTS
 
     def init_server(self, w: Weights, task: Task) -> Tree:
         """The server's state before the first round."""

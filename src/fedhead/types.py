@@ -57,6 +57,7 @@ class Phase:
     batch_size: int | None = None  # None: the run's
     on: str = "model"  # the working model, or the client's own model of that name in its state
     data: str = "private"  # or "public"
+    begins: int = 1  # the first round in which it takes place
     corrects: bool = True  # whether Method.correct sees this phase's gradients
 
 

@@ -21,9 +21,9 @@ def by_hand(views: torch.Tensor, labels: list[int], temperature: float) -> float
         others = [a for a in range(len(views)) if a != i]
         denominator = sum(math.exp(float(views[i] @ views[a]) / temperature) for a in others)
         positives = [p for p in others if labels[p] == labels[i]]
-        total -= sum(math.log(math.exp(float(views[i] @ views[p]) / temperature) / denominator) for p in positives) / len(
-            positives
-        )
+        total -= sum(
+            math.log(math.exp(float(views[i] @ views[p]) / temperature) / denominator) for p in positives
+        ) / len(positives)
     return total / len(views)
 
 

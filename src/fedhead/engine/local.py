@@ -66,7 +66,7 @@ class Program:
 
     def me(self, sight: Sight, key: Tensor | None = None, data: str = "private") -> Client:
         """The client behind these tensors."""
-        return Client(self.task, sight, self.source(data), self.chunk, self.bf16, key)
+        return Client(self.task, sight, self.source(data), self.chunk, self.bf16, key, self.public)
 
     def source(self, data: str) -> Pool:
         """The pool that a phase trains on."""

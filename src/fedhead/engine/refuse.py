@@ -1,0 +1,60 @@
+"""What a federation of several architectures can't do together, said before anything is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import nn
+
+from fedhead.errors import BadInput
+from fedhead.method import Method
+from fedhead.models.split import Split, weights
+from fedhead.types import Local
+
+
+def mixtures(method: Method, models: Sequence[Split], assign: Sequence[int], local: Local) -> None:
+    """Raise `BadInput`, with the first client concerned, where a method can't train these models side by side."""
+    first = {group: client for client, group in reversed(list(enumerate(assign)))}  # the first client of a model
+    here = [(first[group], model) for group, model in enumerate(models) if group in first]
+    if here:
+        _differing(method, here)
+        _lone_samples(here, local)
+
+
+def _differing(method: Method, here: Sequence[tuple[int, Split]]) -> None:
+    """What a method averages must have one name and one shape in every architecture."""
+    name = method.name or type(method).__name__
+    one, reference = here[0]
+    wanted = {n: tuple(t.shape) for n, t in weights(reference).part(*method.shared).items()}
+    for client, model in here[1:]:
+        shapes = {n: tuple(t.shape) for n, t in weights(model).part(*method.shared).items()}
+        if method.shared == ("classifier",) and wanted.keys() == shapes.keys() and model.features != reference.features:
+            raise BadInput(
+                f"client {client}: its features have {model.features} dimensions and client {one}'s have "
+                f"{reference.features}, but {name} averages their classifiers: give every model the same feature "
+                f"layer, such as model.feature_layer={reference.features}"
+            )
+        for entry in [*wanted, *shapes]:
+            if wanted.get(entry) == shapes.get(entry):
+                continue
+            mine, theirs = shapes.get(entry, "not there"), wanted.get(entry, "not there")
+            mend = (
+                "give every model the same head"
+                if method.shared == ("classifier",)
+                else "use one architecture, or a method that shares only the classifier, such as fedclassavg"
+            )
+            raise BadInput(
+                f"client {client}: {name} averages {entry!r}, which is {mine} in its model and {theirs} in client "
+                f"{one}'s: {mend}"
+            )
+
+
+def _lone_samples(here: Sequence[tuple[int, Split]], local: Local) -> None:
+    """BatchNorm has no variance to normalise by in a batch of one sample."""
+    for client, model in here:
+        layers = [n for n, m in model.named_modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+        if local.batch_size == 1 and layers:
+            raise BadInput(
+                f"client {client}: batch_size 1 can't train its model, whose BatchNorm layer {layers[0]!r} needs at "
+                f"least 2 samples a batch: use batch_size 2 or more"
+            )

@@ -1,0 +1,83 @@
+"""FedClassAvg: clients of different architectures that share only their classifier (Jang et al., 2022)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fedhead.client import Client
+from fedhead.losses import cross_entropy, supervised_contrastive
+from fedhead.method import Method, method
+from fedhead.tree import Tree, Weights
+from fedhead.types import PARTS, Batch, Reply, Task
+
+
+@method("fedclassavg")
+@dataclass(frozen=True)
+class FedClassAvg(Method):
+    """Average the classifiers of clients whose extractors may differ, and train features by contrast (Jang et al., 2022).
+
+    The defaults are the paper's text. Its public code is `temperature=100, base_temperature=0.07, normalize=False,
+    proximal="mean_squared"`.
+    """
+
+    rho: float = 0.1  # ρ, weight of the proximal term (Eq. 4)
+    temperature: float = 0.07  # τ of the contrastive loss
+    base_temperature: float | None = None  # the contrastive loss is scaled by τ / τ_base; None: not at all
+    normalize: bool = True  # whether features have unit length in the contrastive loss
+    proximal: Literal["distance", "mean_squared"] = "distance"  # ‖w_Ck − w_C‖₂ (Eq. 5), or half its mean square
+    ca: bool = True  # classifier averaging; without it nothing is shared
+    pr: bool = True  # proximal regularisation
+    cl: bool = True  # contrastive loss
+    share: Literal["classifier", "all"] = "classifier"  # all: whole models of one architecture ("+weight")
+
+    @property
+    def shared(self) -> tuple[str, ...]:
+        """The classifier, or the whole model of "+weight"."""
+        if not self.ca:
+            return ()
+        return PARTS if self.share == "all" else ("classifier",)
+
+    def init_client(self, w: Weights, task: Task) -> Tree:
+        """The client's whole model, and a switch that says whether it was trained already."""
+        return Tree(own=w, trained=torch.zeros_like(next(iter(w.values())).sum()))
+
+    def loss(self, w: Weights, batch: Batch, me: Client) -> Tensor:
+        """L_CL(F(x'), F(x'')) + L_CE(ŷ, y) + ρ L_R(C, C_k), ŷ being predicted from x' (Eq. 4)."""
+        first = me.apply(w, batch.x)
+        loss = cross_entropy(first.logits, batch.y, batch.weight)
+        if self.cl:
+            second = me.apply(w, me.view(batch, 1))
+            loss = loss + self.contrast(first.h, second.h, batch)
+        if self.pr:
+            loss = loss + self.rho * self.distance(w, self.start(me))
+        return loss
+
+    def contrast(self, first: Tensor, second: Tensor, batch: Batch) -> Tensor:
+        """The supervised contrastive loss on the extractor's features of two views."""
+        if self.normalize:
+            first, second = F.normalize(first.flatten(1), dim=-1), F.normalize(second.flatten(1), dim=-1)
+        return supervised_contrastive(
+            first.flatten(1), second.flatten(1), batch.y, batch.weight, self.temperature, self.base_temperature
+        )
+
+    def distance(self, w: Weights, start: Weights) -> Tensor:
+        """L_R(C_k, C) = ‖w_Ck − w_C‖₂ (Eq. 5); its gradient where the two are one is 0."""
+        drift = w.part("classifier").params - start.part("classifier").params
+        apart = torch.cat([t.flatten() for t in drift.values()])
+        if self.proximal == "mean_squared":
+            return apart.square().mean() / 2
+        return torch.linalg.vector_norm(apart)
+
+    def finish(self, w: Weights, me: Client) -> Reply:
+        """Send the shared part, keep the whole model: it is what the client uses."""
+        return Reply(super().finish(w, me).send, Tree(own=w, trained=torch.ones_like(me.state["trained"])))
+
+    def personal_model(self, me: Client) -> Weights:
+        """The local model after training; for a client that never took part, what it would start from."""
+        trained, own = me.state["trained"], me.state["own"]
+        return self.start(me).map(lambda start, mine: torch.where(trained > 0, mine, start), own)
