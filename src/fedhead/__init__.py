@@ -1,0 +1,55 @@
+"""Federated classification that survives non-IID data."""
+
+import fedhead.methods
+import fedhead.stages
+from fedhead.api import run
+from fedhead.data.federation import Federation
+from fedhead.engine.rounds import Result
+from fedhead.errors import BadInput, Diverged, FedheadError
+from fedhead.method import METHODS, STAGES, Method, Stage, method, stage
+from fedhead.methods.clsprox import ClsProx
+from fedhead.methods.fedavg import FedAvg
+from fedhead.methods.fedavgm import FedAvgM
+from fedhead.methods.feddyn import FedDyn
+from fedhead.methods.fedprox import FedProx
+from fedhead.methods.local import Local
+from fedhead.methods.moon import Moon
+from fedhead.methods.scaffold import Scaffold
+from fedhead.models.registry import build
+from fedhead.models.split import Split, split
+from fedhead.tree import Tree, Weights
+from fedhead.types import Batch, Phase, Replies, Reply
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "METHODS",
+    "STAGES",
+    "BadInput",
+    "Batch",
+    "ClsProx",
+    "Diverged",
+    "FedAvg",
+    "FedAvgM",
+    "FedDyn",
+    "FedProx",
+    "Federation",
+    "FedheadError",
+    "Local",
+    "Method",
+    "Moon",
+    "Phase",
+    "Replies",
+    "Reply",
+    "Result",
+    "Scaffold",
+    "Split",
+    "Stage",
+    "Tree",
+    "Weights",
+    "build",
+    "method",
+    "run",
+    "split",
+    "stage",
+]

@@ -1,0 +1,80 @@
+"""The Python front door: arrays and a model in, a finished run out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+
+from fedhead.data.federation import Federation
+from fedhead.engine.rounds import Result
+from fedhead.engine.rounds import run as run_rounds
+from fedhead.errors import BadInput, unknown
+from fedhead.method import METHODS, STAGES, Method, Stage
+from fedhead.models.check import require
+from fedhead.models.registry import build
+from fedhead.models.split import Split
+from fedhead.optim import SGD, Adam, Optimizer
+from fedhead.types import Local
+
+OPTIMIZERS = ("sgd", "adam")
+
+
+def run(
+    federation: Federation,
+    model: Split | str | Sequence[Split],
+    method: Method | str = "fedavg",
+    *,
+    rounds: int = 10,
+    local_epochs: int = 1,
+    batch_size: int = 64,
+    lr: float = 0.01,
+    optimizer: str | Optimizer = "sgd",
+    momentum: float = 0.0,
+    weight_decay: float = 0.0,
+    lr_decay: float = 1.0,
+    drop_last: bool = False,
+    persistent_optimizer: bool = False,
+    stages: Sequence[Stage | str] = (),
+    seed: int = 0,
+    **options: Any,
+) -> Result:
+    """Train a federated classifier.
+
+    `model` is a `Split` (see `fedhead.split`), the name of a built-in architecture, or one `Split` an architecture
+    for a federation of differing ones. `options` go to `fedhead.engine.rounds.run`: participation, executor, device,
+    precision, evaluate_every, last_rounds, on_round and the rest.
+    """
+    models = _models(federation, model, seed)
+    rule = optimizer if isinstance(optimizer, SGD | Adam) else make_optimizer(optimizer, lr, momentum, weight_decay)
+    local = Local(local_epochs, batch_size, rule, lr_decay, drop_last, persistent_optimizer)
+    steps = [STAGES[_known("stage", s, STAGES)]() if isinstance(s, str) else s for s in stages]
+    chosen = METHODS[_known("method", method, METHODS)]() if isinstance(method, str) else method
+    return run_rounds(federation, models, chosen, rounds=rounds, local=local, stages=steps, seed=seed, **options)
+
+
+def make_optimizer(name: str, lr: float, momentum: float, weight_decay: float) -> Optimizer:
+    """The optimiser of a name; Adam's first coefficient is the momentum where one is given."""
+    if name == "sgd":
+        return SGD(lr, momentum, weight_decay)
+    if name == "adam":
+        return Adam(lr, (momentum or 0.9, 0.999), weight_decay=weight_decay)
+    raise unknown("optimizer", name, OPTIMIZERS)
+
+
+def _models(federation: Federation, model: Split | str | Sequence[Split], seed: int) -> list[Split]:
+    if isinstance(model, str):
+        return [build(model, federation.input_shape, federation.classes, seed=seed)]
+    models = [model] if isinstance(model, nn.Module) else list(model)
+    for one in models:
+        if not isinstance(one, Split):
+            raise BadInput(f"model is {type(one).__name__}: wrap it first, fedhead.split(model, classifier='…')")
+        require(one, federation.input_shape, federation.classes)
+    return models
+
+
+def _known(kind: str, name: str, known: dict[str, Any]) -> str:
+    if name not in known:
+        raise unknown(kind, name, known)
+    return name

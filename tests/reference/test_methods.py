@@ -1,0 +1,202 @@
+"""One to three rounds of each method against an independent plain-PyTorch loop, in float64."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+
+import pytest
+import torch
+from plain import Plain, average, values
+from small import federation, network
+from torch import Tensor, nn
+
+from fedhead.data.augment import Transform
+from fedhead.data.federation import Federation
+from fedhead.engine.loop import Loop
+from fedhead.engine.simulation import Simulation
+from fedhead.method import Method
+from fedhead.methods.clsprox import ClsProx
+from fedhead.methods.fedavg import FedAvg
+from fedhead.methods.fedavgm import FedAvgM
+from fedhead.methods.feddyn import FedDyn
+from fedhead.methods.fedprox import FedProx
+from fedhead.methods.local import Local as LocalMethod
+from fedhead.methods.moon import Moon
+from fedhead.methods.scaffold import Scaffold
+from fedhead.models.split import Split
+from fedhead.optim import SGD
+from fedhead.plan import cohort
+from fedhead.tree import Tree
+from fedhead.types import Local
+
+CLIENTS = (0, 1, 3, 4)  # client 2 holds nothing
+ROUNDS = 3
+
+
+@pytest.fixture
+def fed() -> Federation:
+    return dataclasses.replace(federation(), transform=Transform.named("none", "half"))
+
+
+@pytest.fixture
+def model() -> Split:
+    return network("group").double()
+
+
+@pytest.fixture
+def plain(fed: Federation) -> Plain:
+    return Plain(fed)
+
+
+def simulate(fed: Federation, model: Split, method: Method, rounds: int = ROUNDS, momentum: float = 0.0) -> Simulation:
+    local = Local(epochs=2, batch_size=4, optimizer=SGD(0.05, momentum))
+    simulation = Simulation(fed, [model], method, rounds=rounds, local=local, dtype=torch.float64)
+    for number in range(1, rounds + 1):
+        simulation.round(number, Loop())
+    return simulation
+
+
+def equal(found: Tree, expected: dict[str, Tensor]) -> None:
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, atol=1e-11, rtol=1e-10)
+
+
+def sizes(fed: Federation) -> list[float]:
+    return [float(len(fed.rows[k])) for k in CLIENTS]
+
+
+def test_local(fed: Federation, model: Split, plain: Plain) -> None:
+    found = simulate(fed, model, LocalMethod())
+    mine = model
+    for number in range(1, ROUNDS + 1):
+        mine, _ = plain.train(mine, 3, number)
+    equal(found.memory[3]["own"], values(mine))
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_fedavg(fed: Federation, model: Split, plain: Plain, momentum: float) -> None:
+    plain.momentum = momentum
+    found = simulate(fed, model, FedAvg(), momentum=momentum)
+    for number in range(1, ROUNDS + 1):
+        model = average([plain.train(model, k, number)[0] for k in CLIENTS], sizes(fed))
+    equal(found.server["model"], values(model))
+
+
+@pytest.mark.parametrize(("method", "part"), [(FedProx(mu=0.3), ""), (ClsProx(mu=0.3), "classifier")])
+def test_proximal_terms(fed: Federation, model: Split, plain: Plain, method: Method, part: str) -> None:
+    found = simulate(fed, model, method)
+    for number in range(1, ROUNDS + 1):
+        start = values(model)
+
+        def proximal(m: Split, x: Tensor, y: Tensor, start: dict[str, Tensor] = start) -> Tensor:
+            drift = [((p - start[n]) ** 2).sum() for n, p in m.named_parameters() if n.startswith(part)]
+            return 0.3 / 2 * torch.stack(drift).sum()
+
+        model = average([plain.train(model, k, number, proximal)[0] for k in CLIENTS], sizes(fed))
+    equal(found.server["model"], values(model))
+
+
+@pytest.mark.parametrize("damped", [True, False])
+def test_fedavgm(fed: Federation, model: Split, plain: Plain, damped: bool) -> None:
+    found = simulate(fed, model, FedAvgM(beta=0.7, damped=damped))
+    velocity = {n: torch.zeros_like(p) for n, p in model.named_parameters()}
+    for number in range(1, ROUNDS + 1):
+        mean = average([plain.train(model, k, number)[0] for k in CLIENTS], sizes(fed))
+        with torch.no_grad():
+            new = dict(mean.named_parameters())
+            for name, p in model.named_parameters():
+                velocity[name] = 0.7 * velocity[name] + (0.3 if damped else 1.0) * (p - new[name])
+                p -= velocity[name]
+    equal(found.server["model"], values(model))
+
+
+def test_scaffold(fed: Federation, model: Split, plain: Plain) -> None:
+    found = simulate(fed, model, Scaffold(server_lr=0.8))
+    zero = {n: torch.zeros_like(p) for n, p in model.named_parameters()}
+    c, ci = dict(zero), {k: dict(zero) for k in CLIENTS}
+    for number in range(1, ROUNDS + 1):
+        x, trained, change = values(model), [], dict(zero)
+        for k in CLIENTS:
+
+            def edit(m: Split, k: int = k, c: dict[str, Tensor] = c) -> None:
+                for name, p in m.named_parameters():
+                    assert p.grad is not None
+                    p.grad += c[name] - ci[k][name]
+
+            y, steps = plain.train(model, k, number, edit_gradients=edit)
+            trained.append(y)
+            for name, value in values(y).items():
+                new = ci[k][name] - c[name] + (x[name] - value) / (steps * plain.lr)
+                change[name] = change[name] + new - ci[k][name]
+                ci[k][name] = new
+        mean = values(average(trained, sizes(fed)))
+        with torch.no_grad():
+            for name, p in model.named_parameters():
+                p.copy_(x[name] + 0.8 * (mean[name] - x[name]))
+        c = {name: c[name] + change[name] / len(fed) for name in c}
+    equal(found.server["model"], values(model))
+    equal(found.server["control"], c)
+    equal(found.memory[4]["control"], ci[4])
+
+
+def test_feddyn(fed: Federation, model: Split, plain: Plain) -> None:
+    alpha = 0.2
+    found = simulate(fed, model, FedDyn(alpha=alpha))
+    zero = {n: torch.zeros_like(p) for n, p in model.named_parameters()}
+    h, gradient = dict(zero), {k: dict(zero) for k in CLIENTS}
+    for number in range(1, ROUNDS + 1):
+        start, trained = values(model), []
+        for k in CLIENTS:
+
+            def dynamic(m: Split, x: Tensor, y: Tensor, k: int = k, start: dict[str, Tensor] = start) -> Tensor:
+                terms = [
+                    alpha / 2 * ((p - start[n]) ** 2).sum() - (p * gradient[k][n]).sum() for n, p in m.named_parameters()
+                ]
+                return torch.stack(terms).sum()
+
+            y, _ = plain.train(model, k, number, dynamic)
+            trained.append(values(y))
+            for name, value in trained[-1].items():
+                gradient[k][name] = gradient[k][name] - alpha * (value - start[name])
+        with torch.no_grad():
+            for name, p in model.named_parameters():
+                drift = torch.stack([t[name] - start[name] for t in trained]).sum(0)
+                h[name] = h[name] - alpha * drift / len(fed)
+                p.copy_(torch.stack([t[name] for t in trained]).mean(0) - h[name] / alpha)
+    equal(found.server["model"], values(model))
+    equal(found.server["h"], h)
+
+
+def test_moon(fed: Federation, model: Split, plain: Plain) -> None:
+    found = simulate(fed, model, Moon(mu=2.0, temperature=0.5))
+    previous: dict[int, Split] = {}
+    cosine = nn.CosineSimilarity(dim=-1)
+    for number in range(1, ROUNDS + 1):
+        trained = []
+        for k in CLIENTS:
+            teacher = copy.deepcopy(model).eval()
+
+            def contrast(m: Split, x: Tensor, y: Tensor, k: int = k, teacher: Split = teacher) -> Tensor:
+                if k not in previous:
+                    return torch.zeros((), dtype=x.dtype)
+                z = m(x).z
+                with torch.no_grad():
+                    towards, away = teacher(x).z, previous[k](x).z
+                logits = torch.stack([cosine(z, towards), cosine(z, away)], dim=1) / 0.5
+                return 2.0 * nn.functional.cross_entropy(logits, torch.zeros(len(x), dtype=torch.long))
+
+            trained.append(plain.train(model, k, number, contrast)[0])
+        previous = {k: copy.deepcopy(m).eval() for k, m in zip(CLIENTS, trained, strict=True)}
+        model = average(trained, sizes(fed))
+    equal(found.server["model"], values(model))
+
+
+def test_partial_participation_draws_the_same_share_every_round_and_skips_empty_clients(fed: Federation) -> None:
+    seen = set()
+    for number in range(1, 30):
+        chosen = cohort(0, number, list(CLIENTS), len(fed), 0.4)
+        assert len(chosen) == 2
+        assert set(chosen) <= set(CLIENTS)
+        seen |= set(chosen)
+    assert seen == set(CLIENTS)

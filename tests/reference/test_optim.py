@@ -1,0 +1,48 @@
+"""The functional optimisers against `torch.optim`."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fedhead.optim import SGD, Adam, Optimizer
+from fedhead.tree import Tree
+
+CASES: list[tuple[Optimizer, type[torch.optim.Optimizer], dict[str, object]]] = [
+    (SGD(0.1), torch.optim.SGD, {}),
+    (SGD(0.1, 0.9), torch.optim.SGD, {"momentum": 0.9}),
+    (SGD(0.1, 0.9, 0.01), torch.optim.SGD, {"momentum": 0.9, "weight_decay": 0.01}),
+    (SGD(0.1, 0.9, 0.01, nesterov=True), torch.optim.SGD, {"momentum": 0.9, "weight_decay": 0.01, "nesterov": True}),
+    (Adam(0.1), torch.optim.Adam, {}),
+    (Adam(0.1, (0.5, 0.999), 1e-8, 0.01), torch.optim.Adam, {"betas": (0.5, 0.999), "weight_decay": 0.01}),
+]
+
+
+def _loss(w: list[torch.Tensor]) -> torch.Tensor:
+    return (w[0] @ w[0].T).sin().sum() + (w[1] * w[0].sum(0)).square().sum()
+
+
+@pytest.mark.parametrize(("mine", "theirs", "options"), CASES)
+@pytest.mark.parametrize("stacked", [False, True])
+def test_five_steps(
+    mine: Optimizer, theirs: type[torch.optim.Optimizer], options: dict[str, object], stacked: bool
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    start = [torch.randn(4, 3, generator=generator, dtype=torch.float64), torch.randn(3, generator=generator).double()]
+    leaves = [t.clone().requires_grad_() for t in start]
+    reference = theirs(leaves, lr=0.1, **options)  # type: ignore[call-arg]  # the base class takes no lr
+    params = Tree(a=start[0], b=start[1])
+    if stacked:
+        params = params.map(lambda t: t.expand(2, *t.shape))
+    state = torch.func.vmap(mine.init)(params) if stacked else mine.init(params)
+    for step in range(5):
+        lr = 0.1 * 0.9**step
+        reference.param_groups[0]["lr"] = lr
+        reference.zero_grad()
+        _loss(leaves).backward()
+        grads = Tree(a=leaves[0].grad, b=leaves[1].grad)
+        grads = grads.map(lambda t: t.expand(2, *t.shape)) if stacked else grads
+        reference.step()
+        params, state = mine.step(params, grads, state, torch.tensor(lr, dtype=torch.float64))
+        for found, expected in zip(params.values(), leaves, strict=True):
+            torch.testing.assert_close(found[0] if stacked else found, expected.detach(), atol=1e-12, rtol=1e-10)

@@ -1,0 +1,86 @@
+"""An independent plain-PyTorch federation, one client after another, against which methods are held.
+
+It shares nothing with the engine but the order of the samples: modules with `torch.optim`, deep copies, loops.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from fedhead import plan
+from fedhead.data.federation import Federation
+from fedhead.models.split import Split
+
+Extra = Callable[[Split, Tensor, Tensor], Tensor]
+
+
+@dataclass
+class Plain:
+    """Local training as a textbook writes it."""
+
+    federation: Federation
+    epochs: int = 2
+    batch_size: int = 4
+    lr: float = 0.05
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    seed: int = 0
+
+    def train(
+        self,
+        model: Split,
+        client: int,
+        round: int,
+        extra: Extra | None = None,
+        edit_gradients: Callable[[Split], None] | None = None,
+    ) -> tuple[Split, int]:
+        """A trained copy of `model` and the steps it took."""
+        model = copy.deepcopy(model).train()
+        optimizer = torch.optim.SGD(
+            model.parameters(), lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay
+        )
+        steps = 0
+        for x, y in self.batches(client, round):
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(model(x).logits, y)
+            if extra is not None:
+                loss = loss + extra(model, x, y)
+            loss.backward()
+            if edit_gradients is not None:
+                edit_gradients(model)
+            optimizer.step()
+            steps += 1
+        return model, steps
+
+    def batches(self, client: int, round: int) -> list[tuple[Tensor, Tensor]]:
+        """The client's batches in the plan's order, without any padding."""
+        rows = self.federation.rows[client]
+        key = plan.phase_key(self.seed, round, "train", 0, client)
+        schedule = plan.schedule(len(rows), self.batch_size, self.epochs, False, key)
+        found = []
+        for positions, weight in zip(schedule.positions, schedule.weight, strict=True):
+            mine = rows[positions[weight > 0]]
+            # normalised in float32, as the data layer does it; tests/data holds that to plain arithmetic
+            x = self.federation.transform(self.federation.train.x[mine]).double()
+            found.append((x, self.federation.train.y[mine]))
+        return found
+
+
+def average(models: list[Split], shares: list[float]) -> Split:
+    """A model whose parameters are the weighted mean of the models' parameters."""
+    mean = copy.deepcopy(models[0])
+    with torch.no_grad():
+        for name, parameter in mean.named_parameters():
+            scaled = [dict(m.named_parameters())[name] * s for m, s in zip(models, shares, strict=True)]
+            parameter.copy_(torch.stack(scaled).sum(0) / sum(shares))
+    return mean
+
+
+def values(model: nn.Module) -> dict[str, Tensor]:
+    """Copies of a module's parameters by name."""
+    return {name: p.detach().clone() for name, p in model.named_parameters()}
