@@ -1,0 +1,163 @@
+"""CCVR: classifier calibration with virtual representations (Luo et al., 2021)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal, Self, cast
+
+import torch
+from torch import Tensor
+
+from fedhead import keyed
+from fedhead import statistics as class_statistics
+from fedhead.calibration import Tukey, refuse_head, retrain, sizes, tukey, virtual_features
+from fedhead.client import Client
+from fedhead.errors import BadInput
+from fedhead.method import Method, Stage, stage
+from fedhead.models.split import Split, classify
+from fedhead.optim import SGD
+from fedhead.statistics import Statistics
+from fedhead.tree import Tree, Weights, mean
+from fedhead.types import PARTS, Batch, Output, Replies, Reply, Task
+
+if TYPE_CHECKING:
+    from fedhead.data.federation import Federation
+
+
+@stage("ccvr")
+@dataclass(frozen=True)
+class CCVR(Stage):
+    """Train the classifier anew on features drawn from the clients' class statistics (Luo et al., 2021, Algorithm 1).
+
+    Where clients differ in architecture, each architecture has statistics and a calibrated classifier of its own.
+    The paper's sizes are 2000 features a class and 10 epochs for Dirichlet(0.1) and below, 100 and 30 for (0.5).
+    """
+
+    samples: int = 2000  # M_c, virtual features a class
+    proportional: bool = False  # M_c in proportion to N_c/|D|, `samples` a class on average
+    epochs: int = 10
+    lr: float = 1e-3
+    momentum: float = 0.9
+    weight_decay: float = 1e-5
+    batch_size: int = 64
+    # The paper applies ReLU and Tukey's transformation but not where: to the real features before their statistics
+    # and in testing (real), to virtual features and in testing (both), to virtual features alone, or not at all.
+    tukey: Tukey = "none"
+    power: float = 0.5  # λ of Tukey's transformation
+    covariance: Literal["full", "diagonal", "low-rank"] = "full"  # what clients send of Σ_c
+    rank: int = 16  # of a low-rank covariance; its diagonal stays exact
+    free: bool = False  # calibrate also a head that is fixed or not linear in the features
+
+    downlink: ClassVar[tuple[str, ...]] = ("model", "calibrated")
+
+    def __post_init__(self) -> None:
+        for name, least in (("samples", 1), ("epochs", 0), ("batch_size", 1), ("rank", 0)):
+            if getattr(self, name) < least:
+                raise BadInput(f"stage.ccvr.{name}: {getattr(self, name)} is out of range, it must be at least {least}")
+        if not 0 < self.power <= 1:
+            raise BadInput(f"stage.ccvr.power: {self.power} is out of range, it must be over 0 and at most 1")
+
+    def after(self, method: Method) -> Self:
+        """Refuse methods whose clients have no features in common."""
+        if not set(method.shared) & {"extractor", "classifier"}:
+            raise BadInput(
+                f"ccvr can't follow {method.name}: its clients share neither extractor nor classifier, "
+                f"so the features of one mean nothing to another"
+            )
+        return super().after(method)
+
+    def check(self, models: Sequence[Split], federation: Federation) -> None:
+        """Refuse heads that can't be calibrated."""
+        for model in models:
+            refuse_head(model, self.free, "ccvr")
+            if self.covariance == "low-rank" and self.rank > model.features:
+                raise BadInput(f"stage.ccvr.rank: {self.rank} is more than the features' {model.features} dimensions")
+
+    # -- client -----------------------------------------------------------------------------------
+    def finish(self, w: Weights, me: Client) -> Reply:
+        """Send the class statistics of the features (Eq. 2), as sums."""
+
+        def sums(batch: Batch) -> Tree:
+            z = me.apply(w, batch.x, train=False).z
+            z = tukey(z, self.power) if self.tukey == "real" else z
+            found = class_statistics.class_sums(z, batch.y, batch.weight, me.task.classes, self.covariance == "diagonal")
+            return Tree(zip(("count", "sum", "outer"), found, strict=True))
+
+        total = me.total(sums)
+        if self.covariance == "low-rank":
+            total = class_statistics.compress(total["count"], total["sum"], total["outer"], self.rank)
+        elif self.covariance == "full":
+            total = total.replace(outer=class_statistics.pack(total["outer"]))
+        send = Tree(statistics=total, architecture=torch.tensor(architecture(me.task.model), device=me.counts.device))
+        if "classifier" not in self.method.shared:  # the server has no head to start from but the clients'
+            send = send.replace(head=w.part("classifier"))
+        return Reply(send=send, keep=me.state)
+
+    # -- server -----------------------------------------------------------------------------------
+    def aggregate(self, server: Tree, replies: Replies, task: Task) -> Tree:
+        """Merge the statistics (Eq. 3 and 4), draw virtual features, train the head on them."""
+        groups: dict[int, list[int]] = {}
+        for place, sent in enumerate(replies.sent):
+            groups.setdefault(int(sent["architecture"]), []).append(place)
+        calibrated = Tree()
+        for group, places in groups.items():
+            merged = self.merge([(replies.clients[i], replies.sent[i]["statistics"]) for i in places])
+            if "classifier" in self.method.shared:
+                head = server["model"].part("classifier")
+            else:
+                head = mean([replies.sent[i]["head"] for i in places], [replies.samples[i] for i in places])
+            calibrated[str(group)] = head.replace(self.calibrate(task.model, head, merged, task.seed))
+        return server.replace(calibrated=calibrated)
+
+    def merge(self, sent: Sequence[tuple[int, Tree]]) -> Statistics:
+        """The statistics of all clients together; refuses those that no features could have, by client."""
+        parts = (
+            class_statistics.check(class_statistics.expand(tree), f"statistics of client {k}", whole=False)
+            for k, tree in sent
+        )
+        merged = class_statistics.merge(parts)
+        try:
+            return class_statistics.check(merged, "the merged statistics")
+        except BadInput:
+            for k, tree in sent:  # whose fault is it?
+                class_statistics.check(class_statistics.expand(tree), f"statistics of client {k}")
+            raise
+
+    def calibrate(self, model: Split, head: Tree, statistics: Statistics, seed: int = 0) -> Tree:
+        """The head after training on virtual features, as the classifier's entries that were trained."""
+        z, y = virtual_features(
+            statistics, sizes(statistics.count, self.samples, self.proportional), keyed.key(seed, "ccvr", "draw")
+        )
+        if self.tukey in ("both", "virtual"):
+            z = tukey(z, self.power)
+        optimizer = SGD(self.lr, self.momentum, self.weight_decay)
+        params = cast(Weights, head).params
+        return retrain(model, params, z, y, optimizer, self.epochs, self.batch_size, keyed.key(seed, "ccvr", "order"))
+
+    # -- models -----------------------------------------------------------------------------------
+    def global_model(self, server: Tree, task: Task) -> Weights | None:
+        """The trained extractor under the calibrated head, where clients share one extractor."""
+        extractor = [part for part in PARTS if part != "classifier"]
+        if "calibrated" not in server or not set(extractor) <= set(self.method.shared):
+            return None
+        return cast(Weights, server["model"].replace(server["calibrated"][str(architecture(task.model))]))
+
+    def personal_model(self, me: Client) -> Weights:
+        """The client's extractor under the calibrated head."""
+        return self.start(me).replace(me.down["calibrated"][str(architecture(me.task.model))])
+
+    def scores(self, out: Output, w: Weights, task: Task) -> Tensor:
+        """The head's scores, of transformed features where testing transforms them."""
+        if self.tukey not in ("real", "both"):
+            return out.logits
+        return classify(task.model, w, tukey(out.z, self.power))
+
+    def predict(self, w: Weights, x: Tensor, me: Client) -> Tensor:
+        """As the global model does."""
+        return self.scores(me.apply(w, x, train=False), w, me.task)
+
+
+def architecture(model: Split) -> int:
+    """A number for a model's architecture, the same wherever its tensors have the same names and shapes."""
+    return keyed.key(*(f"{name} {tuple(p.shape)}" for name, p in model.named_parameters()))

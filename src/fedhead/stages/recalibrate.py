@@ -1,0 +1,91 @@
+"""Calibration with real features, which no server has: CCVR's oracle (Luo et al., 2021, Tables 1, 2 and 5)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.func import functional_call
+
+from fedhead import keyed
+from fedhead.calibration import refuse_head, retrain
+from fedhead.data.pool import Pool
+from fedhead.errors import BadInput
+from fedhead.method import Method, Stage, stage
+from fedhead.models.split import Split
+from fedhead.optim import SGD
+from fedhead.tree import Tree, Weights
+from fedhead.types import PARTS, Replies, Task
+
+if TYPE_CHECKING:
+    from fedhead.data.federation import Federation
+
+
+@stage("recalibrate")
+@dataclass(frozen=True)
+class Recalibrate(Stage):
+    """Train the classifier anew on all clients' real features: an upper bound, in simulations only (Luo et al., 2021)."""
+
+    per_class: int | None = None  # real features a class; None: all that there are
+    epochs: int = 50
+    lr: float = 1e-3
+    momentum: float = 0.9
+    weight_decay: float = 1e-5
+    batch_size: int = 64
+    free: bool = False  # calibrate also a head that is fixed or not linear in the features
+
+    def __post_init__(self) -> None:
+        for name, least in (("per_class", 1), ("epochs", 0), ("batch_size", 1)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise BadInput(f"stage.recalibrate.{name}: {value} is out of range, it must be at least {least}")
+
+    def after(self, method: Method) -> Self:
+        """Refuse methods without a global model."""
+        if not set(PARTS) <= set(method.shared):
+            raise BadInput(f"recalibrate can't follow {method.name}: it leaves no global model to calibrate")
+        return super().after(method)
+
+    def check(self, models: Sequence[Split], federation: Federation) -> None:
+        """Refuse heads that can't be calibrated."""
+        for model in models:
+            refuse_head(model, self.free, "recalibrate")
+
+    def aggregate(self, server: Tree, replies: Replies, task: Task) -> Tree:
+        """Train the head on the clients' own features, pooled."""
+        if task.pool is None:
+            raise BadInput("recalibrate needs all clients' data in one place: it is an oracle for simulations, use ccvr")
+        w = cast(Weights, self.method.global_model(server, task))
+        z, y = features(task.model, w, task.pool, self.rows(task.pool, task.seed))
+        head = retrain(
+            task.model,
+            w.part("classifier").params,
+            z,
+            y,
+            SGD(self.lr, self.momentum, self.weight_decay),
+            self.epochs,
+            self.batch_size,
+            keyed.key(task.seed, "recalibrate", "order"),
+        )
+        return server.replace(model=server["model"].replace(head))
+
+    def rows(self, pool: Pool, seed: int) -> Tensor:
+        """The samples to calibrate with."""
+        if self.per_class is None:
+            return torch.arange(len(pool))
+        y = pool.y.cpu().numpy()
+        order = keyed.permutation(keyed.key(seed, "recalibrate", "rows"), len(y))
+        chosen = [order[y[order] == c][: self.per_class] for c in np.unique(y)]
+        return torch.from_numpy(np.sort(np.concatenate(chosen)))
+
+
+@torch.no_grad()
+def features(model: Split, w: Tree, pool: Pool, rows: Tensor | None = None, chunk: int = 1024) -> tuple[Tensor, Tensor]:
+    """z of these rows of a pool (all of them unless told), not augmented, and their labels."""
+    places = (torch.arange(len(pool)) if rows is None else rows).to(pool.device)
+    found = [functional_call(model.eval(), dict(w), (pool.view(part, None),)).z for part in places.split(chunk)]
+    return torch.cat(found), pool.y[places]
