@@ -12,7 +12,8 @@ from torch.nn import functional as F
 
 from fedhead.errors import BadInput
 from fedhead.models import build
-from fedhead.models.heads import ETFHead, NormalisedLinear, PrototypeHead, etf
+from fedhead.models.heads import HEADS, ETFHead, NormalisedLinear, PrototypeHead, etf
+from fedhead.models.registry import with_head
 
 
 @given(classes=st.integers(2, 40), extra=st.integers(-1, 60), key=st.integers(0, 2**62))
@@ -122,3 +123,25 @@ def test_prototype_model_fixes_its_prototypes() -> None:
     model = build("digitscnn", (1, 8, 8), 10, head="prototype", scale=20.0)
     assert model.fixed == {"classifier.weight"}
     assert model.classifier.scale.item() == 20.0
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_another_head_on_a_built_model(head: str) -> None:
+    """`with_head` keeps the extractor's function, gives what the head's kind asks, and leaves the model alone."""
+    model = build("simplecnn", (3, 32, 32), 10).eval()
+    other = with_head(model, head).eval()
+    x = torch.rand(2, 3, 32, 32)
+    assert other.head == head
+    assert model.head == "linear"
+    assert torch.equal(other(x).h, model(x).z)
+    assert other(x).logits.shape == (2, 10)
+    assert other.features == (10 if head == "etf" else 256)
+
+
+def test_an_etf_without_its_projection_has_the_features_dimension() -> None:
+    """FedETF's ablation without the projection layer."""
+    model = build("resnet20", (3, 32, 32), 10, head="etf", projected=False)
+    assert model.features == 64
+    assert isinstance(model.projection, torch.nn.Identity)
+    with pytest.raises(BadInput, match="at least 99 dimensions"):
+        build("resnet20", (3, 32, 32), 100, head="etf", projected=False)

@@ -40,7 +40,8 @@ def test_the_head_does_not_change_the_extractor() -> None:
         ("efficientnetb0", (3, 32, 32), {"width": 3}, "has no parameters, so 'width' can't be set"),
         ("mlp", (4,), {"hidden": 3}, "'hidden' of model 'mlp' must be a list of positive integers, not 3"),
         ("mlp", (4,), {"hidden": [3, -1]}, "list of positive integers"),
-        ("mlp", (4,), {"dropout": 1.0}, r"must be a number in \[0, 1\), not 1.0"),
+        ("mlp", (4,), {"dropout": 1.0}, r"dropout's probability must be in \[0, 1\), not 1.0"),
+        ("mlp", (4,), {"dropout": "much"}, "'dropout' of model 'mlp' must be a number, not 'much'"),
         ("resnet20", (3, 32, 32), {"norm": "layer"}, "must be one of 'batch', 'group', not 'layer'"),
         ("resnet18", (3, 32, 32), {"strides": [1]}, "must be two numbers"),
         ("digitscnn", (1, 8, 8), {"channels": True}, "must be a positive integer, not True"),
@@ -87,3 +88,17 @@ def test_a_name_is_registered_once() -> None:
         register("mlp", "again")(lambda shape: Body(torch.nn.Flatten(), 1))
     assert before == MODELS
     assert all(entry.description for entry in MODELS.values())
+
+
+def test_a_model_of_ones_own() -> None:
+    @register("tiny", "one layer, for this test")
+    def tiny(shape: tuple[int, ...], width: float = 1.5, mode: str = "plain", extra: object = None) -> Body:
+        layer = torch.nn.Linear(shape[0], int(4 * width))
+        return Body(layer, int(4 * width))
+
+    try:
+        assert build("tiny", (3,), 2, width=2, extra=[None]).features == 8
+        with pytest.raises(BadInput, match="'mode' of model 'tiny' must be a word, not 3"):
+            build("tiny", (3,), 2, mode=3)
+    finally:
+        del MODELS["tiny"]

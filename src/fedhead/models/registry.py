@@ -46,7 +46,10 @@ MODELS: dict[str, Entry] = {}
 
 
 def register(name: str, description: str) -> Callable[[Callable[..., Body]], Callable[..., Body]]:
-    """Make an architecture known by name: a function (input_shape, parameters with defaults) -> Body."""
+    """Make an architecture known by name: a function (input_shape, parameters with defaults) -> Body.
+
+    Parameters are checked against their type hints before the function is called; integers must be positive.
+    """
 
     def enter(builder: Callable[..., Body]) -> Callable[..., Body]:
         if name in MODELS:
@@ -192,7 +195,11 @@ def _mismatch(value: Any, hint: Any) -> str | None:
     if hint is int:
         return None if isinstance(value, int) and not isinstance(value, bool) and value > 0 else "a positive integer"
     if hint is float:
-        fits = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1
-        return None if fits else "a number in [0, 1)"
-    fits = isinstance(value, list | tuple) and all(_mismatch(item, int) is None for item in value)
-    return None if fits else "a list of positive integers"
+        fits = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        return None if fits else "a number"
+    if hint is str:
+        return None if isinstance(value, str) else "a word"
+    if hint == tuple[int, ...]:
+        fits = isinstance(value, list | tuple) and all(_mismatch(item, int) is None for item in value)
+        return None if fits else "a list of positive integers"
+    return None  # other types are the architecture's own to check

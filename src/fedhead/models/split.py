@@ -18,8 +18,9 @@ from fedhead.types import Output
 class Split(nn.Module):
     """A classification model in three named parts, called as x → extractor → h → projection → z → classifier → logits.
 
-    `features` is the dimension of z, `classes` that of the logits, `head` the kind of the classifier. `fixed` holds the full names of the parameters
-    that local training leaves alone unless a phase names them (an ETF's vectors, a backbone that the user froze).
+    `features` is the dimension of z, `classes` that of the logits, `head` the kind of the classifier. `fixed` holds
+    the full names of the parameters that local training leaves alone unless a phase names them (an ETF's vectors, a
+    backbone that the user froze).
     """
 
     extractor: nn.Module
