@@ -43,9 +43,7 @@ def fetch(
     if remote.md5 is not None:
         with open(archive, "rb") as file:
             if hashlib.file_digest(file, "md5").hexdigest() != remote.md5:
-                raise BadInput(
-                    f"{archive}: its checksum is not {remote.md5} as published; delete and fetch it again"
-                )
+                raise BadInput(f"{archive}: its checksum is not {remote.md5} as published; delete and fetch it again")
     _unpack(archive, into or root)
 
 

@@ -1,4 +1,4 @@
-"""The file formats of the standard data sets: CIFAR's pickles, idx and idx.gz."""
+"""The file formats of the standard data sets: CIFAR's pickles, idx, idx.gz and npz."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import hashlib
 import io
 import math
 import pickle
+import re
+import zipfile
 import zlib
 from pathlib import Path
 from typing import Any
@@ -16,40 +18,38 @@ from numpy.typing import NDArray
 
 from fedhead.errors import BadInput
 
-_SAFE = frozenset(
-    {
-        ("numpy.core.multiarray", "_reconstruct"),
-        ("numpy._core.multiarray", "_reconstruct"),
-        ("numpy", "ndarray"),
-        ("numpy", "dtype"),
-        ("_codecs", "encode"),
-    }
-)
+
+class _Dtype:
+    """Stands in for numpy.dtype: plain numbers, no objects, no fields."""
+
+    def __init__(self, code: str | bytes, *rest: Any):
+        self.code = code.decode("ascii") if isinstance(code, bytes) else str(code)
+        if not re.fullmatch(r"[biuf][1248]", self.code):
+            raise pickle.UnpicklingError(f"it holds an array of {self.code!r}, not of numbers")
+        self.order = "|"
+
+    def __setstate__(self, state: Any) -> None:
+        order = state[1].decode("ascii") if isinstance(state[1], bytes) else state[1]
+        if order not in "<>|=":
+            raise pickle.UnpicklingError(f"it holds numbers in the byte order {order!r}")
+        self.order = order
 
 
-class _Unpickler(pickle.Unpickler):
-    """Admits arrays, bytes, str, int, list and dict alone: a pickle can otherwise run any code."""
+class _Array:
+    """Stands in for an array while it is read: numpy's own code never sees what the pickle says of itself."""
 
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in _SAFE:
-            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no data file needs")
-        if name == "_reconstruct":
-            return _reconstruct
-        return {"ndarray": np.ndarray, "dtype": _dtype, "encode": _encode}[name]
+    value: NDArray[Any] = np.zeros(0)
 
-
-def _reconstruct(kind: Any, shape: Any, code: Any) -> NDArray[Any]:
-    """An empty array, whose contents the pickle sets next."""
-    if kind is not np.ndarray:
-        raise pickle.UnpicklingError("it rebuilds something that is not an array")
-    return np.ndarray((0,), np.int8)
+    def __setstate__(self, state: Any) -> None:
+        _, shape, kind, fortran, raw = state
+        if not isinstance(kind, _Dtype) or not isinstance(raw, bytes):
+            raise pickle.UnpicklingError("it holds an array without plain contents")
+        flat = np.frombuffer(raw, np.dtype(kind.order + kind.code))
+        self.value = flat.reshape(shape, order="F" if fortran else "C")
 
 
-def _dtype(code: str | bytes, *rest: Any) -> np.dtype[Any]:
-    kind = np.dtype(code.decode() if isinstance(code, bytes) else code)
-    if kind.hasobject:
-        raise pickle.UnpicklingError("it holds an array of objects")
-    return kind
+def _reconstruct(*ignored: Any) -> _Array:
+    return _Array()
 
 
 def _encode(text: str, codec: str) -> bytes:
@@ -57,6 +57,24 @@ def _encode(text: str, codec: str) -> bytes:
     if codec not in ("latin1", b"latin1"):
         raise pickle.UnpicklingError(f"it asks for the codec {codec!r}")
     return text.encode("latin1")
+
+
+_ADMITTED: dict[tuple[str, str], Any] = {
+    ("numpy.core.multiarray", "_reconstruct"): _reconstruct,
+    ("numpy._core.multiarray", "_reconstruct"): _reconstruct,
+    ("numpy", "ndarray"): None,  # only ever an argument of _reconstruct
+    ("numpy", "dtype"): _Dtype,
+    ("_codecs", "encode"): _encode,
+}
+
+
+class _Unpickler(pickle.Unpickler):
+    """Admits arrays, bytes, str, int, list and dict alone: a pickle can otherwise run any code."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in _ADMITTED:
+            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no data file needs")
+        return _ADMITTED[module, name]
 
 
 def read_bytes(path: Path, md5: str | None = None) -> bytes:
@@ -87,7 +105,10 @@ def unpickle(path: Path, md5: str | None = None) -> dict[bytes, Any]:
         raise BadInput(f"{path}: truncated or corrupt ({type(error).__name__}); delete it and fetch it again") from None
     if not isinstance(held, dict):
         raise BadInput(f"{path}: not one of CIFAR's batches (it holds a {type(held).__name__})")
-    return {key.encode() if isinstance(key, str) else key: value for key, value in held.items()}
+    return {
+        key.encode() if isinstance(key, str) else key: value.value if isinstance(value, _Array) else value
+        for key, value in held.items()
+    }
 
 
 def cifar_batch(path: Path, label: bytes, md5: str | None = None) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
@@ -97,6 +118,8 @@ def cifar_batch(path: Path, label: bytes, md5: str | None = None) -> tuple[NDArr
         data, y = np.asarray(held[b"data"]), np.asarray(held[label], np.int64)
     except KeyError as error:
         raise BadInput(f"{path}: not one of CIFAR's batches (it lacks {error})") from None
+    except (TypeError, ValueError, OverflowError) as error:
+        raise BadInput(f"{path}: not one of CIFAR's batches ({error})") from None
     if data.dtype != np.uint8 or data.ndim != 2 or data.shape != (len(y), 3072):
         raise BadInput(f"{path}: {data.shape} {data.dtype} images and {len(y)} labels do not make a CIFAR batch")
     return data.reshape(-1, 3, 32, 32), y
@@ -114,3 +137,14 @@ def idx(path: Path, md5: str | None = None) -> NDArray[np.uint8]:
             f"{path}: truncated or corrupt: {len(whole) - start} bytes, its header says {'x'.join(map(str, shape))}"
         )
     return np.frombuffer(whole, np.uint8, offset=start).reshape(shape)
+
+
+def read_npz(path: Path) -> dict[str, NDArray[Any]]:
+    """All arrays of an .npz file; nothing in it is ever run."""
+    if not path.is_file():
+        raise BadInput(f"{path}: no such file")
+    try:
+        with open(path, "rb") as file, np.load(file, allow_pickle=False) as held:
+            return {key: held[key] for key in held.files}
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error, AttributeError) as error:
+        raise BadInput(f"{path}: not a readable .npz file ({error}); write it with numpy.savez") from None

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from fedhead.data import formats, trees
 from fedhead.data.arrays import Samples, inputs, labels
 from fedhead.data.download import Remote, fetch
-from fedhead.data.sources import read_npz
 from fedhead.errors import BadInput
 
 Part = Literal["train", "test"]
@@ -115,7 +114,7 @@ def emnist_letters(root: Path, part: Part, download: bool) -> Samples:
 
 def _union(path: Path, part: Part) -> Samples:
     """The letters that are known to be in the official test part for testing, all others for training."""
-    held = read_npz(path)
+    held = formats.read_npz(path)
     for key in ("images", "labels", "source_bits"):
         if key not in held:
             raise BadInput(f"{path}: no array {key!r} in it")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -12,6 +11,7 @@ import numpy as np
 
 from fedhead.data.arrays import Samples
 from fedhead.data.draws import Rows
+from fedhead.data.formats import read_npz
 from fedhead.errors import BadInput
 
 
@@ -46,17 +46,6 @@ def npz(path: Path) -> tuple[Any, Any, tuple[Any, Any] | None]:
             raise BadInput(f"{path}: no array {key!r} (there is {', '.join(held) or 'nothing'}); it needs x and y")
     both = "x_test" in held and "y_test" in held
     return held["x"], held["y"], (held["x_test"], held["y_test"]) if both else None
-
-
-def read_npz(path: Path) -> dict[str, np.ndarray[Any, Any]]:
-    """All arrays of an .npz file; nothing in it is ever run."""
-    if not path.is_file():
-        raise BadInput(f"{path}: no such file")
-    try:
-        with np.load(path, allow_pickle=False) as held:
-            return {key: held[key] for key in held.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, AttributeError) as error:
-        raise BadInput(f"{path}: not a readable .npz file ({error}); write it with numpy.savez") from None
 
 
 def save_partition(path: Path, rows: list[Rows], local: list[Rows] | None, local_from: str, text: str) -> None:

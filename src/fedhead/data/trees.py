@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import zipfile
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +12,7 @@ import numpy as np
 import torch
 
 from fedhead.data.arrays import Samples
+from fedhead.data.formats import read_npz
 from fedhead.errors import BadInput
 
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg"})
@@ -82,9 +81,9 @@ def cached(root: Path, key: str, listed: Sequence[tuple[Path, int]], size: int |
     kept = root / f".fedhead-{key}-{mark}.npz"
     if kept.is_file():
         try:
-            with np.load(kept, allow_pickle=False) as held:
-                return Samples(torch.from_numpy(held["x"]), torch.from_numpy(held["y"]))
-        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error):
+            held = read_npz(kept)
+            return Samples(torch.from_numpy(held["x"]), torch.from_numpy(held["y"]))
+        except (BadInput, KeyError):
             kept.unlink(missing_ok=True)  # half written or damaged: decode again
     data = decode_list(root, listed, size, channels)
     if os.access(root, os.W_OK):

@@ -1,0 +1,299 @@
+"""Federations: from what users hold, checked; local test sets; partitions on disk."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from fedhead.data import local_split
+from fedhead.data.augment import Transform
+from fedhead.data.federation import Federation, Samples
+from fedhead.errors import BadInput
+
+
+def arrays(n=60, classes=3, seed=0):
+    rng = np.random.default_rng(seed)
+    return rng.integers(0, 256, (n, 8, 8, 3), dtype=np.uint8), np.arange(n) % classes
+
+
+@pytest.mark.parametrize("shape", [(20, 8, 8), (20, 8, 8, 1), (20, 1, 8, 8), (20, 8, 8, 3), (20, 3, 8, 8)])
+@pytest.mark.parametrize("as_torch", [False, True])
+def test_images_of_any_layout(shape, as_torch):
+    x = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+    y = np.arange(20) % 2
+    fed = Federation.from_arrays(*(map(torch.from_numpy, (x, y)) if as_torch else (x, y)), clients=2)
+    channels = 3 if 3 in shape else 1
+    assert fed.input_shape == (channels, 8, 8)
+    assert fed.train.x.dtype == torch.uint8
+    assert fed.train.y.dtype == torch.int64
+    image = x[4].reshape(8, 8) if channels == 1 else (x[4].transpose(2, 0, 1) if shape[-1] == 3 else x[4])
+    assert np.array_equal(fed.train.x[4].squeeze().numpy(), image)
+
+
+def test_features_become_float32_and_are_not_normalised():
+    fed = Federation.dirichlet(np.random.default_rng(0).random((30, 5)), np.arange(30) % 3, clients=3, alpha=0.5)
+    assert fed.train.x.dtype == torch.float32
+    assert fed.transform == Transform()
+    assert fed.partition == "dirichlet(0.5)"
+
+
+def test_words_as_labels():
+    fed = Federation.from_arrays(
+        np.zeros((4, 2)), ["dog", "cat", "dog", "owl"], clients=2, test=(np.zeros((1, 2)), ["owl"])
+    )
+    assert fed.names == ["cat", "dog", "owl"]
+    assert fed.train.y.tolist() == [1, 0, 1, 2]
+    assert fed.test.y.tolist() == [2]
+    with pytest.raises(BadInput, match="'bee'"):
+        Federation.from_arrays(np.zeros((2, 2)), ["a", "b"], clients=1, test=(np.zeros((1, 2)), ["bee"]))
+
+
+def test_counts_add_up():
+    x, y = arrays()
+    fed = Federation.from_arrays(x, y, "dirichlet(0.3)", 5, seed=1)
+    assert fed.counts().shape == (5, 3)
+    assert fed.counts().sum(axis=0).tolist() == [20, 20, 20]
+    assert fed.counts().sum(axis=1).tolist() == list(fed.sizes)
+
+
+NAN = np.array([[0.0, 1.0], [np.nan, 0.0]])
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "settings", "says"),
+    [
+        (NAN, [0, 1], {}, "NaN or infinite numbers, first in sample 1"),
+        (np.full((2, 2), np.inf), [0, 1], {}, "NaN or infinite"),
+        (np.zeros((2, 2)), [0, 1, 1], {}, "2 samples but y has 3 labels"),
+        (np.zeros((0, 2)), [], {}, "empty"),
+        (np.zeros(4), [0, 1, 0, 1], {}, "one row a sample"),
+        (np.zeros((2, 2)), [0, 5], {"classes": 3}, "label 5 lies outside the 3 classes"),
+        (np.zeros((2, 2)), [0, -1], {"classes": 3}, "label -1 lies outside"),
+        (np.zeros((2, 2)), [0.5, 1], {}, "not whole"),
+        (np.zeros((2, 2)), np.eye(2), {}, "argmax"),
+        (np.zeros((2, 2)), [0, 1], {"clients": 3}, "3 clients can't share 2 samples"),
+        (np.zeros((2, 2)), [0, 1], {"classes": 0}, "classes: 0"),
+        (np.full((2, 4, 4), 300), [0, 1], {}, "outside 0 … 255"),
+        (np.zeros((2, 2), complex), [0, 1], {}, "array of numbers"),
+        (np.zeros((2, 2)), [0, 1], {"test": (np.zeros((1, 3)), [0])}, "do not match"),
+        (np.zeros((2, 2)), [0, 1], {"test": (np.zeros((1, 2)), [4]), "classes": 2}, "test data: label 4"),
+        (np.zeros((2, 2)), [0, 1], {"local_test": "matched"}, "there is none"),
+        (np.zeros((2, 2)), [0, 1], {"local_test": 1.5}, "between 0 and 1"),
+        (np.zeros((2, 2)), [0, 1], {"local_test": "half"}, "can't be read"),
+        (np.zeros((2, 2)), [0, 1], {"transform": Transform.named("flip")}, "is for images"),
+    ],
+)
+def test_wrong_data_is_refused(x, y, settings, says):
+    with pytest.raises(BadInput, match=says):
+        Federation.from_arrays(x, y, **{"clients": 1, **settings})
+
+
+def test_sites_keep_their_own_samples():
+    x, y = arrays(30)
+    fed = Federation.from_sites([(x[:10], y[:10]), (x[10:10], y[10:10]), (x[10:], y[10:])], test=(x[:3], y[:3]))
+    assert fed.sizes == (10, 0, 20)
+    assert fed.partition == "given"
+    assert np.array_equal(fed.train.y[fed.rows[2]].numpy(), y[10:])
+    words = Federation.from_sites([(x[:2], ["b", "a"]), (x[2:4], ["c", "a"])])
+    assert words.names == ["a", "b", "c"]
+    assert words.train.y.tolist() == [1, 0, 2, 0]
+    with pytest.raises(BadInput, match="site 1 holds"):
+        Federation.from_sites([(x[:2], y[:2]), (x[:2, :4], y[:2])])
+    with pytest.raises(BadInput, match="no site"):
+        Federation.from_sites([])
+
+
+# -- local test sets ------------------------------------------------------------------------------
+@given(st.integers(0, 60), st.floats(0.01, 0.99), st.booleans(), st.integers(0, 9))
+def test_a_fraction_splits_a_client_in_two(n, share, stratified, client):
+    y = np.random.RandomState(0).randint(0, 4, 100)
+    rows = np.sort(np.random.RandomState(1).permutation(100)[:n])
+    rule = local_split.Fraction(share, stratified)
+    train, test = rule.split(rows, y, 0, client)
+    assert np.array_equal(np.sort(np.concatenate([train, test])), rows)
+    assert len(test) == min(int(share * n), max(n - 1, 0))
+    again = rule.split(rows, y, 0, client)
+    assert np.array_equal(again[1], test)
+    if stratified and len(test):
+        exact = np.bincount(y[rows], minlength=4) * len(test) / n
+        assert np.abs(np.bincount(y[test], minlength=4) - exact).max() <= 1
+
+
+def test_fedetf_local_test_sets_are_taken_from_training():
+    x, y = arrays(100)
+    fed = Federation.from_arrays(x, y, clients=4, local_test=0.3)
+    assert fed.local_from == "train"
+    assert [len(r) for r in fed.local] == [7] * 4  # int(0.3 · 25)
+    assert fed.sizes == (18,) * 4
+    together = np.sort(np.concatenate([*fed.rows, *fed.local]))
+    assert np.array_equal(together, np.arange(100))
+
+
+def test_matched_local_test_sets_follow_the_clients_classes():
+    x, y = arrays(600)
+    xt, yt = arrays(300, seed=1)
+    fed = Federation.from_arrays(x, y, "dirichlet(0.3)", 5, (xt, yt), seed=2, local_test="matched(50)")
+    assert fed.local_from == "test"
+    assert fed.sizes == Federation.from_arrays(x, y, "dirichlet(0.3)", 5, seed=2).sizes
+    for rows, counts in zip(fed.local, fed.counts(), strict=True):
+        assert len(set(rows.tolist())) == len(rows) == 50
+        assert np.abs(np.bincount(yt[rows], minlength=3) / 50 - counts / counts.sum()).max() <= 1 / 50
+    default = fed.with_local_test("matched")
+    assert sum(map(len, default.local)) == pytest.approx(300, abs=5)
+
+
+def test_matched_for_clients_without_samples_and_classes_without_tests():
+    rule = local_split.Matched()
+    assert len(rule.draw(np.zeros(3, np.int64), 10, np.array([0, 1, 2]), 0, 0)) == 0
+    assert rule.draw(np.array([0, 0, 5]), 10, np.array([0, 1, 1]), 0, 0).tolist() == []
+
+
+# -- subsets and files ----------------------------------------------------------------------------
+def test_subset_keeps_clients_and_classes():
+    x, y = arrays(120)
+    fed = Federation.from_arrays(x, y, clients=4, local_test=0.25)
+    small = fed.subset(30)
+    assert np.bincount(small.train.y).tolist() == [10, 10, 10]
+    assert sum(small.sizes) + sum(map(len, small.local)) == 30
+    for k in range(4):
+        own = {fed.train.x[r].numpy().tobytes() for r in fed.rows[k]}
+        assert all(small.train.x[r].numpy().tobytes() in own for r in small.rows[k])
+
+
+@pytest.mark.parametrize("local_test", [None, 0.3, "matched"])
+def test_a_partition_survives_the_disk(tmp_path, local_test):
+    x, y = arrays()
+    fed = Federation.from_arrays(x, y, "dirichlet(0.05)", 6, (x, y), seed=4, local_test=local_test)
+    fed.save_partition(tmp_path / "partition.npz")
+    other = Federation.from_arrays(x, y, "iid", 3, (x, y)).load_partition(tmp_path / "partition.npz")
+    assert other.partition == "dirichlet(0.05)"
+    assert all(np.array_equal(a, b) for a, b in zip(fed.rows, other.rows, strict=True))
+    assert (other.local is None) == (local_test is None)
+    if local_test is not None:
+        assert other.local_from == fed.local_from
+        assert all(np.array_equal(a, b) for a, b in zip(fed.local, other.local, strict=True))
+    assert [p.name for p in tmp_path.iterdir()] == ["partition.npz"]
+
+
+def test_wrong_partition_files_are_refused(tmp_path):
+    x, y = arrays()
+    path = tmp_path / "partition.npz"
+    fed = Federation.from_arrays(x, y, clients=3)
+    with pytest.raises(BadInput, match="no such file"):
+        fed.load_partition(path)
+    path.write_bytes(b"PK\x03\x04 nonsense")
+    with pytest.raises(BadInput, match="not a readable"):
+        fed.load_partition(path)
+    np.savez(path, x=x)
+    with pytest.raises(BadInput, match="not a partition"):
+        fed.load_partition(path)
+    fed.save_partition(path)
+    with pytest.raises(BadInput, match="is not in the train data of 30"):
+        Federation.from_arrays(x[:30], y[:30], clients=3).load_partition(path)
+
+
+def test_npz(tmp_path):
+    x, y = arrays()
+    np.savez(tmp_path / "mine.npz", x=x, y=y, x_test=x[:5], y_test=y[:5])
+    fed = Federation.from_npz(tmp_path / "mine.npz", clients=3, partition="skewed(1)")
+    assert (fed.title, len(fed), len(fed.test.y)) == ("mine", 3, 5)
+    np.savez(tmp_path / "odd.npz", images=x)
+    with pytest.raises(BadInput, match="no array 'x'"):
+        Federation.from_npz(tmp_path / "odd.npz")
+    np.savez(tmp_path / "evil.npz", x=np.array([print], dtype=object), y=y)
+    with pytest.raises(BadInput, match="not a readable"):
+        Federation.from_npz(tmp_path / "evil.npz")
+
+
+def test_torch_datasets():
+    x, y = arrays()
+    data = torch.utils.data.TensorDataset(torch.from_numpy(x), torch.from_numpy(y))
+    fed = Federation.from_dataset(data, test=data, clients=3)
+    assert torch.equal(fed.test.x, fed.train.x)
+    assert fed.train.y.tolist() == y.tolist()
+    with pytest.raises(BadInput, match=r"\(sample, label\)"):
+        Federation.from_dataset([1, 2, 3])
+    with pytest.raises(BadInput, match="differ in shape"):
+        Federation.from_dataset([(np.zeros(3), 0), (np.zeros(4), 1)])
+
+
+class FakeHuggingFace:
+    """What is used of a Hugging Face Dataset: its column names, columns and features."""
+
+    def __init__(self, columns, names):
+        self.columns = columns
+        self.features = {"fine": type("ClassLabel", (), {"names": names})()}
+
+    @property
+    def column_names(self):
+        return list(self.columns)
+
+    def __getitem__(self, name):
+        return self.columns[name]
+
+
+def test_huggingface_columns():
+    x, y = arrays()
+    data = FakeHuggingFace({"img": [Image.fromarray(a) for a in x], "fine": y.tolist()}, ["a", "b", "c", "d"])
+    fed = Federation.from_huggingface(data, image="img", label="fine", clients=3, test=data)
+    assert fed.classes == 4
+    assert fed.names == ["a", "b", "c", "d"]
+    assert np.array_equal(fed.train.x.numpy(), x.transpose(0, 3, 1, 2))
+    assert len(fed.test.y) == 60
+    with pytest.raises(BadInput, match="no column 'image'; it has img, fine"):
+        Federation.from_huggingface(data)
+
+
+# -- folders --------------------------------------------------------------------------------------
+def picture(path, value, size=(6, 5), mode="RGB"):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new(mode, size, value).save(path)
+
+
+def test_a_folder_a_class(tmp_path):
+    for name, value in (("cat", (10, 20, 30)), ("dog", (40, 50, 60))):
+        for i in range(3):
+            picture(tmp_path / name / f"{i}.png", value)
+    (tmp_path / "cat" / "notes.txt").write_text("not an image")
+    fed = Federation.from_folder(tmp_path, clients=2)
+    assert fed.names == ("cat", "dog")
+    assert fed.train.y.tolist() == [0, 0, 0, 1, 1, 1]
+    assert fed.input_shape == (3, 5, 6)
+    assert fed.train.x[4, :, 0, 0].tolist() == [40, 50, 60]
+
+
+def test_a_folder_a_site_with_train_and_test(tmp_path):
+    for site, name in (("north", "a"), ("north", "b"), ("south", "b"), ("south", "c")):
+        picture(tmp_path / "train" / site / name / "0.png", 7, mode="L")
+    picture(tmp_path / "test" / "c" / "0.png", 9, mode="L")
+    fed = Federation.from_folder(tmp_path)
+    assert fed.sizes == (2, 2)
+    assert fed.names == ("a", "b", "c")
+    assert fed.train.y.tolist() == [0, 1, 1, 2]
+    assert fed.test.y.tolist() == [2]
+    assert fed.input_shape == (1, 5, 6)
+
+
+def test_wrong_folders_are_refused(tmp_path):
+    with pytest.raises(BadInput, match="no such folder"):
+        Federation.from_folder(tmp_path / "none")
+    with pytest.raises(BadInput, match="one folder a class"):
+        Federation.from_folder(tmp_path)
+    (tmp_path / "cat").mkdir()
+    with pytest.raises(BadInput, match="no PNG or JPEG"):
+        Federation.from_folder(tmp_path)
+    picture(tmp_path / "cat" / "0.png", (1, 2, 3))
+    picture(tmp_path / "cat" / "1.png", (1, 2, 3), size=(9, 9))
+    with pytest.raises(BadInput, match=r"1\.png: an image of 9x9 among others of 6x5"):
+        Federation.from_folder(tmp_path)
+    assert Federation.from_folder(tmp_path, size=4, clients=1).input_shape == (3, 4, 4)
+    (tmp_path / "cat" / "0.png").write_bytes(b"\x89PNG nonsense")
+    with pytest.raises(BadInput, match=r"0\.png: not a readable image"):
+        Federation.from_folder(tmp_path, size=4)
+
+
+def test_samples_take_rows():
+    data = Samples(torch.arange(6).reshape(3, 2).float(), torch.tensor([0, 1, 2]))
+    assert data.take(np.array([2, 0])).y.tolist() == [2, 0]
