@@ -8,8 +8,8 @@ the client axis and runs the same file in a loop, in a stack, in lanes or across
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from typing import ClassVar, Self, TypeVar, cast
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, ClassVar, Self, TypeVar, cast
 
 from torch import Tensor
 
@@ -17,7 +17,11 @@ from fedhead.client import Client
 from fedhead.errors import BadInput
 from fedhead.losses import cross_entropy
 from fedhead.tree import Tree, Weights
-from fedhead.types import PARTS, Batch, Phase, Replies, Reply, Task
+from fedhead.types import PARTS, Batch, Output, Phase, Replies, Reply, Task
+
+if TYPE_CHECKING:
+    from fedhead.data.federation import Federation
+    from fedhead.models.split import Split
 
 
 class Exchange:
@@ -25,6 +29,16 @@ class Exchange:
 
     name: ClassVar[str] = ""
     downlink: ClassVar[tuple[str, ...]] = ("model",)  # server entries that every client receives
+    head: ClassVar[str | None] = None  # the head that the model must have, None: any
+
+    def check(self, models: Sequence[Split], federation: Federation) -> None:
+        """Raise `BadInput` before anything is computed, if these can't be used with each other."""
+        for model in models:
+            if self.head is not None and model.head != self.head:
+                raise BadInput(
+                    f"{self.name} needs a model with the {self.head} head, this one has a {model.head} head: "
+                    f"set model.head={self.head} in a recipe, or fedhead.with_head(model, {self.head!r}) in Python"
+                )
 
     # -- server -----------------------------------------------------------------------------------
     def address(self, server: Tree, client: int, task: Task) -> Tree:
@@ -60,6 +74,10 @@ class Exchange:
     def personal_model(self, me: Client) -> Weights:
         """The model that a client uses for itself."""
         raise NotImplementedError
+
+    def scores(self, out: Output, w: Weights, task: Task) -> Tensor:
+        """Scores of the classes, from what the global model says of a batch."""
+        return out.logits
 
     def predict(self, w: Weights, x: Tensor, me: Client) -> Tensor:
         """Scores of the classes, from a client's own model."""
@@ -115,6 +133,10 @@ class Method(Exchange):
         """What the client would start its next round from."""
         return self.start(me)
 
+    def tuned_model(self, w: Weights, me: Client) -> Weights:
+        """The client's own model right after local training, from the working model `w` and the client's state."""
+        return w
+
 
 @dataclasses.dataclass(frozen=True)
 class Stage(Exchange):
@@ -128,7 +150,18 @@ class Stage(Exchange):
 
     def after(self, method: Method) -> Self:
         """This stage on top of `method`; raises `BadInput` if the two don't go together."""
-        return dataclasses.replace(self, method=method)
+        bound = dataclasses.replace(self, method=method)
+        # what the method broadcasts is needed to start from its model, whatever the stage adds
+        object.__setattr__(bound, "downlink", tuple(dict.fromkeys((*method.downlink, *type(self).downlink))))
+        return bound
+
+    def address(self, server: Tree, client: int, task: Task) -> Tree:
+        """What the method would send to this client."""
+        return self.method.address(server, client, task)
+
+    def steps(self) -> dict[str, Stage]:
+        """The states on the way whose personal models are tested too, in order, each as a stage that looks back."""
+        return {}
 
     def start(self, me: Client) -> Weights:
         """Begin from what the method would begin its next round with."""

@@ -59,6 +59,7 @@ class Phase:
     data: str = "private"  # or "public"
     begins: int = 1  # the first round in which it takes place
     corrects: bool = True  # whether Method.correct sees this phase's gradients
+    saves: str | None = None  # a name under which the client's state keeps what this phase trained, as it was then
 
 
 @dataclass(frozen=True)

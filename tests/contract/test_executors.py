@@ -23,7 +23,13 @@ LOCAL = Local(epochs=2, batch_size=4, optimizer=SGD(lr=0.05, momentum=0.9, weigh
 
 def simulate(name: str, norm: str, executor: Executor, local: Local = LOCAL, rounds: int = 3) -> Simulation:
     simulation = Simulation(
-        federation(), [network(norm)], METHODS[name](), rounds=rounds, local=local, participation=0.6, dtype=torch.float64
+        federation(),
+        [network(norm, METHODS[name].head)],
+        METHODS[name](),
+        rounds=rounds,
+        local=local,
+        participation=0.6,
+        dtype=torch.float64,
     )
     for number in range(1, rounds + 1):
         simulation.round(number, executor)
@@ -45,7 +51,7 @@ def test_stack_equals_loop(name: str, norm: str) -> None:
     assert loop.memory.states.keys() == stack.memory.states.keys()
     for client, state in loop.memory.states.items():
         same(state, stack.memory.states[client])
-    before = network(norm)
+    before = network(norm, METHODS[name].head)
     moved = loop.server.get("model") or next(iter(loop.memory.states.values()))["own"]
     assert any(not torch.equal(moved[n], p.detach().double()) for n, p in before.named_parameters() if n in moved)
 
@@ -68,7 +74,9 @@ def test_persistent_optimizer_state_is_the_same_on_both(optimizer: SGD | Adam) -
 
 @pytest.mark.parametrize("name", sorted(METHODS))
 def test_all_that_is_sent_or_kept_is_named_tensors(name: str) -> None:
-    simulation = Simulation(federation(), [network("batch")], METHODS[name](), rounds=1, local=LOCAL)
+    simulation = Simulation(
+        federation(), [network("batch", METHODS[name].head)], METHODS[name](), rounds=1, local=LOCAL
+    )
     jobs = simulation.jobs(simulation.method, simulation.server, simulation.memory, simulation.holders, 1)
     for reply in Loop().run(jobs[0]):
         for tree in (simulation.server, reply.send, reply.keep):

@@ -8,6 +8,7 @@ from torch import nn
 
 from fedhead.data.augment import Transform
 from fedhead.data.federation import Federation, Samples
+from fedhead.models.registry import with_head
 from fedhead.models.split import Split, split
 
 SIZES = (9, 5, 0, 14, 3)  # uneven on purpose, one client empty, one smaller than a batch
@@ -36,8 +37,8 @@ def federation(seed: int = 0) -> Federation:
     )
 
 
-def network(norm: str) -> Split:
-    """A small convolutional network with the given normalisation layer."""
+def network(norm: str, head: str | None = None) -> Split:
+    """A small convolutional network with the given normalisation layer and, where a method needs one, another head."""
     layer = {"batch": nn.BatchNorm2d(4), "group": nn.GroupNorm(2, 4)}[norm]
 
     class Net(nn.Module):
@@ -52,4 +53,5 @@ def network(norm: str) -> Split:
 
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        return split(Net(), classifier="fc", projection="hidden")
+        model = split(Net(), classifier="fc", projection="hidden")
+    return model if head is None else with_head(model, head)

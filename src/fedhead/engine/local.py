@@ -139,6 +139,8 @@ def local_round(program: Program, sight: Sight, tables: list[Table], lift: Lift)
             w = model
         else:
             sight = sight._replace(state=sight.state.replace({phase.on: model}))
+        if phase.saves is not None:
+            sight = sight._replace(state=sight.state.replace({phase.saves: model.part(*phase.trains)}))
     with torch.no_grad():
         reply = lift.finish(program)(w, sight)
     if program.persistent and kept:
@@ -149,8 +151,10 @@ def local_round(program: Program, sight: Sight, tables: list[Table], lift: Lift)
 def initial_optimizers(method: Method, task: Task, w: Weights, state: Tree) -> Tree:
     """The optimisers' state of a client before its first round, a phase each."""
     kept = {}
+    w = w.replace(method.init_server(w, task).get("model"))  # a method may train more than the model has
     for number, phase in enumerate(method.phases(task)):
-        model = w if phase.on == "model" else state[phase.on]
+        # the order of the names is that of Method.start: what the client owns comes first
+        model = state.get("own", Weights()).replace(w) if phase.on == "model" else state[phase.on]
         params = Tree({name: model[name] for name in trained(model, phase, task.model.fixed)})
         kept[str(number)] = (phase.optimizer or task.local.optimizer).init(params)
     return Tree(kept)

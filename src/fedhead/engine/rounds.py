@@ -9,7 +9,7 @@ from typing import Any
 
 
 from fedhead.data.federation import Federation
-from fedhead.engine import choose
+from fedhead.engine import choose, evaluate
 from fedhead.engine.job import Executor
 from fedhead.engine.simulation import Simulation
 from fedhead.engine.state import Memory
@@ -153,6 +153,8 @@ def run(
         assign=assign,
     )
     stages = [stage.after(method) for stage in stages]  # refuses what does not go together before any compute
+    for stage in stages:
+        stage.check(models, federation)
     history: list[Row] = []
     begin = 0
     if resume is not None:
@@ -188,10 +190,14 @@ def run_stage(simulation: Simulation, stage: Stage, worker: Executor) -> StageRe
     """One stage on top of a trained simulation, which stays as it is."""
     begin = time.perf_counter()
     stage = stage.after(simulation.method)
+    stage.check([task.model for task in simulation.tasks], simulation.federation)
     memory, number = simulation.memory.copy(), simulation.task.rounds + 1
     server, traffic = simulation.exchange(stage, simulation.server, memory, simulation.holders, number, worker)
     metrics: Row = {"bytes_up": traffic.up, "bytes_down": traffic.down}
     metrics |= simulation.evaluate(stage, server, memory, number)
+    if simulation.federation.local is not None and (steps := stage.steps()):
+        found = {name: simulation.personal(step, server, memory, number) for name, step in steps.items()}
+        metrics["steps"] = {name: evaluate.mean(each) for name, each in found.items()}
     metrics["seconds"] = time.perf_counter() - begin
     model = stage.global_model(server, simulation.task)
     return StageResult(stage.name, server, memory, metrics["accuracy"], metrics["personal"], metrics, model)

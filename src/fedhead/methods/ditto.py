@@ -1,0 +1,49 @@
+"""Ditto: a personal model beside the global one, held near it (Li et al., 2021)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from fedhead.client import Client
+from fedhead.losses import cross_entropy
+from fedhead.method import Method, method
+from fedhead.tree import Tree, Weights
+from fedhead.types import Batch, Phase, Reply, Task
+
+
+@method("ditto")
+@dataclass(frozen=True)
+class Ditto(Method):
+    """Each client also trains a model of its own, pulled towards the global one (Li et al., 2021).
+
+    The global model is FedAvg's, batch for batch. FedETF's experiments set λ = 0.001.
+    """
+
+    lam: float = 1.0  # λ, the pull towards the global model; the paper tunes it over 0.1, 1 and 2
+
+    def init_client(self, w: Weights, task: Task) -> Tree:
+        """The personal model v_k starts where the global one does."""
+        return Tree(personal=w)
+
+    def phases(self, task: Task) -> tuple[Phase, ...]:
+        """First the global model's local update, then the personal model's (Algorithm 1)."""
+        return (Phase(self.loss), Phase(self.personal_loss, on="personal"))
+
+    def personal_loss(self, v: Weights, batch: Batch, me: Client) -> Tensor:
+        """h_k(v; wᵗ) = F_k(v) + λ/2 ‖v − wᵗ‖² (the bi-level objective)."""
+        fit = cross_entropy(me.apply(v, batch.x).logits, batch.y, batch.weight)
+        return fit + self.lam / 2 * (v - self.start(me)).sq()
+
+    def finish(self, w: Weights, me: Client) -> Reply:
+        """Send the global model's update, keep the personal model."""
+        return Reply(send=super().finish(w, me).send, keep=Tree(personal=me.state["personal"]))
+
+    def personal_model(self, me: Client) -> Weights:
+        """v_k."""
+        return me.state["personal"]  # type: ignore[no-any-return]
+
+    def tuned_model(self, w: Weights, me: Client) -> Weights:
+        """v_k, which one more round has trained too."""
+        return self.personal_model(me)

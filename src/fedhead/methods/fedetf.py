@@ -1,0 +1,49 @@
+"""FedETF: one fixed simplex-ETF classifier for all clients (Li et al., 2023)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from torch import Tensor
+
+from fedhead.client import Client
+from fedhead.errors import BadInput
+from fedhead.losses import balanced_softmax, cross_entropy
+from fedhead.method import Method, method
+from fedhead.tree import Weights
+from fedhead.types import Batch, Phase, Task
+
+
+@method("fedetf")
+@dataclass(frozen=True)
+class FedETF(Method):
+    """Train features towards one fixed simplex ETF, the same for all clients (Li et al., 2023).
+
+    The ETF head (Eq. 3-5) belongs to the model: logits are β·v_cᵀμ with a fixed frame V, a projection layer and unit
+    features μ; w = {u, p, β} is trained and averaged. The modules of Table 4 are switched off by `balanced_loss`,
+    `learnable_temperature` and the model's parameter `projected`.
+    """
+
+    head: ClassVar[str | None] = "etf"
+    gamma: float = 1.0  # γ, exponent of the class counts (Eq. 6)
+    absent: Literal["mask", "one"] = "mask"  # classes that a client lacks: n^γ = 0 (Eq. 6), or n = 1 (public code)
+    balanced_loss: bool = True
+    learnable_temperature: bool = True
+
+    def __post_init__(self) -> None:
+        """Refuse a negative exponent."""
+        if self.gamma < 0:
+            raise BadInput(f"method.gamma: γ = {self.gamma} would favour rare classes; give 0 or more (the paper: 1)")
+
+    def phases(self, task: Task) -> tuple[Phase, ...]:
+        """w_k = argmin L_k(w) over u, p and β (Eq. 7); V is fixed by the head."""
+        temperature = ("classifier",) if self.learnable_temperature else ()
+        return (Phase(self.loss, trains=("extractor", "projection", *temperature)),)
+
+    def loss(self, w: Weights, batch: Batch, me: Client) -> Tensor:
+        """−log n_y^γ exp(β v_yᵀμ) / Σ_c n_c^γ exp(β v_cᵀμ), the mean over samples (Eq. 6 and 8)."""
+        logits = me.apply(w, batch.x).logits
+        if not self.balanced_loss:
+            return cross_entropy(logits, batch.y, batch.weight)
+        return balanced_softmax(logits, batch.y, batch.weight, me.counts, self.gamma, self.absent)

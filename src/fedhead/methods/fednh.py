@@ -1,0 +1,53 @@
+"""FedNH: a prototype classifier that is moved by averaging, not by gradients (Dai et al., 2023)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal, cast
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fedhead.client import Client
+from fedhead.errors import BadInput
+from fedhead.method import Method, method
+from fedhead.prototypes import class_sums
+from fedhead.tree import Tree, Weights
+from fedhead.types import Replies, Reply, Task
+
+PROTOTYPES = "classifier.weight"
+
+
+@method("fednh")
+@dataclass(frozen=True)
+class FedNH(Method):
+    """Spread the class prototypes evenly at first, then let them follow the clients' features (Dai et al., 2023).
+
+    The prototype head belongs to the model: logits s·cos(w_c, z), prototypes fixed in local training, s trained.
+    FedETF's experiments average the models by samples.
+    """
+
+    head: ClassVar[str | None] = "prototype"
+    rho: float = 0.9  # ρ, how much of a prototype stays in a round
+    average_over: Literal["clients", "samples"] = "clients"  # who counts alike in the mean model
+
+    def __post_init__(self) -> None:
+        """Refuse a smoothing that is none."""
+        if not 0 <= self.rho <= 1:
+            raise BadInput(f"method.rho: ρ = {self.rho} must lie between 0 and 1 (the paper: 0.9)")
+
+    def finish(self, w: Weights, me: Client) -> Reply:
+        """Send the model and μ_k,c, the unit means of unit features, weighed by the class counts."""
+        reply = super().finish(w, me)
+        means = F.normalize(class_sums(me, w, lambda out: F.normalize(out.z, dim=-1)), dim=1)
+        return Reply(reply.send.replace(prototypes=means * me.counts.unsqueeze(1), counts=me.counts), reply.keep)
+
+    def aggregate(self, server: Tree, replies: Replies, task: Task) -> Tree:
+        """w_c ← ρ w_c + (1−ρ) μ_c, both of unit norm, and unit norm again; a class that nobody holds stays."""
+        shares = [1.0] * len(replies) if self.average_over == "clients" else None
+        model = server["model"].replace(replies.mean("model", shares))
+        old, mean = model[PROTOTYPES], F.normalize(cast(Tensor, replies.sum("prototypes")), dim=1)
+        new = F.normalize(self.rho * old + (1 - self.rho) * mean, dim=1)
+        held = cast(Tensor, replies.sum("counts")) > 0
+        return server.replace(model=model.replace({PROTOTYPES: torch.where(held.unsqueeze(1), new, old)}))

@@ -1,0 +1,84 @@
+"""FedProto: clients share class prototypes, never models (Tan et al., 2022)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal, cast
+
+import torch
+from torch import Tensor
+
+from fedhead.client import Client
+from fedhead.errors import BadInput
+from fedhead.losses import cross_entropy, mean
+from fedhead.method import method
+from fedhead.methods.local import Local
+from fedhead.prototypes import class_sums
+from fedhead.tree import Tree, Weights
+from fedhead.types import Batch, Replies, Reply, Task
+
+if TYPE_CHECKING:
+    from fedhead.data.federation import Federation
+    from fedhead.models.split import Split
+
+
+@method("fedproto")
+@dataclass(frozen=True)
+class FedProto(Local):
+    """Pull each client's features towards the mean prototypes of all; models stay at home (Tan et al., 2022).
+
+    Clients may differ in architecture as long as their features have one dimension. FedETF's experiments set
+    λ = 0.1 and predict by logits; the authors' code averages over clients.
+    """
+
+    downlink: ClassVar[tuple[str, ...]] = ("prototypes",)
+    lam: float = 1.0  # λ, weight of the distance to the prototypes (Eq. 7); the paper: 1, for CIFAR 0.1
+    predict_by: Literal["prototypes", "logits"] = "prototypes"
+    average_over: Literal["samples", "clients"] = "samples"  # who counts alike in a prototype (Eq. 6)
+
+    def check(self, models: Sequence[Split], federation: Federation) -> None:
+        """Refuse features of different dimensions."""
+        super().check(models, federation)
+        sizes = sorted({model.features for model in models})
+        if len(sizes) > 1:
+            raise BadInput(
+                f"fedproto compares features of one dimension, these models have {sizes}: "
+                f"build them with feature_layer={sizes[0]}"
+            )
+
+    def init_server(self, w: Weights, task: Task) -> Tree:
+        """No prototype has been seen yet."""
+        like = next(iter(w.values()))
+        zeros = like.new_zeros(task.classes, task.model.features)
+        return Tree(prototypes=Tree(mean=zeros, seen=zeros[:, 0].clone()))
+
+    def loss(self, w: Weights, batch: Batch, me: Client) -> Tensor:
+        """L_S + λ L_R (Eq. 7), the distance taken sample by sample, as the mean square over the dimensions."""
+        out, prototypes = me.apply(w, batch.x), me.down["prototypes"]
+        distance = (out.z - prototypes["mean"][batch.y]).square().mean(-1)
+        pull = mean(distance * prototypes["seen"][batch.y], batch.weight)
+        return cross_entropy(out.logits, batch.y, batch.weight) + self.lam * pull
+
+    def finish(self, w: Weights, me: Client) -> Reply:
+        """C_k^(j) = Σ f_k(x) / |D_k,j| over the samples of class j (Eq. 3), sent as sums that add up."""
+        sums, counts = class_sums(me, w, lambda out: out.z), me.counts
+        if self.average_over == "clients":
+            sums, counts = sums / counts.clamp_min(1).unsqueeze(1), (counts > 0).to(counts.dtype)
+        return Reply(send=Tree(sums=sums, counts=counts), keep=Tree(own=w))
+
+    def aggregate(self, server: Tree, replies: Replies, task: Task) -> Tree:
+        """The mean prototype of each class over those who hold it (Eq. 6); a class that nobody held stays as it was."""
+        old = server["prototypes"]
+        sums, counts = cast(Tensor, replies.sum("sums")), cast(Tensor, replies.sum("counts"))
+        held = counts > 0
+        mean = torch.where(held.unsqueeze(1), sums / counts.clamp_min(1).unsqueeze(1), old["mean"])
+        return server.replace(prototypes=Tree(mean=mean, seen=torch.maximum(old["seen"], held.to(mean.dtype))))
+
+    def predict(self, w: Weights, x: Tensor, me: Client) -> Tensor:
+        """The class of the nearest prototype (Eq. 8), or the logits."""
+        out, prototypes = me.apply(w, x, train=False), me.down["prototypes"]
+        if self.predict_by == "logits":
+            return out.logits
+        near = -torch.cdist(out.z, prototypes["mean"])
+        return near.masked_fill(prototypes["seen"] == 0, -torch.inf)

@@ -1,0 +1,100 @@
+"""FedRoD: a generic head trained on balanced terms, a personal head on top (Chen and Chao, 2022)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, Literal, cast
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fedhead import keyed
+from fedhead.client import Client
+from fedhead.errors import BadInput
+from fedhead.losses import balanced_softmax, cross_entropy
+from fedhead.method import Method, method
+from fedhead.tree import Tree, Weights
+from fedhead.types import PARTS, Batch, Phase, Task
+
+
+@method("fedrod")
+@dataclass(frozen=True)
+class FedRoD(Method):
+    """Two predictors on one extractor: a balanced generic head that travels and a personal one (Chen and Chao, 2022).
+
+    FedETF's experiments count absent classes once (`absent="one"`).
+    """
+
+    gamma: float = 1.0  # γ, exponent of the class counts in the balanced softmax
+    absent: Literal["mask", "one"] = "mask"  # classes that a client lacks: out of the softmax, or counted once
+
+    def __post_init__(self) -> None:
+        """Refuse a negative exponent."""
+        if self.gamma < 0:
+            raise BadInput(f"method.gamma: γ = {self.gamma} would favour rare classes; give 0 or more (the paper: 1)")
+
+    def init_client(self, w: Weights, task: Task) -> Tree:
+        """A linear personal head that adds nothing yet."""
+        like = next(iter(w.values()))
+        size, features = task.classes, task.model.features
+        own = {"personal.weight": like.new_zeros(size, features), "personal.bias": like.new_zeros(size)}
+        return Tree(own=Weights(own))
+
+    def phases(self, task: Task) -> tuple[Phase, ...]:
+        """The model and the personal head together."""
+        return (Phase(self.loss, trains=(*PARTS, "personal")),)
+
+    def loss(self, w: Weights, batch: Batch, me: Client) -> Tensor:
+        """ℓ_BSM of the generic logits + ℓ of generic plus personal ones, which teaches the personal head alone."""
+        out = me.apply(w.part(*PARTS), batch.x)
+        generic = balanced_softmax(out.logits, batch.y, batch.weight, me.counts, self.gamma, self.absent)
+        both = out.logits.detach() + self.personal_logits(w, out.z.detach(), me)
+        return generic + cross_entropy(both, batch.y, batch.weight)
+
+    def personal_logits(self, w: Weights, z: Tensor, me: Client) -> Tensor:
+        """What the personal head adds."""
+        return F.linear(z, w["personal.weight"], w["personal.bias"])
+
+    def predict(self, w: Weights, x: Tensor, me: Client) -> Tensor:
+        """The sum of both heads' logits."""
+        out = me.apply(w.part(*PARTS), x, train=False)
+        return out.logits + self.personal_logits(w, out.z, me)
+
+
+@method("fedrod_hyper")
+@dataclass(frozen=True)
+class FedRoDHyper(FedRoD):
+    """FedRoD whose personal heads come from one shared hypernetwork, given a client's class distribution."""
+
+    shared: ClassVar[tuple[str, ...]] = (*PARTS, "personal")
+    hidden: int = 32  # width of the hypernetwork's one hidden layer
+
+    def init_server(self, w: Weights, task: Task) -> Tree:
+        """The model and the hypernetwork H_ν; its last layer starts at 0, so that personal heads add nothing yet."""
+        like, size = next(iter(w.values())), task.classes * (task.model.features + 1)
+        generator = keyed.generator(keyed.key(task.seed, "fedrod"))
+        first = (torch.rand(self.hidden, task.classes, generator=generator) * 2 - 1) / math.sqrt(task.classes)
+        network = {
+            "personal.0.weight": first.to(like),
+            "personal.0.bias": like.new_zeros(self.hidden),
+            "personal.1.weight": like.new_zeros(size, self.hidden),
+            "personal.1.bias": like.new_zeros(size),
+        }
+        return Tree(model=w.replace(network))
+
+    def init_client(self, w: Weights, task: Task) -> Tree:
+        """Nothing is kept: the head follows from the class distribution."""
+        return Tree()
+
+    def personal_logits(self, w: Weights, z: Tensor, me: Client) -> Tensor:
+        """φ_k = H_ν(a_k), a linear head from the client's class distribution a_k."""
+        share = me.counts / me.samples
+        code = F.relu(F.linear(share, w["personal.0.weight"], w["personal.0.bias"]))
+        head = F.linear(code, w["personal.1.weight"], w["personal.1.bias"]).reshape(me.task.classes, -1)
+        return F.linear(z, head[:, :-1], head[:, -1])
+
+    def global_model(self, server: Tree, task: Task) -> Weights | None:
+        """The model with its generic head."""
+        return cast(Weights, server["model"].part(*PARTS))

@@ -1,0 +1,139 @@
+"""Personalisation after the rounds: one more local update for any method, and FedETF's Algorithm 2."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from torch import Tensor
+
+from fedhead.client import Client
+from fedhead.errors import BadInput
+from fedhead.losses import cross_entropy
+from fedhead.method import Stage, stage
+from fedhead.optim import SGD
+from fedhead.tree import Tree, Weights
+from fedhead.types import Batch, Phase, Reply, Task
+
+if TYPE_CHECKING:
+    from fedhead.data.federation import Federation
+    from fedhead.models.split import Split
+
+V, BETA = "classifier.weight", "classifier.scale"  # the ETF's vectors and the temperature, as the model names them
+TUNED = "tuned"  # where the client's state keeps its own model
+
+
+@stage("finetune")
+@dataclass(frozen=True)
+class FineTune(Stage):
+    """Every client trains once more as the method has it, from the final model, and keeps the result for itself.
+
+    This is the one rule by which FedETF's experiments measure personal accuracy for all methods; the global model
+    stays as it is. Clients that never took part are tuned too.
+    """
+
+    def check(self, models: Sequence[Split], federation: Federation) -> None:
+        """Refuse a federation in which no client can be tested."""
+        super().check(models, federation)
+        if federation.local is None or not any(len(rows) for rows in federation.local):
+            raise BadInput(
+                f"stage {self.name} measures the clients on their own test sets, and no client has one: "
+                f"set local_test=0.3 to keep 30 % of each client's samples for it"
+            )
+
+    def address(self, server: Tree, client: int, task: Task) -> Tree:
+        """All that the method would send to the client."""
+        more = {name: server[name] for name in self.method.downlink if name in server and name not in self.downlink}
+        return Tree(more).replace(self.method.address(server, client, task))
+
+    def phases(self, task: Task) -> tuple[Phase, ...]:
+        """The method's own."""
+        return self.method.phases(task)
+
+    def correct(self, g: Tree, me: Client) -> Tree:
+        """The method's own."""
+        return self.method.correct(g, me)
+
+    def finish(self, w: Weights, me: Client) -> Reply:
+        """Send nothing, keep the tuned model."""
+        return Reply(send=Tree(), keep=me.state.replace({TUNED: self.method.tuned_model(w, me)}))
+
+    def personal_model(self, me: Client) -> Weights:
+        """The tuned model."""
+        return me.state[TUNED]  # type: ignore[no-any-return]
+
+
+@stage("finetune_etf")
+@dataclass(frozen=True)
+class FineTuneETF(FineTune):
+    """FedETF's personalised fine-tuning (Algorithm 2): the extractor, then in turns ETF and projection.
+
+    Accuracy is recorded after each step (Fig. 6b). In `variant="paper"` each step trains for `epochs` by plain cross
+    entropy (Eq. 9-11) with the run's optimiser, β throughout. `variant="code"` is what the public code does: the first
+    step is an ordinary local round, V is trained by plain SGD at 0.1 and p at 0.05 for 3 epochs each, and β is left.
+    """
+
+    head: ClassVar[str | None] = "etf"
+    iterations: int = 20  # T_p; the paper gives none, this is the public code's
+    epochs: int | None = None  # E of each step, None: the run's local epochs (3 for variant code)
+    variant: Literal["paper", "code"] = "paper"
+    record: bool = True  # whether the accuracy after each step is measured
+    at: str | None = dataclasses.field(default=None, repr=False)  # a step to look back at; None: the end
+
+    def __post_init__(self) -> None:
+        """Refuse counts that make no sense."""
+        if self.iterations < 0 or (self.epochs is not None and self.epochs < 1):
+            raise BadInput(
+                f"stage.{self.name}: iterations={self.iterations} and epochs={self.epochs} can't be; "
+                f"give iterations of 0 or more and epochs of 1 or more"
+            )
+
+    def phases(self, task: Task) -> tuple[Phase, ...]:
+        """ŵ = {u, β}, then T_p times ŵ = {V, β} and ŵ = {p, β}; each saves what it trained."""
+        if self.variant == "code":
+            wd, epochs = getattr(task.local.optimizer, "weight_decay", 0.0), self.epochs or 3
+            first = [dataclasses.replace(phase, saves="extractor") for phase in self.method.phases(task)]
+            frame = Phase(self.loss, (V,), epochs, SGD(0.1), corrects=False)
+            layer = Phase(self.loss, ("projection",), epochs, SGD(0.05, 0.9, wd), corrects=False)
+        else:
+            first = [Phase(self.extractor_loss, ("extractor", BETA), self.epochs, saves="extractor", corrects=False)]
+            frame = Phase(self.loss, (V, BETA), self.epochs, corrects=False)
+            layer = Phase(self.loss, ("projection", BETA), self.epochs, corrects=False)
+        turns = [
+            dataclasses.replace(phase, saves=f"{name} {t}")
+            for t in range(1, self.iterations + 1)
+            for name, phase in (("classifier", frame), ("projection", layer))
+        ]
+        return (*first, *turns)
+
+    def extractor_loss(self, w: Weights, batch: Batch, me: Client) -> Tensor:
+        """Cross entropy without balance (Eq. 9) while the extractor is trained."""
+        return cross_entropy(me.apply(w, batch.x).logits, batch.y, batch.weight)
+
+    def loss(self, w: Weights, batch: Batch, me: Client) -> Tensor:
+        """Cross entropy without balance (Eq. 9) on top of a fixed extractor, running statistics included."""
+        return cross_entropy(me.apply(w, batch.x, train=False).logits, batch.y, batch.weight)
+
+    def steps(self) -> dict[str, Stage]:
+        """Before, after the extractor, and after each turn."""
+        turns = [f"{name} {t}" for t in range(1, self.iterations + 1) for name in ("classifier", "projection")]
+        names = ["global", "extractor", *turns] if self.record else []
+        return {name: dataclasses.replace(self, at=name) for name in names}
+
+    def personal_model(self, me: Client) -> Weights:
+        """The model at the end, or as it was after the step `at`."""
+        end = super().personal_model(me)
+        if self.at is None:
+            return end
+        w = self.method.start(me)
+        if self.at == "global":
+            return w
+        w = end.replace(w.part("projection", "classifier"))  # the extractor is done after the first step
+        for name in self.steps():
+            if name in me.state:
+                w = w.replace(me.state[name])
+            if name == self.at:
+                break
+        return w
