@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from fedhead.types import PARTS, Batch, Reply, Task
 @method("fedclassavg")
 @dataclass(frozen=True)
 class FedClassAvg(Method):
-    """Average the classifiers of clients whose extractors may differ, and train features by contrast (Jang et al., 2022).
+    """Average the classifiers of clients that may differ otherwise, train features by contrast (Jang et al., 2022).
 
     The defaults are the paper's text. Its public code is `temperature=100, base_temperature=0.07, normalize=False,
     proximal="mean_squared"`.
@@ -71,7 +71,7 @@ class FedClassAvg(Method):
         apart = torch.cat([t.flatten() for t in drift.values()])
         if self.proximal == "mean_squared":
             return apart.square().mean() / 2
-        return torch.linalg.vector_norm(apart)
+        return cast(Tensor, torch.linalg.vector_norm(apart))
 
     def finish(self, w: Weights, me: Client) -> Reply:
         """Send the shared part, keep the whole model: it is what the client uses."""

@@ -1,0 +1,151 @@
+"""KT-pFL: clients teach each other through predictions on public data, weighted by learned coefficients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal, cast
+
+import torch
+from torch import Tensor
+
+from fedhead import tree as trees
+from fedhead.client import Client
+from fedhead.errors import BadInput
+from fedhead.losses import distillation
+from fedhead.method import Method, method
+from fedhead.tree import Tree, Weights
+from fedhead.types import PARTS, Batch, Phase, Replies, Reply, Task
+
+if TYPE_CHECKING:
+    from fedhead.data.federation import Federation
+    from fedhead.models.split import Split
+
+
+@method("ktpfl")
+@dataclass(frozen=True)
+class KTpFL(Method):
+    """Distil all clients' knowledge into each, mixed by coefficients that are learned (Zhang et al., 2021).
+
+    A client's knowledge is what it says of public samples, softened; with `share="all"` ("+weight", for one
+    architecture) it is the model itself, and the client goes on from its mixture. What its paper does in two exchanges
+    is one here: a client trains, sends its knowledge, and is distilled into at the start of its next round.
+    """
+
+    downlink: ClassVar[tuple[str, ...]] = ()
+    temperature: float = 10.0  # T, of the soft predictions
+    penalty: float = 0.7  # ρ, weight of the pull of the coefficients to 1/K
+    coefficient_lr: float = 0.02  # η₃, the step of the coefficients
+    sharpness: float = 5.0  # the coefficients' rows are softmax(sharpness · c)
+    distillation_epochs: int = 1
+    distillation_batch: int = 256
+    share: Literal["predictions", "all"] = "predictions"
+    transfer: float = 1.0  # with share=all: how far towards its mixture a client's model is moved
+
+    @property
+    def shared(self) -> tuple[str, ...]:
+        """Nothing is averaged by name, but mixing whole models needs one architecture."""
+        return PARTS if self.share == "all" else ()
+
+    def check(self, models: Sequence[Split], federation: Federation) -> None:
+        """There must be public samples to speak of."""
+        super().check(models, federation)
+        if self.share == "predictions" and federation.public is None:
+            raise BadInput(
+                "ktpfl needs public data that all clients hold: set public in the recipe (public=mnist), "
+                "or public=(x, y) of the federation"
+            )
+
+    # -- server -----------------------------------------------------------------------------------
+    def init_server(self, w: Weights, task: Task) -> Tree:
+        """No knowledge yet, and the same trust in everyone: c_kl = 1/K."""
+        like = next(iter(w.values()))
+        return Tree(knowledge=Tree(), coefficients=like.new_full((task.clients, task.clients), 1 / task.clients))
+
+    def aggregate(self, server: Tree, replies: Replies, task: Task) -> Tree:
+        """Take in the new knowledge, then learn the coefficients of those who sent it."""
+        new = {str(k): sent["knowledge"] for k, sent in zip(replies.clients, replies.sent, strict=True)}
+        merged = {**server["knowledge"], **new}
+        knowledge = Tree({str(k): merged[str(k)] for k in sorted(map(int, merged))})
+        return Tree(knowledge=knowledge, coefficients=self.learn(server["coefficients"], knowledge, replies.clients))
+
+    def learn(self, c: Tensor, knowledge: Tree, clients: Sequence[int]) -> Tensor:
+        """c_k ← softmax(c_k − η₃ ∇[ MSE(S_k, Σ_l c_kl S_l) + ρ MSE(c_k, 1/K) ]) for these clients' rows.
+
+        The gradient needs the inner products of the clients' knowledge alone. Who has sent nothing yet has weight 0.
+        """
+        known = [int(k) for k in knowledge]
+        place = [known.index(k) for k in clients]
+        gram = _inner_products(knowledge)
+        rows = c[list(clients)][:, known]
+        rows = rows / rows.sum(dim=1, keepdim=True)
+        gradient = 2 * (rows @ gram - gram[place]) + 2 * self.penalty / len(known) * (rows - 1 / len(known))
+        rows = torch.softmax(self.sharpness * (rows - self.coefficient_lr * gradient), dim=1)
+        spread = c.new_zeros(len(clients), len(c))
+        spread[:, known] = rows
+        new = c.clone()
+        new[list(clients)] = spread
+        return new
+
+    def address(self, server: Tree, client: int, task: Task) -> Tree:
+        """The client's own mixture Σ_l c_kl S_l of what is known."""
+        knowledge = server["knowledge"]
+        if not knowledge:
+            return Tree()
+        row = server["coefficients"][client, [int(k) for k in knowledge]]
+        return Tree(target=trees.mean(list(knowledge.values()), row.tolist()))
+
+    # -- client -----------------------------------------------------------------------------------
+    def init_client(self, w: Weights, task: Task) -> Tree:
+        """The client's model."""
+        return Tree(own=w)
+
+    def start(self, me: Client) -> Weights:
+        """Go on from the client's own model, or from the mixture of models."""
+        own = cast(Weights, me.state["own"])
+        if self.share == "predictions" or "target" not in me.down:
+            return own
+        return own.map(lambda mine, mixed: mine + self.transfer * (mixed - mine), me.down["target"])
+
+    def phases(self, task: Task) -> tuple[Phase, ...]:
+        """Distil what the others know, once there is something; then train on the client's own data."""
+        if self.share == "all":
+            return (Phase(self.loss),)
+        public = Phase(
+            self.distil, epochs=self.distillation_epochs, batch_size=self.distillation_batch, data="public", begins=2
+        )
+        return (public, Phase(self.loss))
+
+    def distil(self, w: Weights, batch: Batch, me: Client) -> Tensor:
+        """KL(Σ_l c_kl S_l ‖ softmax(f_k(x) / T)) on public samples."""
+        target = me.down["target"]["soft"][batch.index]
+        return distillation(me.apply(w, batch.x).logits, target, batch.weight, self.temperature)
+
+    def finish(self, w: Weights, me: Client) -> Reply:
+        """Send the client's knowledge S_k = softmax(f_k(public) / T), or its model; keep the model."""
+        if self.share == "all":
+            return Reply(send=Tree(knowledge=w), keep=Tree(own=w))
+        logits = me.on_public(lambda x: me.apply(w, x, train=False).logits)
+        soft = torch.softmax(logits / self.temperature, dim=-1)
+        return Reply(send=Tree(knowledge=Tree(soft=soft)), keep=Tree(own=w))
+
+    # -- models -----------------------------------------------------------------------------------
+    def global_model(self, server: Tree, task: Task) -> Weights | None:
+        """There is none: each client has its own."""
+        return None
+
+    def personal_model(self, me: Client) -> Weights:
+        """The local model after training."""
+        return cast(Weights, me.state["own"])
+
+
+def _inner_products(knowledge: Tree) -> Tensor:
+    """⟨S_k, S_l⟩ / |S| of all pairs; of models the sum over parameters, each divided by its size."""
+    parts = [k.params if isinstance(k, Weights) else k for k in knowledge.values()]
+    total: Tensor | None = None
+    for name in parts[0]:
+        rows = torch.stack([part[name].flatten() for part in parts])
+        product = rows @ rows.T / rows.shape[1]
+        total = product if total is None else total + product
+    assert total is not None, "asked only when there is knowledge"
+    return total

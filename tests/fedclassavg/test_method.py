@@ -1,0 +1,212 @@
+"""FedClassAvg on a mixed federation: against a plain loop, on every executor, and what crosses the wire."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import pytest
+import torch
+from mixed import pair, perceptron
+from small import CLASSES, federation, network
+from torch import nn
+from torch.nn import functional as F
+
+from fedhead import keyed
+from fedhead.engine.job import Executor
+from fedhead.engine.loop import Loop
+from fedhead.engine.simulation import Simulation
+from fedhead.engine.stack import Stack
+from fedhead.errors import BadInput
+from fedhead.method import METHODS
+from fedhead.methods.fedclassavg import FedClassAvg
+from fedhead.methods.local import Local as LocalTraining
+from fedhead.models.split import Split, load, weights
+from fedhead.optim import SGD, Adam
+from fedhead.tree import Tree
+from fedhead.types import Local
+
+ADAM = Local(epochs=2, batch_size=4, optimizer=Adam(lr=0.01, betas=(0.5, 0.999)))
+PLAIN = Local(epochs=2, batch_size=4, optimizer=SGD(lr=0.05, momentum=0.9), lr_decay=0.9)
+PUBLIC_CODE = FedClassAvg(temperature=100, base_temperature=0.07, normalize=False, proximal="mean_squared")
+
+
+def simulate(method: FedClassAvg, models: list[Split] | None = None, local: Local = ADAM, **settings: float) -> Simulation:
+    return Simulation(federation(), models or pair(), method, rounds=3, local=local, dtype=torch.float64, **settings)
+
+
+def contrast(first: torch.Tensor, second: torch.Tensor, y: torch.Tensor, method: FedClassAvg) -> torch.Tensor:
+    """Khosla et al.'s Eq. 2 over unpadded samples, one anchor after another."""
+    views, labels = torch.cat([first, second]), torch.cat([y, y])
+    if method.normalize:
+        views = views / views.norm(dim=1, keepdim=True)
+    total = views.new_zeros(())
+    for i in range(len(views)):
+        others = [a for a in range(len(views)) if a != i]
+        scores = (views[others] @ views[i]) / method.temperature
+        chosen = labels[others] == labels[i]
+        total = total - (scores - torch.logsumexp(scores, 0))[chosen].mean()
+    scale = method.temperature / method.base_temperature if method.base_temperature else 1.0
+    return total / len(views) * scale
+
+
+def plain_round(simulation: Simulation, method: FedClassAvg) -> tuple[Tree, dict[int, Split]]:
+    """Algorithm 1 with torch modules and torch.optim, one client after another; also the clients' own models."""
+    pool, fed = simulation.pool, simulation.federation
+    models: dict[int, Split] = {}
+    jobs = simulation.jobs(simulation.method, simulation.server, simulation.memory, simulation.holders, 1)
+    for job in jobs:
+        for place, client in enumerate(job.clients):
+            model = copy.deepcopy(job.program.task.model).train()
+            classifier = copy.deepcopy(simulation.server["model"])
+            load(model, simulation.initial[simulation.assign[client]].replace(classifier))
+            optimizer = torch.optim.Adam(model.parameters(), lr=0.01, betas=(0.5, 0.999))
+            table = job.tables(place)[0]
+            for step in range(len(table)):
+                batch, _ = table.batch(step, pool)
+                real = batch.weight > 0
+                first = model(batch.x)
+                loss = F.cross_entropy(first.logits[real], batch.y[real])
+                if method.cl:
+                    second = model(pool.view(batch.index, keyed.fold(batch.key, 1)))
+                    loss = loss + contrast(first.h[real], second.h[real], batch.y[real], method)
+                apart = torch.cat(
+                    [(p - classifier[n]).flatten() for n, p in model.named_parameters() if n.startswith("classifier")]
+                )
+                if method.proximal == "mean_squared":
+                    loss = loss + method.rho * (apart**2).mean() / 2
+                elif step > 0:  # a norm has no gradient at 0, where the two classifiers are one
+                    loss = loss + method.rho * (apart**2).sum().sqrt()
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+            models[client] = model
+    total = sum(len(fed.rows[k]) for k in models)
+    average = {
+        name: sum(len(fed.rows[k]) / total * dict(m.named_parameters())[name].detach() for k, m in models.items())
+        for name in ("classifier.weight", "classifier.bias")
+    }
+    return Tree(average), models
+
+
+@pytest.mark.parametrize("method", [FedClassAvg(rho=0.3), PUBLIC_CODE, FedClassAvg(cl=False)])
+@pytest.mark.parametrize("executor", [Loop(), Stack()])
+def test_one_round_on_two_architectures_is_algorithm_1(method: FedClassAvg, executor: Executor) -> None:
+    simulation = simulate(method)
+    average, models = plain_round(simulation, method)
+    simulation.round(1, executor)
+    assert simulation.server["model"].keys() == {"classifier.weight", "classifier.bias"}
+    for name, t in simulation.server["model"].items():
+        torch.testing.assert_close(t, average[name], atol=1e-10, rtol=1e-9)
+    for client, model in models.items():
+        own = simulation.memory[client]["own"]
+        for name, t in weights(model).items():
+            # a convolution's bias before BatchNorm has a gradient of rounding errors alone, which Adam blows up
+            idle = name in ("extractor.body.0.bias", "extractor.body.1.running_mean")
+            torch.testing.assert_close(own[name], t, atol=1e-6 if idle else 1e-10, rtol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["fedclassavg", "ktpfl", "local"])
+def test_a_mixed_federation_gives_the_same_on_every_executor(name: str) -> None:
+    runs = []
+    for executor in (Loop(), Stack(), Stack(size=1)):
+        simulation = Simulation(
+            federation(), pair(), METHODS[name](), rounds=3, local=PLAIN, participation=0.6, dtype=torch.float64
+        )
+        for number in (1, 2, 3):
+            simulation.round(number, executor)
+        runs.append(simulation)
+    for other in runs[1:]:
+        for left, right in [
+            (runs[0].server, other.server),
+            *((state, other.memory.states[k]) for k, state in runs[0].memory.states.items()),
+        ]:
+            assert left.leaves().keys() == right.leaves().keys()
+            for path, t in left.leaves().items():
+                torch.testing.assert_close(t, right.leaves()[path], atol=1e-10, rtol=1e-10)
+
+
+def test_only_the_classifier_crosses_the_wire() -> None:
+    simulation = simulate(FedClassAvg())
+    size = 4 * (8 * CLASSES + CLASSES) * 2  # float64 here
+    jobs = simulation.jobs(simulation.method, simulation.server, simulation.memory, simulation.holders, 1)
+    for job in jobs:
+        assert set(job.down.leaves()) == {"model/classifier.weight", "model/classifier.bias"}
+        assert all(not own for own in job.own)
+        for reply in Loop().run(job):
+            assert set(reply.send.leaves()) == {"model/classifier.weight", "model/classifier.bias"}
+            assert reply.send.nbytes == size
+    traffic = simulation.round(1, Loop())
+    assert (traffic.up, traffic.down) == (size * len(simulation.holders), size * len(simulation.holders))
+
+
+def test_plus_weight_shares_the_whole_model_of_one_architecture() -> None:
+    simulation = simulate(FedClassAvg(share="all"), [network("batch")])
+    simulation.round(1, Loop())
+    assert simulation.server["model"].keys() == simulation.initial[0].keys()
+    assert simulation.method.global_model(simulation.server, simulation.task) is not None
+    with pytest.raises(BadInput, match=r"client 1: fedclassavg averages 'extractor"):
+        simulate(FedClassAvg(share="all"))
+
+
+def test_without_its_three_parts_it_is_local_training() -> None:
+    ours = simulate(FedClassAvg(ca=False, pr=False, cl=False))
+    theirs = simulate(LocalTraining())  # type: ignore[arg-type]  # any method will do
+    for number in (1, 2):
+        assert ours.round(number, Loop()).up == 0
+        theirs.round(number, Loop())
+    for client in ours.holders:
+        for name, t in theirs.memory[client]["own"].items():
+            assert torch.equal(ours.memory[client]["own"][name], t), name
+
+
+@pytest.mark.parametrize("part", ["pr", "cl", "ca"])
+def test_each_part_can_be_switched_off(part: str) -> None:
+    whole, without = simulate(FedClassAvg(rho=0.5)), simulate(FedClassAvg(rho=0.5, **{part: False}))
+    for simulation in (whole, without):
+        for number in (1, 2):
+            simulation.round(number, Loop())
+    apart = whole.memory[0]["own"] - without.memory[0]["own"]
+    assert math.sqrt(float(apart.sq())) > 1e-3
+
+
+def test_a_client_uses_its_own_model_after_training_and_the_servers_before() -> None:
+    simulation = simulate(FedClassAvg(share="all"), [network("group")], participation=0.4)
+    simulation.round(1, Loop())
+    trained = sorted(simulation.memory.states)
+    waiting = next(k for k in simulation.holders if k not in trained)
+    for job in simulation.jobs(simulation.method, simulation.server, simulation.memory, simulation.holders, 2):
+        for place, client in enumerate(job.clients):
+            w = simulation.method.personal_model(job.program.me(job.sight(place)))
+            if client in trained:
+                assert all(torch.equal(t, simulation.memory[client]["own"][n]) for n, t in w.items())
+            if client == waiting:
+                assert all(torch.equal(t, simulation.server["model"][n]) for n, t in w.items())
+
+
+# -- bad input ------------------------------------------------------------------------------------
+def test_feature_dimensions_that_differ_are_refused_with_the_clients_number() -> None:
+    with pytest.raises(BadInput, match=r"client 1: its features have 16 dimensions and client 0's have 8.*feature_layer=8"):
+        simulate(FedClassAvg(), [network("batch"), perceptron(16)])
+
+
+def test_a_model_without_such_a_classifier_is_refused_with_the_clients_number() -> None:
+    models = [network("batch"), network("group"), perceptron(bias=False)]
+    with pytest.raises(BadInput, match=r"client 2: .*'classifier.bias', which is not there in its model.*same head"):
+        simulate(FedClassAvg(), models)
+
+
+def test_a_batch_of_one_sample_is_refused_for_batchnorm_alone() -> None:
+    one = Local(epochs=1, batch_size=1, optimizer=SGD(lr=0.01))
+    with pytest.raises(BadInput, match=r"client 1: batch_size 1 .*BatchNorm layer 'extractor.body.1'.*2 or more"):
+        simulate(FedClassAvg(), [perceptron(), network("batch")], one)
+    fine = simulate(FedClassAvg(), [perceptron(), network("group")], one)
+    fine.round(1, Loop())
+    assert fine.server.finite()
+
+
+def test_assignment_by_list() -> None:
+    simulation = simulate(FedClassAvg(), None, ADAM, assign=[1, 1, 0, 0, 1])  # type: ignore[arg-type]  # not a number
+    simulation.round(1, Loop())
+    assert "extractor.1.weight" in simulation.memory[0]["own"]
+    assert isinstance(simulation.task_of(3).model.extractor.body, nn.Sequential)
