@@ -8,15 +8,22 @@ from fedhead.engine.rounds import Result
 from fedhead.errors import BadInput, Diverged, FedheadError
 from fedhead.method import METHODS, STAGES, Method, Stage, method, stage
 from fedhead.methods.clsprox import ClsProx
+from fedhead.methods.ditto import Ditto
 from fedhead.methods.fedavg import FedAvg
 from fedhead.methods.fedavgm import FedAvgM
 from fedhead.methods.feddyn import FedDyn
+from fedhead.methods.fedetf import FedETF
+from fedhead.methods.fednh import FedNH
+from fedhead.methods.fedproto import FedProto
 from fedhead.methods.fedprox import FedProx
+from fedhead.methods.fedrep import FedRep
+from fedhead.methods.fedrod import FedRoD, FedRoDHyper
 from fedhead.methods.local import Local
 from fedhead.methods.moon import Moon
 from fedhead.methods.scaffold import Scaffold
-from fedhead.models.registry import build
+from fedhead.models.registry import build, with_head
 from fedhead.models.split import Split, split
+from fedhead.stages.finetune import FineTune, FineTuneETF
 from fedhead.tree import Tree, Weights
 from fedhead.types import Batch, Phase, Replies, Reply
 
@@ -28,13 +35,22 @@ __all__ = [
     "BadInput",
     "Batch",
     "ClsProx",
+    "Ditto",
     "Diverged",
     "FedAvg",
     "FedAvgM",
     "FedDyn",
+    "FedETF",
+    "FedNH",
+    "FedProto",
     "FedProx",
+    "FedRep",
+    "FedRoD",
+    "FedRoDHyper",
     "Federation",
     "FedheadError",
+    "FineTune",
+    "FineTuneETF",
     "Local",
     "Method",
     "Moon",
@@ -52,4 +68,5 @@ __all__ = [
     "run",
     "split",
     "stage",
+    "with_head",
 ]

@@ -46,11 +46,11 @@ def run(
     for a federation of differing ones. `options` go to `fedhead.engine.rounds.run`: participation, executor, device,
     precision, evaluate_every, last_rounds, on_round and the rest.
     """
-    models = _models(federation, model, seed)
+    chosen = METHODS[_known("method", method, METHODS)]() if isinstance(method, str) else method
+    models = _models(federation, model, chosen.head, seed)
     rule = optimizer if isinstance(optimizer, SGD | Adam) else make_optimizer(optimizer, lr, momentum, weight_decay)
     local = Local(local_epochs, batch_size, rule, lr_decay, drop_last, persistent_optimizer)
     steps = [STAGES[_known("stage", s, STAGES)]() if isinstance(s, str) else s for s in stages]
-    chosen = METHODS[_known("method", method, METHODS)]() if isinstance(method, str) else method
     return run_rounds(federation, models, chosen, rounds=rounds, local=local, stages=steps, seed=seed, **options)
 
 
@@ -63,9 +63,9 @@ def make_optimizer(name: str, lr: float, momentum: float, weight_decay: float) -
     raise unknown("optimizer", name, OPTIMIZERS)
 
 
-def _models(federation: Federation, model: Split | str | Sequence[Split], seed: int) -> list[Split]:
+def _models(federation: Federation, model: Split | str | Sequence[Split], head: str | None, seed: int) -> list[Split]:
     if isinstance(model, str):
-        return [build(model, federation.input_shape, federation.classes, seed=seed)]
+        return [build(model, federation.input_shape, federation.classes, head or "linear", seed)]
     models = [model] if isinstance(model, nn.Module) else list(model)
     for one in models:
         if not isinstance(one, Split):

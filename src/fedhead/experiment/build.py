@@ -66,6 +66,9 @@ def model(recipe: Recipe, shape: tuple[int, ...], classes: int) -> Split:
     common = parameters(models.build, leave_out=("name", "input_shape", "classes", "seed"))
     hints = common | {word: own.get(word, Any) for word in entry.parameters()}
     given = check_parameters("model", name, recipe.model_parameters, hints)
+    needed = method(recipe).head
+    if needed is not None:
+        given.setdefault("head", needed)
     return models.build(name, shape, classes, seed=recipe.seed, **given)
 
 

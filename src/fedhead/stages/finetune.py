@@ -43,11 +43,6 @@ class FineTune(Stage):
                 f"set local_test=0.3 to keep 30 % of each client's samples for it"
             )
 
-    def address(self, server: Tree, client: int, task: Task) -> Tree:
-        """All that the method would send to the client."""
-        more = {name: server[name] for name in self.method.downlink if name in server and name not in self.downlink}
-        return Tree(more).replace(self.method.address(server, client, task))
-
     def phases(self, task: Task) -> tuple[Phase, ...]:
         """The method's own."""
         return self.method.phases(task)
@@ -120,7 +115,7 @@ class FineTuneETF(FineTune):
         """Before, after the extractor, and after each turn."""
         turns = [f"{name} {t}" for t in range(1, self.iterations + 1) for name in ("classifier", "projection")]
         names = ["global", "extractor", *turns] if self.record else []
-        return {name: dataclasses.replace(self, at=name) for name in names}
+        return {name: dataclasses.replace(self, at=name).after(self.method) for name in names}
 
     def personal_model(self, me: Client) -> Weights:
         """The model at the end, or as it was after the step `at`."""
