@@ -154,10 +154,15 @@ def test_the_split_is_kept_and_compared(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path / "run", RECIPE)
     data = np.zeros((12, 2)), np.arange(12) % 3
     fed = Federation.from_arrays(*data, clients=3, local_test=0.5)
+    assert folder.counts() is None
     folder.save_partition(fed)
     folder.save_partition(fed)
+    assert np.array_equal(folder.counts(), fed.counts())
     before = (folder.path / PARTITION).read_bytes()
-    with pytest.raises(BadInput, match="data (has )?changed"):
+    with pytest.raises(BadInput, match="the data has changed"):
         folder.save_partition(Federation.from_arrays(*data, clients=3, local_test=0.5, seed=1))
     assert (folder.path / PARTITION).read_bytes() == before
     assert {p.name for p in folder.path.iterdir()} == {CONFIG, PARTITION}
+    (folder.path / PARTITION).write_bytes(before[: len(before) // 2])
+    with pytest.raises(BadInput, match=PARTITION):
+        folder.counts()

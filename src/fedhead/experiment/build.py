@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import typing
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,8 +16,9 @@ from fedhead import models
 from fedhead.data import datasets, local_split, partition
 from fedhead.data.augment import Transform
 from fedhead.data.federation import Federation
+from fedhead.engine import refuse
 from fedhead.errors import BadInput, unknown
-from fedhead.experiment.config import Recipe
+from fedhead.experiment.config import Recipe, read_yaml
 from fedhead.experiment.typed import check_parameters, parameters
 from fedhead.method import METHODS, STAGES, Exchange, Method, Stage
 from fedhead.models.split import Split
@@ -56,20 +58,45 @@ def local(recipe: Recipe) -> Local:
     )
 
 
-def model(recipe: Recipe, shape: tuple[int, ...], classes: int) -> Split:
-    """The recipe's model for inputs of a shape, with initial weights that its seed decides."""
-    name = recipe.model
+def architectures(recipe: Recipe, shape: tuple[int, ...], classes: int) -> list[Split]:
+    """The recipe's models for inputs of a shape, client i having model i mod n; its seed decides their weights.
+
+    `model.<parameter>` goes to every model that takes it; in the list, name(parameter=value) is for that model alone.
+    """
+    texts = recipe.model if isinstance(recipe.model, tuple) else (recipe.model,)
+    asked = [_model_and_parameters(text) for text in texts]
+    hints = [_model_parameters(name) for name, _ in asked]
+    common = {word: value for word, value in recipe.model_parameters.items() if any(word in own for own in hints)}
+    if recipe.model_parameters.keys() - common.keys():
+        check_parameters("model", asked[0][0], recipe.model_parameters, hints[0])  # says which word is unknown
+    needed = method(recipe).head
+    made = []
+    for (name, special), own in zip(asked, hints, strict=True):
+        given = {word: value for word, value in common.items() if word in own} | special
+        given = check_parameters("model", name, given, own)
+        if needed is not None:
+            given.setdefault("head", needed)
+        made.append(models.build(name, shape, classes, seed=recipe.seed, **given))
+    return made
+
+
+def _model_and_parameters(text: str) -> tuple[str, dict[str, Any]]:
+    """The name and the parameters of a text such as `protocnn(channels=18)`."""
+    match = re.fullmatch(r"([\w-]+)(?:\((.*)\))?", text.strip())
+    if match is None:
+        raise BadInput(f"model: {text!r} is no name, nor of the form name(parameter=value)")
+    # the inside is a YAML mapping but for its equals signs
+    return match[1], read_yaml("{" + re.sub(r"(\w+)\s*=", r"\1: ", match[2] or "") + "}", f"model {text}")
+
+
+def _model_parameters(name: str) -> dict[str, Any]:
+    """What a model takes, with the type of each."""
     if name not in models.MODELS:
         raise unknown("model", name, models.MODELS)
     entry = models.MODELS[name]
     own = typing.get_type_hints(entry.builder)
     common = parameters(models.build, leave_out=("name", "input_shape", "classes", "seed"))
-    hints = common | {word: own.get(word, Any) for word in entry.parameters()}
-    given = check_parameters("model", name, recipe.model_parameters, hints)
-    needed = method(recipe).head
-    if needed is not None:
-        given.setdefault("head", needed)
-    return models.build(name, shape, classes, seed=recipe.seed, **given)
+    return common | {word: own.get(word, Any) for word in entry.parameters()}
 
 
 def federation(recipe: Recipe, data: str | Path | None = None) -> Federation:
@@ -82,9 +109,14 @@ def federation(recipe: Recipe, data: str | Path | None = None) -> Federation:
             recipe.clients,
             data_dir=data,
             augment=recipe.augment,
+            normalize=recipe.normalize,
+            public=recipe.public,
+            public_samples=recipe.public_samples,
             samples=recipe.subset,
             **settings,
         )
+    if recipe.public is not None:
+        raise BadInput("public: your own data comes with its own public samples only in Python (public=(x, y))")
     if recipe.partition != "given":  # sites that are folders already come with theirs
         settings |= {"partition": recipe.partition, "clients": recipe.clients}
     path = Path(recipe.dataset)
@@ -101,8 +133,8 @@ def own_data(name: str) -> bool:
     return name not in datasets.DATASETS and Path(name).exists()
 
 
-def validate(recipe: Recipe) -> Split:
-    """Check a recipe's names, parameters, and that data and model fit, without data or training; returns the model."""
+def validate(recipe: Recipe) -> list[Split]:
+    """Check a recipe's names, parameters, and that data and models fit, without data or training; returns the models."""
     stages(recipe)
     local(recipe)
     deal = partition.parse(recipe.partition)
@@ -121,14 +153,21 @@ def validate(recipe: Recipe) -> Split:
         samples = recipe.subset or held
         if samples is not None and recipe.clients > samples:
             raise BadInput(f"clients: {recipe.clients} clients can't share {samples} samples; use at most {samples}")
-        transform: Transform = entry.transform.replace(recipe.augment)
+        transform: Transform = entry.transform.replace(recipe.augment, recipe.normalize)
         transform.check(shape)
-    made_model = model(recipe, shape, classes)
-    _dry_run(made_model, shape, recipe)
-    return made_model
+        if recipe.public is not None and datasets.get(recipe.public).shape != shape:
+            raise BadInput(
+                f"public: samples of {recipe.public} have shape {datasets.get(recipe.public).shape}, client 0 and all "
+                f"others hold {recipe.dataset} of {shape}: choose a data set of the same shape"
+            )
+    made_models = architectures(recipe, shape, classes)
+    for client, made_model in enumerate(made_models):
+        _dry_run(made_model, shape, recipe, client)
+    refuse.mixtures(method(recipe), made_models, range(len(made_models))[: recipe.clients], local(recipe))
+    return made_models
 
 
-def _dry_run(made: Split, shape: tuple[int, ...], recipe: Recipe) -> None:
+def _dry_run(made: Split, shape: tuple[int, ...], recipe: Recipe, client: int) -> None:
     """One blank input through the model: what it can't take shows here, not after the data is loaded."""
     was = made.training
     try:
@@ -136,9 +175,8 @@ def _dry_run(made: Split, shape: tuple[int, ...], recipe: Recipe) -> None:
             made.eval()(torch.zeros(1, *shape))
     except (RuntimeError, ValueError, IndexError) as error:
         reason = str(error).splitlines()[0]
-        raise BadInput(
-            f"model: {recipe.model!r} can't take {recipe.dataset}'s inputs of shape {shape} ({reason})"
-        ) from error
+        name = recipe.model if isinstance(recipe.model, str) else recipe.model[client]
+        raise BadInput(f"model: {name!r} can't take {recipe.dataset}'s inputs of shape {shape} ({reason})") from error
     finally:
         made.train(was)
 

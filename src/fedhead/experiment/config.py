@@ -42,8 +42,11 @@ class Recipe:
     persistent_optimizer: bool = False  # whether momentum survives from round to round
     drop_last: bool = False  # leave an epoch's last, partial batch out
     augment: str | None = None  # null: the data set's own
+    normalize: str | None = None  # likewise
     local_test: float | str | None = None  # clients' own test sets: a share of their rows, or matched (from_test)
-    model: str = "mlp"
+    public: str | None = None  # the data set of samples that all clients hold; its own: rows that no client has
+    public_samples: int | None = None  # null: 3000 of another data set, a fifth of its own
+    model: str | tuple[str, ...] = "mlp"  # of several, client i has model i mod n; name(parameter=value) sets its own
     model_parameters: Mapping[str, Any] = field(default_factory=dict)
     method: str = "fedavg"
     method_parameters: Mapping[str, Any] = field(default_factory=dict)
@@ -156,6 +159,8 @@ def _ranges(r: Recipe) -> list[tuple[str, bool, str]]:
         ("local_test", fraction, "between 0 and 1"),
         ("evaluate_every", r.evaluate_every >= 1, "at least 1"),
         ("last_rounds", 1 <= r.last_rounds <= r.rounds, f"between 1 and the {r.rounds} rounds"),
+        ("public_samples", r.public_samples is None or r.public_samples >= 1, "at least 1"),
+        ("model", not isinstance(r.model, tuple) or len(r.model) > 0, "a name, or a list of at least one"),
         ("subset", r.subset is None or r.subset >= 1, "at least 1"),
         ("seed", 0 <= r.seed < 2**63, "between 0 and 2^63"),
         (
@@ -168,8 +173,8 @@ def _ranges(r: Recipe) -> list[tuple[str, bool, str]]:
 
 # -- where recipes come from ------------------------------------------------------------------------
 def builtin() -> dict[str, Path]:
-    """The built-in recipes by name; those of a paper lie in its folder, such as ccvr/table2."""
-    return {str(p.relative_to(RECIPES).with_suffix("")): p for p in sorted(RECIPES.rglob("*.yaml"))}
+    """The built-in recipes by name; the folders beside them hold tables of papers (see `tables`), not recipes."""
+    return {p.stem: p for p in sorted(RECIPES.glob("*.yaml"))}
 
 
 def describe(path: Path) -> str:

@@ -53,7 +53,7 @@ def execute(
         return existing.result() or {}
     if existing is None:
         RunFolder.refuse_taken(out)
-    model = build.validate(recipe)
+    models = build.validate(recipe)
     device = choose.device(settings.device)
     federation = build.federation(recipe, settings.data)
     folder = existing or RunFolder.create(out, recipe)
@@ -79,7 +79,7 @@ def execute(
         try:
             result = run(
                 federation,
-                model,
+                models,
                 build.method(recipe),
                 rounds=recipe.rounds,
                 local=build.local(recipe),

@@ -17,15 +17,17 @@ import json
 import math
 import os
 import time
+import zipfile
+import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedhead.data.federation import Federation
-from fedhead.data.partition import Rows
 from fedhead.errors import BadInput
 from fedhead.experiment.config import Recipe
 from fedhead.tree import Tree
@@ -120,6 +122,8 @@ class RunFolder:
         if not path.exists():
             with atomic(path) as draft:
                 federation.save_partition(draft)
+                with zipfile.ZipFile(draft, "a") as archive, archive.open("counts.npy", "w") as file:
+                    np.lib.format.write_array(file, federation.counts())  # so that a report needs no data
             return
         stored = federation.load_partition(path)
         same = _same(stored.rows, federation.rows) and _same(stored.local or [], federation.local or [])
@@ -127,6 +131,17 @@ class RunFolder:
             raise BadInput(
                 f"{path} differs from today's split: the data has changed since the run began; start a new run"
             )
+
+    def counts(self) -> NDArray[np.int64] | None:
+        """Training samples by client and class; None if the run was stopped before it split its data."""
+        path = self.path / PARTITION
+        if not path.exists():
+            return None
+        try:
+            with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
+                return np.asarray(file["counts"], np.int64)
+        except (OSError, ValueError, KeyError, EOFError, zlib.error, zipfile.BadZipFile) as error:
+            raise BadInput(f"{path} can't be read: it is corrupt or cut short ({error})") from error
 
     def save_environment(self, facts: Mapping[str, Any]) -> None:
         """Store what the run ran on, on top of what is stored."""
@@ -240,5 +255,5 @@ def _read(path: Path) -> str:
         raise BadInput(f"{path} can't be read: {error}") from error
 
 
-def _same(a: list[Rows], b: list[Rows]) -> bool:
+def _same(a: list[NDArray[np.int64]], b: list[NDArray[np.int64]]) -> bool:
     return len(a) == len(b) and all(np.array_equal(x, y) for x, y in zip(a, b, strict=True))

@@ -1,0 +1,85 @@
+"""A trained run, opened again from its folder: to calibrate it, to analyse it, to run further stages on it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedhead.engine import choose
+from fedhead.engine.job import Executor
+from fedhead.engine.rounds import StageResult, run_stage
+from fedhead.engine.simulation import Simulation
+from fedhead.errors import BadInput
+from fedhead.experiment import build
+from fedhead.experiment.config import Recipe
+from fedhead.experiment.store import CHECKPOINT, RunFolder, finite
+from fedhead.method import Stage
+from fedhead.treefile import atomic, load_tree
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A run as its checkpoint left it."""
+
+    path: Path
+    recipe: Recipe
+    simulation: Simulation
+    executor: Executor
+    round: int  # after which the checkpoint was taken
+
+    def run(self, stage: Stage) -> StageResult:
+        """The outcome of a stage; the trained run stays as it is."""
+        return run_stage(self.simulation, stage, self.executor)
+
+
+def reopen(path: str | Path, data: str | Path | None = None, device: str = "auto") -> Trained:
+    """The run of a folder, ready for stages and analyses; it must have a checkpoint."""
+    folder = RunFolder.open(path)
+    if not (folder.path / CHECKPOINT).exists():
+        raise BadInput(f"{path} has no {CHECKPOINT} yet: let the run come to its end first (fedhead run --resume)")
+    state, metadata = load_tree(folder.path / CHECKPOINT)
+    recipe = folder.recipe
+    model = build.validate(recipe)
+    simulation = Simulation(
+        build.federation(recipe, data),
+        [model],
+        build.method(recipe),
+        rounds=recipe.rounds,
+        local=build.local(recipe),
+        participation=recipe.participation,
+        seed=recipe.seed,
+        device=choose.device(device),
+    )
+    folder.save_partition(simulation.federation)  # refuses data that has changed since
+    simulation.server = state["server"].to(simulation.device)
+    for k, kept in state["clients"].items():
+        simulation.memory[int(k)] = kept.to(simulation.device)
+    known = str(folder.environment().get("executor", "loop"))
+    worker = choose.named(known if known in choose.EXECUTORS else "loop", simulation)
+    return Trained(folder.path, recipe, simulation, worker, int(metadata["round"]))
+
+
+# -- outcomes of stages, kept beside the run ----------------------------------------------------------
+def stage_file(run: Path, name: str, parameters: Mapping[str, Any]) -> Path:
+    """Where the outcome of a stage with these parameters is kept."""
+    text = json.dumps(parameters, sort_keys=True)
+    return run / f"stage-{name}-{hashlib.blake2b(text.encode(), digest_size=4).hexdigest()}.json"
+
+
+def save_outcome(path: Path, name: str, parameters: Mapping[str, Any], outcome: StageResult) -> None:
+    """Keep a stage's figures, whole or not at all."""
+    entry = {"stage": name, "parameters": dict(parameters), "metrics": outcome.metrics}
+    with atomic(path) as draft:
+        draft.write_text(json.dumps(finite(entry), indent=2) + "\n", encoding="utf-8")
+
+
+def load_outcome(path: Path) -> dict[str, Any] | None:
+    """A stage's figures, or None if it was not run yet."""
+    if not path.exists():
+        return None
+    metrics: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))["metrics"]
+    return metrics

@@ -1,0 +1,1 @@
+"""Reports: tables, figures and one page about finished or running runs."""

@@ -1,0 +1,152 @@
+"""The report: one HTML file that holds everything, asks the network for nothing, and reads well on light and dark."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+
+from fedhead.report import figures, tables
+from fedhead.report.tables import Group, Line, Run
+from fedhead.treefile import atomic
+
+_CSS = """
+:root { color-scheme: light dark; --ink: #1a2230; --soft: #5b6675; --rule: #d9dee6; --paper: #ffffff; --card: #f6f8fa; }
+@media (prefers-color-scheme: dark) {
+  :root { --ink: #e6e9ee; --soft: #9aa5b4; --rule: #333b47; --paper: #14181e; --card: #1b2129; }
+}
+body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper);
+  margin: 0 auto; max-width: 62rem; padding: 2rem 1.2rem 4rem; }
+h1 { font-size: 1.6rem; margin: 0 0 .2rem; } h2 { font-size: 1.15rem; margin: 2.2rem 0 .6rem; }
+p, figcaption { color: var(--soft); margin: .2rem 0 .8rem; }
+.wide { overflow-x: auto; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
+th, td { padding: .3rem .8rem; border-bottom: 1px solid var(--rule); text-align: right; white-space: nowrap; }
+th { color: var(--soft); font-weight: 600; } th:first-child, td:first-child { text-align: left; padding-left: 0; }
+td.best { font-weight: 700; }
+figure { margin: 0; color: var(--ink); } svg { max-width: 100%; height: auto; }
+.pair { display: grid; grid-template-columns: repeat(auto-fit, minmax(20rem, 1fr)); gap: 1.5rem; }
+details { background: var(--card); border-radius: 6px; padding: .5rem .9rem; margin: .5rem 0; }
+pre { overflow-x: auto; font-size: .85rem; margin: .6rem 0; } summary { cursor: pointer; }
+"""
+
+
+def write(paths: Sequence[str | Path], out: str | Path) -> Path:
+    """Write the report about these run folders to `out`."""
+    out = Path(out)
+    html = page(tables.read(paths))
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with atomic(out) as draft:
+        draft.write_text(html, encoding="utf-8")
+    return out
+
+
+def page(runs: Sequence[Run]) -> str:
+    """The report as HTML text."""
+    groups = tables.group(runs)
+    lines = tables.lines(groups)
+    recipes = [run.recipe for run in runs]
+    title = " · ".join(sorted({r.dataset for r in recipes})) + " · " + ", ".join(sorted({r.partition for r in recipes}))
+    parts = [
+        f"<h1>{escape(title)}</h1>",
+        f"<p>{len(runs)} runs, {len(groups)} settings. Accuracies in per cent, mean ± deviation over seeds.</p>",
+        "<h2>Results</h2>",
+        _results(lines),
+        "<h2>Learning curves</h2>",
+        _curves(groups),
+        _classes(lines),
+        _partitions(runs),
+        "<h2>Runs</h2>",
+        *(_details(run) for run in runs),
+    ]
+    body = "\n".join(part for part in parts if part)
+    return (
+        f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{escape(title)} – fedhead</title>\n<style>{_CSS}</style>\n</head>\n<body>\n{body}\n</body>\n</html>\n"
+    )
+
+
+def _table(head: Sequence[str], body: Sequence[Sequence[str]], best: set[tuple[int, int]] | None = None) -> str:
+    cells = [
+        "".join(
+            f'<td class="best">{escape(cell)}</td>' if (i, j) in (best or set()) else f"<td>{escape(cell)}</td>"
+            for j, cell in enumerate(row)
+        )
+        for i, row in enumerate(body)
+    ]
+    rows = "\n".join(f"<tr>{row}</tr>" for row in cells)
+    top = "".join(f'<th scope="col">{escape(word)}</th>' for word in head)
+    return f'<div class="wide"><table><thead><tr>{top}</tr></thead>\n<tbody>\n{rows}\n</tbody></table></div>'
+
+
+def _results(lines: Sequence[Line]) -> str:
+    head = ["method", "accuracy", "personal", "seeds", "traffic (MB)", "seconds"]
+    body = [
+        [
+            line.label,
+            tables.spread(line.accuracy),
+            tables.spread(line.personal),
+            str(len(line.seeds)),
+            "" if line.megabytes is None else f"{line.megabytes:,.1f}",
+            "" if line.seconds is None else f"{line.seconds:.1f}",
+        ]
+        for line in lines
+    ]
+    best = set()
+    for column, values in ((1, [line.accuracy for line in lines]), (2, [line.personal for line in lines])):
+        means = [sum(v) / len(v) if v else float("-inf") for v in values]
+        if len(lines) > 1 and max(means) > float("-inf"):
+            best.add((means.index(max(means)), column))
+    return _table(head, body, best)
+
+
+def _curves(groups: Sequence[Group]) -> str:
+    found = [
+        name for name in ("accuracy", "personal") if any(run.last(name) is not None for g in groups for run in g.runs)
+    ]
+    if not found:
+        return "<p>No round has been evaluated yet.</p>"
+    drawn = "\n".join(f"<figure>{figures.inline_svg(figures.curves(groups, name))}</figure>" for name in found)
+    return f'<div class="pair">{drawn}</div>' if len(found) > 1 else drawn
+
+
+def _classes(lines: Sequence[Line]) -> str:
+    with_classes = [line for line in lines if line.per_class]
+    if not with_classes:
+        return ""
+    means = [tables.class_means(line) for line in with_classes]
+    if len({len(m) for m in means}) > 1 or len(means[0]) > 30:
+        return ""  # of different data sets, or too many classes for a table
+    head = ["method", *(str(c) for c in range(len(means[0])))]
+    body = [
+        [line.label, *("–" if v is None else f"{v:.1f}" for v in mean)]
+        for line, mean in zip(with_classes, means, strict=True)
+    ]
+    return "<h2>Accuracy by class</h2>\n" + _table(head, body)
+
+
+def _partitions(runs: Sequence[Run]) -> str:
+    """One picture for every split that occurs, at most six."""
+    drawn: dict[str, str] = {}
+    for run in runs:
+        r = run.recipe
+        label = f"{r.dataset}, {r.partition}, {r.clients} clients, seed {r.seed}"
+        counts = run.folder.counts() if label not in drawn and len(drawn) < 6 else None
+        if counts is not None and counts.shape[0] <= 100:
+            picture = figures.inline_svg(figures.bubbles(counts))
+            drawn[label] = f"<figure>{picture}<figcaption>{escape(label)}</figcaption></figure>"
+    inner = "\n".join(drawn.values())
+    return f'<h2>Who holds what</h2>\n<div class="pair">{inner}</div>' if drawn else ""
+
+
+def _details(run: Run) -> str:
+    surroundings = run.folder.environment()
+    state = "finished" if run.result else f"stopped after round {run.rows[-1]['round'] if run.rows else 0}"
+    facts = [f"executor {surroundings.get('executor', '–')}", f"device {surroundings.get('device', '–')}"]
+    facts += [f"{name} {version}" for name, version in surroundings.get("versions", {}).items() if version]
+    facts += [f"commit {surroundings['commit']}"] if surroundings.get("commit") else []
+    return (
+        f"<details><summary>{escape(str(run.folder.path))} – {escape(state)}</summary>"
+        f"<p>{escape(', '.join(facts))}</p><pre>{escape(run.recipe.to_yaml())}</pre></details>"
+    )

@@ -1,0 +1,140 @@
+"""Tables: runs that differ by their seed alone form one line, with mean and deviation."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedhead.errors import BadInput
+from fedhead.experiment.config import Recipe
+from fedhead.experiment.store import RunFolder
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a report needs of one run."""
+
+    folder: RunFolder
+    rows: list[Row]
+    result: Row | None
+
+    @property
+    def recipe(self) -> Recipe:
+        """What was asked for."""
+        return self.folder.recipe
+
+    def last(self, name: str) -> Any:
+        """The latest figure of a name, None if it was never measured."""
+        return next((row[name] for row in reversed(self.rows) if row.get(name) is not None), None)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs that differ by their seed alone."""
+
+    label: str
+    runs: list[Run]
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of the table: one method, perhaps with a stage after it, over its seeds."""
+
+    label: str
+    accuracy: list[float]
+    personal: list[float]
+    per_class: list[list[float | None]]
+    seeds: list[int]
+    megabytes: float | None  # sent and received in all, the mean over seeds
+    seconds: float | None
+
+
+def read(paths: Iterable[str | Path]) -> list[Run]:
+    """Runs by their folders; a folder of run folders stands for all of them."""
+    found: list[Run] = []
+    for path in map(Path, paths):
+        if not path.exists():
+            raise BadInput(f"{path} is not there: give run folders, such as runs/*")
+        inner = [path] if (path / "config.yaml").exists() else sorted(p.parent for p in path.glob("**/config.yaml"))
+        if not inner:
+            raise BadInput(f"{path} holds no run: give run folders, such as runs/*")
+        for place in inner:
+            folder = RunFolder.open(place)
+            found.append(Run(folder, folder.metrics(), folder.result()))
+    return found
+
+
+def group(runs: Sequence[Run]) -> list[Group]:
+    """Runs put together that differ by their seed alone, labelled by the method and by what else differs."""
+    keyed: dict[str, list[Run]] = {}
+    for run in runs:
+        keys = {k: v for k, v in run.recipe.flat().items() if k not in ("seed", "seeds")}
+        keyed.setdefault(repr(keys), []).append(run)
+    recipes = [runs[0].recipe.flat() for runs in keyed.values()]
+    names = dict.fromkeys(k for recipe in recipes for k in recipe)
+    own = {"method", "stages", "seed", "seeds"}
+    differing = [
+        k for k in names if k not in own and not k.startswith("stage.") and len({repr(r.get(k)) for r in recipes}) > 1
+    ]
+    return [Group(_label(r, differing), runs) for r, runs in zip(recipes, keyed.values(), strict=True)]
+
+
+def _label(recipe: Row, differing: list[str]) -> str:
+    details = [f"{k.removeprefix('method.')}={recipe[k]}" for k in differing if k in recipe]
+    return f"{recipe['method']} ({', '.join(details)})" if details else str(recipe["method"])
+
+
+def lines(groups: Iterable[Group]) -> list[Line]:
+    """Each group's line, followed by one for every stage."""
+    out: list[Line] = []
+    for g in groups:
+        out.append(_line(g.label, g.runs, [{name: run.last(name) for name in _FIGURES} for run in g.runs], whole=True))
+        for stage in g.runs[0].recipe.stages:
+            finished = [run for run in g.runs if run.result and stage in run.result["stage_metrics"]]
+            figures = [run.result["stage_metrics"][stage] for run in finished if run.result]
+            if finished:
+                out.append(_line(f"{g.label} + {stage}", finished, figures, whole=False))
+    return out
+
+
+_FIGURES = ("accuracy", "personal", "per_class")
+
+
+def _line(label: str, runs: list[Run], figures: list[Row], whole: bool) -> Line:
+    traffic = [sum(row["bytes_up"] + row["bytes_down"] for row in run.rows) / 1e6 for run in runs]
+    seconds = [sum(row["seconds"] for row in run.rows) for run in runs]
+    return Line(
+        label=label,
+        accuracy=[f["accuracy"] for f in figures if f["accuracy"] is not None],
+        personal=[f["personal"] for f in figures if f["personal"] is not None],
+        per_class=[f["per_class"] for f in figures if f["per_class"]],
+        seeds=[run.recipe.seed for run in runs],
+        megabytes=statistics.fmean(traffic) if whole else None,
+        seconds=statistics.fmean(seconds) if whole else None,
+    )
+
+
+def spread(values: Sequence[float]) -> str:
+    """Mean and deviation over seeds (the sample's, n − 1), in words for a table.
+
+    >>> spread([1.0, 2.0, 3.0]), spread([2.5]), spread([])
+    ('2.00 ± 1.00', '2.50', '–')
+    """
+    if not values:
+        return "–"
+    mean = f"{statistics.fmean(values):.2f}"
+    return f"{mean} ± {statistics.stdev(values):.2f}" if len(values) > 1 else mean
+
+
+def class_means(line: Line) -> list[float | None]:
+    """The accuracy on each class, the mean over seeds."""
+    out: list[float | None] = []
+    for column in zip(*line.per_class, strict=True):
+        there = [v for v in column if v is not None]
+        out.append(statistics.fmean(there) if there else None)
+    return out
