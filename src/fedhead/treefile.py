@@ -50,7 +50,7 @@ def save_tree(path: str | Path, tree: Tree, metadata: dict[str, Any] | None = No
         raise ValueError("two tensors of the tree have the same full name: names must not contain '/'")
     header = {
         "format": _FORMAT,
-        "tree": json.dumps(_describe(tree)),
+        "tree": json.dumps(describe(tree)),
         "metadata": json.dumps(metadata or {}),
         "digest": _digest(tensors),
     }
@@ -69,7 +69,7 @@ def load_tree(path: str | Path) -> tuple[Tree, dict[str, Any]]:
             if header.get("format") != _FORMAT:
                 raise BadInput(f"{path} is a safetensors file, but not one that fedhead wrote")
             tensors: dict[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no dict)
-        tree = _rebuild(json.loads(header["tree"]), tensors, "")
+        tree = rebuild(json.loads(header["tree"]), tensors, "")
         metadata: dict[str, Any] = json.loads(header["metadata"])
         sound = header["digest"] == _digest(tree.leaves())
     except (SafetensorError, OSError, KeyError, TypeError, json.JSONDecodeError) as error:
@@ -79,19 +79,20 @@ def load_tree(path: str | Path) -> tuple[Tree, dict[str, Any]]:
     return tree, metadata
 
 
-def _describe(tree: Tree) -> dict[str, Any]:
+def describe(tree: Tree) -> dict[str, Any]:
     """The tree without its numbers; lists, as the order of names counts and a safetensors file doesn't keep it."""
-    entries = [[name, _describe(value) if isinstance(value, Tree) else None] for name, value in tree.items()]
+    entries = [[name, describe(value) if isinstance(value, Tree) else None] for name, value in tree.items()]
     if isinstance(tree, Weights):
         return {"kind": "Weights", "buffers": sorted(tree.buffers), "entries": entries}
     return {"kind": "Tree", "entries": entries}
 
 
-def _rebuild(description: dict[str, Any], tensors: dict[str, Tensor], before: str) -> Tree:
+def rebuild(description: dict[str, Any], tensors: dict[str, Tensor], before: str = "") -> Tree:
+    """The tree that was described, from its tensors by full name."""
     entries: dict[str, Any] = {}
     for name, inner in description["entries"]:
         full = before + name
-        entries[name] = tensors[full] if inner is None else _rebuild(inner, tensors, full + "/")
+        entries[name] = tensors[full] if inner is None else rebuild(inner, tensors, full + "/")
     if description["kind"] == "Weights":
         return Weights(entries, description["buffers"])
     return Tree(entries)

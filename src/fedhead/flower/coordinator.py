@@ -1,0 +1,312 @@
+"""The server across machines: the rounds and the stages over a Flower grid, with quorum, deadlines and the gate.
+
+The server's half of every exchange is the simulation's (`engine.server`), and so are the figures; what is added here is
+all that can go wrong between machines. A reply that is missing, late, refused or not finite is a failure of its site,
+named in the round's figures, and is never aggregated.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from fedhead import plan
+from fedhead.data.pool import Pool
+from fedhead.engine import evaluate, gate
+from fedhead.engine import server as servers
+from fedhead.engine.clients import Clients
+from fedhead.errors import FedheadError
+from fedhead.flower.letters import Letter, Letters
+from fedhead.flower.orders import TRAIN, Answer, Order, Terms
+from fedhead.flower.rehearsal import Rehearsal
+from fedhead.flower.roster import Roster
+from fedhead.method import Exchange, Method, Stage
+from fedhead.tree import Tree
+
+if TYPE_CHECKING:
+    from flwr.serverapp import Grid
+
+Row = dict[str, Any]
+GRACE = 5.0  # seconds that the server waits longer than it tells the sites: an answer in time must also travel
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long the server waits, and how few sites are enough."""
+
+    quorum: int = 1  # the fewest sites with which a round counts
+    round_seconds: float = 600.0  # for a site's answer to any order
+    join_seconds: float = 120.0  # for all sites to come, and for a quorum to come back
+    attempts: int = 3  # at a round without a quorum
+    poll: float = 0.1  # seconds between looks into the letter box
+
+
+@dataclass
+class Progress:
+    """From where the server goes on after a round."""
+
+    round: int
+    server: Tree
+    accepted: list[int]  # by client, the last round in which its reply counted
+    history: list[Row] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a stage made of the trained federation."""
+
+    server: Tree
+    metrics: Row
+
+
+@dataclass(frozen=True)
+class Received:
+    """The replies of an exchange that passed the gate, and why others did not."""
+
+    sent: dict[int, Tree]
+    samples: dict[int, float]
+    failed: dict[int, str]
+
+
+class Coordinator:
+    """The server's loop over a grid."""
+
+    def __init__(
+        self,
+        grid: Grid,
+        terms: Terms,
+        rehearsal: Rehearsal,
+        patience: Patience,
+        test: Pool | None = None,
+        say: Callable[[str], None] = print,
+    ):
+        self.grid, self.terms, self.patience, self.test, self.say = grid, terms, patience, test, say
+        self.rehearsal = rehearsal
+        self.letters = Letters(grid, patience.poll)
+        self.roster = Roster(list(terms.sites))
+        clients = rehearsal.clients
+        self.progress = Progress(
+            0, clients.method.init_server(clients.initial[0], clients.task), [0] * len(terms.sites)
+        )
+
+    @property
+    def clients(self) -> Clients:
+        """The clients as the server knows them: architectures and tasks, no data."""
+        return self.rehearsal.clients
+
+    # -- the run ----------------------------------------------------------------------------------
+    def run(
+        self,
+        method: Method,
+        stages: Sequence[Stage],
+        evaluate_every: int = 1,
+        on_round: Callable[[Progress], None] = lambda _: None,
+    ) -> dict[str, Outcome]:
+        """All rounds that are still to come, then the stages; what each stage made is returned."""
+        self.gather()
+        rounds = self.clients.task.rounds
+        for number in range(self.progress.round + 1, rounds + 1):
+            last = number == rounds
+            row = self.round(method, number, evaluate_now=number % evaluate_every == 0 or last, deliver=last)
+            self.progress.history.append(row)
+            self.progress.round = number
+            on_round(self.progress)
+        return {stage.name: self.stage(stage) for stage in stages}
+
+    def round(self, method: Method, number: int, evaluate_now: bool, deliver: bool = False) -> Row:
+        """One round of training; the server's state moves on only if a quorum of replies passed the gate."""
+        begin, task = time.perf_counter(), self.clients.task
+
+        def cohort(present: list[int]) -> list[int]:
+            return plan.cohort(task.seed, number, present, task.clients, task.participation)
+
+        row: Row = {"round": number, "lr": self.clients.lr(number)}
+        received, traffic = self._exchange(method, self.progress.server, number, TRAIN, cohort)
+        server = servers.aggregate(method, self.progress.server, received.sent, received.samples, task)
+        for k in received.sent:
+            self.progress.accepted[k] = number
+        self.progress.server = server
+        row |= traffic
+        if received.failed:
+            row["failed"] = {self.terms.sites[k]: why for k, why in received.failed.items()}
+        if evaluate_now:
+            row |= servers.figures(method, server, self.clients.task, self.test)
+            row |= self._own_figures(method, server, number, TRAIN, set(), deliver)
+        row["seconds"] = time.perf_counter() - begin
+        return row
+
+    def stage(self, stage: Stage) -> Outcome:
+        """One more exchange with every site that is there; the trained state stays as it is."""
+        begin, number = time.perf_counter(), self.clients.task.rounds + 1
+        self.rehearsal.check(stage)
+        received, metrics = self._exchange(stage, self.progress.server, number, stage.name, lambda present: present)
+        server = servers.aggregate(stage, self.progress.server, received.sent, received.samples, self.clients.task)
+        if received.failed:
+            metrics["failed"] = {self.terms.sites[k]: why for k, why in received.failed.items()}
+        metrics |= servers.figures(stage, server, self.clients.task, self.test)
+        metrics |= self._own_figures(stage, server, number, stage.name, set(received.sent), deliver=True)
+        metrics["seconds"] = time.perf_counter() - begin
+        return Outcome(server, metrics)
+
+    # -- who is there -----------------------------------------------------------------------------
+    def gather(self) -> list[int]:
+        """Wait for the sites: all of them, or after `join_seconds` a quorum; their numbers."""
+        begin = time.monotonic()
+        while True:
+            present = self._present()
+            if len(present) == len(self.terms.sites):
+                return present
+            if time.monotonic() - begin > self.patience.join_seconds:
+                break
+            time.sleep(self.patience.poll)
+        missing = ", ".join(name for k, name in enumerate(self.terms.sites) if k not in present)
+        why = "".join(f"; {reason}" for reason in self.roster.refused.values())
+        if len(present) < self.patience.quorum:
+            raise FedheadError(
+                f"{len(present)} of {len(self.terms.sites)} sites are there after {self.patience.join_seconds:g} s, "
+                f"at least {self.patience.quorum} are needed; missing: {missing}{why}"
+            )
+        self.say(f"going on without {missing}{why}")
+        return present
+
+    def _present(self) -> list[int]:
+        connected = set(self.grid.get_node_ids())
+        strangers = self.roster.strangers(connected)
+        if strangers:
+            self._greet(strangers)
+        return self.roster.present(connected)
+
+    def _greet(self, nodes: list[int]) -> None:
+        """Ask nodes which site they are and what they hold."""
+        order = Order("hello", self.terms, self.patience.join_seconds)
+        orders = {node: Letter(node, order) for node in nodes}
+        found: dict[int, Answer] = {}
+        for node, reply in self.letters.ask(orders, self.patience.join_seconds).items():
+            if isinstance(reply, str):
+                self._refuse(node, reply)
+            elif reply[0].site not in self.terms.sites:
+                self._refuse(node, f"it is {reply[0].site!r}, which is not in the list of sites")
+            else:
+                found[node] = reply[0]
+        names = [answer.site for answer in found.values()]
+        for node, answer in found.items():
+            if names.count(answer.site) > 1:
+                self._refuse(node, f"two nodes call themselves {answer.site}: give each site a name of its own")
+                continue
+            try:
+                self.rehearsal.assign(self.terms.number(answer.site), answer.model)
+            except FedheadError as error:
+                self._refuse(node, f"site {answer.site}: {error}")
+                continue
+            notice = self.roster.enter(node, answer)
+            self.say(notice or f"site {answer.site} is here with {answer.samples} samples")
+
+    def _refuse(self, node: int, why: str) -> None:
+        self.roster.refused[node] = why
+        self.say(f"node {node} is left out: {why}")
+
+    # -- exchanges --------------------------------------------------------------------------------
+    def _exchange(
+        self, exchange: Exchange, server: Tree, round: int, label: str, choose: Callable[[list[int]], list[int]]
+    ) -> tuple[Received, Row]:
+        """Post, wait, check; what is missing of a quorum is asked for again."""
+        received, down = Received({}, {}, {}), 0
+        cohort: list[int] = []
+        for attempt in range(1, self.patience.attempts + 1):
+            present = self._present()
+            if len(present) < self.patience.quorum:
+                present = self.gather()
+            cohort = cohort or choose(present)
+            asked = [k for k in cohort if k not in received.sent and k in present]
+            post = servers.post(exchange, server, asked, self.clients.task_of)
+            self._collect(exchange, post, round, label, received)
+            down += post.nbytes()
+            received.failed.update({k: "not connected" for k in cohort if k not in present and k not in received.sent})
+            if len(received.sent) >= max(1, min(self.patience.quorum, len(cohort))):
+                up = sum(sent.nbytes for sent in received.sent.values())
+                return received, {"bytes_up": up, "bytes_down": down}
+            cohort = [*received.sent, *(k for k in choose(self._present()) if k not in received.sent)]
+            self.say(f"{_where(label, round)}, attempt {attempt}: only {len(received.sent)} replies that count")
+        reasons = "; ".join(f"{self.terms.sites[k]}: {why}" for k, why in sorted(received.failed.items()))
+        raise FedheadError(
+            f"{_where(label, round)} has no quorum: {len(received.sent)} of {self.patience.quorum} replies after "
+            f"{self.patience.attempts} attempts ({reasons}); mend the sites, then resume"
+        )
+
+    def _collect(self, exchange: Exchange, post: servers.Post, round: int, label: str, into: Received) -> None:
+        orders = {
+            k: Letter(
+                self.roster.nodes[self.terms.sites[k]],
+                Order("work", self.terms, self.patience.round_seconds, round, label, self.progress.accepted[k]),
+                {"down": post.down, "own": own},
+            )
+            for k, own in post.own.items()
+        }
+        for k, reply in self.letters.ask(orders, self.patience.round_seconds + GRACE).items():
+            into.failed.pop(k, None)
+            why = reply if isinstance(reply, str) else self._fault(exchange, k, round, label, *reply)
+            if why is None and not isinstance(reply, str):
+                into.sent[k], into.samples[k] = reply[1]["send"], float(reply[0].samples)
+            else:
+                into.failed[k] = why or ""
+                self.say(f"{_where(label, round)}: site {self.terms.sites[k]} does not count: {why}")
+
+    def _fault(
+        self, exchange: Exchange, k: int, round: int, label: str, answer: Answer, trees: Mapping[str, Tree]
+    ) -> str | None:
+        """Why a reply can't be aggregated, None if it can."""
+        if (answer.experiment, answer.exchange, answer.round) != (self.terms.experiment, label, round):
+            return f"it answered {_where(answer.exchange, answer.round)}, asked was {_where(label, round)}"
+        if answer.site != self.terms.sites[k] or answer.samples < 1 or trees.keys() != {"send"}:
+            return "its answer is not that of this site"
+        try:
+            gate.check(trees["send"], self.rehearsal.schema(exchange, k, self.progress.server), k, round)
+        except FedheadError as error:
+            return str(error)
+        return None
+
+    def _own_figures(
+        self, exchange: Exchange, server: Tree, round: int, label: str, staged: set[int], deliver: bool
+    ) -> Row:
+        """The accuracies of the sites' own models on their own test samples, and the models to the sites at the end."""
+        present = self._present()
+        asked = [k for k in present if deliver or self.roster.tests(k)]
+        post = servers.post(exchange, server, asked, self.clients.task_of)
+        orders = {
+            k: Letter(
+                self.roster.nodes[self.terms.sites[k]],
+                Order(
+                    "test",
+                    self.terms,
+                    self.patience.round_seconds,
+                    round,
+                    label,
+                    self.progress.accepted[k],
+                    staged=k in staged,
+                    deliver=deliver,
+                ),
+                {"down": post.down, "own": post.own[k]},
+            )
+            for k in asked
+        }
+        each: list[float | None] = [None] * len(self.terms.sites)
+        steps: dict[str, list[float | None]] = {}
+        for k, reply in self.letters.ask(orders, self.patience.round_seconds + GRACE).items() if orders else ():
+            if isinstance(reply, str):
+                self.say(f"{_where(label, round)}: site {self.terms.sites[k]} was not tested: {reply}")
+                continue
+            each[k] = reply[0].accuracy
+            for name, value in reply[0].steps.items():
+                steps.setdefault(name, []).append(value)
+        if not any(self.roster.tests(k) for k in range(len(each))):
+            return {"personal": None, "clients": None}
+        row: Row = {"personal": evaluate.mean(each), "clients": each}
+        if steps:
+            row["steps"] = {name: evaluate.mean(values) for name, values in steps.items()}
+        return row
+
+
+def _where(label: str, round: int) -> str:
+    return f"round {round}" if label == TRAIN else f"stage {label}"

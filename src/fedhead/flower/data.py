@@ -1,0 +1,167 @@
+"""A site's own data: a class folder, an .npz, a CSV of paths and labels, or a function of the site's."""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedhead.data import arrays, sources, trees
+from fedhead.data.arrays import Samples
+from fedhead.data.draws import Rows
+from fedhead.data.federation import Federation
+from fedhead.errors import BadInput, FedheadError
+from fedhead.flower.orders import Terms
+
+
+def federation(
+    terms: Terms,
+    number: int,
+    data: str,
+    *,
+    base: Path,
+    test: str | None = None,
+    local_test: float | str | None = None,
+    size: int | None = None,
+    public: str | None = None,
+) -> Federation:
+    """The federation as one site sees it: its own samples under its own number, and nobody else's.
+
+    `data` and `test` are paths relative to `base`, or `module:function`; `local_test` is a share of the own samples.
+    """
+    train, held = load(data, terms, base, size)
+    if test is not None:
+        held, _ = load(test, terms, base, size)
+    if held is not None and local_test is not None:
+        raise BadInput(
+            "a site's test samples come either from 'test' (or the data itself) or from 'local_test', not both"
+        )
+    shared = None if public is None else load(public, terms, base, size)[0]
+    rows = _alone(np.arange(len(train.y), dtype=np.int64), number, len(terms.sites))
+    made = Federation(
+        train, rows, terms.classes, transform=terms.transform(), names=terms.names, title=data, public=shared
+    )
+    if held is not None:
+        local = _alone(np.arange(len(held.y), dtype=np.int64), number, len(terms.sites))
+        return replace(made, test=held, local=local, local_from="test")
+    return made.with_local_test(local_test, int(terms.recipe["seed"]))
+
+
+def share(whole: Federation, number: int) -> Federation:
+    """What one client of a federation holds, and nothing of what the others hold."""
+    own, local = whole.rows[number], None if whole.local is None else whole.local[number]
+    if not len(own):
+        raise BadInput(f"client {number} holds no training samples in this partition")
+    train, test, places = whole.train.take(own), None, None
+    if local is not None and whole.local_from == "train":
+        train = whole.train.take(np.concatenate([own, local]))
+        places = np.arange(len(own), len(own) + len(local), dtype=np.int64)
+    elif local is not None and whole.test is not None:
+        test = whole.test.take(local) if len(local) else None
+        places = np.arange(len(local), dtype=np.int64)
+    return replace(
+        whole,
+        train=train,
+        test=test,
+        rows=_alone(np.arange(len(own), dtype=np.int64), number, len(whole)),
+        local=None if places is None else _alone(places, number, len(whole)),
+    )
+
+
+def _alone(own: Rows, number: int, clients: int) -> list[Rows]:
+    return [own if k == number else np.zeros(0, np.int64) for k in range(clients)]
+
+
+def load(source: str, terms: Terms, base: Path, size: int | None = None) -> tuple[Samples, Samples | None]:
+    """The samples (and, where the source has some, the test samples) that fit the run's terms."""
+    path = base / os.path.expanduser(source)
+    held: Any = None
+    if path.is_dir():
+        x, y = _folder(path, terms, size)
+    elif path.suffix == ".npz":
+        x, y, held = sources.npz(path)
+    elif path.suffix == ".csv":
+        x, y = _csv(path, terms, size)
+    elif ":" in source and not path.exists():
+        x, y, held = _function(source, base)
+    else:
+        raise BadInput(
+            f"data {source!r}: {path} is not there; give a folder of class folders, an .npz or .csv file, "
+            "or module:function"
+        )
+    return _fit(x, y, terms, source), None if held is None else _fit(held[0], held[1], terms, f"{source}, test samples")
+
+
+def _fit(x: Any, y: Any, terms: Terms, source: str) -> Samples:
+    """Samples that the run's model can take, or an error that says what differs."""
+    if not len(y):
+        raise BadInput(f"data {source!r} holds no samples: give at least one")
+    samples, _ = arrays.samples(x, y, terms.names)
+    if list(samples.x.shape[1:]) != terms.shape:
+        raise BadInput(
+            f"data {source!r} holds samples of shape {list(samples.x.shape[1:])}, the run is for {terms.shape}: "
+            "bring them to that size (for image files: 'size' in site.yaml)"
+        )
+    arrays.check_classes(samples, terms.classes, f"data {source!r}")
+    return samples
+
+
+def _folder(path: Path, terms: Terms, size: int | None) -> Samples:
+    found = [d.name for d in trees.subfolders(path)]
+    names = terms.names if terms.names is not None else [str(c) for c in range(terms.classes)]
+    strangers = sorted(set(found) - set(names))
+    if strangers:
+        raise BadInput(
+            f"data {str(path)!r} has a class folder {strangers[0]!r}, the run's classes are {', '.join(names)}"
+        )
+    return trees.decode(path, names, size, _channels(terms))
+
+
+def _csv(path: Path, terms: Terms, size: int | None) -> Samples:
+    """Image files and labels from the columns `path` and `label`; paths are relative to the CSV file."""
+    if not path.is_file():
+        raise BadInput(f"data {str(path)!r}: no such file")
+    names = terms.names if terms.names is not None else [str(c) for c in range(terms.classes)]
+    listed: list[tuple[Path, int]] = []
+    with path.open(newline="", encoding="utf-8") as file:
+        reader = csv.DictReader(file)
+        if not {"path", "label"} <= set(reader.fieldnames or ()):
+            raise BadInput(f"data {str(path)!r}: its first line must name the columns 'path' and 'label'")
+        for row in reader:
+            if row["label"] not in names:
+                raise BadInput(
+                    f"data {str(path)!r}, line {reader.line_num}: the label {row['label']!r} is not among the run's "
+                    f"classes {', '.join(names)}"
+                )
+            listed.append((path.parent / row["path"], names.index(row["label"])))
+    if not listed:
+        raise BadInput(f"data {str(path)!r} holds no samples: give at least one")
+    return trees.decode_list(path.parent, listed, size, _channels(terms))
+
+
+def _channels(terms: Terms) -> int | None:
+    return terms.shape[0] if len(terms.shape) == 3 else None
+
+
+def _function(source: str, base: Path) -> tuple[Any, Any, Any]:
+    """(x, y) or (x, y, x_test, y_test) from a function of the site's own, in a module beside site.yaml or installed."""
+    module, _, name = source.partition(":")
+    if str(base) not in sys.path:
+        sys.path.insert(0, str(base))
+    try:
+        made = getattr(importlib.import_module(module), name)()
+    except (ImportError, AttributeError) as error:
+        raise BadInput(f"data {source!r}: there is no such function ({error})") from error
+    except FedheadError:
+        raise
+    except Exception as error:  # the site's own code may raise anything
+        raise BadInput(f"data {source!r}: the function raised {type(error).__name__}: {error}") from error
+    if not isinstance(made, tuple) or len(made) not in (2, 4):
+        raise BadInput(f"data {source!r}: the function must return (x, y) or (x, y, x_test, y_test)")
+    return made[0], made[1], None if len(made) == 2 else (made[2], made[3])

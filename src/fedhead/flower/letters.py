@@ -1,0 +1,81 @@
+"""Letters: orders to nodes and their answers, over a Flower grid, with a deadline and a short poll of our own."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from fedhead.errors import FedheadError
+from fedhead.flower import wire
+from fedhead.flower.orders import KINDS, Answer, Order, read_answer, to_json
+from fedhead.tree import Tree
+
+if TYPE_CHECKING:
+    from flwr.app import Message
+    from flwr.serverapp import Grid
+
+Reply = tuple[Answer, dict[str, Tree]] | str  # an answer with its trees, or why there is none
+
+
+@dataclass(frozen=True)
+class Letter:
+    """An order to a node, with its tensors."""
+
+    node: int
+    order: Order
+    trees: Mapping[str, Tree] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Letters:
+    """Sends letters and waits for the replies; `Grid.send_and_receive` would look only every three seconds."""
+
+    grid: Grid
+    poll: float
+
+    def ask(self, letters: Mapping[int, Letter], seconds: float) -> dict[int, Reply]:
+        """Send every letter and wait at most so long: for each key the answer with its trees, or why there is none."""
+        from flwr.app import Message
+
+        if not letters:
+            return {}
+        messages = [
+            Message(
+                wire.pack(to_json(letter.order), letter.trees),
+                letter.node,
+                KINDS[letter.order.kind],
+                ttl=seconds,
+                group_id=str(letter.order.round),
+            )
+            for letter in letters.values()
+        ]
+        found: dict[int, Reply] = {}
+        pending: dict[str, int] = {}
+        for key, message_id in zip(letters, self.grid.push_messages(messages), strict=True):
+            if message_id:
+                pending[message_id] = key
+            else:
+                found[key] = "the message could not be sent"
+        deadline = time.monotonic() + seconds
+        while pending and time.monotonic() < deadline:
+            for reply in self.grid.pull_messages(list(pending)):
+                # an error that Flower itself reports comes from no node: only the id says whose letter it answers
+                key_of = pending.pop(reply.metadata.reply_to_message_id, None)
+                if key_of is not None:
+                    found[key_of] = _read(reply)
+            if pending:
+                time.sleep(self.poll)
+        return found | dict.fromkeys(pending.values(), f"no answer within {seconds:g} s")
+
+
+def _read(reply: Message) -> Reply:
+    if reply.has_error():
+        return f"Flower says {reply.error.reason or 'nothing'} (code {reply.error.code})"
+    try:
+        header, trees = wire.unpack(reply.content)
+        answer = read_answer(header)
+    except FedheadError as error:
+        return str(error)
+    return answer.problem if answer.problem is not None else (answer, trees)

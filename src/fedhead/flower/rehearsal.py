@@ -1,0 +1,80 @@
+"""The rehearsal: the server plays each client's part once on a blank sample, to know what a reply must look like."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedhead.data.arrays import Samples
+from fedhead.data.draws import Rows
+from fedhead.data.federation import Federation
+from fedhead.engine import gate
+from fedhead.engine import server as servers
+from fedhead.engine.clients import Clients
+from fedhead.engine.loop import Loop
+from fedhead.engine.state import Memory
+from fedhead.flower.orders import Terms
+from fedhead.method import Exchange, Stage
+from fedhead.models.split import Split
+from fedhead.tree import Tree
+
+
+class Rehearsal:
+    """The clients as the server knows them: each with its architecture and one blank sample."""
+
+    def __init__(
+        self,
+        terms: Terms,
+        model: Callable[[Mapping[str, Any]], Split],  # from the recipe keys that a site replaces
+        make: Callable[[Federation, list[Split], list[int]], Clients],
+        public: Samples | None = None,
+    ):
+        blank = torch.zeros(1, *terms.shape, dtype=torch.uint8 if len(terms.shape) == 3 else torch.float32)
+        rows: list[Rows] = [np.zeros(1, np.int64)] * len(terms.sites)
+        self._federation = Federation(
+            Samples(blank, torch.zeros(1, dtype=torch.int64)),
+            rows,
+            terms.classes,
+            transform=terms.transform(),
+            public=public,
+            names=terms.names,
+        )
+        self._model, self._make = model, make
+        self._kinds = ["{}"]  # the architectures, the recipe's own first
+        self._models = [model({})]
+        self._assign = [0] * len(terms.sites)
+        self._schemas: dict[tuple[str, int], gate.Schema] = {}
+        self.clients = make(self._federation, self._models, self._assign)
+
+    def assign(self, client: int, own: Mapping[str, Any]) -> None:
+        """Note a client's architecture; `BadInput` if the method can't average it with the others'."""
+        kind = json.dumps(dict(own), sort_keys=True)
+        kinds, models = list(self._kinds), list(self._models)
+        if kind not in kinds:
+            kinds.append(kind)
+            models.append(self._model(own))
+        assign = [kinds.index(kind) if k == client else group for k, group in enumerate(self._assign)]
+        if assign != self._assign:
+            self.clients = self._make(self._federation, models, assign)  # refuses what can't go together
+            self._kinds, self._models, self._assign = kinds, models, assign
+
+    def check(self, stage: Stage, tested: bool = True) -> None:
+        """Refuse a stage that does not go with the models or without the sites' own test samples."""
+        federation = replace(self._federation, local=self._federation.rows) if tested else self._federation
+        stage.check(self._models, federation)
+
+    def schema(self, exchange: Exchange, client: int, server: Tree) -> gate.Schema:
+        """Names, shapes and types of what a client sends in an exchange."""
+        key = (f"{type(exchange).__name__}:{exchange.name}", self._assign[client])
+        if key not in self._schemas:
+            clients = self.clients
+            post = servers.post(exchange, server, [client], clients.task_of)
+            (job,) = clients.work(exchange, post, Memory(clients.initial_state), round=1)
+            (reply,) = Loop().run(job.first_steps(0))
+            self._schemas[key] = gate.schema(reply.send)
+        return self._schemas[key]

@@ -1,0 +1,42 @@
+"""The roster: which node of Flower's is which site, and what each site said of itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from fedhead.flower.orders import Answer
+
+
+@dataclass
+class Roster:
+    """The sites by name; a node is only their present address, and changes when a site is started anew."""
+
+    sites: list[str]
+    nodes: dict[str, int] = field(default_factory=dict)  # a site's node
+    hellos: dict[str, Answer] = field(default_factory=dict)  # what a site said when it came
+    refused: dict[int, str] = field(default_factory=dict)  # nodes that are no site of this run, and why
+
+    def strangers(self, connected: set[int]) -> list[int]:
+        """Connected nodes that have not been asked who they are."""
+        known = set(self.nodes.values()) | self.refused.keys()
+        return sorted(connected - known)
+
+    def enter(self, node: int, answer: Answer) -> str | None:
+        """Enter a node as the site that it says it is; returns what to tell the operator, if anything."""
+        name = answer.site
+        before = self.nodes.get(name)
+        self.nodes[name], self.hellos[name] = node, answer
+        return None if before in (None, node) else f"site {name} has come back as another node ({before} -> {node})"
+
+    def present(self, connected: set[int]) -> list[int]:
+        """The numbers of the sites that are connected and hold training data."""
+        return [
+            k
+            for k, name in enumerate(self.sites)
+            if self.nodes.get(name) in connected and self.hellos[name].samples > 0
+        ]
+
+    def tests(self, client: int) -> int:
+        """How many test samples of its own a site has."""
+        hello = self.hellos.get(self.sites[client])
+        return hello.tests if hello else 0

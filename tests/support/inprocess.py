@@ -1,0 +1,162 @@
+"""A Flower grid inside one process: messages are packed, carried and answered at once, faults on demand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Error, Message, RecordDict
+from flwr.serverapp import Grid
+from flwr.supercore.task_identity import TaskIdentity
+
+from fedhead.data.federation import Federation
+from fedhead.engine.clients import Clients
+from fedhead.flower import wire
+from fedhead.flower.answering import respond
+from fedhead.flower.coordinator import Coordinator, Patience
+from fedhead.flower.data import share
+from fedhead.flower.orders import Terms
+from fedhead.flower.rehearsal import Rehearsal
+from fedhead.flower.site import Bench, Site
+from fedhead.method import Method, Stage
+from fedhead.models.split import Split
+
+# What Flower's runtime sets in the process of an app: without it no message can be made.
+TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
+
+Fault = Callable[[Message, Callable[[], RecordDict]], "RecordDict | Error | None"]
+
+
+@dataclass
+class InProcess(Grid):
+    """Nodes that answer when the letter box is looked into; a `Fault` of a node may spoil its answers."""
+
+    nodes: dict[int, Site]
+    faults: dict[int, Fault] = field(default_factory=dict)
+    _sent: dict[str, Message] = field(default_factory=dict)
+
+    def get_node_ids(self) -> Iterable[int]:
+        return list(self.nodes)
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        ids = []
+        for message in messages:
+            message.metadata.__dict__["_message_id"] = f"m{len(self._sent)}"
+            self._sent[message.metadata.message_id] = message
+            ids.append(message.metadata.message_id)
+        return ids
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        for name in message_ids:
+            message = self._sent[name]
+            node = message.metadata.dst_node_id
+            if node not in self.nodes:
+                continue
+
+            def honest(message: Message = message, node: int = node) -> RecordDict:
+                # through Flower's own serialisation and back, as between machines
+                return respond(carried(message.content), self.nodes[node], watchdog=False)
+
+            made = self.faults[node](message, honest) if node in self.faults else honest()
+            if made is None:
+                continue
+            if isinstance(made, Error):
+                yield Message(made, reply_to=message)
+            else:
+                yield Message(carried(made), reply_to=message)
+
+    def set_run(self, run: Any) -> None:
+        raise AssertionError("never called")
+
+    @property
+    def run(self) -> Any:
+        raise AssertionError("never called")
+
+    def create_message(self, *args: Any, **kwargs: Any) -> Message:
+        raise AssertionError("never called")
+
+    def send_and_receive(self, *args: Any, **kwargs: Any) -> Iterable[Message]:
+        raise AssertionError("never called: it looks only every three seconds")
+
+
+def carried(content: RecordDict) -> RecordDict:
+    """The content as it arrives: through bytes."""
+    from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
+
+    return recorddict_from_proto(recorddict_to_proto(content))
+
+
+@dataclass
+class World:
+    """A federation as sites on an in-process grid, beside the settings that a simulation of it takes."""
+
+    federation: Federation
+    models: dict[str, Split]  # by name; the first one is the recipe's
+    method: Method
+    settings: dict[str, Any]
+    folder: Path
+    stages: list[Stage] = field(default_factory=list)
+    own: dict[int, str] = field(default_factory=dict)  # a client's own model
+    experiment: str = "ab" * 8
+
+    def terms(self) -> Terms:
+        fed = self.federation
+        return Terms(
+            experiment=self.experiment,
+            recipe={"seed": 0},
+            sites=[f"site-{k}" for k in range(len(fed))],
+            classes=fed.classes,
+            shape=list(fed.input_shape),
+            mean=list(fed.transform.mean),
+            std=list(fed.transform.std),
+            augment=list(fed.transform.augment),
+        )
+
+    def site(self, k: int, name: str | None = None) -> Site:
+        def bench(terms: Terms, number: int) -> Bench:
+            model = self.models[self.own.get(number, next(iter(self.models)))]
+            clients = Clients(
+                share(self.federation, number),
+                [model],
+                self.method,
+                assign=[0] * len(self.federation),
+                all_here=False,
+                **self.settings,
+            )
+            return Bench(clients, [stage.after(self.method) for stage in self.stages])
+
+        own = {"model": self.own[k]} if k in self.own else {}
+        return Site(name or f"site-{k}", bench, self.folder / "state", own)
+
+    def grid(self) -> InProcess:
+        return InProcess({100 + k: self.site(k) for k in range(len(self.federation))})
+
+    def coordinator(self, grid: InProcess, said: list[str] | None = None, **patience: Any) -> Coordinator:
+        terms, names = self.terms(), list(self.models)
+
+        def make(federation: Federation, models: list[Split], assign: list[int]) -> Clients:
+            return Clients(federation, models, self.method, assign=assign, all_here=False, **self.settings)
+
+        def model(own: Any) -> Split:
+            return self.models[own.get("model", names[0])]
+
+        from fedhead.data.pool import Pool
+
+        fed = self.federation
+        test = (
+            None
+            if fed.test is None
+            else Pool(fed.test, fed.transform, dtype=self.settings.get("dtype", None) or __import__("torch").float32)
+        )
+        waits = Patience(**{"quorum": 1, "join_seconds": 0.2, "round_seconds": 1.0, "poll": 0.001, **patience})
+        rehearsal = Rehearsal(terms, model, make, fed.public)
+        return Coordinator(grid, terms, rehearsal, waits, test, (said if said is not None else []).append)
+
+
+def spoiled(content: RecordDict, change: Callable[[dict[str, Any], dict[str, Any]], None]) -> RecordDict:
+    """An answer whose header and trees were changed on the way."""
+    header, trees = wire.unpack(content)
+    change(header, trees)
+    return wire.pack(header, trees)
