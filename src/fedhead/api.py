@@ -13,7 +13,7 @@ from fedhead.engine.rounds import run as run_rounds
 from fedhead.errors import BadInput, unknown
 from fedhead.method import METHODS, STAGES, Method, Stage
 from fedhead.models.check import require
-from fedhead.models.registry import build
+from fedhead.models.several import several
 from fedhead.models.split import Split
 from fedhead.optim import SGD, Adam, Optimizer
 from fedhead.types import Local
@@ -23,7 +23,7 @@ OPTIMIZERS = ("sgd", "adam")
 
 def run(
     federation: Federation,
-    model: Split | str | Sequence[Split],
+    model: Split | str | Sequence[Split | str],
     method: Method | str = "fedavg",
     *,
     rounds: int = 10,
@@ -42,8 +42,8 @@ def run(
 ) -> Result:
     """Train a federated classifier.
 
-    `model` is a `Split` (see `fedhead.split`), the name of a built-in architecture, or one `Split` an architecture
-    for a federation of differing ones. `options` go to `fedhead.engine.rounds.run`: participation, executor, device,
+    `model` is a `Split` (see `fedhead.split`), the name of a built-in architecture, or a list of n such for clients
+    of different architectures: client i has model i mod n, or the one that `assign` gives it. `options` go to `fedhead.engine.rounds.run`: participation, executor, device,
     precision, evaluate_every, last_rounds, on_round and the rest.
     """
     chosen = METHODS[_known("method", method, METHODS)]() if isinstance(method, str) else method
@@ -63,14 +63,24 @@ def make_optimizer(name: str, lr: float, momentum: float, weight_decay: float) -
     raise unknown("optimizer", name, OPTIMIZERS)
 
 
-def _models(federation: Federation, model: Split | str | Sequence[Split], head: str | None, seed: int) -> list[Split]:
-    if isinstance(model, str):
-        return [build(model, federation.input_shape, federation.classes, head or "linear", seed)]
-    models = [model] if isinstance(model, nn.Module) else list(model)
-    for one in models:
+def _models(
+    federation: Federation, model: Split | str | Sequence[Split | str], head: str | None, seed: int
+) -> list[Split]:
+    given: list[Any] = [model] if isinstance(model, nn.Module | str) else list(model)
+    if not given:
+        raise BadInput("model is an empty list: give at least one")
+    names = [(one, {"head": head or "linear"}) for one in given if isinstance(one, str)]
+    built = iter(several(names, federation.input_shape, federation.classes, seed) if names else [])
+    models = []
+    for number, one in enumerate(given):
+        if isinstance(one, str):
+            models.append(next(built))
+            continue
         if not isinstance(one, Split):
-            raise BadInput(f"model is {type(one).__name__}: wrap it first, fedhead.split(model, classifier='…')")
+            which = f"model {number}" if len(given) > 1 else "model"
+            raise BadInput(f"{which} is {type(one).__name__}: wrap it first, fedhead.split(model, classifier='…')")
         require(one, federation.input_shape, federation.classes)
+        models.append(one)
     return models
 
 

@@ -54,7 +54,10 @@ def test_coefficients_follow_the_gradient_of_their_loss(seed: int, clients: int,
         torch.testing.assert_close(got[k], expected, atol=1e-10, rtol=1e-9)
 
 
-@given(st.integers(0, 99), st.lists(st.lists(st.integers(0, 4), min_size=1, max_size=5, unique=True), min_size=1, max_size=4))
+@given(
+    st.integers(0, 99),
+    st.lists(st.lists(st.integers(0, 4), min_size=1, max_size=5, unique=True), min_size=1, max_size=4),
+)
 def test_rows_stay_distributions_over_those_who_have_spoken(seed: int, cohorts: list[list[int]]) -> None:
     method, c, known = KTpFL(coefficient_lr=1.0), torch.full((5, 5), 0.2, dtype=torch.float64), set()
     spoken = soft(seed, 5)

@@ -31,7 +31,9 @@ PLAIN = Local(epochs=2, batch_size=4, optimizer=SGD(lr=0.05, momentum=0.9), lr_d
 PUBLIC_CODE = FedClassAvg(temperature=100, base_temperature=0.07, normalize=False, proximal="mean_squared")
 
 
-def simulate(method: FedClassAvg, models: list[Split] | None = None, local: Local = ADAM, **settings: float) -> Simulation:
+def simulate(
+    method: FedClassAvg, models: list[Split] | None = None, local: Local = ADAM, **settings: float
+) -> Simulation:
     return Simulation(federation(), models or pair(), method, rounds=3, local=local, dtype=torch.float64, **settings)
 
 
@@ -186,7 +188,9 @@ def test_a_client_uses_its_own_model_after_training_and_the_servers_before() -> 
 
 # -- bad input ------------------------------------------------------------------------------------
 def test_feature_dimensions_that_differ_are_refused_with_the_clients_number() -> None:
-    with pytest.raises(BadInput, match=r"client 1: its features have 16 dimensions and client 0's have 8.*feature_layer=8"):
+    with pytest.raises(
+        BadInput, match=r"client 1: its features have 16 dimensions and client 0's have 8.*feature_layer=8"
+    ):
         simulate(FedClassAvg(), [network("batch"), perceptron(16)])
 
 

@@ -56,6 +56,11 @@ class Federation:
                 f"test samples of shape {tuple(self.test.x.shape[1:])} do not match training samples of "
                 f"{self.input_shape}"
             )
+        if self.public is not None and _kind(self.public) != _kind(self.train):
+            raise BadInput(
+                f"public samples of shape {tuple(self.public.x.shape[1:])} ({self.public.x.dtype}) do not match what "
+                f"client 0 and all others hold, {self.input_shape} ({self.train.x.dtype}): their models can't take both"
+            )
         self.transform.check(self.input_shape)
 
     # -- what it holds ----------------------------------------------------------------------------
@@ -217,13 +222,14 @@ class Federation:
         test_samples: int | None = None,
         download: bool = True,
         public: str | None = None,
-        public_samples: int = 3000,
+        public_samples: int | None = None,
     ) -> Federation:
         """A data set of the registry (`fedhead ls datasets`), dealt out to clients.
 
         `augment` and `normalize` name others than the data set's own; `samples` and `test_samples` keep only that
-        many (evenly by class, the same for a seed). `public` names another data set, part of whose test samples all
-        parties hold (KT-pFL).
+        many (evenly by class, the same for a seed). `public` names the data set of which all parties hold some samples
+        (KT-pFL): another one's test samples, or this one's training samples, which no client holds then. There are
+        `public_samples` of them, by default 3000 of another data set and a fifth of the same.
         """
         from fedhead.data import datasets
 
@@ -234,9 +240,14 @@ class Federation:
         if test_samples is not None:
             test = test.take(stratified(test.y.numpy(), test_samples, seed))
         shared = None
-        if public is not None:
+        if public == name:
+            held = stratified(train.y.numpy(), public_samples or max(1, len(train.y) // 5), seed)
+            shared, train = train.take(held), train.take(np.setdiff1d(np.arange(len(train.y)), held))
+            if not len(train.y):
+                raise BadInput(f"public_samples: {public_samples} leaves no training sample of {name} to the clients")
+        elif public is not None:
             shared = datasets.get(public).part("test", data_dir, download)
-            shared = shared.take(stratified(shared.y.numpy(), min(public_samples, len(shared.y)), seed))
+            shared = shared.take(stratified(shared.y.numpy(), min(public_samples or 3000, len(shared.y)), seed))
         return cls.from_arrays(
             train.x,
             train.y,
@@ -301,6 +312,10 @@ def _classes(classes: int | None, names: Sequence[str] | None, train: Samples, t
     if classes is not None or names is not None:
         return classes if classes is not None else len(names or ())
     return 1 + max(int(data.y.max()) for data in (train, test) if data is not None)
+
+
+def _kind(data: Samples) -> tuple[torch.Size, torch.dtype]:
+    return data.x.shape[1:], data.x.dtype
 
 
 def _default(transform: Transform | None, data: Samples) -> Transform:

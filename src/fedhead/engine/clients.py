@@ -52,7 +52,7 @@ class Clients:
         method.check(models, federation)
         self.federation, self.method = federation, method
         self.device, self.dtype, self.bf16 = torch.device(device), dtype, bf16
-        self.assign = list(assign) if assign is not None else [k % len(models) for k in range(len(federation))]
+        self.assign = refuse.assignment(assign, len(models), len(federation))
         self.pool = Pool(federation.train, federation.transform, device, dtype)
         self.test = None if federation.test is None else Pool(federation.test, federation.transform, device, dtype)
         public = federation.public
@@ -144,7 +144,6 @@ class Clients:
             n = len(self.federation.rows[client]) if phase.data == "private" else len(self._public_rows())
             size = phase.batch_size or local.batch_size
             epochs = local.epochs if phase.epochs is None else phase.epochs
-            epochs = epochs if round >= phase.begins else 0
             epochs = epochs if round >= phase.begins else 0
             key = plan.phase_key(task.seed, round, label, number, client)
             schedules.append(plan.schedule(n, size, epochs, local.drop_last, key))

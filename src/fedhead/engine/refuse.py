@@ -12,6 +12,18 @@ from fedhead.models.split import Split, weights
 from fedhead.types import Local
 
 
+def assignment(assign: Sequence[int] | None, models: int, clients: int) -> list[int]:
+    """Each client's model by number: as told, or client i has model i mod n."""
+    if assign is None:
+        return [client % models for client in range(clients)]
+    if len(assign) != clients:
+        raise BadInput(f"assign gives {len(assign)} clients a model, but there are {clients}: give one number a client")
+    for client, number in enumerate(assign):
+        if not 0 <= number < models:
+            raise BadInput(f"client {client}: assign gives it model {number}, but the models are 0 … {models - 1}")
+    return list(assign)
+
+
 def mixtures(method: Method, models: Sequence[Split], assign: Sequence[int], local: Local) -> None:
     """Raise `BadInput`, with the first client concerned, where a method can't train these models side by side."""
     first = {group: client for client, group in reversed(list(enumerate(assign)))}  # the first client of a model

@@ -21,6 +21,7 @@ from fedhead.errors import BadInput, unknown
 from fedhead.experiment.config import Recipe, read_yaml
 from fedhead.experiment.typed import check_parameters, parameters
 from fedhead.method import METHODS, STAGES, Exchange, Method, Stage
+from fedhead.models.several import several
 from fedhead.models.split import Split
 from fedhead.optim import SGD, Adam
 from fedhead.types import Local
@@ -70,14 +71,14 @@ def architectures(recipe: Recipe, shape: tuple[int, ...], classes: int) -> list[
     if recipe.model_parameters.keys() - common.keys():
         check_parameters("model", asked[0][0], recipe.model_parameters, hints[0])  # says which word is unknown
     needed = method(recipe).head
-    made = []
+    checked = []
     for (name, special), own in zip(asked, hints, strict=True):
         given = {word: value for word, value in common.items() if word in own} | special
         given = check_parameters("model", name, given, own)
         if needed is not None:
             given.setdefault("head", needed)
-        made.append(models.build(name, shape, classes, seed=recipe.seed, **given))
-    return made
+        checked.append((name, given))
+    return several(checked, shape, classes, recipe.seed)
 
 
 def _model_and_parameters(text: str) -> tuple[str, dict[str, Any]]:
