@@ -43,10 +43,10 @@ def reopen(path: str | Path, data: str | Path | None = None, device: str = "auto
         raise BadInput(f"{path} has no {CHECKPOINT} yet: let the run come to its end first (fedhead run --resume)")
     state, metadata = load_tree(folder.path / CHECKPOINT)
     recipe = folder.recipe
-    model = build.validate(recipe)
+    models = build.validate(recipe)
     simulation = Simulation(
         build.federation(recipe, data),
-        [model],
+        models,
         build.method(recipe),
         rounds=recipe.rounds,
         local=build.local(recipe),

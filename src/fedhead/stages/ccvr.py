@@ -69,6 +69,7 @@ class CCVR(Stage):
 
     def check(self, models: Sequence[Split], federation: Federation) -> None:
         """Refuse heads that can't be calibrated."""
+        super().check(models, federation)
         for model in models:
             refuse_head(model, self.free, "ccvr")
             if self.covariance == "low-rank" and self.rank > model.features:

@@ -52,6 +52,7 @@ class Recalibrate(Stage):
 
     def check(self, models: Sequence[Split], federation: Federation) -> None:
         """Refuse heads that can't be calibrated."""
+        super().check(models, federation)
         for model in models:
             refuse_head(model, self.free, "recalibrate")
 
