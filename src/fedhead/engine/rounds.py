@@ -5,11 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
-
 
 from fedhead.data.federation import Federation
 from fedhead.engine import choose, evaluate
+from fedhead.engine.figures import Figures, Row
 from fedhead.engine.job import Executor
 from fedhead.engine.simulation import Simulation
 from fedhead.engine.state import Memory
@@ -18,8 +17,6 @@ from fedhead.method import Method, Stage
 from fedhead.models.split import Split
 from fedhead.tree import Tree, Weights
 from fedhead.types import Local
-
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -46,7 +43,7 @@ class StageResult:
 
 
 @dataclass
-class Result:
+class Result(Figures):
     """A finished run: its history, its weights and what it can still be asked."""
 
     simulation: Simulation = field(repr=False)
@@ -71,51 +68,13 @@ class Result:
         return self.simulation.method.global_model(self.server, self.simulation.task)
 
     @property
-    def accuracy(self) -> float | None:
-        """Per cent on the global test set after the last round."""
-        return self._last("accuracy")
-
-    @property
-    def accuracy_mean(self) -> float | None:
-        """The mean of `accuracy` over the last evaluated rounds (`last_rounds` of them)."""
-        found = [row["accuracy"] for row in self.history if row.get("accuracy") is not None][-self.last_rounds :]
-        return sum(found) / len(found) if found else None
-
-    @property
-    def personal(self) -> float | None:
-        """Per cent on the clients' own test sets after the last round, the mean over clients."""
-        return self._last("personal")
-
-    @property
-    def stages(self) -> dict[str, float | None]:
-        """The accuracy after each stage: the global model's, or the clients' mean where there is none."""
-        return {n: s.personal if s.accuracy is None else s.accuracy for n, s in self.outcomes.items()}
-
-    @property
-    def bytes_up(self) -> int:
-        """Bytes that all clients sent, over all rounds and stages."""
-        return self._total("bytes_up")
-
-    @property
-    def bytes_down(self) -> int:
-        """Bytes that all clients received, over all rounds and stages."""
-        return self._total("bytes_down")
-
-    @property
-    def seconds(self) -> float:
-        """The time spent on rounds and stages."""
-        rows = [*self.history, *(s.metrics for s in self.outcomes.values())]
-        return float(sum(row["seconds"] for row in rows))
+    def measured(self) -> dict[str, Row]:
+        """The figures of each stage."""
+        return {name: outcome.metrics for name, outcome in self.outcomes.items()}
 
     def calibrate(self, stage: Stage) -> StageResult:
         """Run a stage, such as `CCVR()`, on the trained federation; the run itself stays as it is."""
         return run_stage(self.simulation, stage, choose.named(self.executor, self.simulation))
-
-    def _last(self, name: str) -> float | None:
-        return next((row[name] for row in reversed(self.history) if row.get(name) is not None), None)
-
-    def _total(self, name: str) -> int:
-        return int(sum(row[name] for row in [*self.history, *(s.metrics for s in self.outcomes.values())]))
 
 
 def run(
@@ -207,5 +166,3 @@ def _bf16(precision: str) -> bool:
     if precision not in ("fp32", "bf16"):
         raise BadInput(f"precision must be fp32 or bf16, not {precision!r}")
     return precision == "bf16"
-
-

@@ -1,0 +1,64 @@
+"""The figures of a finished run, wherever it ran: from its history and from what its stages measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+Row = dict[str, Any]
+
+
+class Figures:
+    """What is asked of a finished run; whoever has a history and outcomes of stages can answer it."""
+
+    executor: str
+    history: list[Row]
+    last_rounds: int
+
+    @property
+    def measured(self) -> Mapping[str, Row]:
+        """The figures of each stage."""
+        raise NotImplementedError
+
+    @property
+    def accuracy(self) -> float | None:
+        """Per cent on the global test set after the last round."""
+        return self._last("accuracy")
+
+    @property
+    def accuracy_mean(self) -> float | None:
+        """The mean of `accuracy` over the last evaluated rounds (`last_rounds` of them)."""
+        found = [row["accuracy"] for row in self.history if row.get("accuracy") is not None][-self.last_rounds :]
+        return sum(found) / len(found) if found else None
+
+    @property
+    def personal(self) -> float | None:
+        """Per cent on the clients' own test sets after the last round, the mean over clients."""
+        return self._last("personal")
+
+    @property
+    def stages(self) -> dict[str, float | None]:
+        """The accuracy after each stage: the global model's, or the clients' mean where there is none."""
+        return {n: m["personal"] if m["accuracy"] is None else m["accuracy"] for n, m in self.measured.items()}
+
+    @property
+    def bytes_up(self) -> int:
+        """Bytes that all clients sent, over all rounds and stages."""
+        return self._total("bytes_up")
+
+    @property
+    def bytes_down(self) -> int:
+        """Bytes that all clients received, over all rounds and stages."""
+        return self._total("bytes_down")
+
+    @property
+    def seconds(self) -> float:
+        """The time spent on rounds and stages."""
+        rows = [*self.history, *self.measured.values()]
+        return float(sum(row["seconds"] for row in rows))
+
+    def _last(self, name: str) -> float | None:
+        return next((row[name] for row in reversed(self.history) if row.get(name) is not None), None)
+
+    def _total(self, name: str) -> int:
+        return int(sum(row[name] for row in [*self.history, *self.measured.values()]))
