@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,12 +10,14 @@ from typing import Any
 import torch
 
 from fedhead.engine import choose
-from fedhead.engine.rounds import Result, Snapshot, run
+from fedhead.engine.figures import Figures
+from fedhead.engine.rounds import Snapshot, run
 from fedhead.errors import BadInput
 from fedhead.experiment import build, environment
 from fedhead.experiment.config import Recipe
 from fedhead.experiment.store import RunFolder
 from fedhead.experiment.tensorboard import Board
+from fedhead.models.split import Split
 from fedhead.tree import Tree
 from fedhead.treefile import save_tree
 
@@ -31,6 +33,7 @@ class Settings:
     device: str = "auto"
     executor: str = "auto"
     precision: str = "fp32"
+    threads: int | None = None  # None: one for small models, torch's own choice for others
     tensorboard: bool = False
 
 
@@ -40,7 +43,7 @@ def execute(
     settings: Settings | None = None,
     *,
     resume: bool = False,
-    on_row: Callable[[Row], None] | None = None,
+    on_row: Callable[[Row], None] = lambda row: None,
 ) -> Row:
     """Carry out a recipe in the folder `out` and return its final figures.
 
@@ -57,13 +60,13 @@ def execute(
     device = choose.device(settings.device)
     federation = build.federation(recipe, settings.data)
     folder = existing or RunFolder.create(out, recipe)
+    torch.set_num_threads(settings.threads or _threads(models))
     with folder.locked():
         folder.save_partition(federation)
         facts = _settle(folder, settings, device)
         snapshot = _snapshot(folder)
         board = Board(out, snapshot.history if snapshot else ()) if settings.tensorboard else None
-        for row in snapshot.history if snapshot and on_row else ():
-            assert on_row is not None
+        for row in snapshot.history if snapshot else ():
             on_row(row)
 
         def after_round(now: Snapshot) -> None:
@@ -73,8 +76,7 @@ def execute(
             folder.save_checkpoint(now.round, state, final=now.round == recipe.rounds)
             if board is not None:
                 board.add(row)
-            if on_row is not None:
-                on_row(row)
+            on_row(row)
 
         try:
             result = run(
@@ -100,9 +102,9 @@ def execute(
                 board.close()
         if result.outcomes:
             save_tree(out / STAGES, Tree({name: outcome.server for name, outcome in result.outcomes.items()}))
-        figures = _figures(out, recipe, result)
-        folder.finish(figures)
-    return figures
+        found = figures(out, recipe, result)
+        folder.finish(found)
+    return found
 
 
 def _settle(folder: RunFolder, settings: Settings, device: torch.device) -> Row:
@@ -125,6 +127,13 @@ def _settle(folder: RunFolder, settings: Settings, device: torch.device) -> Row:
     return begun
 
 
+def _threads(models: Sequence[Split]) -> int:
+    """One thread for small models without convolutions: their steps are too short to be shared, and waiting costs."""
+    small = all(sum(p.numel() for p in model.parameters()) < 1_000_000 for model in models)
+    convolves = any(isinstance(m, torch.nn.modules.conv._ConvNd) for model in models for m in model.modules())
+    return 1 if small and not convolves else torch.get_num_threads()
+
+
 def _snapshot(folder: RunFolder) -> Snapshot | None:
     found = folder.rewind()
     if found is None:
@@ -133,7 +142,8 @@ def _snapshot(folder: RunFolder) -> Snapshot | None:
     return Snapshot(number, state["server"], {int(k): kept for k, kept in state["clients"].items()}, history)
 
 
-def _figures(out: Path, recipe: Recipe, result: Result) -> Row:
+def figures(out: Path, recipe: Recipe, result: Figures) -> Row:
+    """The final figures of a run, as its folder keeps them."""
     last = next((row for row in reversed(result.history) if "accuracy" in row), {})
     return {
         "run": str(out),
@@ -149,7 +159,7 @@ def _figures(out: Path, recipe: Recipe, result: Result) -> Row:
         "stages": result.stages,
         "per_class": last.get("per_class"),
         "clients": last.get("clients"),
-        "stage_metrics": {name: outcome.metrics for name, outcome in result.outcomes.items()},
+        "stage_metrics": dict(result.measured),
         "bytes_up": result.bytes_up,
         "bytes_down": result.bytes_down,
         "seconds": result.seconds,

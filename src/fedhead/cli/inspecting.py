@@ -1,0 +1,261 @@
+"""Commands that look and tell: ls, validate, partition, report."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+from collections.abc import Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedhead.cli import app
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+    from rich.console import Console
+
+
+class Kind(StrEnum):
+    """What `ls` can list."""
+
+    methods = "methods"
+    stages = "stages"
+    datasets = "datasets"
+    models = "models"
+    partitions = "partitions"
+    recipes = "recipes"
+
+
+Assignments = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Overrides; values are YAML.")]
+RecipeName = Annotated[str, typer.Argument(metavar="RECIPE", help="A built-in recipe's name, or a YAML file.")]
+DataFolder = Annotated[Path | None, typer.Option("--data", help="Where data sets lie. [default: $FEDHEAD_DATA]")]
+
+
+def console() -> Console:
+    """The standard output; wide where nobody watches, so that tables stay whole in files and pipes."""
+    from rich.console import Console
+
+    out = Console(highlight=False)
+    return out if out.is_terminal else Console(highlight=False, width=200)
+
+
+@app.command()
+def ls(
+    kind: Annotated[Kind, typer.Argument(help="What to list.")],
+    as_json: Annotated[bool, typer.Option("--json", help="One line of JSON.")] = False,
+) -> None:
+    """List methods, stages, datasets, models, partitions or recipes.
+
+    \b
+    Examples:
+      fedhead ls methods
+      fedhead ls recipes --json
+    """
+    entries = _LISTS[kind]()
+    if as_json:
+        print(json.dumps(entries))
+        return
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("name", "parameters", "description"):
+        table.add_column(column, no_wrap=column == "name")
+    for entry in entries:
+        words = entry["parameters"]
+        given = words if isinstance(words, str) else ", ".join(f"{k}={v}" for k, v in words.items())
+        table.add_row(Text(entry["name"]), Text(given), Text(entry["description"]))
+    if entries:
+        console().print(table)
+    else:
+        print(f"no {kind.value} yet")
+
+
+def _exchanges(kind: str) -> list[dict[str, Any]]:
+    import fedhead.methods
+    import fedhead.stages  # noqa: F401 (importing the two fills the registries)
+    from fedhead.method import METHODS, STAGES, Method, Stage
+
+    registry: Mapping[str, type[Method] | type[Stage]] = METHODS if kind == "methods" else STAGES
+    return [
+        {
+            "name": name,
+            "parameters": {
+                f.name: f.default
+                for f in dataclasses.fields(cls)
+                if f.init and f.default is not dataclasses.MISSING and f.name != "method"
+            },
+            "description": _first_line(cls),
+        }
+        for name, cls in sorted(registry.items())
+    ]
+
+
+def _datasets() -> list[dict[str, Any]]:
+    from fedhead.data.datasets import DATASETS
+
+    return [
+        {
+            "name": d.name,
+            "parameters": {"classes": d.classes, "shape": "x".join(map(str, d.shape))},
+            "description": d.description,
+        }
+        for d in DATASETS.values()
+    ]
+
+
+def _models() -> list[dict[str, Any]]:
+    from fedhead.models import MODELS
+
+    return [
+        {
+            "name": name,
+            "parameters": {word: _plain(p.default) for word, p in entry.parameters().items()},
+            "description": entry.description,
+        }
+        for name, entry in sorted(MODELS.items())
+    ]
+
+
+def _partitions() -> list[dict[str, Any]]:
+    from fedhead.data.partition import PARTITIONS
+
+    return [{"name": e.name, "parameters": e.parameters, "description": e.description} for e in PARTITIONS.values()]
+
+
+def _recipes() -> list[dict[str, Any]]:
+    from fedhead.experiment.config import builtin, describe
+
+    return [{"name": name, "parameters": {}, "description": describe(path)} for name, path in builtin().items()]
+
+
+_LISTS = {
+    Kind.methods: lambda: _exchanges("methods"),
+    Kind.stages: lambda: _exchanges("stages"),
+    Kind.datasets: _datasets,
+    Kind.models: _models,
+    Kind.partitions: _partitions,
+    Kind.recipes: _recipes,
+}
+
+
+def _first_line(thing: Any) -> str:
+    return (inspect.getdoc(thing) or "").partition("\n")[0]
+
+
+def _plain(value: Any) -> Any:
+    """The value as JSON can hold it."""
+    return value if isinstance(value, str | int | float | bool | list | tuple | None) else str(value)
+
+
+@app.command()
+def validate(recipe: RecipeName, assignments: Assignments = None) -> None:
+    """Check a recipe before any compute: names, types, ranges, and that data set and model fit.
+
+    \b
+    Examples:
+      fedhead validate digits
+      fedhead validate my.yaml method=fedprox method.mu=0.1
+    """
+    from fedhead.experiment.build import validate as check
+    from fedhead.experiment.config import load
+
+    found = load(recipe, assignments or [])
+    sizes = [sum(p.numel() for p in model.parameters()) for model in check(found)]
+    names = [found.model] if isinstance(found.model, str) else found.model
+    models = ", ".join(f"{name} of {size:,} parameters" for name, size in zip(names, sizes, strict=True))
+    stages = "".join(f" + {stage}" for stage in found.stages)
+    print(
+        f"ok: {found.method}{stages} on {found.dataset}, {found.clients} clients by {found.partition}, "
+        f"{found.rounds} rounds, {models}"
+    )
+
+
+@app.command()
+def partition(
+    dataset: Annotated[str, typer.Argument(help="A data set's name, see `fedhead ls datasets`.")],
+    partition: Annotated[str, typer.Argument(help="How it is dealt out, see `fedhead ls partitions`.")],
+    clients: Annotated[int, typer.Option(help="How many clients.")] = 10,
+    seed: Annotated[int, typer.Option(help="Which draw.")] = 0,
+    plot: Annotated[Path | None, typer.Option(help="Draw the bubbles to this .png, .svg or .pdf.")] = None,
+    data: DataFolder = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One line of JSON.")] = False,
+) -> None:
+    """Show how a partition deals a data set out: the table of clients x classes, and the papers' bubble picture.
+
+    \b
+    Examples:
+      fedhead partition digits 'dirichlet(0.1)' --clients 10 --seed 0
+      fedhead partition digits 'skewed(2)' --clients 20 --plot split.png
+    """
+    from fedhead.experiment import build
+    from fedhead.experiment.config import Recipe
+    from fedhead.report import figures
+
+    federation = build.federation(Recipe(dataset=dataset, partition=partition, clients=clients, seed=seed), data)
+    counts = federation.counts()
+    if plot is not None:
+        figures.save(figures.bubbles(counts, federation.names, f"{dataset}, {partition}, seed {seed}"), plot)
+    if as_json:
+        print(json.dumps({"counts": counts.tolist(), "names": federation.names and list(federation.names)}))
+        return
+    _print_counts(counts)
+    if plot is not None:
+        print(f"picture: {plot}")
+
+
+def _print_counts(counts: NDArray[np.int64]) -> None:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    wide = counts.shape[1] > 26  # too many columns to read: say how many classes each client holds
+    columns = ["classes held", "largest class"] if wide else [str(c) for c in range(counts.shape[1])]
+    for column in ("client", *columns, "samples"):
+        table.add_column(column, justify="right")
+    for k, row in enumerate(counts):
+        cells = [int((row > 0).sum()), int(row.max())] if wide else row.tolist()
+        table.add_row(str(k), *(str(c) if c else "·" for c in cells), str(int(row.sum())))
+    total = [] if wide else [str(int(c)) for c in counts.sum(axis=0)]
+    table.add_row("all", *(total or ["", ""]), str(int(counts.sum())), style="bold")
+    console().print(table)
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, or folders that hold some.")],
+    out: Annotated[Path, typer.Option(help="Where the page goes.")] = Path("report.html"),
+) -> None:
+    """Compare runs: a table here, and one self-contained HTML page with tables and curves.
+
+    \b
+    Examples:
+      fedhead report runs/*
+      fedhead report runs/demo --out demo.html
+    """
+    from fedhead.report import page, tables
+
+    print_results(tables.lines(tables.group(tables.read(runs))))
+    print(f"report: {page.write(runs, out)}")
+
+
+def print_results(lines: list[Any]) -> None:
+    """The table of methods x accuracy, mean and deviation over seeds."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from fedhead.report import tables
+
+    personal = any(line.personal for line in lines)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("method")
+    for column in ("accuracy", *(["personal"] if personal else []), "seeds"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for line in lines:
+        own = [tables.spread(line.personal)] if personal else []
+        table.add_row(Text(line.label), tables.spread(line.accuracy), *own, str(len(line.seeds)))
+    console().print(table)

@@ -1,0 +1,211 @@
+"""Commands that compute: run, demo."""
+
+from __future__ import annotations
+
+import functools
+import json
+import statistics
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedhead.cli import app
+from fedhead.cli.inspecting import Assignments, DataFolder, RecipeName, print_results
+from fedhead.errors import BadInput
+
+if TYPE_CHECKING:
+    from fedhead.experiment.config import Recipe
+    from fedhead.experiment.run import Settings
+
+Row = dict[str, Any]
+
+
+class Device(StrEnum):
+    """Where to compute."""
+
+    auto = "auto"
+    cpu = "cpu"
+    cuda = "cuda"
+
+
+class Executor(StrEnum):
+    """How clients are computed."""
+
+    auto = "auto"
+    loop = "loop"
+    stack = "stack"
+
+
+class Precision(StrEnum):
+    """What to compute in."""
+
+    fp32 = "fp32"
+    bf16 = "bf16"
+
+
+@app.command()
+def run(
+    recipe: RecipeName,
+    assignments: Assignments = None,
+    out: Annotated[Path | None, typer.Option(help="The run folder. [default: a new one under runs/]")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out where it was stopped.")] = False,
+    data: DataFolder = None,
+    device: Annotated[Device, typer.Option(help="Where to compute.")] = Device.auto,
+    executor: Annotated[Executor, typer.Option(help="One client after another, or stacked.")] = Executor.auto,
+    precision: Annotated[Precision, typer.Option(help="What to compute in.")] = Precision.fp32,
+    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads. [default: by the model's size]")] = None,
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also log to TensorBoard in the folder.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="The last line of output is the result as JSON.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False,
+) -> None:
+    """Train by a recipe, in a run folder from which it can be resumed and reported.
+
+    \b
+    Examples:
+      fedhead run digits
+      fedhead run digits method=fedprox method.mu=0.1 partition='dirichlet(0.05)' rounds=10 seed=3 --json
+      fedhead run my.yaml 'stages=[ccvr]' --out runs/mine --device cuda
+      fedhead run my.yaml 'stages=[ccvr]' --out runs/mine --resume
+    """
+    from fedhead.experiment.build import validate
+    from fedhead.experiment.config import load
+    from fedhead.experiment.run import Settings
+
+    if resume and out is None:
+        raise BadInput("--resume needs --out: name the run folder that is to go on")
+    found = load(recipe, assignments or [])
+    validate(found)
+    settings = Settings(data, device.value, executor.value, precision.value, threads, tensorboard)
+    out = out or _free(Path("runs") / f"{Path(recipe).stem}-{found.method}-seed{found.seed}")
+    result = _run_seeds(found, out, settings, resume, quiet)
+    if as_json:
+        print(json.dumps(result))
+    else:
+        _print_result(result)
+
+
+def _run_seeds(recipe: Recipe, out: Path, settings: Settings, resume: bool, quiet: bool) -> Row:
+    """The recipe's run; with a list of seeds one a seed, in folders of their own, and the means in the end."""
+    from fedhead.experiment.run import execute
+
+    seeds = [recipe.override([f"seed={seed}"]) for seed in recipe.seeds]
+    with progress(recipe.rounds * max(len(seeds), 1), quiet) as on_row:
+        if not seeds:
+            return execute(recipe, out, settings, resume=resume, on_row=functools.partial(on_row, recipe.method))
+        results = [
+            execute(r, out / f"seed{r.seed}", settings, resume=resume, on_row=functools.partial(on_row, recipe.method))
+            for r in seeds
+        ]
+    means = {name: _mean([r[name] for r in results]) for name in ("accuracy", "accuracy_mean", "personal")}
+    totals = {name: sum(r[name] for r in results) for name in ("bytes_up", "bytes_down", "seconds")}
+    stages = {name: _mean([r["stages"][name] for r in results]) for name in recipe.stages}
+    return {"run": str(out), **means, "stages": stages, **totals, "seed": list(recipe.seeds), "runs": results}
+
+
+def _mean(values: list[float | None]) -> float | None:
+    there = [v for v in values if v is not None]
+    return statistics.fmean(there) if there else None
+
+
+def _free(path: Path) -> Path:
+    """The path, or the first of path-2, path-3 … that is not there yet."""
+    number, free = 1, path
+    while free.exists():
+        number += 1
+        free = path.with_name(f"{path.name}-{number}")
+    return free
+
+
+def _print_result(result: Row) -> None:
+    def percent(value: float | None) -> str:
+        return "–" if value is None else f"{value:.2f} %"
+
+    print(f"accuracy    {percent(result['accuracy'])}")
+    if result["personal"] is not None:
+        print(f"personal    {percent(result['personal'])}")
+    for name, value in result["stages"].items():
+        print(f"  + {name:<8}{percent(value)}")
+    print(f"traffic     {result['bytes_up'] / 1e6:,.1f} MB up, {result['bytes_down'] / 1e6:,.1f} MB down")
+    print(f"time        {result['seconds']:.1f} s")
+    print(f"run         {result['run']}")
+
+
+@contextmanager
+def progress(rounds: int, quiet: bool) -> Iterator[Callable[[str, Row], None]]:
+    """A progress bar on the standard error; plain lines where that is no terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True, highlight=False)
+    if quiet or not console.is_terminal:
+
+        def line(label: str, row: Row) -> None:
+            if not quiet:
+                print(f"{label}: round {row['round']}{_figure(row)}", file=sys.stderr, flush=True)
+
+        yield line
+        return
+    columns = (
+        TextColumn("{task.description:<36}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("starting", total=rounds)
+        yield lambda label, row: bar.update(task, advance=1, description=f"{label}, round {row['round']}{_figure(row)}")
+
+
+def _figure(row: Row) -> str:
+    name = "accuracy" if row.get("accuracy") is not None else "personal"
+    return f", {row[name]:.2f} %" if row.get(name) is not None else ""
+
+
+@app.command()
+def demo(
+    out: Annotated[Path | None, typer.Option(help="Where the runs go. [default: a new folder runs/demo]")] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="How many seeds.")] = 3,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False,
+) -> None:
+    """Compare methods on handwritten digits over 10 clients of very different classes, in about a minute.
+
+    \b
+    Examples:
+      fedhead demo
+      fedhead demo --seeds 1 --out /tmp/demo
+    """
+    from fedhead.experiment.config import load
+    from fedhead.experiment.run import Settings, execute
+    from fedhead.report import page, tables
+
+    out = out or _free(Path("runs") / "demo")
+    recipes = [
+        (name, load("digits", [*assignments, f"seed={seed}"]))
+        for name, assignments in _contestants().items()
+        for seed in range(seeds)
+    ]
+    with progress(sum(recipe.rounds for _, recipe in recipes), quiet) as on_row:
+        for name, recipe in recipes:
+            folder, label = out / f"{name}-seed{recipe.seed}", f"{name} (seed {recipe.seed})"
+            execute(recipe, folder, Settings(), on_row=functools.partial(on_row, label))
+    recipe = recipes[0][1]
+    print(f"{recipe.dataset}, {recipe.clients} clients by {recipe.partition}, {recipe.rounds} rounds; accuracy in %")
+    print_results(tables.lines(tables.group(tables.read([out]))))
+    print(f"runs:   {out}\nreport: {page.write([out], out / 'report.html')}")
+
+
+def _contestants() -> dict[str, list[str]]:
+    """What the demo compares: FedAvg, with CCVR after it, and FedETF, as far as they are there."""
+    import fedhead.methods
+    import fedhead.stages  # noqa: F401 (importing the two fills the registries)
+    from fedhead.method import METHODS, STAGES
+
+    found = {"fedavg": ["method=fedavg", *(["stages=[ccvr]", "stage.ccvr.samples=500"] if "ccvr" in STAGES else [])]}
+    if "fedetf" in METHODS:
+        found["fedetf"] = ["method=fedetf"]
+    return found
