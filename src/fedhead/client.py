@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.func import functional_call
 
 from fedhead import keyed
 from fedhead.data.pool import Pool
+from fedhead.models import functional
 from fedhead.models.dropout import drawing
 from fedhead.tree import Tree, Weights
 from fedhead.types import Batch, Output, Task
@@ -74,12 +74,12 @@ class Client:
         stats = w.stats if self._stats is None or not train else self._stats
         if train:
             stats = stats.clone()  # moved in place below; the caller's stay as they are
-        entries: dict[str, Any] = {**w.params, **stats}
+        entries = {**w, **stats}
         cast = torch.autocast(x.device.type, torch.bfloat16) if self._bf16 else nullcontext()
         draw = drawing(keyed.fold(self._key, self._calls)) if train and self._key is not None else nullcontext()
         self._calls += 1
         with cast, draw:
-            out: Output = functional_call(model, entries, (x,))
+            out: Output = functional.call(model, entries, x)
         if train:
             self._stats = stats
         if self._bf16:

@@ -116,7 +116,7 @@ class Transform:
         if key is not None and self.augment:
             x = self._augmented(x, key, scale)
         else:
-            x = x.to(self.dtype) * scale if scale != 1.0 else x.to(self.dtype)
+            x = x.to(self.dtype).mul_(scale) if scale != 1.0 else x.to(self.dtype)
         return self._normalized(x)
 
     def _augmented(self, x: Tensor, key: Tensor, scale: float) -> Tensor:
@@ -138,14 +138,14 @@ class Transform:
         if not self.mean or (self.mean == (0.0,) and self.std == (1.0,)):
             return x
         if len(self.mean) == 1:
-            return (x - self.mean[0]) / self.std[0]
+            return (x - self.mean[0]).div_(self.std[0])
 
         # filled on the device: a tensor made from a list would be copied from the host, which a CUDA graph forbids
         def channels(values: tuple[float, ...]) -> Tensor:
             filled = [torch.full((1,), v, dtype=x.dtype, device=x.device) for v in values]
             return torch.cat(filled).reshape(-1, *(1,) * (x.ndim - 2))
 
-        return (x - channels(self.mean)) / channels(self.std)
+        return (x - channels(self.mean)).div_(channels(self.std))
 
 
 def steps(text: str) -> tuple[str, ...]:

@@ -39,6 +39,8 @@ class Table(NamedTuple):
         index, weight, key = self.index[step], self.weight[step], keyed.fold(self.key, step)
         if width is not None:
             index, weight, key = index[:width], weight[:width], key[:width]
+        if not pool.transform.augment:
+            return pool.batch(index, weight), key
         place = torch.arange(index.shape[-1], device=index.device)
         return pool.batch(index, weight, keyed.fold(key.unsqueeze(-1), place)), keyed.fold(key, 1 << 20)
 
