@@ -131,6 +131,9 @@ def _print_result(result: Row) -> None:
     for name, value in result["stages"].items():
         print(f"  + {name:<8}{percent(value)}")
     print(f"traffic     {result['bytes_up'] / 1e6:,.1f} MB up, {result['bytes_down'] / 1e6:,.1f} MB down")
+    if result.get("client_bytes"):
+        each = {way: f"{value / 1e3:,.1f} kB {way}" for way, value in result["client_bytes"].items()}
+        print(f"            of which a client in a round {each['up']}, {each['down']}")
     print(f"time        {result['seconds']:.1f} s")
     print(f"run         {result['run']}")
 

@@ -52,6 +52,13 @@ class Figures:
         return self._total("bytes_down")
 
     @property
+    def client_bytes(self) -> dict[str, float]:
+        """Bytes that one client sent (up) and received (down) in one round, the mean over rounds and clients."""
+        clients = sum(row.get("participants", 0) for row in self.history)
+        found = {way: sum(row[f"bytes_{way}"] for row in self.history) for way in ("up", "down")}
+        return {way: total / clients for way, total in found.items()} if clients else {}
+
+    @property
     def seconds(self) -> float:
         """The time spent on rounds and stages."""
         rows = [*self.history, *self.measured.values()]

@@ -139,6 +139,7 @@ def _round(simulation: Simulation, worker: Executor, number: int, evaluate_now: 
     begin = time.perf_counter()
     traffic = simulation.round(number, worker)
     row: Row = {"round": number, "lr": simulation.lr(number), "bytes_up": traffic.up, "bytes_down": traffic.down}
+    row["participants"] = traffic.participants
     if evaluate_now:
         row |= simulation.evaluate(simulation.method, simulation.server, simulation.memory, number)
     row["seconds"] = time.perf_counter() - begin

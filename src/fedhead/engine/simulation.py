@@ -27,6 +27,7 @@ class Traffic:
 
     up: int
     down: int
+    participants: int  # the clients that took part
 
 
 class Simulation(Clients):
@@ -58,7 +59,7 @@ class Simulation(Clients):
         server = servers.aggregate(exchange, server, sent, sizes, self.task)
         for k in cohort:
             memory[k] = replies[k].keep
-        return server, Traffic(up=sum(send.nbytes for send in sent.values()), down=post.nbytes())
+        return server, Traffic(sum(send.nbytes for send in sent.values()), post.nbytes(), len(cohort))
 
     def round(self, number: int, executor: Executor) -> Traffic:
         """One round of training."""

@@ -162,6 +162,7 @@ def figures(out: Path, recipe: Recipe, result: Figures) -> Row:
         "stage_metrics": dict(result.measured),
         "bytes_up": result.bytes_up,
         "bytes_down": result.bytes_down,
+        "client_bytes": result.client_bytes,
         "seconds": result.seconds,
         "executor": result.executor,
     }

@@ -226,7 +226,7 @@ class Coordinator:
             received.failed.update({k: "not connected" for k in cohort if k not in present and k not in received.sent})
             if len(received.sent) >= max(1, min(self.patience.quorum, len(cohort))):
                 up = sum(sent.nbytes for sent in received.sent.values())
-                return received, {"bytes_up": up, "bytes_down": down}
+                return received, {"bytes_up": up, "bytes_down": down, "participants": len(received.sent)}
             cohort = [*received.sent, *(k for k in choose(self._present()) if k not in received.sent)]
             self.say(f"{_where(label, round)}, attempt {attempt}: only {len(received.sent)} replies that count")
         reasons = "; ".join(f"{self.terms.sites[k]}: {why}" for k, why in sorted(received.failed.items()))
