@@ -129,9 +129,10 @@ def _partitions() -> list[dict[str, Any]]:
 
 
 def _recipes() -> list[dict[str, Any]]:
-    from fedhead.experiment.config import builtin, describe
+    from fedhead.experiment.config import builtin, describe, paper_tables
 
-    return [{"name": name, "parameters": {}, "description": describe(path)} for name, path in builtin().items()]
+    every = {**builtin(), **paper_tables()}
+    return [{"name": name, "parameters": {}, "description": describe(path)} for name, path in every.items()]
 
 
 _LISTS = {

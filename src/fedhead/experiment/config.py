@@ -173,8 +173,13 @@ def _ranges(r: Recipe) -> list[tuple[str, bool, str]]:
 
 # -- where recipes come from ------------------------------------------------------------------------
 def builtin() -> dict[str, Path]:
-    """The built-in recipes by name; the folders beside them hold tables of papers (see `tables`), not recipes."""
+    """The built-in recipes by name; the papers' tables, in folders of their own, are not among them."""
     return {p.stem: p for p in sorted(RECIPES.glob("*.yaml"))}
+
+
+def paper_tables() -> dict[str, Path]:
+    """The papers' tables by name, such as ccvr/table2: each stands for many runs."""
+    return {f"{p.parent.name}/{p.stem}": p for p in sorted(RECIPES.glob("*/*.yaml"))}
 
 
 def describe(path: Path) -> str:
@@ -189,6 +194,8 @@ def load(source: str | Path, assignments: Iterable[str] = ()) -> Recipe:
     known = builtin()
     if name in known:
         path = known[name]
+    elif name in paper_tables():
+        raise BadInput(f"{name} is a paper's table of many runs: carry it out with fedhead reproduce {name}")
     elif not path.is_file():
         if path.suffix in (".yaml", ".yml"):
             raise BadInput(

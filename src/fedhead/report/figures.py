@@ -106,7 +106,7 @@ def inline_svg(fig: Figure) -> str:
 
 
 def save(fig: Figure, path: str | Path) -> None:
-    """The figure as a file of its own, black on white; the name's ending says which kind."""
+    """The figure as a file of its own, dark on white; the name's ending says which kind."""
     path = Path(path)
     if path.suffix.lower() not in (".png", ".svg", ".pdf"):
         raise BadInput(f"{path}: a picture's name must end in .png, .svg or .pdf")

@@ -1,0 +1,197 @@
+"""The command line as a user meets it: what it prints, where, and with which exit code."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedhead.cli import call
+
+QUICK = ["rounds=2", "local_epochs=1", "model.hidden=[16]", "--executor", "loop", "--quiet"]
+
+
+def test_nothing_at_all_shows_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call([]) == 0
+    assert "Usage: fedhead" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["ls", "validate", "run", "partition", "report", "demo"])
+def test_every_command_helps_with_examples(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call([command, "--help"]) == 0
+    assert f"Examples:\n    fedhead {command}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("methods", "fedavg"),
+        ("stages", "ccvr"),
+        ("datasets", "digits"),
+        ("models", "mlp"),
+        ("partitions", "iid"),
+        ("recipes", "digits"),
+    ],
+)
+def test_lists_are_tables_and_json(kind: str, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(["ls", kind]) == 0
+    assert f"\n{name} " in capsys.readouterr().out
+    assert call(["ls", kind, "--json"]) == 0
+    found = {entry["name"]: entry for entry in json.loads(capsys.readouterr().out)}
+    assert found[name]["description"]
+
+
+def run_json(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+    assert call(["run", "digits", *QUICK, *words, "--json"]) == 0
+    out: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
+    return out
+
+
+def test_run_says_what_the_json_must_say(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["method=fedprox", "method.mu=0.1", "partition=dirichlet(0.5)", "seed=3", "local_test=0.2"]
+    result = run_json(capsys, *words, "--out", str(tmp_path / "run"))
+    wanted = {"run", "accuracy", "personal", "stages", "bytes_up", "bytes_down", "seconds", "seed"}
+    assert wanted <= result.keys()
+    assert (result["run"], result["seed"], result["stages"]) == (str(tmp_path / "run"), 3, {})
+    assert 0 < result["accuracy"] <= 100
+    assert 0 < result["personal"] <= 100
+    # 2 rounds, 10 clients, all parameters of 64 -> 16 -> 10 in float32
+    assert result["bytes_up"] == result["bytes_down"] == 2 * 10 * 4 * (64 * 16 + 16 + 16 * 10 + 10)
+    files = {p.name for p in (tmp_path / "run").iterdir()}
+    assert files == {
+        "config.yaml",
+        "partition.npz",
+        "metrics.jsonl",
+        "checkpoint.safetensors",
+        "environment.json",
+        "result.json",
+    }
+    assert json.loads((tmp_path / "run" / "environment.json").read_text())["executor"] == "loop"
+
+
+def test_run_without_json_and_out_makes_a_new_folder_each_time(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for _ in range(2):
+        assert call(["run", "digits", *QUICK]) == 0
+    assert sorted(p.name for p in (tmp_path / "runs").iterdir()) == ["digits-fedavg-seed0", "digits-fedavg-seed0-2"]
+    assert "accuracy" in capsys.readouterr().out
+
+
+def test_seeds_run_one_after_another(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    result = run_json(capsys, "seeds=[4, 7]", "--out", str(tmp_path / "runs"))
+    assert result["seed"] == [4, 7]
+    assert result["accuracy"] == pytest.approx(np.mean([r["accuracy"] for r in result["runs"]]))
+    assert sorted(p.name for p in (tmp_path / "runs").iterdir()) == ["seed4", "seed7"]
+
+
+def test_the_same_seed_gives_the_same_run_and_another_another(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def rows(name: str, seed: int) -> list[dict[str, Any]]:
+        run_json(capsys, f"seed={seed}", "--out", str(tmp_path / name))
+        lines = (tmp_path / name / "metrics.jsonl").read_text().splitlines()
+        return [{k: v for k, v in json.loads(line).items() if k != "seconds"} for line in lines]
+
+    first = rows("a", 1)
+    assert rows("b", 1) == first
+    assert rows("c", 2) != first
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["run", "digit"], "did you mean 'digits'"),
+        (["run", "nowhere.yaml"], "nowhere.yaml is not there"),
+        (["run", "digits", "roundz=3"], "did you mean 'rounds'"),
+        (["run", "digits", "rounds=many"], "rounds: 'many' is not a whole number"),
+        (["run", "digits", "rounds"], "is no assignment"),
+        (["run", "digits", "method=fedporx"], "did you mean 'fedprox'"),
+        (["run", "digits", "method.mu=1"], "method 'fedavg' takes no parameters"),
+        (["run", "digits", "method=fedprox", "method.mo=1"], "did you mean 'mu'"),
+        (["run", "digits", "method=fedprox", "method.mu=big"], "method.mu: 'big' is not a number"),
+        (["run", "digits", "stages=[ccrv]"], "did you mean 'ccvr'"),
+        (["run", "digits", "stages=[ccvr]", "stage.ccvr.sample=3"], "did you mean 'samples'"),
+        (["run", "digits", "model=mpl"], "did you mean 'mlp'"),
+        (["run", "digits", "model.hiden=[3]"], "did you mean 'hidden'"),
+        (["run", "digits", "model.head=liner"], "did you mean 'linear'"),
+        (["run", "digits", "model.head=3"], "model.head: 3 is not text"),
+        (["run", "digits", "model=simplecnn"], "8x8"),
+        (["run", "digits", "dataset=digitz"], "did you mean 'digits'"),
+        (["run", "digits", "partition=dirichlet(-1)"], "alpha"),
+        (["run", "digits", "partition=dirchlet(1)"], "did you mean 'dirichlet"),
+        (["run", "digits", "partition=given"], "partition: given"),
+        (["run", "digits", "clients=5000"], "clients: 5000"),
+        (["run", "digits", "subset=5000"], "subset: 5000"),
+        (["run", "digits", "augment=foo"], "augmentation 'foo'"),
+        (["run", "digits", "local_test=7"], "local_test"),
+        (["run", "digits", "optimizer=adam"], "momentum: adam has none"),
+        (["run", "digits", "--resume"], "--resume needs --out"),
+        (["run", "digits", "--device", "tpu"], "tpu"),
+        (["run", "digits", "--sieve"], "--sieve"),
+        (["run"], "RECIPE"),
+        (["ls", "moons"], "moons"),
+        (["fly"], "fly"),
+        (["report", "nowhere"], "nowhere is not there"),
+        (["partition", "digits", "dirichlet(0)"], "alpha"),
+        (["partition", "digits", "iid", "--plot", "a.txt"], "a.txt"),
+    ],
+)
+def test_mistakes_end_in_one_line_and_code_2(
+    words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert call(words) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("error: ")
+    assert printed.err.count("\n") == 1
+    assert said in printed.err
+    assert list(tmp_path.iterdir()) == []  # nothing was begun
+
+
+def test_validate_accepts_what_run_accepts(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(["validate", "digits", "method=fedprox", "stages=[ccvr]", "partition=dirichlet(0.05)"]) == 0
+    assert capsys.readouterr().out.startswith("ok: fedprox + ccvr on digits, 10 clients by dirichlet(0.05)")
+
+
+def test_partition_counts_every_sample_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["partition", "digits", "dirichlet(0.1)", "--clients", "5", "--seed", "2"]
+    assert call([*words, "--plot", str(tmp_path / "deep" / "split.svg")]) == 0
+    shown = capsys.readouterr().out
+    assert call([*words, "--json"]) == 0
+    counts = np.array(json.loads(capsys.readouterr().out)["counts"])
+    assert counts.shape == (5, 10)
+    assert counts.sum() == 1437
+    assert [int(word) for word in shown.splitlines()[6].split()[1:]] == [*counts.sum(axis=0), 1437]
+    assert "digits, dirichlet(0.1), seed 2" in (tmp_path / "deep" / "split.svg").read_text()
+
+
+def test_report_compares_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for method in ("fedavg", "fedprox"):
+        for seed in (0, 1):
+            run_json(capsys, f"method={method}", f"seed={seed}", "--out", str(tmp_path / "runs" / f"{method}{seed}"))
+    assert call(["report", str(tmp_path / "runs"), "--out", str(tmp_path / "page.html")]) == 0
+    shown = capsys.readouterr().out
+    assert "fedavg" in shown
+    assert "fedprox" in shown
+    assert "±" in shown
+    assert "<svg" in (tmp_path / "page.html").read_text()
+
+
+def test_own_data_from_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rng = np.random.default_rng(0)
+    y = np.arange(60) % 3
+    x = (np.eye(3)[y] + 0.1 * rng.standard_normal((60, 3))).astype(np.float32)
+    np.savez(tmp_path / "mine.npz", x=x[:45], y=y[:45], x_test=x[45:], y_test=y[45:])
+    result = run_json(
+        capsys, f"dataset={tmp_path / 'mine.npz'}", "clients=3", "partition=iid", "--out", str(tmp_path / "run")
+    )
+    assert result["accuracy"] is not None
+
+
+def test_diverging_is_a_failure_not_a_mistake(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(["run", "digits", *QUICK, "lr=1e30", "--out", str(tmp_path / "run")]) == 1
+    assert capsys.readouterr().err.startswith("error: ")

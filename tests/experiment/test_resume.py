@@ -1,0 +1,200 @@
+"""A run that is stopped at any moment and resumed ends as the uninterrupted one: same metrics, same weights."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedhead.errors import BadInput
+from fedhead.experiment.config import load
+from fedhead.experiment.run import STAGES, Settings, execute
+from fedhead.experiment.store import CHECKPOINT, METRICS, RunFolder
+from fedhead.treefile import load_tree
+
+SMALL = [
+    "rounds=4",
+    "local_epochs=1",
+    "model.hidden=[16]",
+    "clients=6",
+    "participation=0.5",
+    "local_test=0.2",
+    "subset=400",
+]
+
+
+def metrics(folder: Path) -> list[dict[str, Any]]:
+    """All figures but those of the clock."""
+    rows = [json.loads(line) for line in (folder / METRICS).read_text().splitlines()]
+    return [{k: v for k, v in row.items() if k != "seconds"} for row in rows]
+
+
+def assert_same(one: Path, other: Path) -> None:
+    assert metrics(one) == metrics(other)
+    for file in (CHECKPOINT, STAGES):
+        assert (one / file).exists() == (other / file).exists()
+        if (one / file).exists():
+            (a, said_a), (b, said_b) = load_tree(one / file), load_tree(other / file)
+            assert said_a == said_b
+            assert list(a.leaves()) == list(b.leaves())
+            for name, tensor in a.leaves().items():
+                assert torch.equal(tensor, b.leaves()[name]), name
+    results = [RunFolder.open(folder).result() for folder in (one, other)]
+    assert results[0] is not None
+    assert results[1] is not None
+    for name in ("accuracy", "personal", "stages", "bytes_up", "bytes_down"):
+        assert results[0][name] == results[1][name]
+
+
+class Stopped(BaseException):
+    """Stands for a kill: nothing on the way catches it."""
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["method=scaffold"],
+        ["method=feddyn", "optimizer=adam", "momentum=0", "persistent_optimizer=true"],
+        ["method=moon", "persistent_optimizer=true", "lr_decay=0.9"],
+        ["method=fedavgm", "stages=[ccvr]", "stage.ccvr.samples=20", "stage.ccvr.epochs=1", "model.norm=batch"],
+        ["method=local", "evaluate_every=3", "last_rounds=2"],
+    ],
+    ids=lambda words: words[0].partition("=")[2],
+)
+@pytest.mark.parametrize("executor", ["loop", "stack"])
+def test_stopped_after_any_round(tmp_path: Path, words: list[str], executor: str) -> None:
+    recipe = load("digits", [*SMALL, *words])
+    settings = Settings(executor=executor)
+    execute(recipe, tmp_path / "whole", settings)
+    for stop in (1, 3, 4):
+
+        def interrupt(row: dict[str, Any], stop: int = stop) -> None:
+            if row["round"] == stop:
+                raise Stopped
+
+        folder = tmp_path / f"stopped{stop}"
+        with pytest.raises(Stopped):
+            execute(recipe, folder, settings, on_row=interrupt)
+        assert not RunFolder.open(folder).finished
+        execute(recipe, folder, resume=True)  # with the executor that the folder names
+        assert_same(tmp_path / "whole", folder)
+
+
+def test_stopped_before_the_first_checkpoint(tmp_path: Path) -> None:
+    recipe = load("digits", SMALL)
+    execute(recipe, tmp_path / "whole", Settings(executor="loop"))
+    folder = RunFolder.create(tmp_path / "early", recipe)
+    execute(recipe, folder.path, Settings(executor="loop"), resume=True)
+    assert_same(tmp_path / "whole", folder.path)
+
+
+def test_resuming_a_finished_run_changes_nothing(tmp_path: Path) -> None:
+    recipe = load("digits", SMALL)
+    first = execute(recipe, tmp_path / "run", Settings(executor="loop"))
+    before = {p.name: p.read_bytes() for p in (tmp_path / "run").iterdir()}
+    assert execute(recipe, tmp_path / "run", resume=True) == first
+    assert {p.name: p.read_bytes() for p in (tmp_path / "run").iterdir()} == before
+
+
+def test_resuming_otherwise_than_begun_is_refused(tmp_path: Path) -> None:
+    recipe = load("digits", SMALL)
+
+    def interrupt(row: dict[str, Any]) -> None:
+        raise Stopped
+
+    with pytest.raises(Stopped):
+        execute(recipe, tmp_path / "run", Settings(executor="loop"), on_row=interrupt)
+    before = {p.name: p.read_bytes() for p in (tmp_path / "run").iterdir()}
+    with pytest.raises(BadInput, match="begun with executor loop"):
+        execute(recipe, tmp_path / "run", Settings(executor="stack"), resume=True)
+    with pytest.raises(BadInput, match="begun with precision fp32"):
+        execute(recipe, tmp_path / "run", Settings(precision="bf16"), resume=True)
+    with pytest.raises(BadInput, match=r"lr was 0\.05 and is now 0\.5"):
+        execute(recipe.override(["lr=0.5"]), tmp_path / "run", resume=True)
+    with pytest.raises(BadInput, match="unfinished run"):
+        execute(recipe, tmp_path / "run")
+    assert {p.name: p.read_bytes() for p in (tmp_path / "run").iterdir()} == before
+
+
+def test_the_board_shows_the_same_curve_after_resuming(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard", reason="an optional extra")
+    recipe = load("digits", SMALL)
+    settings = Settings(executor="loop", tensorboard=True)
+
+    def interrupt(row: dict[str, Any]) -> None:
+        if row["round"] == 2:
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        execute(recipe, tmp_path / "run", settings, on_row=interrupt)
+    execute(recipe, tmp_path / "run", settings, resume=True)
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
+    events.Reload()
+    curve = [(e.step, e.value) for e in events.Scalars("accuracy")]
+    assert [step for step, _ in curve] == [1, 2, 3, 4]
+    assert [v for _, v in curve] == pytest.approx([row["accuracy"] for row in metrics(tmp_path / "run")])
+
+
+def start(folder: Path, words: list[str]) -> subprocess.Popen[bytes]:
+    command = [
+        sys.executable,
+        "-m",
+        "fedhead.cli",
+        "run",
+        "digits",
+        *words,
+        "--out",
+        str(folder),
+        "--resume",
+        "--quiet",
+    ]
+    return subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
+
+
+def lines(folder: Path) -> int:
+    return (folder / METRICS).read_bytes().count(b"\n") if (folder / METRICS).exists() else 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("executor", ["auto", "loop"])
+def test_killed_with_signal_9_again_and_again(tmp_path: Path, executor: str) -> None:
+    words = [
+        "rounds=24",
+        "local_epochs=2",
+        "method=scaffold",
+        "participation=0.5",
+        "local_test=0.2",
+        "--executor",
+        executor,
+    ]
+    killed, kills = tmp_path / "killed", 0
+    for wanted in (1, 5, 6, 13, 20):
+        process = start(killed, words)
+        begun = time.monotonic()
+        while process.poll() is None and lines(killed) < wanted and time.monotonic() - begun < 300:
+            time.sleep(0.002)
+        time.sleep(0.003 * wanted)  # into the middle of something
+        if process.poll() is None:
+            process.send_signal(signal.SIGKILL)
+            kills += 1
+        process.communicate()
+    assert kills >= 3
+    last = start(killed, words)
+    _, said = last.communicate(timeout=300)
+    assert last.returncode == 0, said
+    chosen = RunFolder.open(killed).environment()["executor"]
+    whole = tmp_path / "whole"
+    assert start(whole, [*words[:-1], chosen]).wait(timeout=300) == 0
+    assert_same(whole, killed)
+    assert not [p.name for p in whole.iterdir() if p.name.startswith(".")]
