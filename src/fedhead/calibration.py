@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedhead import keyed, plan
-from fedhead.data.partition import apportion
+from fedhead.data.draws import apportion
 from fedhead.errors import BadInput
 from fedhead.losses import cross_entropy
 from fedhead.models.split import Split, classify
@@ -64,7 +64,8 @@ def _colour(noise: Tensor, covariance: Tensor) -> Tensor:
     if covariance.dim() == 1:
         return noise * covariance.clamp_min(0).sqrt()
     values, vectors = torch.linalg.eigh(covariance)
-    return noise @ (vectors * values.clamp_min(0).sqrt()) @ vectors.mT
+    root: Tensor = (vectors * values.clamp_min(0).sqrt()) @ vectors.mT
+    return noise @ root
 
 
 # -- the head -----------------------------------------------------------------------------------------

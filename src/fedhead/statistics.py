@@ -33,6 +33,7 @@ class Statistics:
     count: Tensor  # N_c, [C]
     sum: Tensor  # Σ z, [C, d]
     outer: Tensor  # Σ zzᵀ, its upper triangle [C, d(d+1)/2], or only the squares [C, d]
+    extractor: str = ""  # a fingerprint of the model that gave the features, "" where it is not known
 
     @property
     def classes(self) -> int:
@@ -60,7 +61,7 @@ class Statistics:
 
     def __add__(self, other: Statistics) -> Statistics:
         _refuse_other(self, other)
-        return Statistics(self.count + other.count, self.sum + other.sum, self.outer + other.outer)
+        return Statistics(self.count + other.count, self.sum + other.sum, self.outer + other.outer, self.extractor)
 
     def mean(self) -> Tensor:
         """μ_c, [C, d] (Eq. 3); zero for a class without samples."""
@@ -80,7 +81,7 @@ class Statistics:
         if self.kind == "diagonal":
             return self
         rows, columns = triangle(self.features, self.outer.device)
-        return Statistics(self.count, self.sum, self.outer[:, rows == columns])
+        return Statistics(self.count, self.sum, self.outer[:, rows == columns], self.extractor)
 
 
 def of(z: Tensor, y: Tensor, classes: int, diagonal: bool = False) -> Statistics:
@@ -94,7 +95,7 @@ def merge(parts: Iterable[Statistics]) -> Statistics:
     total: Statistics | None = None
     for part in parts:
         if total is None:
-            total = Statistics(part.count.clone(), part.sum.clone(), part.outer.clone())
+            total = Statistics(part.count.clone(), part.sum.clone(), part.outer.clone(), part.extractor)
             continue
         _refuse_other(total, part)
         for mine, theirs in zip(total.tree().values(), part.tree().values(), strict=True):
@@ -108,7 +109,9 @@ def _refuse_other(a: Statistics, b: Statistics) -> None:
     for what in ("classes", "features", "kind"):
         mine, theirs = getattr(a, what), getattr(b, what)
         if mine != theirs:
-            raise BadInput(f"statistics of another model: {what} are {theirs} here and {mine} elsewhere")
+            raise BadInput(f"statistics of another model: {what}: {theirs} here, {mine} elsewhere; make them all alike")
+    if a.extractor and b.extractor and a.extractor != b.extractor:
+        raise BadInput("statistics of another model: the weights that gave the features differ; use one model for all")
 
 
 # -- the sums of a batch ------------------------------------------------------------------------------
@@ -226,8 +229,8 @@ def check(statistics: Statistics, source: str, whole: bool = True) -> Statistics
     scatter = squares.outer - squares.sum * squares.mean()
     lowest, scale = scatter.amin(1), squares.outer.abs().amax(1)
     if whole and statistics.kind == "full":
-        matrices = unpack(statistics.outer, statistics.features) - statistics.sum[:, :, None] * statistics.mean()[:, None]
-        lowest = torch.linalg.eigvalsh(matrices)[:, 0]
+        outer = unpack(statistics.outer, statistics.features)
+        lowest = torch.linalg.eigvalsh(outer - statistics.sum[:, :, None] * statistics.mean()[:, None])[:, 0]
     for c in torch.nonzero(lowest < -_NEGATIVE * scale.clamp_min(1e-300)).flatten().tolist():
         raise BadInput(
             f"{source}: the covariance of class {c} is not positive semi-definite "

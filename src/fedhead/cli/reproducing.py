@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from enum import Enum
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from fedhead.experiment.reproduce import Outcome
 
 
-class Scale(str, Enum):
+class Scale(StrEnum):
     """How large a version of a table to run."""
 
     full = "full"

@@ -72,12 +72,19 @@ class Clients:
                 seed=seed,
                 participation=participation,
                 sizes=tuple(len(rows) for rows in federation.rows) if all_here else (),
-                pool=self.pool if all_here else None,
+                pool=self._held() if all_here else None,
             )
             for model in templates
         ]
         self.counts = torch.as_tensor(federation.counts(), dtype=dtype, device=self.device)
         self.memory = Memory(self.initial_state)
+
+    def _held(self) -> Pool:
+        """What the clients train on, all of them together: local test samples are no part of it."""
+        rows = np.sort(np.concatenate(self.federation.rows))
+        if len(rows) == len(self.pool):
+            return self.pool
+        return Pool(self.federation.train.take(rows), self.federation.transform, self.device, self.dtype)
 
     def initial_state(self, client: int) -> Tree:
         """A client's state before its first round."""

@@ -18,6 +18,7 @@ from fedhead.experiment import build
 from fedhead.experiment.config import Recipe
 from fedhead.experiment.store import CHECKPOINT, RunFolder, finite
 from fedhead.method import Stage
+from fedhead.tree import Tree
 from fedhead.treefile import atomic, load_tree
 
 
@@ -39,9 +40,7 @@ class Trained:
 def reopen(path: str | Path, data: str | Path | None = None, device: str = "auto") -> Trained:
     """The run of a folder, ready for stages and analyses; it must have a checkpoint."""
     folder = RunFolder.open(path)
-    if not (folder.path / CHECKPOINT).exists():
-        raise BadInput(f"{path} has no {CHECKPOINT} yet: let the run come to its end first (fedhead run --resume)")
-    state, metadata = load_tree(folder.path / CHECKPOINT)
+    number, state = checkpoint_state(folder.path)
     recipe = folder.recipe
     models = build.validate(recipe)
     simulation = Simulation(
@@ -60,7 +59,15 @@ def reopen(path: str | Path, data: str | Path | None = None, device: str = "auto
         simulation.memory[int(k)] = kept.to(simulation.device)
     known = str(folder.environment().get("executor", "loop"))
     worker = choose.named(known if known in choose.EXECUTORS else "loop", simulation)
-    return Trained(folder.path, recipe, simulation, worker, int(metadata["round"]))
+    return Trained(folder.path, recipe, simulation, worker, number)
+
+
+def checkpoint_state(run: Path) -> tuple[int, Tree]:
+    """The round of a run's checkpoint and the state that it holds: server and clients."""
+    if not (run / CHECKPOINT).exists():
+        raise BadInput(f"{run} has no {CHECKPOINT} yet: let the run come to its end first (fedhead run --resume)")
+    state, metadata = load_tree(run / CHECKPOINT)
+    return int(metadata["round"]), state
 
 
 # -- outcomes of stages, kept beside the run ----------------------------------------------------------

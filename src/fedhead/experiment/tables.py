@@ -208,6 +208,7 @@ def published(cell: Cell) -> tuple[float, float | None] | None:
     found = [row for row in published_rows() if all(row[k] == v for k, v in cell.find.items())]
     if len(found) > 1:
         raise BadInput(f"{cell.name}: {len(found)} published figures fit {dict(cell.find)}; name more columns in `find`")
-    if not found or not found[0]["mean"]:
+    mean, deviation = (found[0]["mean"], found[0]["std"]) if found else ("", "")
+    if not mean.replace(".", "").isdigit():  # such as "22 KB"
         return None
-    return float(found[0]["mean"]), float(found[0]["std"]) if found[0]["std"] else None
+    return float(mean), float(deviation) if deviation else None

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 @stage("recalibrate")
 @dataclass(frozen=True)
 class Recalibrate(Stage):
-    """Train the classifier anew on all clients' real features: an upper bound, in simulations only (Luo et al., 2021)."""
+    """Train the classifier anew on all clients' real features, in simulations: an upper bound (Luo et al., 2021)."""
 
     per_class: int | None = None  # real features a class; None: all that there are
     epochs: int = 50
@@ -88,5 +88,5 @@ class Recalibrate(Stage):
 def features(model: Split, w: Tree, pool: Pool, rows: Tensor | None = None, chunk: int = 1024) -> tuple[Tensor, Tensor]:
     """z of these rows of a pool (all of them unless told), not augmented, and their labels."""
     places = (torch.arange(len(pool)) if rows is None else rows).to(pool.device)
-    found = [functional_call(model.eval(), dict(w), (pool.view(part, None),)).z for part in places.split(chunk)]
+    found = [functional_call(model.eval(), dict(w), (pool.view(part, None),)).z for part in torch.split(places, chunk)]
     return torch.cat(found), pool.y[places]
