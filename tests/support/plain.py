@@ -57,11 +57,13 @@ class Plain:
             steps += 1
         return model, steps
 
-    def batches(self, client: int, round: int) -> list[tuple[Tensor, Tensor]]:
+    def batches(
+        self, client: int, round: int, phase: int = 0, exchange: str = "train", epochs: int | None = None
+    ) -> list[tuple[Tensor, Tensor]]:
         """The client's batches in the plan's order, without any padding."""
         rows = self.federation.rows[client]
-        key = plan.phase_key(self.seed, round, "train", 0, client)
-        schedule = plan.schedule(len(rows), self.batch_size, self.epochs, False, key)
+        key = plan.phase_key(self.seed, round, exchange, phase, client)
+        schedule = plan.schedule(len(rows), self.batch_size, epochs or self.epochs, False, key)
         found = []
         for positions, weight in zip(schedule.positions, schedule.weight, strict=True):
             mine = rows[positions[weight > 0]]
