@@ -103,6 +103,7 @@ def execute(
         if result.outcomes:
             save_tree(out / STAGES, Tree({name: outcome.server for name, outcome in result.outcomes.items()}))
         found = figures(out, recipe, result)
+        found["public_bytes"] = 0 if federation.public is None else federation.public.x.nbytes
         folder.finish(found)
     return found
 

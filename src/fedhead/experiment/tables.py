@@ -33,6 +33,7 @@ start from its checkpoint, so a cell that differs only in its stage or metric co
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -207,8 +208,14 @@ def published(cell: Cell) -> tuple[float, float | None] | None:
     """The published mean and deviation of a cell, or None if the paper gives no figure for it."""
     found = [row for row in published_rows() if all(row[k] == v for k, v in cell.find.items())]
     if len(found) > 1:
-        raise BadInput(f"{cell.name}: {len(found)} published figures fit {dict(cell.find)}; name more columns in `find`")
-    mean, deviation = (found[0]["mean"], found[0]["std"]) if found else ("", "")
-    if not mean.replace(".", "").isdigit():  # such as "22 KB"
-        return None
-    return float(mean), float(deviation) if deviation else None
+        raise BadInput(
+            f"{cell.name}: {len(found)} published figures fit {dict(cell.find)}; name more columns in `find`"
+        )
+    mean = _number(found[0]["mean"]) if found else None
+    return None if mean is None else (mean, _number(found[0]["std"]))
+
+
+def _number(text: str) -> float | None:
+    """A published figure; sizes such as 22 KB in bytes."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)(?: ([KM])B)?", text.strip())
+    return float(match[1]) * {None: 1, "K": 1024, "M": 1024**2}[match[2]] if match else None
