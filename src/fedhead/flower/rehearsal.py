@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -30,7 +30,7 @@ class Rehearsal:
     def __init__(
         self,
         terms: Terms,
-        model: Callable[[Mapping[str, Any]], Split],  # from the recipe keys that a site replaces
+        models: Callable[[Mapping[str, Any]], Sequence[Split]],  # from the recipe keys that a site replaces
         make: Callable[[Federation, list[Split], list[int]], Clients],
         public: Samples | None = None,
     ):
@@ -44,20 +44,22 @@ class Rehearsal:
             public=public,
             names=terms.names,
         )
-        self._model, self._make = model, make
-        self._kinds = ["{}"]  # the architectures, the recipe's own first
-        self._models = [model({})]
-        self._assign = [0] * len(terms.sites)
+        self._choices, self._make = models, make
+        self._models = list(models({}))  # client i has model i mod n
+        self._kinds = [("{}", place) for place in range(len(self._models))]
+        self._assign = [k % len(self._models) for k in range(len(terms.sites))]
         self._schemas: dict[tuple[str, int], gate.Schema] = {}
         self.clients = make(self._federation, self._models, self._assign)
 
     def assign(self, client: int, own: Mapping[str, Any]) -> None:
-        """Note a client's architecture; `BadInput` if the method can't average it with the others'."""
-        kind = json.dumps(dict(own), sort_keys=True)
+        """Note a client's architecture; `BadInput` if the method can't train it beside the others'."""
+        choices = self._choices(own)
+        place = client % len(choices)
+        kind = (json.dumps(dict(own), sort_keys=True), place)
         kinds, models = list(self._kinds), list(self._models)
         if kind not in kinds:
             kinds.append(kind)
-            models.append(self._model(own))
+            models.append(choices[place])
         assign = [kinds.index(kind) if k == client else group for k, group in enumerate(self._assign)]
         if assign != self._assign:
             self.clients = self._make(self._federation, models, assign)  # refuses what can't go together

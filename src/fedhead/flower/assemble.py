@@ -1,0 +1,159 @@
+"""From the files of a deployment to what works: a site, or the server's loop."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fedhead.data import datasets
+from fedhead.data.augment import Transform
+from fedhead.data.federation import Federation
+from fedhead.data.pool import Pool
+from fedhead.engine import choose
+from fedhead.engine.clients import Clients
+from fedhead.errors import BadInput
+from fedhead.experiment import build
+from fedhead.experiment.config import Recipe
+from fedhead.flower import data as own_data
+from fedhead.flower.coordinator import Coordinator
+from fedhead.flower.files import RECIPE_DATA, ServerFile, SiteFile
+from fedhead.flower.orders import Terms
+from fedhead.flower.rehearsal import Rehearsal
+from fedhead.flower.site import Bench, Site
+from fedhead.models.split import Split
+
+if TYPE_CHECKING:
+    from flwr.serverapp import Grid
+
+
+# -- sites ------------------------------------------------------------------------------------------
+def site(file: SiteFile) -> Site:
+    """The site of a site.yaml."""
+    if file.threads is not None:
+        torch.set_num_threads(file.threads)
+
+    def bench(terms: Terms, number: int) -> Bench:
+        recipe = terms.recipe_of_run()
+        if file.data == RECIPE_DATA:
+            federation = own_data.share(_recipe_data(recipe, file.data_folder), number)
+        else:
+            federation = own_data.federation(
+                terms,
+                number,
+                file.data,
+                base=file.path.parent,
+                test=file.test,
+                local_test=recipe.local_test if file.local_test is None and file.test is None else file.local_test,
+                size=file.size,
+                public=file.public,
+            )
+        choices = _models(recipe, terms, file.own_model())
+        clients = _clients(recipe, choose.device(file.device))(
+            federation, [choices[number % len(choices)]], [0] * len(terms.sites)
+        )
+        return Bench(clients, build.stages(recipe))
+
+    return Site(file.name, bench, file.at(file.state), file.own_model())
+
+
+def share_of_recipe(number: int, state: Path) -> Site:
+    """A site without a site.yaml: the client of a number, in Flower's own simulation."""
+    file = SiteFile(path=state / "site.yaml", name=site_names(number + 1)[number], data=RECIPE_DATA, state=str(state))
+    return site(file)
+
+
+def site_names(count: int) -> list[str]:
+    """The names of sites that are only numbered."""
+    return [f"site-{k}" for k in range(count)]
+
+
+# -- server -----------------------------------------------------------------------------------------
+def terms(file: ServerFile, experiment: str | None = None) -> Terms:
+    """What all parties must agree on, from the server's file."""
+    recipe = file.recipe_of_run()
+    names: Sequence[str] | None
+    if file.classes is None and file.shape is None:
+        if build.own_data(recipe.dataset):
+            whole = _recipe_data(recipe, file.data)
+            shape, classes, names, transform = whole.input_shape, whole.classes, whole.names, whole.transform
+        else:
+            entry = datasets.get(recipe.dataset)
+            shape, classes, names = entry.shape, entry.classes, entry.names
+            transform = entry.transform.replace(recipe.augment)
+    elif file.classes is None or file.shape is None:
+        raise BadInput(f"{file.path}: give both 'classes' and 'shape', or neither")
+    else:
+        shape = file.shape
+        classes = file.classes if isinstance(file.classes, int) else len(file.classes)
+        names = None if isinstance(file.classes, int) else file.classes
+        images = len(shape) == 3
+        transform = Transform.named(recipe.augment or "none", "half") if images else Transform()
+    if file.normalize is not None:
+        transform = transform.replace(normalize=file.normalize)
+    return Terms(
+        experiment=experiment or secrets.token_hex(8),
+        recipe=recipe.flat(),
+        sites=list(file.sites),
+        classes=classes,
+        shape=list(shape),
+        names=None if names is None else list(names),
+        mean=list(transform.mean),
+        std=list(transform.std),
+        augment=list(transform.augment),
+    )
+
+
+def coordinator(file: ServerFile, agreed: Terms, grid: Grid, say: Callable[[str], None] = print) -> Coordinator:
+    """The server's loop over a grid."""
+    recipe = agreed.recipe_of_run()
+    build.stages(recipe)  # refuses a stage that does not go with the method before any site is asked
+    shared = file.public
+    public = None if shared is None else own_data.load(shared, agreed, file.path.parent)[0]
+    test = None
+    if file.test == RECIPE_DATA:
+        whole = _recipe_data(recipe, file.data)
+        test, public = whole.test, whole.public if public is None else public
+    elif file.test is not None:
+        test, _ = own_data.load(file.test, agreed, file.path.parent)
+    pool = None if test is None else Pool(test, agreed.transform())
+    rehearsal = Rehearsal(agreed, lambda own: _models(recipe, agreed, own), _clients(recipe), public)
+    return Coordinator(grid, agreed, rehearsal, file.patience(), pool, say)
+
+
+# -- both -------------------------------------------------------------------------------------------
+def _models(recipe: Recipe, agreed: Terms, own: Mapping[str, Any]) -> list[Split]:
+    """The architectures of the recipe, or of a site that has its own."""
+    if own:
+        keys = {
+            key: value for key, value in recipe.flat().items() if "model" not in own or not key.startswith("model.")
+        }
+        recipe = Recipe.from_flat({**keys, **own})
+    return build.architectures(recipe, tuple(agreed.shape), agreed.classes)
+
+
+def _clients(
+    recipe: Recipe, device: torch.device | str = "cpu"
+) -> Callable[[Federation, Sequence[Split], Sequence[int]], Clients]:
+    def make(federation: Federation, models: Sequence[Split], assign: Sequence[int]) -> Clients:
+        return Clients(
+            federation,
+            models,
+            build.method(recipe),
+            rounds=recipe.rounds,
+            local=build.local(recipe),
+            participation=recipe.participation,
+            seed=recipe.seed,
+            device=device,
+            assign=assign,
+            all_here=False,
+        )
+
+    return make
+
+
+def _recipe_data(recipe: Recipe, folder: str | None) -> Federation:
+    return build.federation(recipe, folder)

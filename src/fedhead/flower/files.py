@@ -1,0 +1,134 @@
+"""The two files of a deployment: `server.yaml` on the server's side, `site.yaml` at each site, checked when read."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self, get_type_hints
+
+from fedhead.errors import BadInput, unknown
+from fedhead.experiment import typed
+from fedhead.experiment.config import Recipe, load, read_yaml
+from fedhead.flower.coordinator import Patience
+
+RECIPE_DATA = "recipe"  # in place of a path: the site's share of the recipe's own data set
+
+
+@dataclass(frozen=True)
+class _File:
+    """A YAML file of flat keys; paths in it are relative to its folder."""
+
+    path: Path
+
+    @classmethod
+    def read(cls, path: str | Path) -> Self:
+        """Read and check a file."""
+        path = Path(path).expanduser().resolve()
+        try:
+            entries = read_yaml(path.read_text(encoding="utf-8"), str(path))
+        except (OSError, UnicodeDecodeError) as error:
+            raise BadInput(f"{path} can't be read: {error}") from error
+        if not isinstance(entries, dict):
+            raise BadInput(f"{path}: expected lines 'key: value'")
+        try:
+            return cls._from(path, {str(key): value for key, value in entries.items()})
+        except BadInput as error:
+            raise BadInput(f"{path}: {error}") from error
+
+    @classmethod
+    def _from(cls, path: Path, entries: Mapping[str, Any]) -> Self:
+        hints = {name: hint for name, hint in get_type_hints(cls).items() if name != "path"}
+        for key in entries:
+            if key not in hints:
+                raise unknown("key", key, hints)
+        needed = [
+            f.name
+            for f in dataclasses.fields(cls)
+            if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING and f.name != "path"
+        ]
+        for key in needed:
+            if key not in entries:
+                raise BadInput(f"the key {key!r} is missing")
+        return cls(path=path, **{key: typed.check(key, value, hints[key]) for key, value in entries.items()})
+
+    def at(self, place: str) -> Path:
+        """A path of the file's, relative to its folder."""
+        return self.path.parent / Path(place).expanduser()
+
+
+@dataclass(frozen=True)
+class ServerFile(_File):
+    """What the server runs and whom it waits for."""
+
+    recipe: str  # what is trained: a recipe's name or file
+    sites: tuple[str, ...]  # their names; a site's place in the list decides its batches
+    out: str = "run"  # the run folder
+    set: tuple[str, ...] = ()  # key=value on top of the recipe
+    classes: int | tuple[str, ...] | None = None  # number or names; null: as the recipe's data set has
+    shape: tuple[int, ...] | None = None  # of one sample, (channels, height, width) for images
+    normalize: str | None = None  # a named normalisation
+    test: str | None = None  # the server's own test samples: an .npz, a folder, a CSV, module:function, or recipe
+    public: str | None = None  # samples that all parties hold, likewise
+    data: str | None = None  # folder of the recipe's data set
+    quorum: int = 1  # the fewest sites with which a round counts
+    round_seconds: float = 600.0
+    join_seconds: float = 120.0
+    attempts: int = 3
+
+    def __post_init__(self) -> None:
+        for name in self.sites:
+            _check_name(name)
+        if len(set(self.sites)) != len(self.sites) or not self.sites:
+            raise BadInput("sites: give at least one name, each once")
+        if not 1 <= self.quorum <= len(self.sites):
+            raise BadInput(f"quorum: {self.quorum} must lie between 1 and the {len(self.sites)} sites")
+        for key in ("round_seconds", "join_seconds", "attempts"):
+            if getattr(self, key) <= 0:
+                raise BadInput(f"{key}: {getattr(self, key)} is out of range, it must be over 0")
+
+    def recipe_of_run(self) -> Recipe:
+        """The recipe, with as many clients as there are sites."""
+        beside = self.at(self.recipe)
+        recipe = load(beside if beside.is_file() else self.recipe, [*self.set, f"clients={len(self.sites)}"])
+        if recipe.seeds:
+            raise BadInput("seeds: a deployment is one run; set a single seed")
+        return recipe
+
+    def patience(self) -> Patience:
+        """How long the server waits, and for how many."""
+        return Patience(self.quorum, self.round_seconds, self.join_seconds, self.attempts)
+
+
+@dataclass(frozen=True)
+class SiteFile(_File):
+    """Where a site's data is and where it keeps its state."""
+
+    name: str  # as in the server's list
+    data: str  # a folder of class folders, an .npz, a CSV of path,label, module:function, or recipe
+    test: str | None = None  # the site's own test samples, likewise
+    local_test: float | str | None = None  # or a share of its own samples
+    size: int | None = None  # image files are brought to size x size
+    public: str | None = None
+    data_folder: str | None = None  # of the recipe's data set, with data: recipe
+    state: str = "state"  # the folder of what must not be lost
+    model: str | None = None  # an architecture of its own …
+    model_parameters: dict[str, Any] = field(default_factory=dict)  # … and its parameters
+    device: str = "cpu"
+    threads: int | None = None
+    watchdog: bool = True  # end the process when an order takes too long
+
+    def __post_init__(self) -> None:
+        _check_name(self.name)
+
+    def own_model(self) -> dict[str, Any]:
+        """The recipe keys that the site replaces."""
+        keys: dict[str, Any] = {} if self.model is None else {"model": self.model}
+        return keys | {f"model.{word}": value for word, value in self.model_parameters.items()}
+
+
+def _check_name(name: str) -> None:
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name):
+        raise BadInput(f"the site's name {name!r} must be letters, digits, '.', '_' and '-', at most 64")
