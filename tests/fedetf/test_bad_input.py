@@ -1,0 +1,127 @@
+"""Odd federations: right results or a clear refusal, for all methods of the FedETF family."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from small import CLASSES, federation, network
+
+import fedhead as fh
+from fedhead.data.federation import Federation
+from fedhead.engine.rounds import Result, run
+from fedhead.errors import BadInput
+from fedhead.experiment import build
+from fedhead.experiment.config import Recipe
+from fedhead.method import METHODS, STAGES, Stage
+from fedhead.optim import SGD
+from fedhead.types import Local
+
+FAMILY = ["ditto", "fedetf", "fednh", "fedproto", "fedrep", "fedrod", "fedrod_hyper"]
+
+
+def go(fed: Federation, name: str, *stages: Stage) -> Result:
+    local = Local(epochs=1, batch_size=4, optimizer=SGD(0.05))
+    model = network("batch", METHODS[name].head)
+    return run(fed, model, METHODS[name](), rounds=2, local=local, stages=stages, executor="stack")
+
+
+def finite(result: Result) -> bool:
+    states = [result.server, *result.clients.values(), *(o.memory[0] for o in result.outcomes.values())]
+    return all(state.finite() for state in states)
+
+
+@pytest.mark.parametrize("name", FAMILY)
+def test_clients_of_one_class_and_of_one_sample(name: str) -> None:
+    fed = federation()
+    y = fed.train.y.numpy()
+    rows = [np.flatnonzero(y == 0), np.array([5]), np.flatnonzero(y == 2)[:3], np.flatnonzero(y == 1)]
+    fed = dataclasses.replace(fed, rows=rows, local=[np.arange(4)] * 4)
+    result = go(fed, name, fh.FineTune())
+    assert finite(result)
+    assert len(result.outcomes["finetune"].metrics["clients"]) == 4
+
+
+@pytest.mark.parametrize("name", FAMILY)
+def test_a_class_that_no_client_has(name: str) -> None:
+    fed = federation()
+    fed = dataclasses.replace(fed, rows=[rows[fed.train.y[rows].numpy() != 1] for rows in fed.rows])
+    result = go(fed, name, fh.FineTune())
+    assert finite(result)
+    if name == "fedproto":
+        assert result.server["prototypes"]["seen"].tolist() == [1, 0, 1]
+        job = result.simulation.jobs(fh.FedProto(), result.server, result.simulation.memory, [0], 3)[0]
+        me = job.program.me(job.sight(0))
+        scores = result.simulation.method.predict(me.state["own"], torch.zeros(1, 1, 6, 6), me)
+        assert scores[0, 1] == -torch.inf  # a class without a prototype is never predicted
+
+
+@pytest.mark.parametrize("name", ["finetune", "finetune_etf"])
+def test_some_empty_local_test_sets_are_left_out_of_the_mean(name: str) -> None:
+    fed = federation()
+    assert fed.local is not None
+    fed = dataclasses.replace(fed, local=[np.arange(0), *fed.local[1:]])
+    stage = STAGES[name](**({"iterations": 1} if name == "finetune_etf" else {}))
+    metrics = go(fed, "fedetf", stage).outcomes[name].metrics
+    assert metrics["clients"][0] is None  # nothing to test
+    assert metrics["clients"][2] is None  # nothing to train
+    there = [c for c in metrics["clients"] if c is not None]
+    assert len(there) == 3
+    assert metrics["personal"] == pytest.approx(sum(there) / 3)
+
+
+@pytest.mark.parametrize("local", [None, [np.arange(0)] * 5])
+def test_personalisation_without_local_test_sets_is_refused_before_training(local: list[np.ndarray] | None) -> None:
+    fed = dataclasses.replace(federation(), local=local)
+    seen: list[object] = []
+    with pytest.raises(BadInput, match=r"no client has one.*local_test=0\.3"):
+        run(fed, network("group"), fh.FedAvg(), rounds=1, local=Local(), stages=[fh.FineTune()], on_round=seen.append)
+    assert not seen
+
+
+def test_recipes_choose_the_head_that_a_method_needs() -> None:
+    (model,) = build.validate(Recipe(method="fedetf"))
+    assert model.head == "etf"
+    (model,) = build.validate(Recipe(method="fednh"))
+    assert model.head == "prototype"
+    result = fh.run(federation(), "mlp", "fedetf", rounds=1)
+    assert result.simulation.task.model.head == "etf"
+    with pytest.raises(BadInput, match=r"fedetf needs a model with the etf head"):
+        fh.run(federation(), fh.build("mlp", (1, 6, 6), CLASSES), "fedetf", rounds=1)
+    with pytest.raises(BadInput, match=r"at least 2 dimensions"):
+        fh.with_head(network("group"), "etf", dim=1)
+
+
+def test_parameters_out_of_range_are_refused() -> None:
+    for make in (lambda: fh.FedNH(rho=1.5), lambda: fh.FedRep(head_epochs=0), lambda: fh.FedETF(gamma=-1)):
+        with pytest.raises(BadInput, match=r"method\."):
+            make()
+    with pytest.raises(BadInput, match=r"method.absent"):
+        build.method(Recipe(method="fedetf", method_parameters={"absent": "two"}))
+
+
+def test_partial_participation_follows_one_sampling_list_for_all_methods(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cohort of a round depends on seed and round alone, so that every method meets the same clients."""
+    from fedhead import plan
+
+    drawn: list[tuple[int, list[int]]] = []
+    original = plan.cohort
+
+    def note(seed: int, number: int, eligible: list[int], clients: int, participation: float) -> list[int]:
+        cohort = original(seed, number, eligible, clients, participation)
+        drawn.append((number, cohort))
+        return cohort
+
+    monkeypatch.setattr(plan, "cohort", note)
+    lists = []
+    for name in ("fedavg", *FAMILY):
+        drawn.clear()
+        local = Local(batch_size=4)
+        model = network("group", METHODS[name].head)
+        run(federation(), model, METHODS[name](), rounds=4, local=local, participation=0.4, executor="loop", seed=3)
+        lists.append(dict(drawn))
+    assert all(found == lists[0] for found in lists)
+    assert {len(cohort) for cohort in lists[0].values()} == {2}
+    assert len({tuple(cohort) for cohort in lists[0].values()}) > 1

@@ -1,0 +1,103 @@
+"""Neural collapse: known answers, and what is measured on a federation."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from small import CLASSES, federation, network
+
+from fedhead.analysis import collapse
+from fedhead.engine.loop import Loop
+from fedhead.engine.rounds import run
+from fedhead.engine.simulation import Simulation
+from fedhead.engine.stack import Stack
+from fedhead.errors import BadInput
+from fedhead.method import METHODS
+from fedhead.methods.fedavg import FedAvg
+from fedhead.methods.fedproto import FedProto
+from fedhead.models.heads import etf
+from fedhead.optim import SGD
+from fedhead.types import Local
+
+LOCAL = Local(epochs=1, batch_size=4, optimizer=SGD(0.05))
+
+
+@given(st.integers(2, 20), st.integers(-1, 30), st.integers(0, 1000))
+def test_a_collapsed_model_measures_as_one(classes: int, extra: int, key: int) -> None:
+    vectors = etf(classes, classes + extra, key).double()
+    y = torch.arange(3 * classes) % classes
+    z = 2.5 * vectors[y]
+    means, counts = collapse.prototypes(z, y, classes)
+    assert counts.tolist() == [3] * classes
+    assert collapse.within_over_between(z, y, classes) == pytest.approx(0, abs=1e-12)
+    for centre in (False, True):
+        assert collapse.simplex_error(means, centre) == pytest.approx(0, abs=1e-10)
+    assert collapse.alignment(means, vectors) == pytest.approx(1, abs=1e-6)
+    assert collapse.alignment(means, -vectors) == pytest.approx(-1, abs=1e-6)
+
+
+def test_orthogonal_and_equal_prototypes() -> None:
+    # orthogonal: every cosine is 0, so the error is (1/(C−1))²; all alike: (1 + 1/(C−1))²
+    assert collapse.simplex_error(torch.eye(5)) == pytest.approx(1 / 16)
+    assert collapse.simplex_error(torch.ones(5, 3)) == pytest.approx((1 + 1 / 4) ** 2)
+    assert collapse.simplex_error(torch.eye(5), centre=True) == pytest.approx(0, abs=1e-12)
+    assert math.isnan(collapse.simplex_error(torch.ones(1, 3)))
+
+
+def test_variance_within_over_between() -> None:
+    # two classes at ±1 with samples ±0.5 around: within 0.25, between 1
+    z = torch.tensor([[0.5], [1.5], [-0.5], [-1.5]])
+    assert collapse.within_over_between(z, torch.tensor([0, 0, 1, 1]), 3) == pytest.approx(0.25)
+
+
+def test_agreement_counts_only_classes_that_both_hold() -> None:
+    a, b = torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0])
+    vectors = torch.stack([torch.stack([a, a]), torch.stack([a, b]), torch.stack([2 * b, b])])
+    cosines = collapse.agreement(vectors)
+    assert cosines[0].tolist() == [1, 0.5, 0]
+    held = torch.tensor([[True, False], [True, True], [False, True]])
+    masked = collapse.agreement(vectors, held)
+    assert masked[0, 1] == 1
+    assert masked[1, 2] == 1
+    assert math.isnan(masked[0, 2])
+    assert collapse.consistency(vectors, held) == 1
+    assert collapse.consistency(vectors) == pytest.approx((0.5 + 0 + 0.5) / 3)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedetf", "fedrod", "fedrod_hyper", "scaffold"])
+def test_local_views_are_the_same_on_both_executors(name: str) -> None:
+    model = network("batch", METHODS[name].head)
+    simulation = Simulation(federation(), [model], METHODS[name](), rounds=1, local=LOCAL, dtype=torch.float64)
+    before = simulation.server.clone()
+    loop, stack = (collapse.locally(simulation, executor) for executor in (Loop(), Stack()))
+    assert loop.prototypes.shape == (4, CLASSES, model.features)
+    for a, b in zip(loop, stack, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-10, rtol=1e-10)
+    for leaf, value in simulation.server.leaves().items():
+        assert torch.equal(value, before.leaves()[leaf])
+    fed = simulation.federation
+    assert torch.equal(loop.held[0], torch.bincount(fed.train.y[fed.rows[0]], minlength=CLASSES) > 0)
+
+
+def test_a_watch_records_each_round_and_changes_nothing() -> None:
+    settings = {"rounds": 3, "local": LOCAL}
+    watch = collapse.Watch(federation(), [network("group")], FedAvg(), executor="loop", **settings)
+    watched = run(federation(), network("group"), FedAvg(), executor="loop", on_round=watch, **settings)  # type: ignore[arg-type]  # one dictionary for both
+    alone = run(federation(), network("group"), FedAvg(), executor="loop", **settings)  # type: ignore[arg-type]  # one dictionary for both
+    assert [row["round"] for row in watch.rows] == [1, 2, 3]
+    assert watched.weights is not None
+    assert alone.weights is not None
+    assert (watched.weights - alone.weights).sq() == 0
+    last = collapse.measure(watched.simulation)
+    assert watch.rows[-1]["nc2"] == pytest.approx(last.nc2)
+    assert -1 <= watch.rows[-1]["prototype_consistency"] <= 1
+
+
+def test_a_run_without_a_global_model_is_refused() -> None:
+    simulation = Simulation(federation(), [network("group")], FedProto(), rounds=1, local=LOCAL)
+    with pytest.raises(BadInput, match="no global model"):
+        collapse.measure(simulation)

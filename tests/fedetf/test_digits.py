@@ -1,0 +1,72 @@
+"""FedETF on real digits: what the paper claims, asserted with margins over five seeds."""
+
+from __future__ import annotations
+
+import statistics
+
+import pytest
+
+from fedhead.analysis.collapse import Watch
+from fedhead.engine.rounds import Result, run
+from fedhead.experiment import build
+from fedhead.experiment.config import Recipe
+
+SEEDS = range(5)
+
+
+def digits(method: str, seed: int) -> tuple[Result, Watch]:
+    recipe = Recipe(
+        dataset="digits",
+        partition="dirichlet(0.05)",
+        clients=10,
+        local_test=0.3,
+        model="digitscnn",
+        method=method,
+        rounds=10,
+        local_epochs=3,
+        batch_size=32,
+        lr=0.05,
+        momentum=0.9,
+        weight_decay=5e-4,
+        last_rounds=5,
+        stages=("finetune_etf",) if method == "fedetf" else (),
+        stage_parameters={"finetune_etf": {"iterations": 3}} if method == "fedetf" else {},
+        seed=seed,
+    )
+    federation, models = build.federation(recipe), build.validate(recipe)
+    settings = {"rounds": recipe.rounds, "local": build.local(recipe), "seed": seed}
+    watch = Watch(federation, models, build.method(recipe), clients=False, executor="loop", **settings)
+    result = run(
+        federation,
+        models,
+        build.method(recipe),
+        stages=build.stages(recipe),
+        last_rounds=recipe.last_rounds,
+        executor="loop",
+        on_round=watch,
+        **settings,  # type: ignore[arg-type]  # one dictionary for both
+    )
+    return result, watch
+
+
+@pytest.mark.slow
+def test_fedetf_beats_fedavg_and_collapses() -> None:
+    """Measured when written: General. 75.0 against 59.5 %, nearest at 7 points; Personal. 74.2 to 98.5 %."""
+    ahead, gained = [], []
+    for seed in SEEDS:
+        (etf, etf_watch), (avg, avg_watch) = digits("fedetf", seed), digits("fedavg", seed)
+        assert etf.accuracy_mean is not None
+        assert avg.accuracy_mean is not None
+        ahead.append(etf.accuracy_mean - avg.accuracy_mean)
+        tuned = etf.outcomes["finetune_etf"]
+        assert tuned.personal is not None
+        assert etf.personal is not None
+        gained.append(tuned.personal - etf.personal)
+        assert tuned.metrics["steps"]["global"] == pytest.approx(etf.personal)
+        first, last = etf_watch.rows[0]["nc2"], etf_watch.rows[-1]["nc2"]
+        assert last < first / 2  # NC2's error falls over the rounds
+        assert last < avg_watch.rows[-1]["nc2"]  # and ends below FedAvg's
+    assert statistics.fmean(ahead) > 8
+    assert min(ahead) > 2
+    assert statistics.fmean(gained) > 15
+    assert min(gained) > 8

@@ -1,0 +1,163 @@
+"""Personalisation: the general rule for every method, and Algorithm 2 against a plain loop."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from plain import Plain
+from small import federation, network
+from torch.nn import functional as F
+
+import fedhead.methods  # noqa: F401 (registers all methods)
+from fedhead.data.augment import Transform
+from fedhead.engine.job import Executor
+from fedhead.engine.loop import Loop
+from fedhead.engine.rounds import StageResult, run_stage
+from fedhead.engine.simulation import Simulation
+from fedhead.engine.stack import Stack
+from fedhead.errors import BadInput
+from fedhead.method import METHODS, Method
+from fedhead.methods.ditto import Ditto
+from fedhead.methods.fedavg import FedAvg
+from fedhead.methods.fedetf import FedETF
+from fedhead.methods.fedprox import FedProx
+from fedhead.methods.scaffold import Scaffold
+from fedhead.models.split import load
+from fedhead.optim import SGD
+from fedhead.stages.finetune import FineTune, FineTuneETF
+from fedhead.types import Local
+
+CLIENTS = (0, 1, 3, 4)
+STAGE = 3  # the round's number of a stage after two rounds
+
+
+def trained(method: Method, norm: str = "group", executor: Executor | None = None, **changes: Any) -> Simulation:
+    fed = dataclasses.replace(federation(), transform=Transform.named("none", "half"), **changes)
+    local = Local(epochs=2, batch_size=4, optimizer=SGD(0.05), lr_decay=0.9)
+    simulation = Simulation(fed, [network(norm, method.head)], method, rounds=2, local=local, dtype=torch.float64)
+    for number in (1, 2):
+        simulation.round(number, executor or Loop())
+    return simulation
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_every_method_can_be_fine_tuned_alike_on_both_executors(name: str) -> None:
+    simulation = trained(METHODS[name](), "batch")
+    loop, stack = (run_stage(simulation, FineTune(), executor) for executor in (Loop(), Stack()))
+    assert loop.personal is not None
+    assert loop.metrics["clients"] == stack.metrics["clients"]
+    for k in CLIENTS:
+        a, b = loop.memory[k]["tuned"], stack.memory[k]["tuned"]
+        for leaf in a:
+            torch.testing.assert_close(a[leaf], b[leaf], atol=1e-10, rtol=1e-10)
+    assert loop.memory[2].keys() == simulation.memory[2].keys()  # a client without samples is left alone
+
+
+@pytest.mark.parametrize("method", [FedAvg(), FedProx(mu=0.5), Scaffold()])
+def test_the_general_rule_is_one_more_local_update(method: Method) -> None:
+    """A run of one more round sends what the stage keeps: the same losses and corrections, but other batches."""
+    simulation = trained(method, rows=[torch.arange(4).numpy()] + [torch.arange(0).numpy()] * 4)
+    # one client with one full batch: every order of the samples gives the same two steps
+    tuned = run_stage(simulation, FineTune(), Loop()).memory[0]["tuned"]
+    job = simulation.jobs(method, simulation.server, simulation.memory, [0], STAGE)[0]
+    (reply,) = Loop().run(job)
+    for name, value in reply.send["model"].items():
+        torch.testing.assert_close(tuned[name], value, atol=1e-12, rtol=1e-10)
+
+
+def test_the_rounds_stay_as_they_were() -> None:
+    simulation = trained(Ditto())
+    before = {k: copy.deepcopy(s) for k, s in simulation.memory.states.items()}
+    result = run_stage(simulation, FineTune(), Loop())
+    for k, state in before.items():
+        assert state.leaves().keys() == simulation.memory.states[k].leaves().keys()
+        assert (state["personal"] - simulation.memory[k]["personal"]).sq() == 0
+        assert (result.memory[k]["tuned"] - state["personal"]).sq() > 0  # Ditto's own model was trained further
+    assert result.metrics["bytes_up"] == 0
+
+
+def tune(variant: str, executor: Executor, norm: str = "group", iterations: int = 2) -> tuple[Simulation, StageResult]:
+    simulation = trained(FedETF(), norm)
+    stage = FineTuneETF(iterations=iterations, variant=variant)  # type: ignore[arg-type]  # a parameter of the test
+    return simulation, run_stage(simulation, stage, executor)
+
+
+def test_algorithm_2_against_a_plain_loop() -> None:
+    simulation, result = tune("paper", Loop())
+    lr, plain = 0.05 * 0.9**2, Plain(simulation.federation)
+    for k in CLIENTS:
+        model = network("group", "etf").double()
+        load(model, simulation.server["model"])
+        beta = model.classifier.scale
+        vectors = model.classifier.weight
+        steps = [[*model.extractor.parameters(), beta]]
+        steps += 2 * [[vectors, beta], [*model.projection.parameters(), beta]]
+        for phase, parameters in enumerate(steps):
+            optimizer = torch.optim.SGD(parameters, lr)
+            for x, y in plain.batches(k, STAGE, phase, "stage:finetune_etf"):
+                model.zero_grad()
+                F.cross_entropy(model(x).logits, y).backward()
+                optimizer.step()
+        for name, p in model.named_parameters():
+            torch.testing.assert_close(result.memory[k]["tuned"][name], p.detach(), atol=1e-10, rtol=1e-10)
+
+
+@pytest.mark.parametrize("variant", ["paper", "code"])
+def test_fine_tuning_is_the_same_on_both_executors(variant: str) -> None:
+    (_, loop), (_, stack) = tune(variant, Loop(), "batch"), tune(variant, Stack(), "batch")
+    assert loop.metrics["steps"] == stack.metrics["steps"]
+    for k in CLIENTS:
+        for name, value in loop.memory[k]["tuned"].items():
+            torch.testing.assert_close(stack.memory[k]["tuned"][name], value, atol=1e-10, rtol=1e-10)
+
+
+@pytest.mark.parametrize("variant", ["paper", "code"])
+def test_the_public_codes_variant_leaves_the_temperature(variant: str) -> None:
+    _, result = tune(variant, Loop())
+    state = result.memory[3]
+    moved = state["tuned"]["classifier.scale"] != state["extractor"]["classifier.scale"]
+    assert bool(moved) == (variant == "paper")
+    assert (state["tuned"]["classifier.weight"] - state["classifier 1"]["classifier.weight"]).abs().max() > 0
+
+
+def test_accuracy_is_recorded_after_each_step() -> None:
+    """Each step's figure is that of a stage which ends there."""
+    simulation, result = tune("paper", Loop(), "batch")
+    steps = result.metrics["steps"]
+    turns = ["classifier 1", "projection 1", "classifier 2", "projection 2"]
+    assert list(steps) == ["global", "extractor", *turns]
+    assert steps["projection 2"] == result.personal
+    untouched = simulation.evaluate(simulation.method, simulation.server, simulation.memory, 1)
+    assert steps["global"] == untouched["personal"]
+    for iterations, last in ((0, "extractor"), (1, "projection 1")):
+        shorter = run_stage(simulation, FineTuneETF(iterations=iterations, record=False), Loop())
+        assert "steps" not in shorter.metrics
+        look = FineTuneETF(at=last).after(simulation.method)
+        job = simulation.jobs(look, result.server, result.memory, [3], STAGE)[0]
+        w = look.personal_model(job.program.me(job.sight(0)))
+        for name, value in shorter.memory[3]["tuned"].items():
+            torch.testing.assert_close(w[name], value, atol=1e-12, rtol=1e-12)
+
+
+def test_algorithm_2_also_follows_other_methods_with_an_etf_head() -> None:
+    fed = federation()
+    local = Local(epochs=1, batch_size=4, optimizer=SGD(0.05))
+    simulation = Simulation(fed, [network("group", "etf")], Scaffold(), rounds=1, local=local)
+    simulation.round(1, Loop())
+    assert run_stage(simulation, FineTuneETF(iterations=1), Loop()).personal is not None
+
+
+def test_refusals() -> None:
+    simulation = trained(FedAvg())
+    with pytest.raises(BadInput, match=r"finetune_etf needs a model with the etf head"):
+        run_stage(simulation, FineTuneETF(), Loop())
+    with pytest.raises(BadInput, match=r"no client has one.*local_test=0\.3"):
+        run_stage(trained(FedAvg(), local=None), FineTune(), Loop())
+    with pytest.raises(BadInput, match="iterations"):
+        FineTuneETF(iterations=-1)
+    with pytest.raises(BadInput, match="epochs"):
+        FineTuneETF(epochs=0)
