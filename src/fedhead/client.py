@@ -88,12 +88,12 @@ class Client:
 
     def view(self, batch: Batch, number: int = 1) -> Tensor:
         """Another augmented view of a batch's samples."""
-        return self._pool.view(batch.index, keyed.fold(batch.key, number))
+        return self._pool.view(batch.rows, keyed.fold(batch.key, number))
 
     def total(self, fn: Callable[[Batch], Tree]) -> Tree:
         """The sum of `fn(batch)` over all of the client's training samples, not augmented."""
         total: Tree | None = None
-        for rows, mask in zip(self._rows.split(self._chunk), self._mask.split(self._chunk), strict=True):
+        for rows, mask in zip(torch.split(self._rows, self._chunk), torch.split(self._mask, self._chunk), strict=True):
             part = fn(self._pool.batch(rows, mask))
             total = part if total is None else total + part
         assert total is not None, "an empty client is never asked"
@@ -104,7 +104,7 @@ class Client:
         pool = self._public
         assert pool is not None, "checked when the run was set up"
         places = torch.arange(len(pool), device=pool.device)
-        return torch.cat([fn(pool.view(part, None)) for part in places.split(self._chunk)])
+        return torch.cat([fn(pool.view(part, None)) for part in torch.split(places, self._chunk)])
 
     @property
     def moved_stats(self) -> Tree | None:

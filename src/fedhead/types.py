@@ -27,7 +27,7 @@ class Batch(NamedTuple):
     x: Tensor  # inputs, augmented and normalised
     y: Tensor  # labels
     weight: Tensor  # 1 for a sample, 0 for padding
-    index: Tensor  # rows in the federation's data
+    rows: Tensor  # where they stand in the pool
     key: Tensor  # one random key a sample, for further views of it
 
 

@@ -105,7 +105,7 @@ def test_a_second_round_distils_the_mixture_and_then_trains() -> None:
                     logits = model(batch.x).logits[real]
                     if source is public:
                         log_q = F.log_softmax(logits / 3.0, dim=1)
-                        loss = F.kl_div(log_q, target[batch.index[real]], reduction="batchmean")
+                        loss = F.kl_div(log_q, target[batch.rows[real]], reduction="batchmean")
                     else:
                         loss = F.cross_entropy(logits, batch.y[real])
                     optimizer.zero_grad()

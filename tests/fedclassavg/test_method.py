@@ -70,7 +70,7 @@ def plain_round(simulation: Simulation, method: FedClassAvg) -> tuple[Tree, dict
                 first = model(batch.x)
                 loss = F.cross_entropy(first.logits[real], batch.y[real])
                 if method.cl:
-                    second = model(pool.view(batch.index, keyed.fold(batch.key, 1)))
+                    second = model(pool.view(batch.rows, keyed.fold(batch.key, 1)))
                     loss = loss + contrast(first.h[real], second.h[real], batch.y[real], method)
                 apart = torch.cat(
                     [(p - classifier[n]).flatten() for n, p in model.named_parameters() if n.startswith("classifier")]

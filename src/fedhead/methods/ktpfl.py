@@ -118,7 +118,7 @@ class KTpFL(Method):
 
     def distil(self, w: Weights, batch: Batch, me: Client) -> Tensor:
         """KL(Σ_l c_kl S_l ‖ softmax(f_k(x) / T)) on public samples."""
-        target = me.down["target"]["soft"][batch.index]
+        target = me.down["target"]["soft"][batch.rows]
         return distillation(me.apply(w, batch.x).logits, target, batch.weight, self.temperature)
 
     def finish(self, w: Weights, me: Client) -> Reply:
