@@ -109,7 +109,7 @@ def merge_files(paths: Sequence[str | Path]) -> Statistics:
             elif (part.classes, part.features, part.kind) != shape or part.extractor != first.extractor:
                 raise BadInput(
                     f"{path} is of another model than {paths[0]} ({part.classes} classes, {part.features} features, "
-                    f"{part.kind}; there {shape[0]}, {shape[1]}, {shape[2]}, or other weights): use one model for all sites"
+                    f"{part.kind}; there {shape[0]}, {shape[1]}, {shape[2]}, or other weights): use one model for all"
                 )
             yield part
 
@@ -117,9 +117,7 @@ def merge_files(paths: Sequence[str | Path]) -> Statistics:
 
 
 # -- the server's half --------------------------------------------------------------------------------
-def calibrate(
-    model: Split, statistics: Statistics | Iterable[Statistics], *, seed: int = 0, **settings: Any
-) -> Split:
+def calibrate(model: Split, statistics: Statistics | Iterable[Statistics], *, seed: int = 0, **settings: Any) -> Split:
     """A copy of a model with its classifier calibrated by class statistics (CCVR), which no data is needed for.
 
     `statistics` are those of all sites, merged or one by one. `settings` are CCVR's: samples, epochs, lr and so on.

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedhead.data.federation import Federation
 from fedhead.engine import choose
 from fedhead.engine.job import Executor
 from fedhead.engine.rounds import StageResult, run_stage
@@ -42,17 +43,7 @@ def reopen(path: str | Path, data: str | Path | None = None, device: str = "auto
     folder = RunFolder.open(path)
     number, state = checkpoint_state(folder.path)
     recipe = folder.recipe
-    models = build.validate(recipe)
-    simulation = Simulation(
-        build.federation(recipe, data),
-        models,
-        build.method(recipe),
-        rounds=recipe.rounds,
-        local=build.local(recipe),
-        participation=recipe.participation,
-        seed=recipe.seed,
-        device=choose.device(device),
-    )
+    simulation = _simulation(recipe, build.federation(recipe, data), device)
     folder.save_partition(simulation.federation)  # refuses data that has changed since
     simulation.server = state["server"].to(simulation.device)
     for k, kept in state["clients"].items():
@@ -60,6 +51,24 @@ def reopen(path: str | Path, data: str | Path | None = None, device: str = "auto
     known = str(folder.environment().get("executor", "loop"))
     worker = choose.named(known if known in choose.EXECUTORS else "loop", simulation)
     return Trained(folder.path, recipe, simulation, worker, number)
+
+
+def fresh(trained: Trained) -> Simulation:
+    """The same run before its first round."""
+    return _simulation(trained.recipe, trained.simulation.federation, trained.simulation.device.type)
+
+
+def _simulation(recipe: Recipe, federation: Federation, device: str) -> Simulation:
+    return Simulation(
+        federation,
+        build.validate(recipe),
+        build.method(recipe),
+        rounds=recipe.rounds,
+        local=build.local(recipe),
+        participation=recipe.participation,
+        seed=recipe.seed,
+        device=choose.device(device),
+    )
 
 
 def checkpoint_state(run: Path) -> tuple[int, Tree]:

@@ -82,7 +82,9 @@ class CCVR(Stage):
         def sums(batch: Batch) -> Tree:
             z = me.apply(w, batch.x, train=False).z
             z = tukey(z, self.power) if self.tukey == "real" else z
-            found = class_statistics.class_sums(z, batch.y, batch.weight, me.task.classes, self.covariance == "diagonal")
+            found = class_statistics.class_sums(
+                z, batch.y, batch.weight, me.task.classes, self.covariance == "diagonal"
+            )
             return Tree(zip(("count", "sum", "outer"), found, strict=True))
 
         total = me.total(sums)

@@ -59,7 +59,9 @@ class Recalibrate(Stage):
     def aggregate(self, server: Tree, replies: Replies, task: Task) -> Tree:
         """Train the head on the clients' own features, pooled."""
         if task.pool is None:
-            raise BadInput("recalibrate needs all clients' data in one place: it is an oracle for simulations, use ccvr")
+            raise BadInput(
+                "recalibrate needs all clients' data in one place: it is an oracle for simulations, use ccvr"
+            )
         w = cast(Weights, self.method.global_model(server, task))
         z, y = features(task.model, w, task.pool, self.rows(task.pool, task.seed))
         head = retrain(

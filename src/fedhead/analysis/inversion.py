@@ -1,0 +1,79 @@
+"""Feature inversion: what can be seen of an input, given its feature or a mean of features (CCVR, appendix C)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+
+from fedhead import keyed
+from fedhead.models.split import Split
+from fedhead.optim import Adam
+from fedhead.tree import Tree
+
+
+def invert(
+    model: Split,
+    w: Tree,
+    target: Tensor,
+    shape: Sequence[int],
+    *,
+    steps: int = 500,
+    lr: float = 0.05,
+    smooth: float = 1e-3,
+    seed: int = 0,
+) -> Tensor:
+    """Inputs whose features come close to the target ones [n, d], by gradient descent: argmin ‖f(x) − z‖² + λ·TV(x).
+
+    `shape` is that of one input; TV, the total variation, asks neighbouring pixels to be alike.
+    """
+    noise = torch.randn(len(target), *shape, generator=keyed.generator(keyed.key(seed, "inversion")))
+    x = Tree(x=(0.1 * noise).to(target.device, target.dtype))
+    optimizer = Adam(lr)
+    state = optimizer.init(x)
+    model.eval()
+    for _ in range(steps):
+        leaf = x["x"].detach().requires_grad_()
+        with torch.enable_grad():
+            distance = (functional_call(model, dict(w), (leaf,)).z - target).square().sum(1)
+            loss = (distance / target.square().sum(1).clamp_min(1e-12)).sum() + smooth * variation(leaf)
+            (grad,) = torch.autograd.grad(loss, leaf)
+        with torch.no_grad():
+            x, state = optimizer.step(x, Tree(x=grad), state, optimizer.lr)
+    return x["x"]  # type: ignore[no-any-return]
+
+
+def variation(x: Tensor) -> Tensor:
+    """The total variation of images [n, c, h, w], 0 for inputs that are no images."""
+    if x.dim() != 4:
+        return x.new_zeros(())
+    return x.diff(dim=2).abs().sum() + x.diff(dim=3).abs().sum()
+
+
+@dataclass(frozen=True)
+class Inversions:
+    """One input, and what is seen of it in its own feature and in means of more and more features of its class."""
+
+    original: Tensor  # [c, h, w]
+    numbers: Sequence[int]  # how many features each mean is of; 1 is the raw feature
+    found: Tensor  # [len(numbers), c, h, w]
+
+    def errors(self) -> list[float]:
+        """The squared distance to the original over that of a blank input's mean: 0 the same, 1 nothing seen."""
+        blank = (self.original - self.original.mean()).square().sum().clamp_min(1e-12)
+        return [float((x - self.original).square().sum() / blank) for x in self.found]
+
+
+def inversions(
+    model: Split, w: Tree, inputs: Tensor, numbers: Sequence[int] = (1, 10, 50), steps: int = 500, seed: int = 0
+) -> Inversions:
+    """Invert the feature of the first of some inputs of one class, and the means of the first n features."""
+    with torch.no_grad():
+        z = functional_call(model.eval(), dict(w), (inputs,)).z
+    counts = [n for n in numbers if n <= len(inputs)]
+    target = torch.stack([z[:n].mean(0) for n in counts])
+    found = invert(model, w, target, inputs.shape[1:], steps=steps, seed=seed)
+    return Inversions(inputs[0].detach(), counts, found)

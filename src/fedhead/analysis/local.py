@@ -1,0 +1,101 @@
+"""The local models of a round, and the features of the global one: what the analyses look at."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, cast
+
+import torch
+from torch import Tensor
+
+from fedhead.client import Client
+from fedhead.errors import BadInput
+from fedhead.method import Exchange, Method
+from fedhead.stages.recalibrate import features
+from fedhead.statistics import Statistics, of
+from fedhead.tree import Tree, Weights
+from fedhead.types import Phase, Reply, Task
+
+if TYPE_CHECKING:
+    from fedhead.engine.job import Executor
+    from fedhead.engine.simulation import Simulation
+
+
+class Observer(Exchange):
+    """Lets clients train as a method has it, on the very batches of the round, and shows their models."""
+
+    name = "observer"
+
+    def __init__(self, method: Method):
+        self.method = method
+        self.downlink = method.downlink  # type: ignore[misc]  # what the method broadcasts, which differs by instance
+
+    def address(self, server: Tree, client: int, task: Task) -> Tree:
+        """The method's own."""
+        return self.method.address(server, client, task)
+
+    def start(self, me: Client) -> Weights:
+        """The method's own."""
+        return self.method.start(me)
+
+    def phases(self, task: Task) -> tuple[Phase, ...]:
+        """The method's own."""
+        return self.method.phases(task)
+
+    def correct(self, g: Tree, me: Client) -> Tree:
+        """The method's own."""
+        return self.method.correct(g, me)
+
+    def finish(self, w: Weights, me: Client) -> Reply:
+        """Show the model after local training."""
+        return Reply(send=Tree(model=w), keep=me.state)
+
+
+def local_models(simulation: Simulation, executor: Executor, round: int) -> dict[int, Weights]:
+    """Every client's model after local training in a round that begins where the simulation stands, which stays so."""
+    found: dict[int, Weights] = {}
+    observer = Observer(simulation.method)
+    for job in simulation.jobs(observer, simulation.server, simulation.memory, simulation.holders, round):
+        replies = executor.run(job)
+        found.update({k: reply.send["model"] for k, reply in zip(job.clients, replies, strict=True)})
+    return dict(sorted(found.items()))
+
+
+def replay(simulation: Simulation, executor: Executor, rounds: Sequence[int]) -> dict[int, dict[int, Weights]]:
+    """The local models of chosen rounds of a run that starts here: {round: {client: weights}}.
+
+    Rounds are run again from the simulation's present state, the first being round 1, to the same numbers as before.
+    """
+    found = {}
+    for number in range(1, max(rounds, default=0) + 1):
+        if number in rounds:
+            found[number] = local_models(simulation, executor, number)
+        if number < max(rounds):
+            simulation.round(number, executor)
+    return found
+
+
+def global_weights(simulation: Simulation) -> Weights:
+    """The global model, or `BadInput` if the method leaves none."""
+    w = simulation.method.global_model(simulation.server, simulation.task)
+    if w is None:
+        raise BadInput(f"{simulation.method.name} leaves no global model, which this analysis looks at")
+    return w
+
+
+def held_out_features(simulation: Simulation, rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """z and labels of the test samples (of these rows), from the global model."""
+    if simulation.test is None:
+        raise BadInput("the run has no test samples, which this analysis looks at")
+    return features(simulation.task.model, global_weights(simulation), simulation.test, rows)
+
+
+def train_statistics(simulation: Simulation, chunk: int = 4096) -> Statistics:
+    """The class statistics of all clients' features, as CCVR would merge them."""
+    pool = simulation.task.pool
+    assert pool is not None, "a simulation holds all clients' data"
+    w, total = global_weights(simulation), None
+    for rows in torch.arange(len(pool)).split(chunk):
+        part = of(*features(simulation.task.model, w, pool, rows), simulation.task.classes)
+        total = part if total is None else total + part
+    return cast(Statistics, total)

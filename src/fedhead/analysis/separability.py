@@ -1,0 +1,93 @@
+"""How separable the classes' Gaussians are, and from it what calibration may gain (CCVR, Section 5.4)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import combinations
+
+import torch
+from torch import Tensor
+
+from fedhead import keyed
+from fedhead.calibration import virtual_features
+from fedhead.errors import BadInput
+from fedhead.models.split import Split, classify
+from fedhead.statistics import Statistics
+from fedhead.tree import Tree
+
+
+def sliced_wasserstein(statistics: Statistics, samples: int = 500, projections: int = 100, seed: int = 0) -> Tensor:
+    """The sliced Wasserstein distance between the Gaussians of every two classes, [C, C]; NaN for absent classes."""
+    try:
+        import ot
+    except ImportError as error:
+        raise BadInput("separability needs POT: install it with pip install 'fedhead[analysis]'") from error
+    present = torch.nonzero(statistics.count > 0).flatten().tolist()
+    if len(present) < 2:
+        raise BadInput("separability needs samples of at least two classes")
+    number = [samples if c in present else 0 for c in range(statistics.classes)]
+    z, y = virtual_features(statistics, number, keyed.key(seed, "separability"))
+    clouds = {c: z[y == c].cpu().numpy() for c in present}
+    distance = torch.full((statistics.classes, statistics.classes), float("nan"), dtype=torch.float64)
+    for c in present:
+        distance[c, c] = 0
+    for a, b in combinations(present, 2):
+        found = float(ot.sliced_wasserstein_distance(clouds[a], clouds[b], n_projections=projections, seed=seed))
+        distance[a, b] = distance[b, a] = found
+    return distance
+
+
+def mean_distance(distance: Tensor) -> float:
+    """The mean over the pairs of different classes that are there: the farther, the more separable."""
+    upper = distance[tuple(torch.triu_indices(len(distance), len(distance), offset=1))]
+    return float(upper[~upper.isnan()].mean())
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What calibration can be expected to do, from class statistics and the present head alone, in per cent."""
+
+    separability: float  # the mean sliced Wasserstein distance between classes
+    present: float  # the present head's accuracy on virtual features
+    reachable: float  # that of the best head for Gaussians of one shape (linear discriminant analysis)
+
+    @property
+    def gain(self) -> float:
+        """The points that calibration is expected to gain."""
+        return self.reachable - self.present
+
+
+def forecast(model: Split, head: Tree, statistics: Statistics, samples: int = 500, seed: int = 0) -> Forecast:
+    """Forecast calibration's gain without training or testing anything.
+
+    Virtual features stand in for a balanced test set: on them the present head is compared with the linear classifier
+    that suits the classes' Gaussians best. The more separable the Gaussians, the higher that bound (CCVR, Fig. 6); how
+    far the present head stays below it is what calibration can mend.
+    """
+    number = [samples if n > 0 else 0 for n in statistics.count.tolist()]
+    z, y = virtual_features(statistics, number, keyed.key(seed, "forecast"))
+    weight = next(iter(head.values()))
+    present = classify(model, head, z.to(weight.dtype)).argmax(1) == y
+    reachable = discriminant(statistics, z).argmax(1) == y
+    return Forecast(
+        separability=mean_distance(sliced_wasserstein(statistics, samples, seed=seed)),
+        present=100 * float(present.double().mean()),
+        reachable=100 * float(reachable.double().mean()),
+    )
+
+
+def discriminant(statistics: Statistics, z: Tensor) -> Tensor:
+    """Scores of features by linear discriminant analysis with equal priors, [n, C]: μᵀΣ⁻¹z − ½ μᵀΣ⁻¹μ.
+
+    Σ is the mean covariance within classes, weighted by their counts, with a little of the identity so that it can be
+    inverted where features have more dimensions than there are samples.
+    """
+    mean, covariance = statistics.mean(), statistics.covariance()
+    if covariance.dim() == 2:
+        covariance = torch.diag_embed(covariance)
+    share = (statistics.count / statistics.count.sum())[:, None, None]
+    within = (share * covariance).sum(0)
+    within.diagonal().add_(1e-3 * within.diagonal().mean() + 1e-12)
+    direction = torch.linalg.solve(within, mean.T)  # Σ⁻¹μ, [d, C]
+    scores = z.double() @ direction - 0.5 * (mean.T * direction).sum(0)
+    return scores.masked_fill(statistics.count == 0, -torch.inf)

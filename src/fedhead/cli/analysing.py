@@ -1,0 +1,104 @@
+"""Commands that look into trained runs: analyse, forecast."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedhead.cli import app
+from fedhead.cli.inspecting import DataFolder
+from fedhead.cli.running import Device
+from fedhead.errors import BadInput, unknown
+
+
+@app.command()
+def analyse(
+    kind: Annotated[str | None, typer.Argument(metavar="[KIND]", help="What to look at; none: list the kinds.")] = None,
+    runs: Annotated[list[Path] | None, typer.Argument(metavar="[RUN]...", help="Run folders.")] = None,
+    samples: Annotated[int | None, typer.Option(min=2, help="How many samples to look at.")] = None,
+    rounds: Annotated[str, typer.Option(help="norms: rounds to run again for their local models.")] = "1",
+    seed: Annotated[int, typer.Option(min=0, help="Decides what is drawn.")] = 0,
+    out: Annotated[
+        Path | None, typer.Option(help="Where to write. [default: analysis/ in the first run]")
+    ] = None,
+    data: DataFolder = None,
+    device: Annotated[Device, typer.Option(help="Where to compute.")] = Device.auto,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
+) -> None:
+    """Look into a trained run: KIND.json and KIND.png are written into its folder.
+
+    Local models are those of the round after the last, for which every client trains once more.
+
+    \b
+    Examples:
+      fedhead analyse
+      fedhead analyse cka runs/iid runs/noniid
+      fedhead analyse norms runs/noniid --rounds 1,5
+      fedhead analyse embed runs/noniid --samples 500
+    """
+    from fedhead.analysis.kinds import KINDS, Options
+    from fedhead.experiment.reopen import reopen
+    from fedhead.report.figures import save
+    from fedhead.treefile import atomic
+
+    if kind is None:
+        for name, entry in KINDS.items():
+            print(f"{name:<14}{entry.description}")
+        return
+    if kind not in KINDS:
+        raise unknown("analysis", kind, KINDS)
+    if not runs:
+        raise BadInput(f"fedhead analyse {kind} needs a run: give its folder")
+    trained = [reopen(path, data, device.value) for path in runs]
+    report = KINDS[kind].look(trained, Options(samples, _numbers(rounds), seed))
+    folder = out or runs[0] / "analysis"
+    folder.mkdir(parents=True, exist_ok=True)
+    with atomic(folder / f"{kind}.json") as draft:
+        draft.write_text(json.dumps(report.numbers, indent=1) + "\n", encoding="utf-8")
+    for ending, figure in report.figures.items():
+        save(figure, folder / f"{kind}{ending}.png")
+    if as_json:
+        print(json.dumps(report.numbers))
+    else:
+        print(f"written to {folder / kind}.json and " + ", ".join(f"{kind}{e}.png" for e in report.figures))
+
+
+@app.command()
+def forecast(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
+    data: DataFolder = None,
+    device: Annotated[Device, typer.Option(help="Where to compute.")] = Device.auto,
+    seed: Annotated[int, typer.Option(min=0, help="Decides the virtual features.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the forecast as JSON.")] = False,
+) -> None:
+    """Say what calibrating a run's classifier would gain, from class statistics alone, before it is done.
+
+    \b
+    Example:
+      fedhead forecast runs/noniid
+    """
+    from fedhead.analysis.local import global_weights, train_statistics
+    from fedhead.analysis.separability import forecast as expect
+    from fedhead.experiment.reopen import reopen
+
+    simulation = reopen(run, data, device.value).simulation
+    head = global_weights(simulation).part("classifier")
+    found = expect(simulation.task.model, head, train_statistics(simulation), seed=seed)
+    if as_json:
+        numbers = {"separability": found.separability, "present": found.present, "reachable": found.reachable}
+        print(json.dumps({**numbers, "gain": found.gain}))
+        return
+    print(f"separability    {found.separability:.3f}  (mean sliced Wasserstein distance between classes)")
+    print(f"present head    {found.present:.1f} %  on features drawn from the class statistics")
+    print(f"within reach    {found.reachable:.1f} %  for a linear classifier on them")
+    print(f"expected gain   {found.gain:+.1f} points")
+
+
+def _numbers(text: str) -> list[int]:
+    try:
+        return sorted({int(word) for word in text.split(",") if word.strip()})
+    except ValueError as error:
+        raise BadInput(f"--rounds {text!r}: write whole numbers with commas between, such as 1,10") from error

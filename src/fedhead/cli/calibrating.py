@@ -1,0 +1,227 @@
+"""Commands for calibration beside a federated run: statistics (at a site), calibrate (at the server)."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedhead.cli import app
+from fedhead.errors import BadInput
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fedhead.data.arrays import Samples
+    from fedhead.data.augment import Transform
+    from fedhead.models.split import Split
+
+Checkpoint = Annotated[Path, typer.Argument(help="A run folder of fedhead, or weights (.safetensors, .pt).")]
+Classifier = Annotated[str, typer.Option(help="The name of the weights' last linear layer.")]
+Architecture = Annotated[
+    str | None,
+    typer.Option("--model", help="The weights' architecture: a built-in name, or module:function that makes it."),
+]
+Normalize = Annotated[str | None, typer.Option(help="How images are normalised. [default: as in training, or half]")]
+Site = Annotated[Path, typer.Argument(metavar="DATA", help="The site's samples: .npz with x and y, or a folder.")]
+
+
+class Covariance(StrEnum):
+    """What statistics hold of the covariances."""
+
+    full = "full"
+    diagonal = "diagonal"
+
+
+@app.command()
+def statistics(
+    checkpoint: Checkpoint,
+    site: Site,
+    out: Annotated[Path, typer.Option(help="The file to write, .safetensors.")],
+    model: Architecture = None,
+    classifier: Classifier = "fc",
+    covariance: Annotated[Covariance, typer.Option(help="Whole covariances, or their diagonals.")] = Covariance.full,
+    normalize: Normalize = None,
+) -> None:
+    """Write the class statistics of a site's features: all that a server needs of it to calibrate the classifier.
+
+    \b
+    Examples:
+      fedhead statistics runs/digits-fedavg-seed0 site1.npz --out site1.safetensors
+      fedhead statistics net.safetensors images/ --model mynets:resnet --classifier fc --out site1.safetensors
+    """
+    from fedhead.standalone import save_statistics, statistics_of
+
+    split, samples, transform = _model_and_data(checkpoint, site, model, classifier, normalize)
+    found = statistics_of(split, samples.x, samples.y, transform=transform, diagonal=covariance is Covariance.diagonal)
+    save_statistics(out, found)
+    print(
+        f"{int(found.count.sum())} samples of {int((found.count > 0).sum())} classes, {found.nbytes:,} bytes -> {out}"
+    )
+
+
+@app.command()
+def calibrate(
+    checkpoint: Checkpoint,
+    out: Annotated[Path, typer.Option(help="The file to write the calibrated weights to, .safetensors.")],
+    statistics: Annotated[list[Path] | None, typer.Option(help="A site's file; give it once a site.")] = None,
+    data: Annotated[Path | None, typer.Option(help="Samples (.npz or folder) whose statistics to take.")] = None,
+    model: Architecture = None,
+    classifier: Classifier = "fc",
+    normalize: Normalize = None,
+    samples: Annotated[int, typer.Option(min=1, help="Virtual features a class.")] = 2000,
+    epochs: Annotated[int, typer.Option(min=0, help="Epochs of training on them.")] = 10,
+    lr: Annotated[float, typer.Option(help="Learning rate.")] = 1e-3,
+    seed: Annotated[int, typer.Option(min=0, help="Decides the virtual features.")] = 0,
+) -> None:
+    """Calibrate a model's classifier with virtual features (CCVR), by class statistics or by the data itself.
+
+    Given only a run folder, the statistics come from the run's own clients (its data set is sought in $FEDHEAD_DATA).
+
+    \b
+    Examples:
+      fedhead calibrate runs/digits-fedavg-seed0 --out calibrated.safetensors
+      fedhead calibrate net.safetensors --statistics a.safetensors --statistics b.safetensors --out new.safetensors
+      fedhead calibrate runs/digits-fedavg-seed0 --data mine.npz --out calibrated.safetensors
+    """
+    from safetensors.torch import save_file
+
+    from fedhead.analysis.local import train_statistics
+    from fedhead.experiment.reopen import reopen
+    from fedhead.standalone import calibrate_weights, merge_files, statistics_of
+    from fedhead.treefile import atomic
+
+    settings: dict[str, Any] = {"samples": samples, "epochs": epochs, "lr": lr, "seed": seed}
+    run = checkpoint.is_dir()
+    if statistics and data:
+        raise BadInput("--statistics and --data: give the one or the other")
+    if not statistics and not data and not run:
+        raise BadInput("there is nothing to calibrate by: give --statistics (once a site) or --data")
+    if statistics:
+        merged = merge_files(statistics)
+    elif data is not None:
+        split, held, transform = _model_and_data(checkpoint, data, model, classifier, normalize)
+        merged = statistics_of(split, held.x, held.y, transform=transform)
+    else:
+        merged = train_statistics(reopen(checkpoint).simulation)
+    name = "classifier" if run else classifier
+    new = calibrate_weights(_weights(checkpoint), name, merged, **settings)
+    with atomic(out) as draft:
+        save_file({n: t.contiguous() for n, t in new.items()}, draft)
+    print(f"calibrated {name!r} by the statistics of {int(merged.count.sum())} samples -> {out}")
+
+
+# -- what the commands are given ----------------------------------------------------------------------
+def _weights(checkpoint: Path) -> dict[str, Tensor]:
+    """The named weights of a run folder's global model, or of a file."""
+    if checkpoint.is_dir():
+        from fedhead.experiment import build
+        from fedhead.experiment.reopen import checkpoint_state
+        from fedhead.experiment.store import RunFolder
+
+        recipe = RunFolder.open(checkpoint).recipe
+        model = checkpoint_state(checkpoint)[1]["server"].get("model")
+        if model is None or not any(name.startswith("extractor") for name in model):
+            raise BadInput(f"{checkpoint}: {build.method(recipe).name} leaves no global model to calibrate")
+        return dict(model)
+    return _weights_file(checkpoint)
+
+
+def _weights_file(path: Path) -> dict[str, Tensor]:
+    import pickle
+
+    import torch
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    if not path.is_file():
+        raise BadInput(f"{path} is not there: give a run folder, or a file of weights")
+    try:
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        found = torch.load(path, map_location="cpu", weights_only=True)  # tensors only: nothing in it is run
+    except (SafetensorError, OSError, RuntimeError, EOFError, pickle.UnpicklingError, ValueError) as error:
+        raise BadInput(f"{path} can't be read as weights: {str(error).splitlines()[0]}") from error
+    found = found.get("state_dict", found) if isinstance(found, dict) else found
+    if not isinstance(found, dict) or not all(torch.is_tensor(t) for t in found.values()):
+        raise BadInput(f"{path} holds no named weights: save model.state_dict()")
+    return found
+
+
+def _model_and_data(
+    checkpoint: Path, site: Path, model: str | None, classifier: str, normalize: str | None
+) -> tuple[Split, Samples, Transform]:
+    """A trained model, a site's samples, and how these are brought to its inputs."""
+    from fedhead.data.augment import Transform
+    from fedhead.data.federation import Federation
+    from fedhead.models import load
+
+    if not site.exists():
+        raise BadInput(f"{site} is not there: give an .npz file with x and y, or a folder of images")
+    federation = (Federation.from_npz if site.is_file() else Federation.from_folder)(site)
+    transform = federation.transform if normalize is None else Transform.named(normalize=normalize)
+    if checkpoint.is_dir():
+        from fedhead.data import datasets
+        from fedhead.experiment import build
+        from fedhead.experiment.store import RunFolder
+
+        recipe = RunFolder.open(checkpoint).recipe
+        split = build.validate(recipe)[0]
+        load(split, _as_weights(_weights(checkpoint)))
+        if normalize is None and recipe.dataset in datasets.DATASETS:
+            transform = datasets.get(recipe.dataset).transform.replace(None, recipe.normalize)
+    else:
+        split = _architecture(model, classifier, _weights_file(checkpoint), federation)
+    _refuse_inputs(split, federation, transform, site)
+    return split, federation.train, transform
+
+
+def _as_weights(w: dict[str, Tensor]) -> Any:
+    from fedhead.tree import Tree
+
+    return Tree(w)
+
+
+def _architecture(model: str | None, classifier: str, w: dict[str, Tensor], federation: Any) -> Split:
+    """The module of a built-in name or of module:function, with the weights of a file, in its parts."""
+    import importlib
+    import sys
+
+    from fedhead.models import MODELS, build, load
+    from fedhead.models.split import Split, split
+
+    if model is None:
+        raise BadInput("--model: which architecture do the weights belong to? A built-in name, or module:function")
+    if ":" not in model:
+        if model not in MODELS:
+            raise BadInput(f"--model {model!r} is no built-in model; for one of yours write module:function")
+        classes = next((t.shape[0] for n, t in w.items() if n == "classifier.weight"), federation.classes)
+        made = build(model, federation.input_shape, classes)
+        load(made, _as_weights({n: t for n, t in w.items() if t.is_floating_point()}))
+        return made
+    module, _, function = model.partition(":")
+    sys.path.insert(0, "")
+    try:
+        net = getattr(importlib.import_module(module), function)()
+    except (ImportError, AttributeError) as error:
+        raise BadInput(f"--model {model}: {error}") from error
+    finally:
+        sys.path.remove("")
+    try:
+        net.load_state_dict(w)
+    except RuntimeError as error:
+        raise BadInput(f"the weights don't fit {model}: {' '.join(str(error).split())[:200]}") from error
+    return net if isinstance(net, Split) else split(net, classifier=classifier)
+
+
+def _refuse_inputs(split: Split, federation: Any, transform: Transform, site: Path) -> None:
+    import torch
+
+    try:
+        with torch.no_grad():
+            split.eval()(transform(federation.train.x[:1]).to(next(split.parameters()).dtype))
+    except (RuntimeError, ValueError, IndexError, BadInput) as error:
+        reason = str(error).splitlines()[0]
+        raise BadInput(f"{site}: the model can't take samples of shape {federation.input_shape} ({reason})") from error
