@@ -159,6 +159,10 @@ class Stage(Exchange):
         """What the method would send to this client."""
         return self.method.address(server, client, task)
 
+    def earlier(self) -> Stage | None:
+        """A stage whose global model this one begins from, in place of the rounds'."""
+        return None
+
     def steps(self) -> dict[str, Stage]:
         """The states on the way whose personal models are tested too, in order, each as a stage that looks back."""
         return {}

@@ -25,10 +25,11 @@ from fedhead.methods.ditto import Ditto
 from fedhead.methods.fedavg import FedAvg
 from fedhead.methods.fedetf import FedETF
 from fedhead.methods.fedprox import FedProx
+from fedhead.methods.fedrep import FedRep
 from fedhead.methods.scaffold import Scaffold
 from fedhead.models.split import load
 from fedhead.optim import SGD
-from fedhead.stages.finetune import FineTune, FineTuneETF
+from fedhead.stages.finetune import FineTune, FineTuneCCVR, FineTuneETF
 from fedhead.types import Local
 
 CLIENTS = (0, 1, 3, 4)
@@ -149,6 +150,35 @@ def test_algorithm_2_also_follows_other_methods_with_an_etf_head() -> None:
     simulation = Simulation(fed, [network("group", "etf")], Scaffold(), rounds=1, local=local)
     simulation.round(1, Loop())
     assert run_stage(simulation, FineTuneETF(iterations=1), Loop()).personal is not None
+
+
+def test_ccvr_then_fine_tuning_begins_from_the_calibrated_model() -> None:
+    simulation = trained(FedAvg())
+    calibrated = run_stage(simulation, FineTuneCCVR(epochs=5).earlier(), Loop()).weights
+    result = run_stage(simulation, FineTuneCCVR(epochs=5), Loop())
+    assert calibrated is not None
+    assert result.weights is not None
+    assert (result.weights - calibrated).sq() == 0
+    by_hand = Simulation(
+        simulation.federation,
+        [network("group")],
+        FedAvg(),
+        rounds=2,
+        local=simulation.task.local,
+        dtype=torch.float64,
+    )
+    by_hand.server = simulation.server.replace(model=calibrated)
+    job = by_hand.jobs(FedAvg(), by_hand.server, by_hand.memory, [1], STAGE)[0]
+    stage = FineTuneCCVR().after(FedAvg())
+    job = dataclasses.replace(job, program=dataclasses.replace(job.program, exchange=stage))
+    schedules = simulation.jobs(stage, by_hand.server, by_hand.memory, [1], STAGE)[0].schedules
+    (reply,) = Loop().run(dataclasses.replace(job, schedules=schedules))
+    assert (reply.keep["tuned"] - result.memory[1]["tuned"]).sq() < 1e-20
+    assert result.metrics["bytes_up"] > 0  # the statistics
+    with pytest.raises(BadInput, match=r"finetune_ccvr can't follow fedrep"):
+        FineTuneCCVR().after(FedRep())
+    with pytest.raises(BadInput, match=r"ccvr"):
+        run_stage(trained(FedETF()), FineTuneCCVR(), Loop())  # an ETF head is fixed
 
 
 def test_refusals() -> None:

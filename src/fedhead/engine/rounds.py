@@ -152,8 +152,12 @@ def run_stage(simulation: Simulation, stage: Stage, worker: Executor) -> StageRe
     stage = stage.after(simulation.method)
     stage.check([task.model for task in simulation.tasks], simulation.federation)
     memory, number = simulation.memory.copy(), simulation.task.rounds + 1
-    server, traffic = simulation.exchange(stage, simulation.server, memory, simulation.holders, number, worker)
-    metrics: Row = {"bytes_up": traffic.up, "bytes_down": traffic.down}
+    server, metrics = simulation.server, Row(bytes_up=0, bytes_down=0)
+    if (earlier := stage.earlier()) is not None:
+        before = run_stage(simulation, earlier, worker)
+        server, metrics = server.replace(model=before.weights), before.metrics
+    server, traffic = simulation.exchange(stage, server, memory, simulation.holders, number, worker)
+    metrics = {"bytes_up": metrics["bytes_up"] + traffic.up, "bytes_down": metrics["bytes_down"] + traffic.down}
     metrics |= simulation.evaluate(stage, server, memory, number)
     if simulation.federation.local is not None and (steps := stage.steps()):
         found = {name: simulation.personal(step, server, memory, number) for name, step in steps.items()}

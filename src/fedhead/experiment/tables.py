@@ -46,7 +46,7 @@ from fedhead.experiment.config import RECIPES, Recipe, read_yaml
 Scale = Literal["full", "small"]
 _KEYS = {"paper", "table", "seeds", "metric", "deviation", "value", "base", "axes", "rules", "small", "skip"}
 _CHOICE = {"set", "small", "find", "stage", "metric", "deviation", "value"}
-_COMMON = {"head", "feature_layer", "dim", "scale"}  # model parameters that every architecture takes
+_COMMON = {"head", "feature_layer", "dim", "scale", "projected"}  # model parameters that every architecture takes
 # Where our figure stands in a run's result, by the name that the paper's metric has in published.csv.
 _RUN = {"accuracy": "accuracy", "generalization": "accuracy_mean", "personalization": "personal"}
 _STAGE = {"accuracy": "accuracy", "generalization": "accuracy", "personalization": "personal"}
