@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -21,7 +22,7 @@ from fedhead.experiment.config import Recipe
 from fedhead.flower import data as own_data
 from fedhead.flower.coordinator import Coordinator
 from fedhead.flower.files import RECIPE_DATA, ServerFile, SiteFile
-from fedhead.flower.orders import Terms
+from fedhead.flower.orders import Terms, to_json
 from fedhead.flower.rehearsal import Rehearsal
 from fedhead.flower.site import Bench, Site
 from fedhead.models.split import Split
@@ -31,12 +32,35 @@ if TYPE_CHECKING:
 
 
 # -- sites ------------------------------------------------------------------------------------------
+def site_of(path: str) -> tuple[Site, bool]:
+    """The site of a site.yaml by its path, and whether its orders are watched; one that can't be read says so."""
+    try:
+        file = SiteFile.read(path)
+        return site(file), file.watchdog
+    except BadInput as error:
+        reason = str(error)
+
+    def bench(terms: Terms, number: int) -> Bench:
+        raise BadInput(reason)
+
+    return Site(Path(path).parent.name, bench, Path(path).parent), True
+
+
 def site(file: SiteFile) -> Site:
     """The site of a site.yaml."""
     if file.threads is not None:
         torch.set_num_threads(file.threads)
 
+    kept: dict[str, Bench] = {}  # a worker answers many orders of one run: data and model are made once
+
     def bench(terms: Terms, number: int) -> Bench:
+        key = json.dumps(to_json(terms), sort_keys=True)
+        if key not in kept:
+            kept.clear()
+            kept[key] = fresh(terms, number)
+        return kept[key]
+
+    def fresh(terms: Terms, number: int) -> Bench:
         recipe = terms.recipe_of_run()
         if file.data == RECIPE_DATA:
             federation = own_data.share(_recipe_data(recipe, file.data_folder), number)
@@ -60,10 +84,12 @@ def site(file: SiteFile) -> Site:
     return Site(file.name, bench, file.at(file.state), file.own_model())
 
 
-def share_of_recipe(number: int, state: Path) -> Site:
+def share_of_recipe(number: int, state: str) -> Site:
     """A site without a site.yaml: the client of a number, in Flower's own simulation."""
-    file = SiteFile(path=state / "site.yaml", name=site_names(number + 1)[number], data=RECIPE_DATA, state=str(state))
-    return site(file)
+    folder = Path(state).resolve()
+    return site(
+        SiteFile(path=folder / "site.yaml", name=site_names(number + 1)[number], data=RECIPE_DATA, state=str(folder))
+    )
 
 
 def site_names(count: int) -> list[str]:

@@ -109,7 +109,8 @@ class Coordinator:
         rounds = self.clients.task.rounds
         for number in range(self.progress.round + 1, rounds + 1):
             last = number == rounds
-            row = self.round(method, number, evaluate_now=number % evaluate_every == 0 or last, deliver=last)
+            evaluate_now = number % evaluate_every == 0 or last
+            row = self.round(method, number, evaluate_now, deliver=last and not stages)
             self.progress.history.append(row)
             self.progress.round = number
             on_round(self.progress)

@@ -31,7 +31,7 @@ publisher = "fedhead"
 
 [tool.flwr.app.components]
 serverapp = "fedhead.flower.server_app:app"
-clientapp = "fedhead.flower.client_app:app"
+clientapp = "fedhead_site.app:app"
 
 [tool.flwr.app.config]
 server = "{server}"  # server.yaml, as the SuperLink's machine sees it

@@ -1,0 +1,60 @@
+"""A site's worker: a process with torch and the data loaded that answers one order after another.
+
+It is started by the first order's ClientApp (`fedhead_site`) and leaves with the SuperNode, or after an idle time. A
+changed site.yaml is read again; a new version of fedhead is taken up when the SuperNode is started anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import sys
+import time
+from pathlib import Path
+
+from fedhead.flower.processes import Mark
+from fedhead_site import door
+
+IDLE_SECONDS = 900.0
+LOOK_SECONDS = 0.5
+
+
+def main(site: str, path: str, guardian: int) -> None:
+    """Answer orders at the socket until the guardian has gone or nobody has asked for long."""
+    mark, place = Mark.of(guardian), Path(path)
+    with socket.socket(socket.AF_UNIX) as listener, contextlib.suppress(KeyboardInterrupt):
+        before = os.umask(0o177)
+        listener.bind(path)  # before torch is loaded: whoever asks may queue up from now on
+        os.umask(before)
+        listener.listen()
+        listener.settimeout(LOOK_SECONDS)
+        try:
+            _serve(listener, site, mark)
+        finally:
+            place.unlink(missing_ok=True)
+
+
+def _serve(listener: socket.socket, site: str, guardian: Mark) -> None:
+    from fedhead.flower.answering import respond
+    from fedhead.flower.assemble import site_of
+
+    made, watchdog, read_at, asked_at = None, True, 0.0, time.monotonic()
+    while guardian.alive() and time.monotonic() - asked_at < IDLE_SECONDS:
+        try:
+            connection, _ = listener.accept()
+        except TimeoutError:
+            continue
+        with connection, contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
+            connection.settimeout(None)
+            content = door.receive(connection)
+            changed_at = Path(site).stat().st_mtime if Path(site).exists() else -1.0
+            if made is None or changed_at != read_at:
+                made, watchdog = site_of(site)
+                read_at = changed_at
+            door.send(connection, respond(content, made, watchdog))
+        asked_at = time.monotonic()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))
