@@ -23,13 +23,18 @@ from fedhead.methods.moon import Moon
 from fedhead.methods.scaffold import Scaffold
 from fedhead.models.registry import build, with_head
 from fedhead.models.split import Split, split
+from fedhead.stages.ccvr import CCVR
 from fedhead.stages.finetune import FineTune, FineTuneETF
+from fedhead.stages.recalibrate import Recalibrate
+from fedhead.standalone import calibrate, load_statistics, merge_files, save_statistics, statistics_of
+from fedhead.statistics import Statistics
 from fedhead.tree import Tree, Weights
 from fedhead.types import Batch, Phase, Replies, Reply
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "CCVR",
     "METHODS",
     "STAGES",
     "BadInput",
@@ -55,18 +60,25 @@ __all__ = [
     "Method",
     "Moon",
     "Phase",
+    "Recalibrate",
     "Replies",
     "Reply",
     "Result",
     "Scaffold",
     "Split",
     "Stage",
+    "Statistics",
     "Tree",
     "Weights",
     "build",
+    "calibrate",
+    "load_statistics",
+    "merge_files",
     "method",
     "run",
+    "save_statistics",
     "split",
     "stage",
+    "statistics_of",
     "with_head",
 ]

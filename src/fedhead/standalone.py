@@ -46,7 +46,7 @@ def statistics_of(
     device = next(model.parameters()).device
     training, total = model.training, None
     model.eval()
-    for part, labels in zip(x.split(chunk), y.split(chunk), strict=True):
+    for part, labels in zip(torch.split(x, chunk), torch.split(y, chunk), strict=True):
         inputs = (part if transform is None else transform(part)).to(device, next(model.parameters()).dtype)
         z = model.projection(model.extractor(inputs))
         found = class_statistics.class_sums(z, labels.to(device), torch.ones(len(labels)), model.classes, diagonal)

@@ -23,7 +23,7 @@ def _grid(panels: int, size: float = 3.0, height: float | None = None) -> tuple[
 def heat_maps(matrices: Mapping[str, Matrix], clients: Sequence[int]) -> Figure:
     """Pairwise similarities of clients, a map a layer (CCVR, Fig. 1)."""
     fig, axes = _grid(len(matrices))
-    shown = None
+    shown: Any = None
     for ax, (name, matrix) in zip(axes, matrices.items(), strict=True):
         shown = ax.imshow(matrix, vmin=0, vmax=1, cmap="viridis")
         ax.set(title=name, xlabel="client", ylabel="client")

@@ -14,7 +14,7 @@ from fedhead.method import Exchange, Method
 from fedhead.stages.recalibrate import features
 from fedhead.statistics import Statistics, of
 from fedhead.tree import Tree, Weights
-from fedhead.types import Phase, Reply, Task
+from fedhead.types import PARTS, Phase, Reply, Task
 
 if TYPE_CHECKING:
     from fedhead.engine.job import Executor
@@ -48,7 +48,7 @@ class Observer(Exchange):
 
     def finish(self, w: Weights, me: Client) -> Reply:
         """Show the model after local training."""
-        return Reply(send=Tree(model=w), keep=me.state)
+        return Reply(send=Tree(model=w.part(*PARTS)), keep=me.state)
 
 
 def local_models(simulation: Simulation, executor: Executor, round: int) -> dict[int, Weights]:
@@ -95,7 +95,7 @@ def train_statistics(simulation: Simulation, chunk: int = 4096) -> Statistics:
     pool = simulation.task.pool
     assert pool is not None, "a simulation holds all clients' data"
     w, total = global_weights(simulation), None
-    for rows in torch.arange(len(pool)).split(chunk):
+    for rows in torch.split(torch.arange(len(pool)), chunk):
         part = of(*features(simulation.task.model, w, pool, rows), simulation.task.classes)
         total = part if total is None else total + part
     return cast(Statistics, total)

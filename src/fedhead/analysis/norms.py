@@ -16,7 +16,8 @@ def classifier_norms(w: Mapping[str, Tensor]) -> Tensor:
     """‖φ_c‖ of every class, [C]."""
     if "classifier.weight" not in w:
         raise BadInput("the model's classifier has no weight vectors, so there are no norms to look at")
-    return w["classifier.weight"].detach().double().norm(dim=1).cpu()
+    norms: Tensor = torch.linalg.vector_norm(w["classifier.weight"].detach().double(), dim=1)
+    return norms.cpu()
 
 
 def client_norms(models: Mapping[int, Tree]) -> Tensor:

@@ -89,5 +89,5 @@ def discriminant(statistics: Statistics, z: Tensor) -> Tensor:
     within = (share * covariance).sum(0)
     within.diagonal().add_(1e-3 * within.diagonal().mean() + 1e-12)
     direction = torch.linalg.solve(within, mean.T)  # Σ⁻¹μ, [d, C]
-    scores = z.double() @ direction - 0.5 * (mean.T * direction).sum(0)
+    scores: Tensor = z.double() @ direction - 0.5 * (mean.T * direction).sum(0)
     return scores.masked_fill(statistics.count == 0, -torch.inf)

@@ -76,6 +76,10 @@ class CCVR(Stage):
                 raise BadInput(f"stage.ccvr.rank: {self.rank} is more than the features' {model.features} dimensions")
 
     # -- client -----------------------------------------------------------------------------------
+    def start(self, me: Client) -> Weights:
+        """The model that the method would begin its next round with, without what the method keeps beside it."""
+        return super().start(me).part(*PARTS)
+
     def finish(self, w: Weights, me: Client) -> Reply:
         """Send the class statistics of the features (Eq. 2), as sums."""
 
@@ -144,7 +148,8 @@ class CCVR(Stage):
         extractor = [part for part in PARTS if part != "classifier"]
         if "calibrated" not in server or not set(extractor) <= set(self.method.shared):
             return None
-        return cast(Weights, server["model"].replace(server["calibrated"][str(architecture(task.model))]))
+        model = server["model"].part(*PARTS)
+        return cast(Weights, model.replace(server["calibrated"][str(architecture(task.model))]))
 
     def personal_model(self, me: Client) -> Weights:
         """The client's extractor under the calibrated head."""

@@ -1,0 +1,170 @@
+"""Class statistics: merged ones equal pooled ones, whatever the split, and what no features have is refused."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from fedhead import statistics
+from fedhead.errors import BadInput
+from fedhead.statistics import Statistics
+
+
+def sample(seed: int, n: int, d: int, classes: int, mean: float = 0.0) -> tuple[Tensor, Tensor]:
+    draw = torch.Generator().manual_seed(seed)
+    z = torch.randn(n, d, generator=draw, dtype=torch.float64) * 3 + mean
+    return z, torch.randint(0, classes, (n,), generator=draw)
+
+
+def equation_4(parts: list[tuple[Tensor, Tensor]], c: int, d: int) -> tuple[np.ndarray, np.ndarray]:
+    """The paper's Eq. 2 to 4 from local means and local unbiased covariances, in numpy."""
+    own = [z[y == c].numpy() for z, y in parts if int((y == c).sum())]
+    total = sum(len(z) for z in own)
+    if total == 0:
+        return np.zeros(d), np.zeros((d, d))
+    mu = sum(len(z) / total * z.mean(0) for z in own)
+    if total == 1:
+        return mu, np.zeros((d, d))
+    local = [np.cov(z.T).reshape(d, d) if len(z) > 1 else np.zeros((d, d)) for z in own]
+    sigma = sum((len(z) - 1) / (total - 1) * s for z, s in zip(own, local, strict=True))
+    sigma = sigma + sum(len(z) / (total - 1) * np.outer(z.mean(0), z.mean(0)) for z in own)
+    return mu, sigma - total / (total - 1) * np.outer(mu, mu)
+
+
+def near(found: Tensor, expected: np.ndarray) -> None:
+    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-10, atol=1e-10)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 2**31),
+    n=st.integers(1, 60),
+    d=st.integers(1, 6),
+    classes=st.integers(1, 5),
+    clients=st.integers(1, 6),
+    mean=st.sampled_from([0.0, 5.0]),
+)
+def test_merged_equal_pooled_equal_the_papers_equations(
+    seed: int, n: int, d: int, classes: int, clients: int, mean: float
+) -> None:
+    z, y = sample(seed, n, d, classes, mean)
+    owner = torch.randint(0, clients, (n,), generator=torch.Generator().manual_seed(seed + 1))
+    parts = [(z[owner == k], y[owner == k]) for k in range(clients)]  # some clients, some classes stay empty
+    merged = statistics.merge(statistics.of(*part, classes + 1) for part in parts)  # class `classes` is absent
+    backwards = statistics.merge(statistics.of(*part, classes + 1) for part in reversed(parts))
+    pooled = statistics.of(z, y, classes + 1)
+    assert torch.equal(merged.count, pooled.count)
+    for c in range(classes + 1):
+        mu, sigma = equation_4(parts, c, d)
+        own = z[y == c].numpy()
+        direct = np.cov(own.T).reshape(d, d) if len(own) > 1 else np.zeros((d, d))
+        for found in (merged, backwards, pooled):
+            near(found.mean()[c], mu)
+            near(found.covariance()[c].reshape(d, d), sigma)  # one dimension's covariance is its own diagonal
+            near(found.covariance()[c].reshape(d, d), direct)
+            near(found.diagonal().covariance()[c], np.diag(direct))
+
+
+def test_single_samples_have_no_covariance_and_absent_classes_nothing() -> None:
+    z = torch.tensor([[1.0, 2.0], [3.0, 4.0]], dtype=torch.float64)
+    one = statistics.of(z[:1], torch.tensor([1]), 3) + statistics.of(z[1:], torch.tensor([2]), 3)
+    assert one.count.tolist() == [0, 1, 1]
+    assert one.mean().tolist() == [[0, 0], [1, 2], [3, 4]]
+    assert not one.covariance().any()
+
+
+def test_the_operator_is_the_same_over_clients_and_leaves_padding_out() -> None:
+    z, y = sample(0, 24, 3, 4)
+    weight = (torch.arange(24) % 5 > 0).double()
+    stacked = torch.func.vmap(lambda a, b, w: statistics.class_sums(a, b, w, 4, False))(
+        z.reshape(4, 6, 3), y.reshape(4, 6), weight.reshape(4, 6)
+    )
+    kept = weight > 0
+    whole = statistics.class_sums(z[kept], y[kept], torch.ones(int(kept.sum())), 4, False)
+    for rows, total in zip(stacked, whole, strict=True):
+        torch.testing.assert_close(rows.sum(0), total, atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("rank", [0, 2, 5])
+def test_low_rank_keeps_the_diagonal_and_becomes_exact(rank: int) -> None:
+    z, y = sample(3, 40, 5, 2)
+    count, total, outer = statistics.class_sums(z, y, torch.ones(40), 2, False)
+    sent = statistics.compress(count, total, outer, rank)
+    found, exact = statistics.expand(sent), statistics.of(z, y, 2)
+    torch.testing.assert_close(found.mean(), exact.mean())
+    off = found.covariance() - exact.covariance()
+    assert off.diagonal(dim1=1, dim2=2).abs().max() < 1e-10
+    if rank == 5:
+        assert off.abs().max() < 1e-10
+    if rank == 0:
+        inside = found.covariance()
+        assert (inside - torch.diag_embed(inside.diagonal(dim1=1, dim2=2))).abs().max() < 1e-10
+    assert sent.nbytes == 8 * (2 + 2 * 5 + 2 * 5 + 2 * rank * 5)
+
+
+def test_what_each_form_sends() -> None:
+    z, y = sample(1, 30, 8, 3)
+    full, diagonal = statistics.of(z, y, 3), statistics.of(z, y, 3, diagonal=True)
+    assert full.nbytes == 8 * 3 * (1 + 8 + 36)  # the triangle alone: half of what d x d would take
+    assert diagonal.nbytes == 8 * 3 * (1 + 8 + 8)
+    assert (full.kind, diagonal.kind) == ("full", "diagonal")
+
+
+def broken(name: str) -> Statistics:
+    z, y = sample(2, 30, 4, 3)
+    s = statistics.of(z, y, 3)
+    count, total, outer = s.count.clone(), s.sum.clone(), s.outer.clone()
+    if name == "nan":
+        total[1, 2] = float("nan")
+    elif name == "infinite":
+        outer[0, 0] = float("inf")
+    elif name == "negative":
+        count[2] = -3
+    elif name == "fraction":
+        count[2] = 2.5
+    elif name == "ghost":
+        count[0] = 0
+    elif name == "variance":
+        outer[1, 0] = -1e3
+    elif name == "indefinite":
+        outer[1, 1] = 1e5  # an off-diagonal entry far beyond what the diagonal allows
+    return Statistics(count, total, outer)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("nan", "'sum' is not finite"),
+        ("infinite", "'outer' is not finite"),
+        ("negative", "-3 samples of class 2"),
+        ("fraction", "2.5 samples of class 2"),
+        ("ghost", "class 0 has sums but no samples"),
+        ("variance", "class 1 is not positive semi-definite"),
+        ("indefinite", "class 1 is not positive semi-definite"),
+    ],
+)
+def test_what_no_features_have_is_refused_by_name(name: str, words: str) -> None:
+    with pytest.raises(BadInput, match=f"^client 4: .*{words}"):
+        statistics.check(broken(name), "client 4")
+
+
+def test_sound_statistics_pass_also_where_they_are_singular() -> None:
+    z, y = sample(5, 6, 20, 2)  # fewer samples than dimensions
+    statistics.check(statistics.of(z + 100, y, 3), "client 0")
+    statistics.check(statistics.of(z, y, 3, diagonal=True), "client 0")
+
+
+def test_statistics_of_other_models_do_not_merge() -> None:
+    z, y = sample(2, 30, 4, 3)
+    with pytest.raises(BadInput, match="another model: features: 3 here, 4 elsewhere"):
+        statistics.merge([statistics.of(z, y, 3), statistics.of(z[:, :3], y, 3)])
+    with pytest.raises(BadInput, match="another model: classes"):
+        statistics.merge([statistics.of(z, y, 3), statistics.of(z, y, 4)])
+    with pytest.raises(BadInput, match="another model: kind"):
+        statistics.merge([statistics.of(z, y, 3), statistics.of(z, y, 3, diagonal=True)])
+    with pytest.raises(BadInput, match="at least one client"):
+        statistics.merge([])
