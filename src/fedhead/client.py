@@ -75,7 +75,7 @@ class Client:
         if train:
             stats = stats.clone()  # moved in place below; the caller's stay as they are
         entries = {**w, **stats}
-        cast = torch.autocast(x.device.type, torch.bfloat16) if self._bf16 else nullcontext()
+        cast = torch.autocast(x.device.type, torch.bfloat16, cache_enabled=False) if self._bf16 else nullcontext()
         draw = drawing(keyed.fold(self._key, self._calls)) if train and self._key is not None else nullcontext()
         self._calls += 1
         with cast, draw:

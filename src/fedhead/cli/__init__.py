@@ -64,6 +64,25 @@ def _top(version: bool = typer.Option(False, "--version", help="Print the versio
         raise typer.Exit
 
 
-from fedhead.cli import analysing, calibrating, inspecting, reproducing, running  # noqa: E402 (they add their commands to the app above)
+from fedhead.cli import (  # noqa: E402 (they add their commands to the app above)
+    analysing,
+    benching,
+    calibrating,
+    deploying,
+    inspecting,
+    reproducing,
+    running,
+)
 
-__all__ = ["analysing", "app", "calibrating", "call", "inspecting", "main", "reproducing", "running"]
+__all__ = [
+    "analysing",
+    "app",
+    "benching",
+    "calibrating",
+    "call",
+    "deploying",
+    "inspecting",
+    "main",
+    "reproducing",
+    "running",
+]

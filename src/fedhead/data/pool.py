@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import torch
 from torch import Tensor
 
@@ -32,6 +34,12 @@ class Pool:
     def device(self) -> torch.device:
         """Where the samples are."""
         return self.x.device
+
+    def holding(self, x: Tensor, y: Tensor) -> Pool:
+        """The same pool with other tensors in place of its own, for tracing."""
+        other = copy.copy(self)
+        other.x, other.y = x, y
+        return other
 
     def batch(self, index: Tensor, weight: Tensor, key: Tensor | None = None) -> Batch:
         """The samples of these rows, [B] or [clients, B]; without a key nothing is augmented."""

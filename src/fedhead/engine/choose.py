@@ -8,15 +8,18 @@ from typing import TYPE_CHECKING
 import torch
 
 from fedhead import plan
+from fedhead.engine.graphs import first_line
 from fedhead.engine.job import Executor, Job
+from fedhead.engine.lanes import Lanes
 from fedhead.engine.loop import Loop
 from fedhead.engine.stack import Stack
 from fedhead.errors import BadInput, unknown
+from fedhead.notice import notice
 
 if TYPE_CHECKING:
     from fedhead.engine.simulation import Simulation
 
-EXECUTORS: dict[str, type[Loop] | type[Stack]] = {"loop": Loop, "stack": Stack}
+EXECUTORS: dict[str, type[Executor]] = {"loop": Loop, "stack": Stack, "lanes": Lanes}
 
 
 def device(name: str) -> torch.device:
@@ -34,39 +37,50 @@ def named(name: str, simulation: Simulation) -> Executor:
     """The executor of a name."""
     if name not in EXECUTORS:
         raise unknown("executor", name, [*EXECUTORS, "auto"])
+    if name == "lanes" and simulation.device.type != "cuda":
+        raise BadInput("executor lanes: its streams need a GPU; use --executor stack, loop or auto")
     return EXECUTORS[name]()
 
 
 def executor(name: str, simulation: Simulation) -> Executor:
-    """The executor of a name; `auto` times each on a few steps of the first round and takes the fastest."""
+    """The executor of a name; `auto` times each on a few steps of the first round and takes the fastest.
+
+    On a GPU the plain loop stands by: it is taken when neither of the others can run the model.
+    """
     if name != "auto":
         return named(name, simulation)
     task, method = simulation.task, simulation.method
     cohort = plan.cohort(task.seed, 1, simulation.holders, task.clients, task.participation)
     jobs = simulation.jobs(method, simulation.server, simulation.memory, cohort, 1)
-    largest = max(jobs, key=lambda job: len(job.clients))
-    if len(largest.clients) == 1:
+    if len(cohort) == 1:
         return Loop()
-    return min((worker() for worker in EXECUTORS.values()), key=lambda worker: _seconds_a_client(worker, largest))
+    names = ["stack", "lanes"] if simulation.device.type == "cuda" else ["stack", "loop"]
+    timed = [(seconds_a_client(worker, jobs), worker) for worker in (EXECUTORS[n]() for n in names)]
+    seconds, best = min(timed, key=lambda pair: pair[0])
+    return best if seconds < float("inf") else Loop()
 
 
-def _seconds_a_client(worker: Executor, job: Job, steps: int = 3) -> float:
-    """The best of two timings of a few steps, a client; infinite for an executor that can't take the model."""
-    clients = 2 if worker.name == "loop" else min(len(job.clients), 32)
-    order = sorted(range(len(job.clients)), key=lambda k: -len(job.rows[k]))
-    short = job.take(order[:clients]).first_steps(steps)
+def seconds_a_client(worker: Executor, jobs: list[Job], steps: int = 3) -> float:
+    """The best of two timings of a few steps, a client; infinite for an executor that can't take the models."""
+    short = [
+        job.take(_longest(job, 2 if worker.name == "loop" else len(job.clients))).first_steps(steps) for job in jobs
+    ]
     best = float("inf")
     for attempt in range(3):  # the first only warms up
         begin = time.perf_counter()
         try:
-            worker.run(short)
+            worker.run_all(short)
         except (RuntimeError, NotImplementedError) as error:
             if worker.name == "loop":
                 raise
-            print(f"notice: the {worker.name} executor can't take this model ({str(error).splitlines()[0]})")
-            return float("inf")
-        if short.program.pool.device.type == "cuda":
+            notice(f"the {worker.name} executor can't take this model ({first_line(error)})")
+            return best
+        if short[0].program.pool.device.type == "cuda":
             torch.cuda.synchronize()
         if attempt:
             best = min(best, time.perf_counter() - begin)
-    return best / len(short.clients)
+    return best / sum(len(job.clients) for job in short)
+
+
+def _longest(job: Job, count: int) -> list[int]:
+    return sorted(range(len(job.clients)), key=lambda k: -len(job.rows[k]))[:count]

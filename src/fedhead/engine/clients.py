@@ -22,6 +22,7 @@ from fedhead.engine.server import Post
 from fedhead.engine.state import Memory
 from fedhead.errors import BadInput
 from fedhead.method import Exchange, Method, Stage
+from fedhead.models.precision import norms_in_float32
 from fedhead.models.split import Split, weights
 from fedhead.tree import Tree
 from fedhead.types import Local, Task
@@ -60,6 +61,9 @@ class Clients:
         plain = federation.transform.replace(augment="none")
         self.public = None if public is None else Pool(public, plain, device, dtype)
         templates = [copy.deepcopy(model).to(self.device, dtype) for model in models]
+        if bf16 and self.device.type == "cuda":
+            for template in templates:
+                norms_in_float32(template)
         self.initial = [weights(model) for model in templates]
         refuse.mixtures(method, templates, self.assign, local)
         self.tasks = [

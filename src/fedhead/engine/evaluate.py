@@ -17,7 +17,7 @@ def hits(scores: Callable[[Tensor], Tensor], pool: Pool, rows: Rows | None = Non
     """Whether each sample (of these rows) gets its own class as the best score."""
     places = torch.arange(len(pool)) if rows is None else torch.from_numpy(rows)
     places = places.to(pool.device)
-    found = [scores(pool.view(part, None)).argmax(-1) == pool.y[part] for part in places.split(batch)]
+    found = [scores(pool.view(part, None)).argmax(-1) == pool.y[part] for part in torch.split(places, batch)]
     return torch.cat(found) if found else torch.zeros(0, dtype=torch.bool)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar
+from typing import ClassVar, TypeVar
 
 import numpy as np
 import torch
@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedhead.client import Sight
-from fedhead.engine.local import Program, Table
+from fedhead.engine.local import Program
+from fedhead.engine.steps import Table
 from fedhead.plan import Schedule
 from fedhead.tree import Tree, stack
 from fedhead.types import Reply
@@ -114,11 +115,16 @@ class Job:
         return Table(*on, key, widths)
 
 
-class Executor(Protocol):
-    """Whoever can run a job."""
+class Executor:
+    """Whoever can run jobs."""
 
-    name: str
+    name: ClassVar[str]
+    preparing: float = 0.0  # seconds spent so far on compiling and capturing, which is no training
 
     def run(self, job: Job) -> list[Reply]:
         """The replies, in the order of the job's clients."""
-        ...
+        raise NotImplementedError
+
+    def run_all(self, jobs: list[Job]) -> list[list[Reply]]:
+        """The replies of several jobs, an architecture each."""
+        return [self.run(job) for job in jobs]

@@ -7,45 +7,22 @@ optimiser) works on tensors with or without that axis, so both executors share t
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedhead import keyed
 from fedhead.client import Client, Sight
 from fedhead.data.pool import Pool
+from fedhead.engine.steps import Carry, Step, Stretch, Table, Trainer, channels_last, train_eagerly
 from fedhead.method import Exchange, Method
 from fedhead.optim import Optimizer
 from fedhead.tree import Tree, Weights
 from fedhead.types import Batch, Phase, Reply, Task
 
 OPTIMIZER = "~optimizer"  # where a client's state keeps its optimiser, if that survives the round
-
-
-class Table(NamedTuple):
-    """The batches of a phase: rows and weights a step, and the key that augmentation and dropout draw from."""
-
-    index: Tensor  # [steps, (K,) batch]
-    weight: Tensor  # [steps, (K,) batch]
-    key: Tensor  # [(K)]
-    widths: list[int] | None  # a step's active clients, longest first; None without a client axis
-
-    def batch(self, step: int, pool: Pool) -> tuple[Batch, Tensor]:
-        """The batch of a step and the key for what the model draws in it."""
-        width = None if self.widths is None else self.widths[step]
-        index, weight, key = self.index[step], self.weight[step], keyed.fold(self.key, step)
-        if width is not None:
-            index, weight, key = index[:width], weight[:width], key[:width]
-        if not pool.transform.augment:
-            return pool.batch(index, weight), key
-        place = torch.arange(index.shape[-1], device=index.device)
-        return pool.batch(index, weight, keyed.fold(key.unsqueeze(-1), place)), keyed.fold(key, 1 << 20)
-
-    def __len__(self) -> int:
-        return len(self.index)
 
 
 @dataclass(frozen=True)
@@ -75,6 +52,10 @@ class Program:
         pool = self.pool if data == "private" else self.public
         assert pool is not None, "checked when the run was set up"
         return pool
+
+    def reading(self, pool: Pool, data: str) -> Program:
+        """The same program with another pool behind one kind of data."""
+        return replace(self, pool=pool) if data == "private" else replace(self, public=pool)
 
     def start(self, sight: Sight) -> Weights:
         """The weights before the first step."""
@@ -127,16 +108,20 @@ class Lift:
         raise AssertionError("one client has no width")
 
 
-def local_round(program: Program, sight: Sight, tables: list[Table], lift: Lift) -> Reply:
-    """All phases of a client's round, or of a stack of clients'."""
+def stretches(program: Program, sight: Sight, tables: list[Table], lift: Lift) -> Generator[Stretch, Carry, Reply]:
+    """A client's round, or a stack's: hands out each phase to be trained, is sent its outcome, returns the reply."""
     with torch.no_grad():
         w = lift.start(program)(sight)
     if program.channels_last:
-        w = w.map(_channels_last)
+        w = w.map(channels_last)
     kept: dict[str, Any] = {}
     for number, (phase, table) in enumerate(zip(program.exchange.phases(program.task), tables, strict=True)):
         model = w if phase.on == "model" else sight.state[phase.on]
-        model, kept[str(number)] = _train(program, phase, table, lift, model, sight, number)
+        optimizer = phase.optimizer or program.task.local.optimizer
+        step = Step(program, phase, optimizer, lift, trained(model, phase, program.task.model.fixed))
+        carry = step.begin(model, sight.state[OPTIMIZER][str(number)] if program.persistent else None)
+        carry = yield Stretch(step, table, carry, model, sight)
+        model, kept[str(number)] = model.replace({**carry.stats, **carry.params}), carry.opt
         if phase.on == "model":
             w = model
         else:
@@ -148,6 +133,19 @@ def local_round(program: Program, sight: Sight, tables: list[Table], lift: Lift)
     if program.persistent and kept:
         reply = reply._replace(keep=reply.keep.replace({OPTIMIZER: Tree(kept)}))
     return reply
+
+
+def local_round(
+    program: Program, sight: Sight, tables: list[Table], lift: Lift, train: Trainer = train_eagerly
+) -> Reply:
+    """A client's round, or a stack's, phase after phase."""
+    work = stretches(program, sight, tables, lift)
+    try:
+        stretch = next(work)
+        while True:
+            stretch = work.send(train(stretch))
+    except StopIteration as end:
+        return end.value  # type: ignore[no-any-return]  # a generator's return value arrives untyped
 
 
 def initial_optimizers(method: Method, task: Task, w: Weights, state: Tree) -> Tree:
@@ -166,53 +164,3 @@ def trained(w: Weights, phase: Phase, fixed: frozenset[str]) -> list[str]:
     """The names that a phase trains: what lies under its prefixes, less what the head fixes unless named in full."""
     under = w.part(*phase.trains).params
     return [name for name in under if name not in fixed or name in phase.trains]
-
-
-def _train(
-    program: Program, phase: Phase, table: Table, lift: Lift, w: Weights, sight: Sight, number: int
-) -> tuple[Weights, Tree]:
-    optimizer = phase.optimizer or program.task.local.optimizer
-    # A phase with an optimiser of its own decays along with the run's: me.lr is lr · decay^(round − 1).
-    lr = sight.lr * (optimizer.lr / program.task.local.optimizer.lr)
-    names = trained(w, phase, program.task.model.fixed)
-    params = Tree({name: w[name] for name in names})
-    loss, pool = lift.loss(program, phase), program.source(phase.data)
-    correct = lift.correct(program) if program.corrects and phase.corrects else None
-    opt = sight.state[OPTIMIZER][str(number)] if program.persistent else lift.init(optimizer)(params)
-    done: list[tuple[Tree, Weights, Tree]] = []  # the clients that ran out of batches, last ones first
-    width = None if table.widths is None else len(table.key)
-    for step in range(len(table)):
-        if width is not None and table.widths is not None and table.widths[step] < width:
-            narrow, cut = table.widths[step], slice(table.widths[step], width)
-            done.append((_rows(params, cut), _rows(w, cut), _rows(opt, cut)))
-            first = slice(0, narrow)
-            params, w, opt, sight = _rows(params, first), _rows(w, first), _rows(opt, first), lift.narrow(sight, narrow)
-            width = narrow
-        batch, key = table.batch(step, pool)
-        if program.channels_last:
-            batch = batch._replace(x=_channels_last(batch.x))
-        leaves = params.map(lambda t: t.detach().requires_grad_())
-        with torch.enable_grad():
-            losses, stats = loss(leaves, w, batch, key, sight)
-            grads = torch.autograd.grad(losses.sum(), list(leaves.values()), allow_unused=True, materialize_grads=True)
-        with torch.no_grad():
-            g = Tree(zip(names, grads, strict=True))
-            g = g if correct is None else correct(g, sight)
-            params, opt = optimizer.step(params, g, opt, lr)
-            w = w.replace(stats.detach())
-    w = w.replace(params)
-    for tail, rest, state in reversed(done):
-        w, opt = w.map(_join, rest.replace(tail)), opt.map(_join, state)
-    return w, opt
-
-
-def _rows(tree: Any, rows: slice) -> Any:
-    return tree.map(lambda t: t[rows])
-
-
-def _join(a: Tensor, b: Tensor) -> Tensor:
-    return torch.cat([a, b])
-
-
-def _channels_last(t: Tensor) -> Tensor:
-    return t.contiguous(memory_format=torch.channels_last) if t.dim() == 4 else t

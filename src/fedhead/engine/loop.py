@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fedhead.engine.job import Job
+from fedhead.engine.job import Executor, Job
 from fedhead.engine.local import Lift, local_round
 from fedhead.types import Reply
 
 
-class Loop:
+class Loop(Executor):
     """Runs clients one after another, with the fastest memory layout of the device."""
 
     name = "loop"

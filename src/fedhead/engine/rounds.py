@@ -12,8 +12,8 @@ from fedhead.engine.figures import Figures, Row
 from fedhead.engine.job import Executor
 from fedhead.engine.simulation import Simulation
 from fedhead.engine.state import Memory
-from fedhead.errors import BadInput
 from fedhead.method import Method, Stage
+from fedhead.models.precision import settle
 from fedhead.models.split import Split
 from fedhead.tree import Tree, Weights
 from fedhead.types import Local
@@ -108,7 +108,7 @@ def run(
         participation=participation,
         seed=seed,
         device=choose.device(device),
-        bf16=_bf16(precision),
+        bf16=settle(precision),
         assign=assign,
     )
     stages = [stage.after(method) for stage in stages]  # refuses what does not go together before any compute
@@ -136,13 +136,13 @@ def run(
 
 
 def _round(simulation: Simulation, worker: Executor, number: int, evaluate_now: bool) -> Row:
-    begin = time.perf_counter()
+    begin, prepared = time.perf_counter(), worker.preparing
     traffic = simulation.round(number, worker)
     row: Row = {"round": number, "lr": simulation.lr(number), "bytes_up": traffic.up, "bytes_down": traffic.down}
     row["participants"] = traffic.participants
     if evaluate_now:
         row |= simulation.evaluate(simulation.method, simulation.server, simulation.memory, number)
-    row["seconds"] = time.perf_counter() - begin
+    row["seconds"] = time.perf_counter() - begin - (worker.preparing - prepared)  # compiling is no training
     return row
 
 
@@ -165,9 +165,3 @@ def run_stage(simulation: Simulation, stage: Stage, worker: Executor) -> StageRe
     metrics["seconds"] = time.perf_counter() - begin
     model = stage.global_model(server, simulation.task)
     return StageResult(stage.name, server, memory, metrics["accuracy"], metrics["personal"], metrics, model)
-
-
-def _bf16(precision: str) -> bool:
-    if precision not in ("fp32", "bf16"):
-        raise BadInput(f"precision must be fp32 or bf16, not {precision!r}")
-    return precision == "bf16"

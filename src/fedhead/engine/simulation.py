@@ -48,8 +48,9 @@ class Simulation(Clients):
         """One exchange: clients work, the gate checks, the server aggregates; the clients' memory is written last."""
         post = servers.post(exchange, server, cohort, self.task_of)
         replies: dict[int, Reply] = {}
-        for job in self.work(exchange, post, memory, round):
-            replies.update(zip(job.clients, executor.run(job), strict=True))
+        jobs = self.work(exchange, post, memory, round)
+        for job, found in zip(jobs, executor.run_all(jobs), strict=True):
+            replies.update(zip(job.clients, found, strict=True))
         expected = None
         for k in cohort:
             gate.check(replies[k].send, expected, k, round)

@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.func import vmap
 
 from fedhead.client import Sight
-from fedhead.engine.job import Job
+from fedhead.engine.graphs import Graphs
+from fedhead.engine.job import Executor, Job
 from fedhead.engine.local import Lift, Program, local_round
+from fedhead.engine.steps import train_eagerly
+from fedhead.errors import BadInput
+from fedhead.notice import notice
 from fedhead.optim import Optimizer
 from fedhead.tree import Tree, Weights, unstack
 from fedhead.types import Phase, Reply
@@ -45,7 +50,7 @@ class VmapLift(Lift):
     def narrow(self, sight: Sight, width: int) -> Sight:
         """The first clients of the stack."""
 
-        def cut(value: Any, dim: int | None) -> Any:
+        def cut(value: Any, dim: object) -> Any:
             if dim is None:
                 return value
             return value.map(lambda t: t[:width]) if isinstance(value, Tree) else value[:width]
@@ -53,22 +58,41 @@ class VmapLift(Lift):
         return Sight(*(cut(v, d) for v, d in zip(sight, SIGHT, strict=True)))
 
 
-class Stack:
-    """Runs clients in stacks of at most `size`, longest first, so that the active ones are always a prefix."""
+class Stack(Executor):
+    """Runs clients in stacks of at most `size`, longest first, so that the active ones are always a prefix.
+
+    On a GPU the steps are compiled and replayed as CUDA graphs. When memory runs out, the stacks are halved.
+    """
 
     name = "stack"
 
-    def __init__(self, size: int = 64):
+    def __init__(self, size: int = 64, graphs: Graphs | None = None):
         self.size = size
+        self.graphs = graphs or Graphs()
 
     def run(self, job: Job) -> list[Reply]:
         """The replies, in the order of the job's clients."""
         order = sorted(range(len(job.clients)), key=lambda k: (-len(job.rows[k]), k))
         replies: dict[int, Reply] = {}
-        for begin in range(0, len(order), self.size):
-            places = order[begin : begin + self.size]
-            part = job.take(places)
-            reply = local_round(part.program, part.sights(), part.stacked_tables(), VmapLift())
-            sent, kept = unstack(reply.send, len(places)), unstack(reply.keep, len(places))
-            replies.update({k: Reply(s, t) for k, s, t in zip(places, sent, kept, strict=True)})
+        while len(replies) < len(order):
+            places = order[len(replies) : len(replies) + self.size]
+            try:
+                replies.update(zip(places, self._together(job.take(places)), strict=True))
+            except torch.OutOfMemoryError:
+                self._halve(len(places))
         return [replies[k] for k in range(len(order))]
+
+    def _together(self, job: Job) -> list[Reply]:
+        train = self.graphs if job.program.pool.device.type == "cuda" else train_eagerly
+        before = self.graphs.preparing
+        reply = local_round(job.program, job.sights(), job.stacked_tables(), VmapLift(), train)
+        self.preparing += self.graphs.preparing - before
+        count = len(job.clients)
+        return [Reply(s, k) for s, k in zip(unstack(reply.send, count), unstack(reply.keep, count), strict=True)]
+
+    def _halve(self, count: int) -> None:
+        if count == 1:
+            raise BadInput("not even one client fits into memory: use a smaller batch_size or model")
+        self.size = count // 2
+        self.graphs.forget()
+        notice(f"out of memory with {count} clients at once: going on with {self.size}")

@@ -1,0 +1,207 @@
+"""How fast a federation trains here: client-steps a second, by workload, executor and precision, in one run.
+
+A client-step is one optimisation step of one client. The plain loop (eager PyTorch, one client after another, data on
+the device) is taken in the same run and is the 1x that the others are measured against.
+"""
+
+from __future__ import annotations
+
+import copy
+import gc
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedhead.data.augment import Transform
+from fedhead.data.federation import Federation
+from fedhead.engine import choose
+from fedhead.engine.simulation import Simulation
+from fedhead.errors import BadInput
+from fedhead.method import METHODS
+from fedhead.models.precision import settle
+from fedhead.models.registry import build
+from fedhead.models.split import Split
+from fedhead.optim import SGD
+from fedhead.types import Local
+
+BATCH, SHAPE, CLASSES = 64, (3, 32, 32), 10
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What is trained: the architectures, one a client in turn, and the method."""
+
+    name: str
+    models: tuple[str, ...]
+    method: str
+    feature_layer: int | None = None
+
+    def simulation(self, clients: int, steps: int, device: torch.device, bf16: bool) -> Simulation:
+        """A federation of random CIFAR-sized images, the same number at every client."""
+        rng = np.random.RandomState(0)
+        x = rng.randint(0, 256, (clients * steps * BATCH, *SHAPE)).astype(np.uint8)
+        y = rng.randint(0, CLASSES, len(x))
+        transform = Transform.named("cifar", "cifar10")
+        data = Federation.from_arrays(x, y, partition="iid", clients=clients, classes=CLASSES, transform=transform)
+        method = METHODS[self.method]
+        models = [
+            build(name, SHAPE, CLASSES, head=method.head or "linear", feature_layer=self.feature_layer)
+            for name in self.models
+        ]
+        local = Local(1, BATCH, SGD(0.01, 0.9, 1e-5))
+        return Simulation(data, models, method(), rounds=1, local=local, device=device, bf16=bf16)
+
+
+WORKLOADS = {
+    "simplecnn": Workload("SimpleCNN, FedAvg", ("simplecnn",), "fedavg"),
+    "moon": Workload("SimpleCNN, MOON", ("simplecnn",), "moon"),
+    "resnet20": Workload("ResNet-20, FedAvg", ("resnet20",), "fedavg"),
+    "fedetf": Workload("ResNet-20, FedETF", ("resnet20",), "fedetf"),
+    "mixed": Workload(
+        "four architectures, FedClassAvg", ("resnet18", "shufflenetv2", "googlenet", "alexnet"), "fedclassavg", 512
+    ),
+}
+
+
+@dataclass
+class Figure:
+    """One measurement."""
+
+    workload: str
+    clients: int
+    executor: str
+    precision: str
+    steps_per_s: float
+    ratio: float  # to the plain loop of the same workload in the same run
+    floor_share: float  # of what the memory bandwidth would allow
+    peak_gib: float  # beyond the data set, on a GPU
+    preparing_s: float  # compiling and capturing
+
+
+def bench(
+    workloads: Sequence[str],
+    clients: Sequence[int],
+    executors: Sequence[str],
+    precisions: Sequence[str],
+    device: str = "auto",
+    steps: int = 20,
+    repeats: int = 3,
+    tell: Callable[[Figure], None] = lambda figure: None,
+) -> list[Figure]:
+    """Measure every combination; the plain loop comes first for each workload, in fp32."""
+    where = choose.device(device)
+    bandwidth = copy_bandwidth(where)
+    figures: list[Figure] = []
+    for name in workloads:
+        if name not in WORKLOADS:
+            raise BadInput(f"unknown workload {name!r}: known are {', '.join(WORKLOADS)}")
+        workload = WORKLOADS[name]
+        base = _measure(workload, min(clients), "loop", "fp32", where, steps, repeats, bandwidth)
+        base.ratio = 1.0
+        for figure in [base, *_all(workload, clients, executors, precisions, where, steps, repeats, bandwidth)]:
+            figure.ratio = figure.steps_per_s / base.steps_per_s
+            figures.append(figure)
+            tell(figure)
+    return figures
+
+
+def _all(
+    workload: Workload,
+    clients: Sequence[int],
+    executors: Sequence[str],
+    precisions: Sequence[str],
+    where: torch.device,
+    steps: int,
+    repeats: int,
+    bandwidth: float,
+) -> Any:
+    for count in clients:
+        for executor in executors:
+            if executor == "stack" and len(workload.models) > 1:
+                continue  # stacks of a fifth of the clients each say nothing about stacks
+            for precision in precisions:
+                yield _measure(workload, count, executor, precision, where, steps, repeats, bandwidth)
+
+
+def _measure(
+    workload: Workload,
+    clients: int,
+    executor: str,
+    precision: str,
+    where: torch.device,
+    steps: int,
+    repeats: int,
+    bandwidth: float,
+) -> Figure:
+    gc.collect()
+    if where.type == "cuda":
+        torch.cuda.empty_cache()
+    simulation = workload.simulation(clients, steps, where, settle(precision))
+    held = torch.cuda.memory_allocated() if where.type == "cuda" else 0
+    if where.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    worker = choose.named(executor, simulation)
+    jobs = simulation.jobs(simulation.method, simulation.server, simulation.memory, simulation.holders, 1)
+    if executor == "loop":  # a few clients tell as much as many, one after another
+        jobs = [job.take(list(range(min(2, len(job.clients))))) for job in jobs]
+    count = sum(len(job.clients) for job in jobs) * steps
+    best = float("inf")
+    for _ in range(repeats + 1):  # the first warms up, compiles and captures
+        _wait(where)
+        begin, prepared = time.perf_counter(), worker.preparing
+        worker.run_all(jobs)
+        _wait(where)
+        best = min(best, time.perf_counter() - begin - (worker.preparing - prepared))
+    peak = (torch.cuda.max_memory_reserved() - held) / 2**30 if where.type == "cuda" else 0.0
+    models = [task.model for task in simulation.tasks]
+    floor = bandwidth / (sum(floor_bytes(m, 2 if precision == "bf16" else 4) for m in models) / len(models))
+    rate = count / best
+    return Figure(workload.name, clients, worker.name, precision, rate, 0.0, rate / floor, peak, worker.preparing)
+
+
+def floor_bytes(model: Split, width: int) -> float:
+    """The bytes that a step must move at least, with activations of `width` bytes a number.
+
+    Every layer's output is written and read once going forward; going back it is read again, and its gradient is
+    written and read once. Of the parameters, in float32: read twice, gradient written and read, momentum read and
+    written, parameter written.
+    """
+    sizes: list[int] = []
+    model = copy.deepcopy(model).to("cpu", torch.float32).eval()
+    leaves = [m for m in model.modules() if not list(m.children()) and not isinstance(m, nn.Identity)]
+    hooks = [m.register_forward_hook(lambda m, i, out: sizes.append(out.numel())) for m in leaves]
+    with torch.no_grad():
+        model(torch.zeros(1, *SHAPE))
+    for hook in hooks:
+        hook.remove()
+    parameters = sum(p.numel() for p in model.parameters())
+    return 5 * width * BATCH * sum(sizes) + 7 * 4 * parameters
+
+
+def copy_bandwidth(where: torch.device) -> float:
+    """Bytes read and written a second by a large copy."""
+    a = torch.empty(2**30 if where.type == "cuda" else 2**27, dtype=torch.uint8, device=where)
+    b = torch.empty_like(a)
+    best = float("inf")
+    for _ in range(5):
+        _wait(where)
+        begin = time.perf_counter()
+        b.copy_(a)
+        _wait(where)
+        best = min(best, time.perf_counter() - begin)
+    return 2 * a.numel() / best
+
+
+def _wait(where: torch.device) -> None:
+    if where.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def rows(figures: list[Figure]) -> list[dict[str, Any]]:
+    """The figures as plain dictionaries."""
+    return [asdict(figure) for figure in figures]

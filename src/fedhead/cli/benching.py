@@ -1,0 +1,56 @@
+"""The command that measures speed."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import typer
+
+from fedhead.cli import app
+
+if TYPE_CHECKING:
+    from fedhead.bench import Figure
+
+HEADER = "{:32} {:>7} {:8} {:5} {:>9} {:>7} {:>6} {:>6} {:>7}".format(
+    "workload", "clients", "executor", "prec.", "steps/s", "ratio", "floor", "GiB", "prep. s"
+)
+
+
+@app.command()
+def bench(
+    workloads: str = typer.Option("simplecnn,resnet20,mixed", help="Among simplecnn, moon, resnet20, fedetf, mixed."),
+    clients: str = typer.Option("10,20,40", help="How many clients train at once."),
+    executors: str = typer.Option("stack,lanes", help="Besides the plain loop, which is always taken as 1x."),
+    precisions: str = typer.Option("fp32,bf16", help="Among fp32, tf32, bf16."),
+    device: str = typer.Option("auto", help="cpu, cuda or auto."),
+    steps: int = typer.Option(20, min=1, help="Local steps of each client."),
+    as_json: bool = typer.Option(False, "--json", help="End with one line of JSON."),
+) -> None:
+    """Measure client-steps a second by workload, executor and precision, the plain loop as 1x in the same run.
+
+    Examples:
+
+      fedhead bench --device cuda
+
+      fedhead bench --workloads simplecnn --clients 10 --executors stack --device cpu
+    """
+    from fedhead import bench as benches
+    from fedhead.engine import choose
+
+    chosen = [name for name in executors.split(",") if name != "lanes" or choose.device(device).type == "cuda"]
+    print(HEADER)
+    counts = [int(count) for count in clients.split(",")]
+    figures = benches.bench(
+        workloads.split(","), counts, chosen, precisions.split(","), device, steps=steps, tell=_line
+    )
+    if as_json:
+        print(json.dumps(benches.rows(figures)))
+
+
+def _line(f: Figure) -> None:
+    print(
+        f"{f.workload:32} {f.clients:7} {f.executor:8} {f.precision:5} {f.steps_per_s:9.0f} {f.ratio:6.1f}x "
+        f"{f.floor_share:6.1%} {f.peak_gib:6.2f} {f.preparing_s:7.1f}",
+        flush=True,
+    )

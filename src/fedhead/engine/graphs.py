@@ -1,0 +1,205 @@
+"""CUDA graphs: the steps of a stack of clients, captured once and replayed without a word from the host.
+
+A rig owns static tensors for everything that a step reads and writes, the whole table of batches among them; a counter
+on the device says which batch is next. One graph serves a bucket of widths: when the active clients become fewer,
+those that are done are copied out, and the steps go on at the next smaller bucket. Rows between the width and the
+bucket are carried along and thrown away.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from fedhead.engine.compiled import compiled
+from fedhead.engine.steps import Carry, Step, Stretch, Table, join, rows
+from fedhead.notice import notice
+
+
+def buckets(width: int, least: int = 2) -> list[int]:
+    """The widths for which graphs are made: the whole stack, and halves of it down to a quarter.
+
+    >>> buckets(20), buckets(3)
+    ([20, 10, 5], [3, 2])
+    """
+    found = [width]
+    while len(found) < 3 and found[-1] > least:
+        found.append(math.ceil(found[-1] / 2))
+    return found
+
+
+def bucket(width: int, sizes: list[int]) -> int:
+    """The smallest bucket that holds a width."""
+    return min(size for size in sizes if size >= width)
+
+
+class Graphs:
+    """A trainer that keeps a rig for every kind of stack it has seen, a few at a time."""
+
+    def __init__(self, compile: bool = True, most: int = 6):
+        self.compile = compile
+        self.preparing = 0.0  # seconds spent on compiling and capturing
+        self._rigs: OrderedDict[Any, Rig] = OrderedDict()
+        self._most = most
+
+    def __call__(self, stretch: Stretch) -> Carry:
+        """All steps of a phase."""
+        if not len(stretch.table):
+            return stretch.carry
+        stretch = blind(stretch)
+        key = kind(stretch, steps=False)
+        rig = self._rigs.get(key)
+        if rig is None or rig.capacity < len(stretch.table):
+            rig = self._rigs[key] = Rig(self, stretch)
+            while len(self._rigs) > self._most:
+                self._rigs.popitem(last=False)
+        self._rigs.move_to_end(key)
+        return rig.train(stretch)
+
+    def forget(self) -> None:
+        """Let go of all graphs and of the memory behind them."""
+        self._rigs.clear()
+        torch.cuda.empty_cache()
+
+
+class Rig:
+    """Static tensors for one kind of stack, and the graphs that work on them."""
+
+    def __init__(self, owner: Graphs, stretch: Stretch):
+        step, table, carry, w, sight = stretch
+        self.owner, self.step = owner, step
+        self.capacity = max(len(table), _most_steps(step))
+        self.carry, self.w, self.sight, self.key = static((carry, w, sight, table.key))
+        shape = (self.capacity, *table.rows.shape[1:])
+        self.rows, self.weight = table.rows.new_zeros(shape), table.weight.new_zeros(shape)
+        self.counter = torch.zeros((), dtype=torch.int64, device=table.rows.device)
+        self.sizes = buckets(len(table.key))
+        self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
+
+    def train(self, stretch: Stretch) -> Carry:
+        """Copy a round's tensors in, replay its steps, copy the outcome out."""
+        _, table, carry, w, sight = stretch
+        copy_into((self.carry, self.w, self.sight, self.key), (carry, w, sight, table.key))
+        self.rows[: len(table)].copy_(table.rows)
+        self.weight[: len(table)].copy_(table.weight)
+        self.counter.zero_()
+        assert table.widths is not None, "a stack has widths"
+        done, width = [], len(table.key)
+        for now in table.widths:
+            if now < width:
+                done.append(_clone(rows(self.carry, slice(now, width))))
+                width = now
+            size = bucket(width, self.sizes)
+            if size not in self.graphs:
+                self.graphs[size] = self._capture(size)
+            self.graphs[size].replay()
+        return join([_clone(rows(self.carry, slice(0, width))), *reversed(done)])
+
+    # -- capture ----------------------------------------------------------------------------------
+    def _capture(self, size: int) -> torch.cuda.CUDAGraph:
+        begin = time.perf_counter()
+        torch.cuda.synchronize()
+        function, arguments = self._flat(size)
+        before = [t.clone() for t in arguments[: self._changed]]
+        call: Callable[..., None] = function
+        if self.owner.compile:
+            try:
+                call = compiled(function, arguments)
+            except Exception as error:  # any failure of the compiler leaves the uncompiled step, which is right too
+                notice(f"the step could not be compiled ({first_line(error)}); going on without compilation")
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(2):  # libraries choose their kernels and take their work space at the first calls
+                call(*arguments)
+        torch.cuda.current_stream().wait_stream(side)
+        for t, value in zip(arguments, before, strict=False):
+            t.copy_(value)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            call(*arguments)
+        torch.cuda.synchronize()
+        self.owner.preparing += time.perf_counter() - begin
+        return graph
+
+    def _flat(self, size: int) -> tuple[Callable[..., None], list[Tensor]]:
+        """The step as a function of flat tensors that changes the first of them in place."""
+        first = slice(0, size)
+        carry, w = rows(self.carry, first), self.w.map(lambda t: t[:size])
+        sight = self.step.lift.narrow(self.sight, size)
+        pool = self.step.program.source(self.step.phase.data)
+        changed, shape = pytree.tree_flatten((carry, self.counter))
+        read, read_shape = pytree.tree_flatten((w, sight, self.rows, self.weight, self.key, pool.x, pool.y))
+        self._changed = len(changed)
+
+        def function(*flat: Tensor) -> None:
+            carry, counter = pytree.tree_unflatten(list(flat[: len(changed)]), shape)
+            w, sight, index, weight, key, x, y = pytree.tree_unflatten(list(flat[len(changed) :]), read_shape)
+            data = pool.holding(x, y)
+            step = replace(self.step, program=self.step.program.reading(data, self.step.phase.data))
+            batch, draw = Table(index, weight, key, None).batch(counter, data, size)
+            new = step(carry, w, batch, draw, sight)
+            for old, value in zip(pytree.tree_leaves(carry), pytree.tree_leaves(new), strict=True):
+                old.copy_(value)
+            counter.add_(1)
+
+        return function, [*changed, *read]
+
+
+def blind(stretch: Stretch) -> Stretch:
+    """The stretch without the clients' lists of rows, of which a step sees its batch alone: they differ in length."""
+    sight = stretch.sight
+    return stretch._replace(sight=sight._replace(rows=sight.rows[..., :0], mask=sight.mask[..., :0]))
+
+
+def kind(stretch: Stretch, steps: bool = True) -> str:
+    """What two stretches must have in common to share static tensors and graphs."""
+    program, table = stretch.step.program, stretch.table
+    shape = table.rows.shape if steps else table.rows.shape[1:]
+    tensors = spec((stretch.carry, stretch.w, stretch.sight, table.key))
+    phase = stretch.step.phase
+    who = (id(program.task), repr(program.exchange), getattr(phase.loss, "__qualname__", repr(phase.loss)), phase.data)
+    return repr((who, stretch.step.optimizer, stretch.step.names, shape, tensors))
+
+
+def _most_steps(step: Step) -> int:
+    """The steps of the largest client, so that one rig serves every cohort."""
+    task, phase = step.program.task, step.phase
+    if phase.data != "private" or not task.sizes:
+        return 0
+    size = phase.batch_size or task.local.batch_size
+    return math.ceil(max(task.sizes) / size) * (task.local.epochs if phase.epochs is None else phase.epochs)
+
+
+def static(tree: Any) -> Any:
+    """A copy that owns its memory, for graphs to work on."""
+    return pytree.tree_map(lambda t: t.clone(memory_format=torch.contiguous_format), tree)
+
+
+def _clone(carry: Carry) -> Carry:
+    return Carry(*(tree.clone() for tree in carry))
+
+
+def copy_into(to: Any, source: Any) -> None:
+    """Overwrite the tensors of one structure with those of another of the same form."""
+    a, b = pytree.tree_leaves(to), pytree.tree_leaves(source)
+    torch._foreach_copy_(a, b)
+
+
+def spec(tree: Any) -> list[tuple[Any, ...]]:
+    """The form of a structure of tensors."""
+    leaves, shape = pytree.tree_flatten(tree)
+    return [(tuple(t.shape), t.dtype) for t in leaves] + [(str(shape),)]
+
+
+def first_line(error: BaseException) -> str:
+    """An error in one line."""
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"

@@ -1,0 +1,163 @@
+"""Lanes: one CUDA stream a client, all of them captured in one CUDA graph that forks and joins.
+
+For models that can't be stacked, and for federations of differing architectures: clients that share nothing but the
+GPU train at the same time. Every lane is a plain, unlifted step on static tensors of its own; one graph makes one step
+of every lane that is still active.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Generator
+from dataclasses import replace
+
+import torch
+
+from fedhead.engine.graphs import blind, bucket, buckets, copy_into, kind, static
+from fedhead.engine.job import Executor, Job
+from fedhead.engine.local import Lift, stretches
+from fedhead.engine.steps import Carry, Stretch, Table
+from fedhead.types import Reply
+
+
+class Lane:
+    """One client's static tensors and its step."""
+
+    def __init__(self, stretch: Stretch):
+        self.step, self.last = stretch.step, len(stretch.table) - 1
+        self.carry, self.w, self.sight, self.table = static((*stretch[2:], stretch.table[:3]))
+        self.counter = torch.zeros((), dtype=torch.int64, device=stretch.table.rows.device)
+        self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+
+    def load(self, stretch: Stretch) -> None:
+        """Copy a round's tensors in."""
+        copy_into((self.carry, self.w, self.sight, self.table), (*stretch[2:], stretch.table[:3]))
+        self.counter.zero_()
+
+    def __call__(self) -> None:
+        """One step, in place; a lane that is done repeats its last batch, and what comes of it is thrown away."""
+        pool = self.step.program.source(self.step.phase.data)
+        rows, weight, start = self.table
+        batch, key = Table(rows, weight, start, None).batch(self.counter.clamp(max=self.last), pool)
+        new = self.step(self.carry, self.w, batch, key, self.sight)
+        with torch.no_grad():
+            copy_into(self.carry, new)
+            self.counter.add_(1)
+
+
+class Bundle:
+    """Lanes that run together, most steps first, and the graphs for the first few of them."""
+
+    def __init__(self, work: list[Stretch]):
+        self.lanes = [Lane(stretch) for stretch in work]
+        self.sizes = buckets(len(work))
+        self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self.preparing = 0.0
+
+    def train(self, work: list[Stretch]) -> list[Carry]:
+        """All steps of all lanes."""
+        for lane, stretch in zip(self.lanes, work, strict=True):
+            lane.load(stretch)
+        done: dict[int, Carry] = {}
+        active = len(work)
+        for number in range(len(work[0].table)):
+            while len(work[active - 1].table) <= number:
+                active -= 1
+                done[active] = _copy(self.lanes[active].carry)
+            size = bucket(active, self.sizes)
+            if size not in self.graphs:
+                self.graphs[size] = self._capture(size)
+            self.graphs[size].replay()
+        return [done.get(k) or _copy(lane.carry) for k, lane in enumerate(self.lanes)]
+
+    def _capture(self, size: int) -> torch.cuda.CUDAGraph:
+        begin = time.perf_counter()
+        torch.cuda.synchronize()
+        lanes = self.lanes[:size]
+        before = [(lane.carry, _copy(lane.carry), lane.counter.clone()) for lane in lanes]
+        for _ in range(2):  # libraries choose their kernels and take their work space at the first calls
+            self._fork(lanes)
+        for lane, (carry, values, counter) in zip(lanes, before, strict=True):
+            copy_into(carry, values)
+            lane.counter.copy_(counter)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self._fork(lanes)
+        torch.cuda.synchronize()
+        self.preparing += time.perf_counter() - begin
+        return graph
+
+    def _fork(self, lanes: list[Lane]) -> None:
+        main = torch.cuda.current_stream()
+        for lane in lanes:
+            lane.stream.wait_stream(main)
+            with torch.cuda.stream(lane.stream):
+                lane()
+        for lane in lanes:
+            main.wait_stream(lane.stream)
+
+
+class Lanes(Executor):
+    """Runs clients side by side, one stream each, at most `size` at a time."""
+
+    name = "lanes"
+
+    def __init__(self, size: int = 32, most: int = 4):
+        self.size = size
+        self._bundles: OrderedDict[str, Bundle] = OrderedDict()
+        self._most = most
+
+    def run(self, job: Job) -> list[Reply]:
+        """The replies, in the order of the job's clients."""
+        return self.run_all([job])[0]
+
+    def run_all(self, jobs: list[Job]) -> list[list[Reply]]:
+        """The replies of several jobs at once, whose clients may differ in architecture."""
+        places = [(j, k) for j, job in enumerate(jobs) for k in range(len(job.clients))]
+        replies: dict[tuple[int, int], Reply] = {}
+        for begin in range(0, len(places), self.size):
+            part = places[begin : begin + self.size]
+            replies.update(zip(part, self._together([(jobs[j], k) for j, k in part]), strict=True))
+        return [[replies[j, k] for k in range(len(job.clients))] for j, job in enumerate(jobs)]
+
+    def _together(self, clients: list[tuple[Job, int]]) -> list[Reply]:
+        """Advance all clients' rounds from phase to phase, and train each phase side by side."""
+        rounds: dict[int, Generator[Stretch, Carry, Reply]] = {}
+        replies: dict[int, Reply] = {}
+        for place, (job, k) in enumerate(clients):
+            program = replace(job.program, channels_last=True)
+            rounds[place] = stretches(program, job.sight(k), job.tables(k), Lift())
+        outcome: dict[int, Carry | None] = dict.fromkeys(rounds)
+        while outcome:
+            work: dict[int, Stretch] = {}
+            for place, carry in outcome.items():
+                try:
+                    work[place] = next(rounds[place]) if carry is None else rounds[place].send(carry)
+                except StopIteration as end:
+                    replies[place] = end.value
+            outcome = dict(self._train(work))
+        return [replies[place] for place in range(len(clients))]
+
+    def _train(self, work: dict[int, Stretch]) -> dict[int, Carry]:
+        idle = {place: stretch.carry for place, stretch in work.items() if not len(stretch.table)}
+        order = sorted((p for p in work if p not in idle), key=lambda p: (-len(work[p].table), p))
+        if not order:
+            return idle
+        stretched = [blind(work[place]) for place in order]
+        key = repr([kind(stretch) for stretch in stretched])
+        if key not in self._bundles:
+            self._bundles[key] = Bundle(stretched)
+            while len(self._bundles) > self._most:
+                self._bundles.popitem(last=False)
+        bundle = self._bundles[key]
+        self._bundles.move_to_end(key)
+        before = bundle.preparing
+        found = bundle.train(stretched)
+        self.preparing += bundle.preparing - before
+        return idle | dict(zip(order, found, strict=True))
+
+
+def _copy(carry: Carry) -> Carry:
+    return Carry(*(tree.clone() for tree in carry))

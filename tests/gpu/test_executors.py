@@ -1,0 +1,62 @@
+"""On a GPU: stack and lanes give the plain loop's numbers, for every method."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from small import federation, network
+
+import fedhead.methods  # noqa: F401  registers all methods
+from fedhead.engine.graphs import Graphs
+from fedhead.engine.job import Executor
+from fedhead.engine.lanes import Lanes
+from fedhead.engine.loop import Loop
+from fedhead.engine.simulation import Simulation
+from fedhead.engine.stack import Stack
+from fedhead.method import METHODS
+from fedhead.models.precision import settle
+from fedhead.optim import SGD
+from fedhead.types import Local
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+LOCAL = Local(epochs=2, batch_size=4, optimizer=SGD(lr=0.02, momentum=0.9, weight_decay=1e-3))
+
+
+def simulate(name: str, norm: str, executor: Executor, rounds: int = 1, local: Local = LOCAL) -> Simulation:
+    settle("fp32")
+    simulation = Simulation(
+        federation(), [network(norm, METHODS[name].head)], METHODS[name](), rounds=rounds, local=local, device="cuda"
+    )
+    for number in range(1, rounds + 1):
+        simulation.round(number, executor)
+    return simulation
+
+
+def close(a: Simulation, b: Simulation, tolerance: float = 1e-4) -> None:
+    for mine, theirs in [(a.server, b.server), *((a.memory[k], b.memory[k]) for k in a.memory.states)]:
+        for path, value in mine.leaves().items():
+            other = theirs.leaves()[path].double()
+            scale = value.double().norm().clamp_min(1.0)
+            assert (value.double() - other).norm() <= tolerance * scale, path
+
+
+@pytest.mark.parametrize("norm", ["batch", "group"])
+@pytest.mark.parametrize("name", sorted(METHODS))
+@pytest.mark.parametrize("executor", [lambda: Stack(graphs=Graphs(compile=False)), Lanes], ids=["stack", "lanes"])
+def test_every_method(name: str, norm: str, executor: type[Executor]) -> None:
+    close(simulate(name, norm, Loop()), simulate(name, norm, executor()))
+
+
+@pytest.mark.parametrize("name", ["fedavg", "moon", "scaffold", "fedetf", "ditto"])
+def test_compiled_stacks(name: str) -> None:
+    close(simulate(name, "batch", Loop(), rounds=2), simulate(name, "batch", Stack(), rounds=2), 3e-4)
+
+
+def test_a_persistent_optimizer_survives_on_the_gpu() -> None:
+    local = dataclasses.replace(LOCAL, persistent=True)
+    close(simulate("fedavg", "group", Loop(), 2, local), simulate("fedavg", "group", Stack(), 2, local), 3e-4)
