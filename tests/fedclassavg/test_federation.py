@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from mixed import pair, perceptron
+from mixed import RECIPE, pair, perceptron
 from small import federation
 from torch import nn
 
@@ -18,35 +18,20 @@ from fedhead.experiment.config import Recipe
 from fedhead.experiment.run import Settings, execute
 from fedhead.models.several import several
 
-MIXED = Recipe(
-    dataset="digits",
-    partition="dirichlet(0.5)",
-    clients=6,
-    rounds=2,
-    batch_size=32,
-    optimizer="adam",
-    lr=1e-3,
-    local_test="matched",
-    model=("mlp", "digitscnn(channels=4)", "digitscnn(channels=8, features=32)"),
-    model_parameters={"feature_layer": 24},
-    method="fedclassavg",
-    subset=300,
-)
-
 
 def test_a_recipe_names_several_models() -> None:
-    assert Recipe.from_yaml(MIXED.to_yaml()) == MIXED
-    made = build.validate(MIXED)
+    assert Recipe.from_yaml(RECIPE.to_yaml()) == RECIPE
+    made = build.validate(RECIPE)
     assert [m.features for m in made] == [24, 24, 24]
     sizes = [sum(p.numel() for p in m.extractor.parameters()) for m in made]
     assert len(set(sizes)) == 3
-    overridden = MIXED.override(["model=[mlp, digitscnn]"])
+    overridden = RECIPE.override(["model=[mlp, digitscnn]"])
     assert overridden.model == ("mlp", "digitscnn")
     assert not overridden.model_parameters
 
 
 def test_a_mixed_recipe_runs_to_its_end_with_small_messages(tmp_path: Path) -> None:
-    figures = execute(MIXED, tmp_path / "run", Settings(device="cpu", executor="loop"))
+    figures = execute(RECIPE, tmp_path / "run", Settings(device="cpu", executor="loop"))
     classifier = 4 * (24 * 10 + 10)
     assert figures["bytes_up"] == figures["bytes_down"] == 2 * 6 * classifier
     assert len(figures["clients"]) == 6
@@ -56,7 +41,7 @@ def test_a_mixed_recipe_runs_to_its_end_with_small_messages(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("method", ["ktpfl", "fedproto", "local"])
 def test_the_alternatives_run_on_the_same_federation(method: str, tmp_path: Path) -> None:
-    recipe = MIXED.override([f"method={method}", "public=digits", "public_samples=40"])
+    recipe = RECIPE.override([f"method={method}", "public=digits", "public_samples=40"])
     figures = execute(recipe, tmp_path / "run", Settings(device="cpu", executor="loop"))
     assert 0 < figures["personal"] <= 100
 
@@ -118,12 +103,12 @@ def test_digits_hold_out_their_own_rows_as_public_data() -> None:
 )
 def test_what_does_not_fit_is_refused_with_the_reason(override: str, message: str) -> None:
     with pytest.raises(BadInput, match=message):
-        build.validate(MIXED.override(override.split(" ; ")))
+        build.validate(RECIPE.override(override.split(" ; ")))
 
 
 def test_ktpfl_without_public_data_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="ktpfl needs public data"):
-        execute(MIXED.override(["method=ktpfl"]), tmp_path / "run", Settings(device="cpu", executor="loop"))
+        execute(RECIPE.override(["method=ktpfl"]), tmp_path / "run", Settings(device="cpu", executor="loop"))
 
 
 def test_bad_assignments_and_modules_are_refused() -> None:

@@ -1,4 +1,4 @@
-"""Small networks of different architectures that end in one feature dimension, for mixed federations."""
+"""Small federations of different architectures that end in one feature dimension."""
 
 from __future__ import annotations
 
@@ -6,7 +6,23 @@ import torch
 from small import CLASSES, network
 from torch import nn
 
+from fedhead.experiment.config import Recipe
 from fedhead.models.split import Split, split
+
+RECIPE = Recipe(
+    dataset="digits",
+    partition="dirichlet(0.5)",
+    clients=6,
+    rounds=2,
+    batch_size=32,
+    optimizer="adam",
+    lr=1e-3,
+    local_test="matched",
+    model=("mlp", "digitscnn(channels=4)", "digitscnn(channels=8, features=32)"),
+    model_parameters={"feature_layer": 24},
+    method="fedclassavg",
+    subset=300,
+)
 
 
 def perceptron(features: int = 8, classes: int = CLASSES, bias: bool = True) -> Split:

@@ -21,9 +21,7 @@ def analyse(
     samples: Annotated[int | None, typer.Option(min=2, help="How many samples to look at.")] = None,
     rounds: Annotated[str, typer.Option(help="norms: rounds to run again for their local models.")] = "1",
     seed: Annotated[int, typer.Option(min=0, help="Decides what is drawn.")] = 0,
-    out: Annotated[
-        Path | None, typer.Option(help="Where to write. [default: analysis/ in the first run]")
-    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Where to write. [default: analysis/ in the first run]")] = None,
     data: DataFolder = None,
     device: Annotated[Device, typer.Option(help="Where to compute.")] = Device.auto,
     as_json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
@@ -38,7 +36,9 @@ def analyse(
       fedhead analyse cka runs/iid runs/noniid
       fedhead analyse norms runs/noniid --rounds 1,5
       fedhead analyse embed runs/noniid --samples 500
+      fedhead analyse features runs/local runs/fedclassavg
     """
+    import fedhead.analysis.clientwise  # noqa: F401 (importing it registers its kinds)
     from fedhead.analysis.kinds import KINDS, Options
     from fedhead.experiment.reopen import reopen
     from fedhead.report.figures import save

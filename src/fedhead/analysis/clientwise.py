@@ -1,0 +1,117 @@
+"""Analyses of clients with models of their own, also of different architectures (FedClassAvg, Fig. 2 to 9)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedhead.analysis import clientwise_figures as figures
+from fedhead.analysis import conductance, embed
+from fedhead.analysis.kinds import Options, Report, kind, label
+from fedhead.analysis.personal import agreement, outputs, personal_models
+from fedhead.data.pool import Pool
+from fedhead.errors import BadInput
+from fedhead.experiment.reopen import Trained
+from fedhead.experiment.store import RunFolder
+from fedhead.report.figures import bubbles
+
+
+@kind("features", "t-SNE of all clients' features together, coloured by class and by client (FedClassAvg, Fig. 8)")
+def look_at_features(runs: Sequence[Trained], options: Options) -> Report:
+    """Features of the same test samples from every client's own model; several runs stand one below the other."""
+    numbers: dict[str, Any] = {}
+    planes = {}
+    for name, run in _named(runs):
+        models, test = personal_models(run.simulation, run.round + 1), _test(run)
+        each = max(2, (options.samples or 1000) // len(models))
+        rows = embed.pick(test.y, each, options.seed)
+        features = [outputs(model, test, rows).z.cpu() for model in models.values()]
+        if len({z.shape[1] for z in features}) > 1:
+            raise BadInput(f"{run.path}: clients' features differ in dimension, so they lie in no common space")
+        z, y = torch.cat(features), test.y.cpu()[rows].repeat(len(models))
+        client = torch.tensor(list(models)).repeat_interleave(len(rows))
+        place = embed.tsne(z, options.seed)
+        planes[name] = (place.numpy(), y.numpy(), client.numpy())
+        numbers[name] = {
+            "place": place.tolist(),
+            "class": y.tolist(),
+            "client": client.tolist(),
+            "neighbours_of_the_same_class": agreement(z, y, client),
+        }
+    return Report(numbers, {"": figures.planes(planes, runs[0].simulation.task.classes)})
+
+
+@kind("conductance", "which features matter to each client's classifier for one image, as ranks (FedClassAvg, Fig. 9)")
+def look_at_conductance(runs: Sequence[Trained], options: Options) -> Report:
+    """Ranks of the features' conductances for the test image that most clients classify correctly."""
+    numbers: dict[str, Any] = {}
+    maps = {}
+    for name, run in _named(runs):
+        models, test = personal_models(run.simulation, run.round + 1), _test(run)
+        rows = embed.pick(test.y, options.samples or 200, options.seed)
+        y = test.y[rows.to(test.device)]
+        right = torch.stack([outputs(model, test, rows).logits.argmax(1) == y for model in models.values()])
+        best = int(right.sum(dim=0).argmax())
+        x, truth = test.view(rows[best : best + 1].to(test.device), None), y[best : best + 1]
+        chosen = [client for client, hit in zip(models, right[:, best], strict=True) if hit]
+        found = {client: conductance.conductance(models[client], x, truth)[0].cpu() for client in chosen}
+        if len({len(v) for v in found.values()}) > 1:
+            raise BadInput(f"{run.path}: clients' features differ in dimension, so their ranks can't be compared")
+        similar = conductance.similarity(found)
+        order = torch.stack([conductance.ranks(v) for v in found.values()])
+        maps[f"{name}, class {int(truth)}"] = (order.numpy(), chosen)
+        numbers[name] = {
+            "sample": int(rows[best]),
+            "class": int(truth),
+            "clients": chosen,
+            "conductance": {str(k): v.tolist() for k, v in found.items()},
+            "rank_correlation": similar,
+        }
+    return Report(numbers, {"": figures.rank_maps(maps)})
+
+
+@kind("curves", "accuracy of the clients over local epochs, mean and deviation (FedClassAvg, Fig. 4 to 7)")
+def look_at_curves(runs: Sequence[Trained], options: Options) -> Report:
+    """Learning curves against local epochs, so that methods with more epochs a round compare fairly."""
+    numbers: dict[str, Any] = {}
+    for name, run in _named(runs):
+        rows = [row for row in RunFolder.open(run.path).metrics() if row.get("clients")]
+        if not rows:
+            raise BadInput(f"{run.path} has no clients' accuracies: set local_test in the recipe, such as matched")
+        each = [[a for a in row["clients"] if a is not None] for row in rows]
+        numbers[name] = {
+            "epochs": [row["round"] * run.recipe.local_epochs for row in rows],
+            "mean": [float(np.mean(a)) for a in each],
+            "deviation": [float(np.std(a, ddof=1)) if len(a) > 1 else 0.0 for a in each],
+        }
+    return Report(numbers, {"": figures.curves(numbers)})
+
+
+@kind("labels", "how many samples of each class every client holds (FedClassAvg, Fig. 2 and 3)")
+def look_at_labels(runs: Sequence[Trained], options: Options) -> Report:
+    """The label distribution over clients, a figure a run."""
+    shown, numbers = {}, {}
+    for i, (name, run) in enumerate(_named(runs)):
+        federation = run.simulation.federation
+        counts = federation.counts()
+        numbers[name] = {"counts": counts.tolist()}
+        shown["" if i == 0 else f"-{i + 1}"] = bubbles(counts, federation.names, name)
+    return Report(numbers, shown)
+
+
+def _test(run: Trained) -> Pool:
+    if run.simulation.test is None:
+        raise BadInput(f"{run.path} has no test samples, on which the clients' models are compared")
+    return run.simulation.test
+
+
+def _named(runs: Sequence[Trained]) -> list[tuple[str, Trained]]:
+    """The runs under names that tell them apart."""
+    labels = [label(run) for run in runs]
+    return [
+        (text if labels.count(text) == 1 else f"{text} ({run.path.name})", run)
+        for text, run in zip(labels, runs, strict=True)
+    ]

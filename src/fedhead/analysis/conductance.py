@@ -1,0 +1,56 @@
+"""Which features a client's classifier lives by: layer conductance of its inputs (FedClassAvg, Fig. 9)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from fedhead.errors import BadInput
+from fedhead.models.split import Split
+
+
+class Logits(nn.Module):
+    """A model that gives its logits alone, as attribution methods want it."""
+
+    def __init__(self, model: Split):
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The logits of a batch."""
+        return cast(Tensor, self.model(x).logits)
+
+
+def conductance(model: Split, x: Tensor, y: Tensor, steps: int = 50) -> Tensor:
+    """The conductance (Dhamdhere et al., 2019) of each of the classifier's inputs for class y, [B, d].
+
+    Gradients of the logit through a feature are summed along the way from a blank input to x, so that the features'
+    conductances add up to the logit's rise.
+    """
+    try:
+        from captum.attr import LayerConductance
+    except ImportError as error:
+        raise BadInput("conductance needs captum: install it with pip install 'fedhead[analysis]'") from error
+    logits = Logits(model.eval())
+    layer = LayerConductance(logits, logits.model.classifier)
+    found = layer.attribute(x, target=y, n_steps=steps, attribute_to_layer_input=True)
+    return cast(Tensor, found[0] if isinstance(found, tuple) else found).detach()
+
+
+def ranks(values: Tensor) -> Tensor:
+    """The rank of each feature along the last axis, 0 for the least; ties in their order."""
+    return values.argsort(dim=-1, stable=True).argsort(dim=-1, stable=True)
+
+
+def similarity(by_client: Mapping[int, Tensor]) -> float:
+    """The mean rank correlation (Spearman's) of all pairs of clients."""
+    rows = torch.stack([ranks(v).double() for v in by_client.values()])
+    if len(rows) < 2:
+        raise BadInput(f"conductance compares clients: only {len(rows)} classifies the image correctly")
+    rows = rows - rows.mean(dim=1, keepdim=True)
+    unit = rows / rows.norm(dim=1, keepdim=True)
+    pairs = (unit @ unit.T).triu(diagonal=1)
+    return float(pairs.sum()) / (len(rows) * (len(rows) - 1) / 2)
