@@ -1,0 +1,137 @@
+"""Tables, figures and the page: the numbers are right, and the page needs nothing but itself."""
+
+import re
+import statistics
+from html.parser import HTMLParser
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+from fedhead.data.federation import Federation
+from fedhead.errors import BadInput
+from fedhead.experiment.config import Recipe
+from fedhead.experiment.store import RunFolder
+from fedhead.report import figures, page, tables
+
+ACCURACIES = {("fedavg", 0): [50.0, 60.0], ("fedavg", 1): [40.0, 70.0], ("fedprox", 0): [55.0, 80.0]}
+
+
+def write_run(path: Path, recipe: Recipe, accuracies: list[float], stages: dict[str, float] | None = None) -> None:
+    folder = RunFolder.create(path, recipe)
+    folder.save_partition(Federation.from_arrays(np.zeros((30, 2)), np.arange(30) % 3, "dirichlet(0.5)", 4))
+    with folder.locked():
+        for i, accuracy in enumerate(accuracies):
+            row = {"accuracy": accuracy, "per_class": [accuracy, None, 10.0], "personal": None, "clients": None}
+            folder.record({"round": i + 1, **row, "bytes_up": 10**6, "bytes_down": 2 * 10**6, "seconds": 0.5})
+    if stages is not None:
+        metrics = {n: {"accuracy": a, "personal": None, "per_class": [a, a, a]} for n, a in stages.items()}
+        folder.finish({"accuracy": accuracies[-1], "stages": stages, "stage_metrics": metrics})
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    for (method, seed), accuracies in ACCURACIES.items():
+        stages = ("ccvr",) if method == "fedavg" else ()
+        recipe = Recipe(method=method, seed=seed, rounds=2, stages=stages)
+        write_run(tmp_path / "runs" / f"{method}-{seed}", recipe, accuracies, dict.fromkeys(stages, 90.0 + seed))
+    return tmp_path / "runs"
+
+
+def test_lines_hold_the_last_round_over_seeds_and_the_stages_after_it(runs: Path) -> None:
+    lines = {line.label: line for line in tables.lines(tables.group(tables.read([runs])))}
+    assert list(lines) == ["fedavg", "fedavg + ccvr", "fedprox"]
+    assert lines["fedavg"].accuracy == [60.0, 70.0]
+    assert lines["fedavg + ccvr"].accuracy == [90.0, 91.0]
+    assert tables.spread(lines["fedavg"].accuracy) == f"65.00 ± {statistics.stdev([60, 70]):.2f}" == "65.00 ± 7.07"
+    assert lines["fedavg"].megabytes == 6.0
+    assert lines["fedavg"].seconds == 1.0
+    assert tables.class_means(lines["fedavg"]) == [65.0, None, 10.0]
+
+
+def test_labels_say_what_differs_besides_the_method(tmp_path: Path) -> None:
+    for mu in (0.1, 1.0):
+        write_run(tmp_path / f"{mu}", Recipe(method="fedprox", method_parameters={"mu": mu}, rounds=2), [1.0, 2.0], {})
+    write_run(tmp_path / "avg", Recipe(rounds=2), [1.0, 2.0], {})
+    labels = {group.label for group in tables.group(tables.read([tmp_path]))}
+    assert labels == {"fedprox (mu=0.1)", "fedprox (mu=1.0)", "fedavg"}
+
+
+def test_curves_show_the_mean_and_one_deviation(runs: Path) -> None:
+    groups = tables.group(tables.read([runs]))
+    ax = figures.curves(groups).axes[0]
+    assert [line.get_label() for line in ax.lines] == ["fedavg", "fedprox"]
+    assert np.asarray(ax.lines[0].get_ydata()).tolist() == [45.0, 65.0]
+    band = ax.collections[0].get_paths()[0].vertices
+    deviation = statistics.stdev([60, 70])
+    assert np.asarray(band)[:, 1].max() == pytest.approx(65 + deviation)
+    assert len(ax.collections) == 1  # a single seed has no band
+
+
+def test_bubbles_have_areas_in_proportion_to_samples() -> None:
+    counts = np.array([[10, 0, 40], [0, 20, 0]])
+    (dots,) = figures.bubbles(counts).axes[0].collections
+    places = [tuple(p) for p in np.asarray(dots.get_offsets()).tolist()]
+    assert places == [(0, 0), (0, 2), (1, 1)]
+    sizes = np.asarray(dots.get_sizes())
+    assert (sizes / sizes[0]).tolist() == pytest.approx([1, 4, 2])
+
+
+class Outside(HTMLParser):
+    """Notes what a page would fetch, and which tags it leaves open."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fetched: list[str] = []
+        self.texts: list[str] = []
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        links = [v for k, v in attributes if k in ("src", "href", "xlink:href", "srcset", "data") and v]
+        self.fetched += [v for v in links if not v.startswith(("#", "data:"))]
+        if tag in ("script", "link", "iframe"):
+            self.fetched.append(tag)
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data)
+
+
+def test_the_page_holds_everything_and_fetches_nothing(runs: Path, tmp_path: Path) -> None:
+    html = page.write([runs], tmp_path / "new" / "report.html").read_text()
+    reader = Outside()
+    reader.feed(html)
+    assert reader.fetched == []
+    assert "url(http" not in html
+    assert "@import" not in html
+    text = " ".join(reader.texts)
+    for shown in ("65.00 ± 7.07", "90.50 ± 0.71", "80.00", "fedavg + ccvr", "dirichlet(0.1)"):
+        assert shown in text
+    pictures = re.findall(r"<svg.*?</svg>", html, re.S)
+    assert len(pictures) == 3  # curves, and a split for each of two seeds
+    for picture in pictures:
+        ElementTree.fromstring(picture)  # well-formed
+        assert "currentColor" in picture  # readable on dark too
+    assert page.page(tables.read([runs])) == html  # the same runs give the same page
+
+
+def test_words_of_the_user_do_not_become_markup(tmp_path: Path) -> None:
+    recipe = Recipe(dataset="<script>alert(1)</script>", rounds=1)
+    write_run(tmp_path / "run", recipe, [1.0], {})
+    assert "<script" not in page.page(tables.read([tmp_path]))
+
+
+def test_unfinished_and_empty_runs_can_be_reported(tmp_path: Path) -> None:
+    write_run(tmp_path / "half", Recipe(rounds=9, stages=("ccvr",)), [1.0, 2.0])
+    RunFolder.create(tmp_path / "none", Recipe(rounds=8))
+    html = page.page(tables.read([tmp_path]))
+    assert "stopped after round 2" in html
+    assert "stopped after round 0" in html
+
+
+def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="holds no run"):
+        tables.read([tmp_path])
+    with pytest.raises(BadInput, match="nowhere is not there"):
+        tables.read([tmp_path / "nowhere"])
+    with pytest.raises(BadInput, match=r"must end in \.png"):
+        figures.save(figures.bubbles(np.ones((2, 2), np.int64)), tmp_path / "picture.gif")
