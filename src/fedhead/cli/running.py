@@ -41,6 +41,13 @@ class Executor(StrEnum):
     stack = "stack"
 
 
+class Engine(StrEnum):
+    """Where the clients are."""
+
+    simulation = "simulation"
+    flower = "flower"
+
+
 class Precision(StrEnum):
     """What to compute in."""
 
@@ -59,6 +66,9 @@ def run(
     executor: Annotated[Executor, typer.Option(help="One client after another, or stacked.")] = Executor.auto,
     precision: Annotated[Precision, typer.Option(help="What to compute in.")] = Precision.fp32,
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads. [default: by the model's size]")] = None,
+    engine: Annotated[
+        Engine, typer.Option(help="All clients in this process, or one process a client, on Flower.")
+    ] = Engine.simulation,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also log to TensorBoard in the folder.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="The last line of output is the result as JSON.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False,
@@ -71,6 +81,7 @@ def run(
       fedhead run digits method=fedprox method.mu=0.1 partition='dirichlet(0.05)' rounds=10 seed=3 --json
       fedhead run my.yaml 'stages=[ccvr]' --out runs/mine --device cuda
       fedhead run my.yaml 'stages=[ccvr]' --out runs/mine --resume
+      fedhead run digits clients=3 rounds=3 --engine flower
     """
     from fedhead.experiment.build import validate
     from fedhead.experiment.config import load
@@ -80,7 +91,7 @@ def run(
         raise BadInput("--resume needs --out: name the run folder that is to go on")
     found = load(recipe, assignments or [])
     validate(found)
-    settings = Settings(data, device.value, executor.value, precision.value, threads, tensorboard)
+    settings = Settings(data, device.value, executor.value, precision.value, threads, tensorboard, engine.value)
     out = out or _free(Path("runs") / f"{Path(recipe).stem}-{found.method}-seed{found.seed}")
     result = _run_seeds(found, out, settings, resume, quiet)
     if as_json:

@@ -35,6 +35,7 @@ class Settings:
     precision: str = "fp32"
     threads: int | None = None  # None: one for small models, torch's own choice for others
     tensorboard: bool = False
+    engine: str = "simulation"  # or flower: a process a client
 
 
 def execute(
@@ -51,6 +52,8 @@ def execute(
     is. `on_row` learns each round's figures, also those from before a resumption.
     """
     out, settings = Path(out), settings or Settings()
+    if settings.engine == "flower":
+        return _over_processes(recipe, out, settings, resume, on_row)
     existing = RunFolder.open(out, recipe) if resume and out.exists() and any(out.iterdir()) else None
     if existing is not None and existing.finished:
         return existing.result() or {}
@@ -106,6 +109,18 @@ def execute(
         found["public_bytes"] = 0 if federation.public is None else federation.public.x.nbytes
         folder.finish(found)
     return found
+
+
+def _over_processes(recipe: Recipe, out: Path, settings: Settings, resume: bool, on_row: Callable[[Row], None]) -> Row:
+    """The same recipe with a process a client, on Flower."""
+    from fedhead.flower import local_engine
+
+    fixed = {"device": ("auto", "cpu"), "executor": ("auto", "loop"), "precision": ("fp32",), "tensorboard": (False,)}
+    for name, allowed in fixed.items():
+        if getattr(settings, name) not in allowed:
+            raise BadInput(f"--{name} {getattr(settings, name)} is for simulations; leave it out with --engine flower")
+    build.validate(recipe)
+    return local_engine.execute(recipe, out, settings.data, resume=resume, on_row=on_row)
 
 
 def _settle(folder: RunFolder, settings: Settings, device: torch.device) -> Row:

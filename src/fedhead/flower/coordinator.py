@@ -17,7 +17,7 @@ from fedhead.data.pool import Pool
 from fedhead.engine import evaluate, gate
 from fedhead.engine import server as servers
 from fedhead.engine.clients import Clients
-from fedhead.errors import FedheadError
+from fedhead.errors import BadInput, FedheadError
 from fedhead.flower.letters import Letter, Letters
 from fedhead.flower.orders import TRAIN, Answer, Order, Terms
 from fedhead.flower.rehearsal import Rehearsal
@@ -105,6 +105,9 @@ class Coordinator:
         on_round: Callable[[Progress], None] = lambda _: None,
     ) -> dict[str, Outcome]:
         """All rounds that are still to come, then the stages; what each stage made is returned."""
+        for stage in stages:
+            if stage.earlier() is not None:
+                raise BadInput(f"stage {stage.name} is two stages in one, for simulations: sites run them one by one")
         self.gather()
         rounds = self.clients.task.rounds
         for number in range(self.progress.round + 1, rounds + 1):

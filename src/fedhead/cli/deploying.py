@@ -1,0 +1,142 @@
+"""Commands for real sites: deploy init, certs, up, status, down."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedhead.cli import app
+
+deploy = typer.Typer(help="Run over real sites, on Flower.", rich_markup_mode=None, no_args_is_help=True)
+app.add_typer(deploy, name="deploy")
+
+Folder = Annotated[Path, typer.Argument(help="The deployment's folder.", metavar="DIR")]
+
+
+@deploy.command()
+def init(
+    folder: Folder,
+    assignments: Annotated[
+        list[str] | None, typer.Argument(help="key=value on top of the recipe.", metavar="[KEY=VALUE]...")
+    ] = None,
+    recipe: Annotated[str, typer.Option(help="What is trained: a recipe's name or file.")] = "digits",
+    site: Annotated[
+        list[str] | None, typer.Option(help="A site's name; once a site. [default: site-0, site-1, site-2]")
+    ] = None,
+    data: Annotated[list[str] | None, typer.Option(help="A site's data, in the order of the sites.")] = None,
+) -> None:
+    """Write a ready project: pyproject.toml for flwr run, server.yaml, and a site.yaml for each site.
+
+    \b
+    Examples:
+      fedhead deploy init demo rounds=3
+      fedhead deploy init clinic --recipe my.yaml --site north --site south --data north.npz --data south.npz
+    """
+    from fedhead.flower.project import Project
+
+    names = site or ["site-0", "site-1", "site-2"]
+    project = Project.init(folder, recipe, names, assignments or [], data or [])
+    print(f"{project.path} is ready: look into server.yaml and sites/*/site.yaml, then")
+    print(f"  fedhead deploy up {folder} --insecure --wait")
+    print("runs all of it on this machine; docs/deployment.md shows machines of their own")
+
+
+@deploy.command()
+def certs(
+    folder: Folder,
+    host: Annotated[
+        list[str] | None, typer.Option(help="A name or address of the server's. [default: 127.0.0.1, localhost]")
+    ] = None,
+) -> None:
+    """Write a certificate authority, the server's certificate, and a key for each site.
+
+    \b
+    Examples:
+      fedhead deploy certs demo
+      fedhead deploy certs demo --host fl.example.org --host 10.0.0.5
+    """
+    from fedhead.flower import certs as making
+    from fedhead.flower.project import Project
+
+    project = Project.open(folder)
+    for path in making.write(project.certs, host or ["127.0.0.1", "localhost"], project.server().sites):
+        print(path)
+
+
+@deploy.command()
+def up(
+    folder: Folder,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Without TLS and keys: on one machine, for trying out.")
+    ] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the run's last checkpoint.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Stay until the run has ended.")] = False,
+) -> None:
+    """Start a whole federation on this machine: the SuperLink, a SuperNode a site, and the run.
+
+    \b
+    Examples:
+      fedhead deploy up demo --insecure --wait
+      fedhead deploy certs demo && fedhead deploy up demo
+      fedhead deploy up demo --resume
+    """
+    from fedhead.flower import supervise
+    from fedhead.flower.project import Project
+
+    project = Project.open(folder)
+    supervise.launch(project, secure=not insecure, resume=resume)
+    _show(supervise.report(project))
+    if wait:
+        raise typer.Exit(supervise.wait(project, print))
+
+
+@deploy.command()
+def status(
+    folder: Folder,
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+) -> None:
+    """Show what runs: the link, the nodes, the run and its last line.
+
+    \b
+    Examples:
+      fedhead deploy status demo
+      fedhead deploy status demo --json
+    """
+    from fedhead.flower import supervise
+    from fedhead.flower.project import Project
+
+    found = supervise.report(Project.open(folder))
+    print(json.dumps(found)) if as_json else _show(found)
+
+
+@deploy.command()
+def down(folder: Folder) -> None:
+    """End everything that `up` started; the run can go on later with up --resume.
+
+    \b
+    Examples:
+      fedhead deploy down demo
+    """
+    from fedhead.flower import supervise
+    from fedhead.flower.project import Project
+
+    print("everything has ended" if supervise.bring_down(Project.open(folder)) else "nothing was running")
+
+
+def _show(found: dict[str, object]) -> None:
+    from typing import Any, cast
+
+    state = cast(dict[str, Any], found)
+    print(f"status  {state['status']}")
+    if "link" not in state:
+        return
+    print(f"link    {state['address']}, {'up' if state['link'] else 'down'}{', TLS' if state['secure'] else ''}")
+    for name, node in state["nodes"].items():
+        again = f", started {node['starts']} times" if node["starts"] > 1 else ""
+        print(f"node    {name}, {'up' if node['alive'] else 'down'}{again}")
+    if state["last"]:
+        print(f"server  {state['last']}")
+    print(f"logs    {state['logs']}")
