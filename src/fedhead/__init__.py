@@ -24,7 +24,7 @@ from fedhead.methods.scaffold import Scaffold
 from fedhead.models.registry import build, with_head
 from fedhead.models.split import Split, split
 from fedhead.stages.ccvr import CCVR
-from fedhead.stages.finetune import FineTune, FineTuneETF
+from fedhead.stages.finetune import FineTune, FineTuneCCVR, FineTuneETF
 from fedhead.stages.recalibrate import Recalibrate
 from fedhead.standalone import calibrate, load_statistics, merge_files, save_statistics, statistics_of
 from fedhead.statistics import Statistics
@@ -55,6 +55,7 @@ __all__ = [
     "Federation",
     "FedheadError",
     "FineTune",
+    "FineTuneCCVR",
     "FineTuneETF",
     "Local",
     "Method",

@@ -50,6 +50,7 @@ def digits(method: str, seed: int) -> tuple[Result, Watch]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_fedetf_beats_fedavg_and_collapses() -> None:
     """Measured when written: General. 75.0 against 59.5 %, nearest at 7 points; Personal. 74.2 to 98.5 %."""
     ahead, gained = [], []

@@ -1,0 +1,95 @@
+"""FedETF's tables: every cell can be built and finds its published figure; a table survives being killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from fedhead.experiment import build, tables
+from fedhead.experiment.reproduce import reproduce
+from fedhead.experiment.run import Settings
+
+TABLES = ["table1", "table2", "table3", "table4", "table5", "figure6"]
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_every_cell_can_be_built_and_finds_its_figure(name: str) -> None:
+    table = tables.load(f"fedetf/{name}")
+    cells = table.cells("full")
+    figures = [tables.published(cell) for cell in cells]
+    rows = [row for row in tables.published_rows() if (row["paper"], f"table{row['table']}") == ("fedetf", name)]
+    assert sum(figure is not None for figure in figures) == len([row for row in rows if row["mean"]])
+    seen: set[str] = set()
+    for cell in table.cells("small"):
+        recipe = cell.recipe(0)
+        text = recipe.to_yaml() + str(cell.stage)
+        if text not in seen:
+            seen.add(text)
+            build.validate(recipe)
+            if cell.stage is not None:
+                build.stages(recipe.override([f"stages=[{cell.stage}]"]))
+
+
+def test_the_papers_settings() -> None:
+    cells = {cell.name: cell for cell in tables.load("fedetf/table1").cells("full")}
+    recipe = cells["fedetf cifar10-0.05 general"].recipe(0)
+    assert (recipe.clients, recipe.rounds, recipe.local_epochs) == (20, 200, 3)
+    assert (recipe.lr, recipe.lr_decay, recipe.momentum, recipe.weight_decay) == (0.04, 0.99, 0.9, 5e-4)
+    assert (recipe.model, recipe.local_test, recipe.last_rounds) == ("resnet20", 0.3, 5)
+    tiny = cells["fedavg tinyimagenet-0.1 general"].recipe(0)
+    assert (tiny.model, tiny.rounds, tiny.local_epochs, tiny.lr) == ("resnet18", 50, 1, 0.01)
+    assert cells["fedetf cifar10-0.1 personal"].stage == "finetune_etf"
+    assert cells["fedavg cifar10-0.1 personal"].stage == "finetune"
+    assert cells["ccvr cifar10-0.1 general"].parameters["samples"] == 10
+    ablation = {cell.name: cell for cell in tables.load("fedetf/table4").cells("small")}
+    (model,) = build.validate(ablation["no-projection cifar10-0.1"].recipe(0))
+    assert model.features == 200  # the ETF stands in the extractor's own dimension
+
+
+def test_a_table_of_few_cells(tmp_path: Path) -> None:
+    pick, settings = ["d-9", "step-global", "step-20"], Settings(executor="stack")
+    outcome = reproduce(tables.load("fedetf/figure6"), tmp_path, scale="small", pick=pick, settings=settings)
+    found = {figure.cell: figure.mean for figure in outcome.figures}
+    assert found.keys() == {"d-9", "step-global", "step-20"}
+    assert all(value is not None for value in found.values())
+    assert not outcome.comparable
+
+
+def _start(out: Path) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "fedhead.cli", "reproduce", "fedetf/table1", "--scale", "small", "--out", str(out)]
+    return subprocess.Popen(
+        [*command, "--executor", "stack"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_table_1_runs_to_its_end_and_resumes_after_being_killed(tmp_path: Path) -> None:
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    assert _start(whole).wait() == 0
+    # kills by progress: after the first runs, and in the middle
+    for wanted in (2, 9):
+        process = _start(killed)
+        while process.poll() is None and len(list(killed.glob("runs/*/*/result.json"))) < wanted:
+            time.sleep(0.05)
+        assert process.poll() is None, "killed too late to show anything"
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    done = {path: path.stat().st_mtime_ns for path in killed.glob("runs/*/*/result.json")}
+    assert len(done) >= 9
+    assert _start(killed).wait() == 0
+    assert all(path.stat().st_mtime_ns == then for path, then in done.items())  # finished runs are left as they are
+    first, second = (json.loads((out / "table.json").read_text()) for out in (whole, killed))
+    assert first["figures"] == second["figures"]
+    assert len(first["figures"]) == 114
+    assert all(figure["mean"] is not None for figure in first["figures"])
