@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -119,7 +118,7 @@ def retrain(
     state = optimizer.init(params)
     schedule = plan.schedule(len(y), batch_size, epochs, drop_last=False, key=key)
     places = torch.from_numpy(schedule.positions).to(z.device)
-    weights = torch.from_numpy(np.ascontiguousarray(schedule.weight)).to(z.device)
+    weights = torch.from_numpy(schedule.weight.copy()).to(z.device)
     for index, weight in zip(places, weights, strict=True):
         leaves = params.map(lambda t: t.detach().requires_grad_())
         with torch.enable_grad():

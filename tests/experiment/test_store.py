@@ -147,7 +147,12 @@ def test_two_processes_can_not_hold_one_folder(tmp_path: Path) -> None:
 
 def test_a_draft_that_a_kill_left_does_not_take_the_folder(tmp_path: Path) -> None:
     (tmp_path / f".{CONFIG}.abc").write_text("half")
-    assert RunFolder.create(tmp_path, RECIPE).path == tmp_path
+    (tmp_path / ".gitkeep").touch()
+    with pytest.raises(BadInput, match="gitkeep"):  # but anything else does
+        RunFolder.create(tmp_path, RECIPE)
+    (tmp_path / ".gitkeep").unlink()
+    with RunFolder.create(tmp_path, RECIPE).locked():
+        assert [p.name for p in tmp_path.iterdir()] == [CONFIG]  # and it is swept away
 
 
 def test_the_split_is_kept_and_compared(tmp_path: Path) -> None:

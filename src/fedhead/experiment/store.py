@@ -103,6 +103,9 @@ class RunFolder:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
                 raise BadInput(f"{self.path} is in use: another process is running in it") from error
+            for name in (CONFIG, PARTITION, METRICS, CHECKPOINT, ENVIRONMENT, RESULT):
+                for draft in self.path.glob(f".{name}.*"):  # a process was killed while it wrote
+                    draft.unlink()
             try:
                 yield self
             finally:
