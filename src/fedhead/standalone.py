@@ -112,6 +112,7 @@ def merge_files(paths: Sequence[str | Path]) -> Statistics:
                     f"{part.kind}; there {shape[0]}, {shape[1]}, {shape[2]}, or other weights): use one model for all"
                 )
             yield part
+            del part  # before the next file is read
 
     return class_statistics.merge(read())
 

@@ -96,10 +96,11 @@ def merge(parts: Iterable[Statistics]) -> Statistics:
     for part in parts:
         if total is None:
             total = Statistics(part.count.clone(), part.sum.clone(), part.outer.clone(), part.extractor)
-            continue
-        _refuse_other(total, part)
-        for mine, theirs in zip(total.tree().values(), part.tree().values(), strict=True):
-            mine.add_(theirs)
+        else:
+            _refuse_other(total, part)
+            for mine, theirs in zip(total.tree().values(), part.tree().values(), strict=True):
+                mine.add_(theirs)
+        del part  # before the next one is made or read
     if total is None:
         raise BadInput("no statistics to merge: give those of at least one client")
     return total

@@ -10,7 +10,7 @@ import pytest
 import torch
 from small import federation, network
 
-from fedhead import METHODS, CCVR, BadInput, Recalibrate, build, with_head
+from fedhead import CCVR, METHODS, BadInput, Recalibrate, build, with_head
 from fedhead import statistics as class_statistics
 from fedhead.calibration import linear, retrain, sizes, tukey, virtual_features
 from fedhead.engine.loop import Loop
@@ -198,7 +198,7 @@ def test_calibration_of_a_head_that_is_not_linear_is_refused_before_any_round() 
     for stage in (CCVR(), Recalibrate()):
         with pytest.raises(BadInput, match="Squared is not linear in the features"):
             stage.check([model], federation())
-    with pytest.raises(BadInput, match="ETFHead holds 'classifier.weight' fixed"):
+    with pytest.raises(BadInput, match=r"ETFHead holds 'classifier\.weight' fixed"):
         CCVR().check([build("mlp", (1, 6, 6), 3, head="etf")], federation())
 
 
@@ -267,6 +267,8 @@ def test_a_client_that_sends_nonsense_is_named_and_nothing_is_changed() -> None:
     replies = Loop().run(jobs[0])
     before = {n: t.clone() for n, t in simulation.server.leaves().items()}
 
+    narrow = class_statistics.of(torch.eye(4, dtype=torch.float64), torch.arange(4) % 3, 3).tree()
+
     def aggregate(change: Any) -> None:
         sent = [Tree(r.send) for r in replies]
         sent[1] = sent[1].replace(statistics=change(sent[1]["statistics"]))
@@ -282,7 +284,7 @@ def test_a_client_that_sends_nonsense_is_named_and_nothing_is_changed() -> None:
         (lambda s: s.replace(count=-s["count"]), "statistics of client 1: .*not negative"),
         (lambda s: s.replace(sum=s["sum"] * float("nan")), "statistics of client 1: 'sum' is not finite"),
         (spoil, "statistics of client 1: .*not positive semi-definite"),
-        (lambda s: s.replace(sum=s["sum"][:, :4], outer=s["outer"][:, :10]), "another model"),
+        (lambda _: narrow, "another model: features: 4 here, 8 elsewhere"),
     ):
         with pytest.raises(BadInput, match=words):
             aggregate(change)
@@ -290,13 +292,13 @@ def test_a_client_that_sends_nonsense_is_named_and_nothing_is_changed() -> None:
 
 
 def test_settings_out_of_range_are_refused() -> None:
-    for settings, words in (
+    for wrong, words in (
         ({"samples": 0}, "samples"),
         ({"epochs": -1}, "epochs"),
         ({"power": 0.0}, "power"),
     ):
         with pytest.raises(BadInput, match=f"stage.ccvr.{words}"):
-            CCVR(**settings)  # type: ignore[arg-type]  # wrong on purpose
+            CCVR(**wrong)  # type: ignore[arg-type]  # wrong on purpose
     with pytest.raises(BadInput, match="rank: 9 is more than the features' 8"):
         CCVR(covariance="low-rank", rank=9).check([network("group")], federation())
     with pytest.raises(BadInput, match="per_class"):

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from fedhead.data.arrays import Samples
     from fedhead.data.augment import Transform
+    from fedhead.data.federation import Federation
     from fedhead.models.split import Split
 
 Checkpoint = Annotated[Path, typer.Argument(help="A run folder of fedhead, or weights (.safetensors, .pt).")]
@@ -155,12 +156,11 @@ def _model_and_data(
 ) -> tuple[Split, Samples, Transform]:
     """A trained model, a site's samples, and how these are brought to its inputs."""
     from fedhead.data.augment import Transform
-    from fedhead.data.federation import Federation
     from fedhead.models import load
 
     if not site.exists():
         raise BadInput(f"{site} is not there: give an .npz file with x and y, or a folder of images")
-    federation = (Federation.from_npz if site.is_file() else Federation.from_folder)(site)
+    federation = _site(site)
     transform = federation.transform if normalize is None else Transform.named(normalize=normalize)
     if checkpoint.is_dir():
         from fedhead.data import datasets
@@ -178,13 +178,26 @@ def _model_and_data(
     return split, federation.train, transform
 
 
+def _site(path: Path) -> Federation:
+    """A site's samples, as a federation of one."""
+    from fedhead.data import sources
+    from fedhead.data.federation import Federation
+
+    if path.is_file():
+        return Federation.from_npz(path, clients=1)
+    found = sources.folder(path, None)
+    if found.sites:
+        raise BadInput(f"{path} holds the folders of {len(found.parts)} sites: give the folder of one")
+    return Federation.from_arrays(found.parts[0].x, found.parts[0].y, clients=1, names=found.names)
+
+
 def _as_weights(w: dict[str, Tensor]) -> Any:
     from fedhead.tree import Tree
 
     return Tree(w)
 
 
-def _architecture(model: str | None, classifier: str, w: dict[str, Tensor], federation: Any) -> Split:
+def _architecture(model: str | None, classifier: str, w: dict[str, Tensor], federation: Federation) -> Split:
     """The module of a built-in name or of module:function, with the weights of a file, in its parts."""
     import importlib
     import sys
@@ -216,7 +229,7 @@ def _architecture(model: str | None, classifier: str, w: dict[str, Tensor], fede
     return net if isinstance(net, Split) else split(net, classifier=classifier)
 
 
-def _refuse_inputs(split: Split, federation: Any, transform: Transform, site: Path) -> None:
+def _refuse_inputs(split: Split, federation: Federation, transform: Transform, site: Path) -> None:
     import torch
 
     try:

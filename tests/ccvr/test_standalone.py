@@ -1,0 +1,290 @@
+"""Calibration without a federated run: in Python, through files, and from the command line."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from sklearn.datasets import load_digits
+from torch import Tensor, nn
+
+import fedhead
+from fedhead import BadInput, Statistics, statistics
+from fedhead.cli import call
+from fedhead.experiment.config import Recipe
+from fedhead.experiment.run import Settings, execute
+from fedhead.models.split import Split, weights
+from fedhead.standalone import fingerprint
+from fedhead.treefile import save_tree
+
+
+class Net(nn.Module):
+    """A plain PyTorch model that fedhead knows nothing of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU())
+        self.head = nn.Linear(32, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.body(x))  # type: ignore[no-any-return]
+
+
+@pytest.fixture(scope="module")
+def digits() -> tuple[Tensor, Tensor]:
+    x, y = load_digits(return_X_y=True)
+    return torch.tensor(x / 16, dtype=torch.float32).reshape(-1, 1, 8, 8), torch.tensor(y)
+
+
+@pytest.fixture(scope="module")
+def net(digits: tuple[Tensor, Tensor]) -> Net:
+    """Trained on digits, then made to favour class 0."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = Net()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    for _ in range(60):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(digits[0]), digits[1]).backward()
+        optimizer.step()
+    with torch.no_grad():
+        model.head.bias[0] += 12
+    return model
+
+
+def accuracy(model: nn.Module, digits: tuple[Tensor, Tensor]) -> float:
+    out = model(digits[0])
+    return float(((out.logits if isinstance(model, Split) else out).argmax(1) == digits[1]).float().mean())
+
+
+def test_a_model_that_fedhead_did_not_train_is_calibrated_by_its_sites_statistics(
+    net: Net, digits: tuple[Tensor, Tensor]
+) -> None:
+    model = fedhead.split(net, classifier="head")
+    x, y = digits
+    sites = [fedhead.statistics_of(model, x[k::3], y[k::3]) for k in range(3)]
+    calibrated = fedhead.calibrate(model, iter(sites), lr=0.01, samples=200)
+    assert accuracy(model, digits) < 0.8
+    assert accuracy(calibrated, digits) > 0.93
+    before, after = weights(model), weights(calibrated)
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert changed == {"classifier.weight", "classifier.bias"}
+    whole = fedhead.calibrate(model, fedhead.statistics_of(model, x, y, chunk=100), lr=0.01, samples=200)
+    torch.testing.assert_close(weights(whole)["classifier.weight"], after["classifier.weight"], atol=1e-5, rtol=1e-4)
+
+
+def test_tukeys_transformation_travels_with_the_calibrated_model(net: Net, digits: tuple[Tensor, Tensor]) -> None:
+    model = fedhead.split(net, classifier="head")
+    known = fedhead.statistics_of(model, *digits)
+    both = fedhead.calibrate(model, known, tukey="both", lr=0.01, samples=200)
+    virtual = fedhead.calibrate(model, known, tukey="virtual", lr=0.01, samples=200)
+    assert torch.equal(weights(both)["classifier.weight"], weights(virtual)["classifier.weight"])
+    z = both.extractor(digits[0])
+    torch.testing.assert_close(both(digits[0]).logits, virtual.classifier(z.clamp_min(0).sqrt()))
+    with pytest.raises(BadInput, match="tukey=real"):
+        fedhead.calibrate(model, known, tukey="real")
+
+
+def test_what_does_not_fit_is_refused(net: Net, digits: tuple[Tensor, Tensor]) -> None:
+    model = fedhead.split(net, classifier="head")
+    x, y = digits
+    known = fedhead.statistics_of(model, x, y)
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        other = fedhead.split(Net(), classifier="head")
+    with pytest.raises(BadInput, match="another model: its weights differ"):
+        fedhead.calibrate(other, known)
+    with pytest.raises(BadInput, match="another model: the weights that gave the features differ"):
+        fedhead.calibrate(model, [known, fedhead.statistics_of(other, x, y)])
+    narrow = statistics.of(torch.randn(20, 7, generator=torch.Generator().manual_seed(0)), torch.arange(20) % 10, 10)
+    with pytest.raises(BadInput, match="10 classes and 7 features, the model 10 and 32"):
+        fedhead.calibrate(model, narrow)
+    with pytest.raises(BadInput, match=r"wrap it first, fedhead\.split"):
+        fedhead.calibrate(net, known)  # type: ignore[arg-type]  # wrong on purpose
+    with pytest.raises(BadInput, match="labels span 0 … 10"):
+        fedhead.statistics_of(model, x[:2], torch.tensor([0, 10]))
+    with pytest.raises(BadInput, match="as many labels as samples"):
+        fedhead.statistics_of(model, x[:2], y[:3])
+
+
+# -- files ------------------------------------------------------------------------------------------------
+def test_files_hold_what_was_saved_and_nothing_that_could_run(
+    tmp_path: Path, net: Net, digits: tuple[Tensor, Tensor]
+) -> None:
+    known = fedhead.statistics_of(fedhead.split(net, classifier="head"), *digits)
+    path = tmp_path / "site.safetensors"
+    fedhead.save_statistics(path, known)
+    found = fedhead.load_statistics(path)
+    assert all(torch.equal(a, b) for a, b in zip(found.tree().values(), known.tree().values(), strict=True))
+    assert found.extractor == known.extractor
+    merged = fedhead.merge_files([path, path, path])
+    torch.testing.assert_close(merged.count, 3 * known.count)
+    torch.testing.assert_close(merged.mean(), known.mean())
+
+
+def test_corrupt_and_foreign_files_are_refused_by_name(tmp_path: Path) -> None:
+    z, y = torch.randn(30, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64), torch.arange(30) % 3
+    known = statistics.of(z, y, 3)
+    good = tmp_path / "good.safetensors"
+    fedhead.save_statistics(good, known)
+    whole = good.read_bytes()
+    (tmp_path / "cut.safetensors").write_bytes(whole[:-20])
+    flipped = bytearray(whole)
+    flipped[-5] ^= 0xFF
+    (tmp_path / "flipped.safetensors").write_bytes(flipped)
+    (tmp_path / "text.safetensors").write_text("hello")
+    save_file({"a": torch.zeros(2)}, tmp_path / "foreign.safetensors")
+    save_tree(tmp_path / "tree.safetensors", known.tree(), {})
+    odd = known.tree().replace(outer=known.outer[:, :3])
+    save_tree(tmp_path / "shapes.safetensors", odd, {"holds": "class statistics"})
+    negative = known.tree().replace(count=-known.count)
+    save_tree(tmp_path / "negative.safetensors", negative, {"holds": "class statistics"})
+    for name, words in (
+        ("cut", "cut"),
+        ("flipped", "corrupt"),
+        ("text", "can't be read"),
+        ("foreign", "not one that fedhead wrote"),
+        ("tree", "holds no class statistics"),
+        ("shapes", "don't fit each other"),
+        ("negative", "not negative"),
+        ("missing", "is not there"),
+    ):
+        path = tmp_path / f"{name}.safetensors"
+        with pytest.raises(BadInput, match=words) as error:
+            fedhead.merge_files([good, path])
+        assert f"{name}.safetensors" in str(error.value)
+    fedhead.save_statistics(tmp_path / "other.safetensors", statistics.of(z[:, :3], y, 3))
+    with pytest.raises(BadInput, match=r"other\.safetensors is of another model than .*good\.safetensors"):
+        fedhead.merge_files([good, tmp_path / "other.safetensors"])
+
+
+def test_nothing_is_written_where_statistics_are_unsound(tmp_path: Path) -> None:
+    bad = Statistics(torch.tensor([1.0]), torch.tensor([[float("nan")]]), torch.tensor([[1.0]]))
+    with pytest.raises(BadInput, match="not finite"):
+        fedhead.save_statistics(tmp_path / "bad.safetensors", bad)
+    assert list(tmp_path.iterdir()) == []
+
+
+# -- speed --------------------------------------------------------------------------------------------------
+def test_statistics_cost_little_beside_the_forward_pass() -> None:
+    """10 classes, d = 256: one pass, at most 1.3 times the forward pass alone (here on 3,000 of 50,000 samples)."""
+    model = fedhead.build("simplecnn", (3, 32, 32), 10)
+    x = torch.randn(3000, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    y = torch.arange(3000) % 10
+
+    def forward() -> None:
+        with torch.no_grad():
+            for part in x.split(512):
+                model.projection(model.extractor(part))
+
+    def seconds(work: object) -> float:
+        begin = time.process_time()  # the machine may be busy with other things
+        work()  # type: ignore[operator]  # a function
+        return time.process_time() - begin
+
+    forward()
+    alone = [seconds(forward) for _ in range(5)]
+    both = [seconds(lambda: fedhead.statistics_of(model, x, y)) for _ in range(5)]
+    assert min(both) <= 1.3 * min(alone), (alone, both)
+
+
+def test_a_thousand_clients_are_merged_in_seconds_and_in_the_memory_of_two() -> None:
+    draw = torch.Generator().manual_seed(0)
+    one = statistics.of(torch.randn(500, 256, generator=draw), torch.arange(500) % 10, 10)
+    alive: list[int] = []
+
+    def clients() -> object:
+        for _ in range(1000):
+            outer = one.outer.clone()
+            alive.append(outer.data_ptr())
+            parts = [Statistics(one.count, one.sum, outer)]
+            del outer
+            yield parts.pop()
+
+    begin = time.process_time()
+    merged = statistics.merge(clients())  # type: ignore[arg-type]  # a generator of statistics
+    assert time.process_time() - begin < 5
+    assert torch.equal(merged.count, 1000 * one.count)
+    torch.testing.assert_close(merged.mean(), one.mean())
+    # the memory of a part is used again by the next: but for the total, one was alive at a time
+    assert len(set(alive[1:])) <= 2
+
+
+# -- the command line ---------------------------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("standalone") / "run"
+    recipe = Recipe(rounds=2, local_epochs=2, lr=0.05, batch_size=32, model_parameters={"hidden": [16]})
+    execute(recipe, path, Settings(device="cpu", executor="loop"))
+    return path
+
+
+def test_sites_and_server_from_the_command_line(
+    tmp_path: Path,
+    net: Net,
+    digits: tuple[Tensor, Tensor],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    x, y = (t.numpy() for t in digits)
+    (tmp_path / "mynets.py").write_text(
+        "from torch import nn\n"
+        "class Net(nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.body = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU())\n"
+        "        self.head = nn.Linear(32, 10)\n"
+        "    def forward(self, x):\n"
+        "        return self.head(self.body(x))\n"
+    )
+    save_file(net.state_dict(), "net.safetensors")
+    torch.save(net.state_dict(), "net.pt")
+    for k, weights_file in enumerate(["net.safetensors", "net.pt"]):
+        np.savez(f"site{k}.npz", x=x[k::2], y=y[k::2])
+        line = ["statistics", weights_file, f"site{k}.npz", "--out", f"s{k}.safetensors"]
+        assert call([*line, "--model", "mynets:Net", "--classifier", "head"]) == 0, capsys.readouterr().err
+    sites = ["--statistics", "s0.safetensors", "--statistics", "s1.safetensors"]
+    line = ["calibrate", "net.safetensors", *sites, "--classifier", "head", "--lr", "0.01", "--samples", "200"]
+    assert call([*line, "--out", "new.safetensors"]) == 0, capsys.readouterr().err
+    assert "1797 samples" in capsys.readouterr().out
+    new = load_file("new.safetensors")
+    calibrated = Net()
+    calibrated.load_state_dict(new)
+    assert accuracy(calibrated, digits) > 0.93 > accuracy(net, digits)
+    assert fingerprint(new, "head") == fingerprint(net.state_dict(), "head")
+
+    for arguments, words in (
+        (["calibrate", "net.safetensors", "--out", "a.safetensors"], "nothing to calibrate by"),
+        ([*line[:6], "--classifier", "haed", "--out", "a.safetensors"], "no linear layer 'haed'"),
+        (["calibrate", "none.pt", *sites, "--out", "a.safetensors"], "none.pt is not there"),
+        (["calibrate", "mynets.py", *sites, "--out", "a.safetensors"], "can't be read as weights"),
+        (["statistics", "net.pt", "site0.npz", "--out", "a.safetensors"], "--model"),
+        (["statistics", "net.pt", "none.npz", "--model", "mynets:Net", "--out", "a.safetensors"], "none.npz is not"),
+        (["statistics", "net.pt", "site0.npz", "--model", "mynets:Nat", "--out", "a.safetensors"], "Nat"),
+    ):
+        assert call(arguments) == 2
+        err = capsys.readouterr().err
+        assert words in err
+        assert err.count("\n") == 1
+    assert not Path("a.safetensors").exists()
+
+
+def test_a_run_folder_is_calibrated(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "calibrated.safetensors"
+    assert call(["calibrate", str(run), "--out", str(out), "--samples", "100"]) == 0, capsys.readouterr().err
+    assert set(load_file(out)) >= {"classifier.weight", "classifier.bias", "extractor.1.0.weight"}
+    x, y = load_digits(return_X_y=True)
+    np.savez(tmp_path / "site.npz", x=np.rint(x * 255 / 16).astype(np.uint8).reshape(-1, 8, 8), y=y)
+    site = str(tmp_path / "site.safetensors")
+    assert call(["statistics", str(run), str(tmp_path / "site.npz"), "--out", site, "--covariance", "diagonal"]) == 0
+    assert call(["calibrate", str(run), "--statistics", site, "--out", str(out), "--samples", "100"]) == 0
+    assert call(["calibrate", str(run), "--data", str(tmp_path / "site.npz"), "--out", str(out)]) == 0
+    np.savez(tmp_path / "odd.npz", x=np.zeros((3, 5, 5), np.uint8), y=[0, 1, 2])
+    capsys.readouterr()
+    assert call(["statistics", str(run), str(tmp_path / "odd.npz"), "--out", site]) == 2
+    assert "can't take samples of shape (1, 5, 5)" in capsys.readouterr().err
