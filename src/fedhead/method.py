@@ -105,7 +105,7 @@ class Method(Exchange):
     def start(self, me: Client) -> Weights:
         """Begin from the server's model, with the client's own parts where some stay at home."""
         model = cast(Weights, me.down["model"])
-        return me.state["own"].replace(model) if "own" in me.state else model  # type: ignore[no-any-return]
+        return me.state["own"].replace(model) if "own" in me.state else model
 
     def phases(self, task: Task) -> tuple[Phase, ...]:
         """Train the whole model."""

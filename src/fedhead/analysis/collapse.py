@@ -1,34 +1,29 @@
 """Neural collapse: how close features and classifier have come to one simplex, and how well clients agree on it.
 
 The figures of FedETF's section 5.3, on features z, the classifier's input. `measure` looks at the global model,
-`locally` at what the clients make of it in one more local round, and `Watch` records both after every round of a run.
+`locally` at what the clients make of it in the next round, and `Watch` records both after every round of a run.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.func import functional_call
 from torch.nn import functional as F
 
-from fedhead.client import Client
+from fedhead.analysis.local import global_weights, held_out_features, local_models
 from fedhead.engine import choose
 from fedhead.engine.rounds import Snapshot
 from fedhead.engine.simulation import Simulation
 from fedhead.engine.state import Memory
 from fedhead.errors import BadInput
-from fedhead.method import Method, Stage
-from fedhead.prototypes import class_sums
-from fedhead.tree import Tree, Weights, stack
-from fedhead.types import PARTS, Phase, Replies, Reply, Task
+from fedhead.method import Method
+from fedhead.stages.recalibrate import features
 
 if TYPE_CHECKING:
     from fedhead.data.federation import Federation
-    from fedhead.data.pool import Pool
     from fedhead.engine.job import Executor
     from fedhead.models.split import Split
 
@@ -105,72 +100,59 @@ def consistency(vectors: Tensor, held: Tensor | None = None) -> float:
 
 
 # -- on a federation --------------------------------------------------------------------------------------------------
-@torch.no_grad()
-def features(model: Split, w: Weights, pool: Pool, batch: int = 1024) -> tuple[Tensor, Tensor]:
-    """The features z and labels of all samples of a pool, in evaluation mode."""
-    rows = torch.arange(len(pool), device=pool.device)
-    found = [functional_call(model.eval(), dict(w), (pool.view(part, None),)).z for part in torch.split(rows, batch)]
-    return torch.cat(found), pool.y
-
-
-def measure(simulation: Simulation, server: Tree | None = None) -> Collapse:
+def measure(simulation: Simulation) -> Collapse:
     """Neural collapse of the global model on the global test set."""
-    w = simulation.method.global_model(simulation.server if server is None else server, simulation.task)
-    if w is None or simulation.test is None:
-        lacking = "global model" if w is None else "global test set"
-        raise BadInput(f"neural collapse can't be measured: this run has no {lacking}")
-    model = simulation.task.model
-    z, y = features(model, w, simulation.test)
-    means, counts = prototypes(z, y, simulation.task.classes)
+    z, y = held_out_features(simulation)
+    classes = simulation.task.classes
+    means, counts = prototypes(z, y, classes)
     held = counts > 0
-    aligned = alignment(means[held], w["classifier.weight"][held])
-    return Collapse(within_over_between(z, y, simulation.task.classes), simplex_error(means[held]), aligned)
+    vectors = global_weights(simulation)["classifier.weight"]
+    return Collapse(
+        within_over_between(z, y, classes), simplex_error(means[held]), alignment(means[held], vectors[held])
+    )
 
 
 class LocalView(NamedTuple):
-    """What each client's own model says after local training."""
+    """What the clients' own models say after local training; the clients that hold data, in order."""
 
+    clients: list[int]
     prototypes: Tensor  # [K, C, d], of the client's own samples
     held: Tensor  # [K, C], which classes the client holds
     vectors: Tensor  # [K, C, d], the rows of its classifier
 
 
-@dataclass(frozen=True)
-class _Look(Stage):
-    """One more local round of all clients, of which only prototypes and classifiers are looked at."""
-
-    def phases(self, task: Task) -> tuple[Phase, ...]:
-        return self.method.phases(task)
-
-    def correct(self, g: Tree, me: Client) -> Tree:
-        return self.method.correct(g, me)
-
-    def finish(self, w: Weights, me: Client) -> Reply:
-        means = class_sums(me, w.part(*PARTS), lambda out: out.z) / me.counts.clamp_min(1).unsqueeze(1)
-        sent = Tree(prototypes=means, held=me.counts > 0, vectors=w["classifier.weight"])
-        return Reply(send=sent, keep=me.state)
-
-    def aggregate(self, server: Tree, replies: Replies, task: Task) -> Tree:
-        return stack(list(replies.sent))
+def locally(simulation: Simulation, executor: Executor, round: int) -> LocalView:
+    """Prototypes and classifiers of all clients after a round that begins where the simulation stands."""
+    models = local_models(simulation, executor, round)
+    sizes = {task.model.features for task in simulation.tasks}
+    if len(sizes) > 1:
+        raise BadInput(f"clients' features differ in dimension ({sorted(sizes)}), so they can't be compared")
+    means, held = [], []
+    for k, w in models.items():
+        rows = torch.from_numpy(simulation.federation.rows[k])
+        z, y = features(simulation.task_of(k).model, w, simulation.pool, rows)
+        mine, counts = prototypes(z, y, simulation.task.classes)
+        means.append(mine)
+        held.append(counts > 0)
+    vectors = torch.stack([w["classifier.weight"] for w in models.values()])
+    return LocalView(list(models), torch.stack(means), torch.stack(held), vectors)
 
 
-def locally(
-    simulation: Simulation, executor: Executor, server: Tree | None = None, memory: Memory | None = None, round: int = 0
-) -> LocalView:
-    """Prototypes and classifiers of all clients after one more local round; the federation stays as it is."""
-    begin = simulation.server if server is None else server
-    kept = (simulation.memory if memory is None else memory).copy()
-    number = round or simulation.task.rounds + 1
-    look = _Look().after(simulation.method)
-    found, _ = simulation.exchange(look, begin, kept, simulation.holders, number, executor)
-    return LocalView(found["prototypes"], found["held"], found["vectors"])
+def observe(simulation: Simulation, executor: Executor, round: int, clients: bool = True) -> dict[str, float]:
+    """All figures after a round: those of the global model, and of the clients' models in the next one."""
+    row: dict[str, float] = {"round": round, **measure(simulation)._asdict()}
+    if clients:
+        view = locally(simulation, executor, round + 1)
+        row["prototype_consistency"] = consistency(view.prototypes, view.held)
+        row["classifier_consistency"] = consistency(view.vectors)
+    return row
 
 
 class Watch:
     """Records neural collapse after every round: give it to a run as `on_round`, then read `rows`.
 
-    It holds a simulation of its own, so that it can look without touching the run. Consistency is that of the clients'
-    models in the following round, for which each client trains once more: `clients=False` leaves that out.
+    It holds a simulation of its own, so that it can look without touching the run. For the clients' consistency each
+    client trains once more; `clients=False` leaves that out.
     """
 
     def __init__(
@@ -181,22 +163,15 @@ class Watch:
         *,
         executor: str = "stack",
         clients: bool = True,
-        every: int = 1,
         **settings: Any,
     ):
         self.simulation = Simulation(federation, models, method, **settings)
         self.executor = choose.named(executor, self.simulation)
-        self.clients, self.every = clients, every
+        self.clients = clients
         self.rows: list[dict[str, float]] = []
 
     def __call__(self, now: Snapshot) -> None:
         """Look at the state after a round."""
-        if now.round % self.every:
-            return
-        row: dict[str, float] = {"round": now.round, **measure(self.simulation, now.server)._asdict()}
-        if self.clients:
-            memory = Memory(self.simulation.initial_state, now.clients)
-            view = locally(self.simulation, self.executor, now.server, memory, now.round + 1)
-            row["prototype_consistency"] = consistency(view.prototypes, view.held)
-            row["classifier_consistency"] = consistency(view.vectors)
-        self.rows.append(row)
+        self.simulation.server = now.server
+        self.simulation.memory = Memory(self.simulation.initial_state, now.clients)
+        self.rows.append(observe(self.simulation, self.executor, now.round, self.clients))

@@ -19,7 +19,7 @@ def analyse(
     kind: Annotated[str | None, typer.Argument(metavar="[KIND]", help="What to look at; none: list the kinds.")] = None,
     runs: Annotated[list[Path] | None, typer.Argument(metavar="[RUN]...", help="Run folders.")] = None,
     samples: Annotated[int | None, typer.Option(min=2, help="How many samples to look at.")] = None,
-    rounds: Annotated[str, typer.Option(help="norms: rounds to run again for their local models.")] = "1",
+    rounds: Annotated[str, typer.Option(help="norms, collapse: rounds to run again: 1,5-10.")] = "1",
     seed: Annotated[int, typer.Option(min=0, help="Decides what is drawn.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Where to write. [default: analysis/ in the first run]")] = None,
     data: DataFolder = None,
@@ -37,8 +37,10 @@ def analyse(
       fedhead analyse norms runs/noniid --rounds 1,5
       fedhead analyse embed runs/noniid --samples 500
       fedhead analyse features runs/local runs/fedclassavg
+      fedhead analyse collapse runs/fedavg runs/fedetf --rounds 1-10
     """
-    import fedhead.analysis.clientwise  # noqa: F401 (importing it registers its kinds)
+    import fedhead.analysis.clientwise
+    import fedhead.analysis.geometry  # noqa: F401 (importing the two registers their kinds)
     from fedhead.analysis.kinds import KINDS, Options
     from fedhead.experiment.reopen import reopen
     from fedhead.report.figures import save
@@ -99,6 +101,7 @@ def forecast(
 
 def _numbers(text: str) -> list[int]:
     try:
-        return sorted({int(word) for word in text.split(",") if word.strip()})
+        spans = [word.partition("-") for word in text.split(",") if word.strip()]
+        return sorted({r for first, _, last in spans for r in range(int(first), int(last or first) + 1)})
     except ValueError as error:
-        raise BadInput(f"--rounds {text!r}: write whole numbers with commas between, such as 1,10") from error
+        raise BadInput(f"--rounds {text!r}: write whole numbers or spans with commas between: 1,5-10") from error

@@ -1,0 +1,109 @@
+"""Analyses of the classifier's geometry: neural collapse over the rounds, and the clients' classifiers (FedETF)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+
+from fedhead.analysis import collapse, embed
+from fedhead.analysis.kinds import Options, Report, kind, label
+from fedhead.errors import BadInput
+from fedhead.experiment.reopen import Trained, fresh
+from fedhead.report.figures import COLOURS
+
+Rows = Sequence[Mapping[str, float]]
+TITLES = {
+    "nc1": "NC1: variance within classes\nover that between them",
+    "nc2": "NC2: error of the\nprototypes' simplex",
+    "nc3": "NC3: cosine of classifier\nand prototypes",
+    "prototype_consistency": "consistency of the\nclients' prototypes",
+    "classifier_consistency": "consistency of the\nclients' classifiers",
+}
+
+
+@kind("collapse", "neural collapse and the clients' consistency, in chosen rounds and at the end (FedETF, Fig. 5)")
+def look_at_collapse(runs: Sequence[Trained], options: Options) -> Report:
+    """NC1 to NC3 and consistency; the rounds up to the last chosen one are run again, to the same numbers."""
+    numbers = {name: course(run, options.rounds) for name, run in named(runs).items()}
+    return Report(numbers, {"": curves(numbers)})
+
+
+def course(run: Trained, rounds: Sequence[int]) -> list[dict[str, float]]:
+    """The figures after each chosen round, and after the last."""
+    late = [r for r in rounds if not 1 <= r <= run.round]
+    if late:
+        raise BadInput(f"round {late[0]} is not among the run's 1 … {run.round}")
+    simulation, found = fresh(run), []
+    early = {r for r in rounds if r < run.round}
+    for number in range(1, max(early, default=0) + 1):
+        simulation.round(number, run.executor)
+        if number in early:
+            found.append(collapse.observe(simulation, run.executor, number))
+    return [*found, collapse.observe(run.simulation, run.executor, run.round)]
+
+
+@kind("classifiers", "cosines of the clients' classifiers, and their vectors in the plane (FedETF, Fig. 1)")
+def look_at_classifiers(runs: Sequence[Trained], options: Options) -> Report:
+    """Pairwise cosines of the classifiers after one more local round, and t-SNE of their vectors, class by class."""
+    numbers: dict[str, Any] = {}
+    panels = {}
+    for name, run in named(runs).items():
+        view = collapse.locally(run.simulation, run.executor, run.round + 1)
+        cosines = collapse.agreement(view.vectors).cpu()
+        clients, classes, size = view.vectors.shape
+        place = embed.tsne(view.vectors.reshape(clients * classes, size).cpu(), options.seed)
+        own = torch.arange(classes).repeat(clients)
+        panels[name] = (cosines.numpy(), place.numpy(), own.numpy())
+        numbers[name] = {
+            "clients": view.clients,
+            "cosines": cosines.tolist(),
+            "mean_cosine": collapse.consistency(view.vectors),
+            "place": place.tolist(),
+            "class": own.tolist(),
+        }
+    return Report(numbers, {"": classifiers(panels)})
+
+
+def named(runs: Sequence[Trained]) -> dict[str, Trained]:
+    """The runs under names that tell them apart."""
+    labels = [label(run) for run in runs]
+    return {
+        text if labels.count(text) == 1 else f"{text} ({run.path})": run for text, run in zip(labels, runs, strict=True)
+    }
+
+
+# -- figures ----------------------------------------------------------------------------------------------------------
+def curves(runs: Mapping[str, Rows]) -> Figure:
+    """Each figure over the rounds, a panel each, a line a run."""
+    fig = Figure(figsize=(3.2 * len(TITLES), 3.2), layout="constrained")
+    for place, (key, title) in enumerate(TITLES.items()):
+        ax = fig.add_subplot(1, len(TITLES), place + 1)
+        for i, (name, rows) in enumerate(runs.items()):
+            there = [row for row in rows if key in row]
+            x, y = [row["round"] for row in there], [row[key] for row in there]
+            ax.plot(x, y, ".-", color=COLOURS[i % len(COLOURS)], label=name)
+        ax.set(xlabel="round")
+        ax.set_title(title, fontsize=9)
+        if place == 0:
+            ax.legend(frameon=False, fontsize=8)
+    return fig
+
+
+def classifiers(runs: Mapping[str, tuple[Any, Any, Any]]) -> Figure:
+    """The cosines as a map and the vectors in the plane, coloured by class, a row a run."""
+    fig = Figure(figsize=(7.2, 3.4 * len(runs)), layout="constrained")
+    for row, (name, (cosines, place, own)) in enumerate(runs.items()):
+        left = fig.add_subplot(len(runs), 2, 2 * row + 1)
+        shown = left.imshow(cosines, vmin=-1, vmax=1, cmap="coolwarm")
+        left.set(title=name, xlabel="client", ylabel="client")
+        fig.colorbar(shown, ax=left, label="mean cosine over classes")
+        right = fig.add_subplot(len(runs), 2, 2 * row + 2)
+        x, y = np.asarray(place).T
+        dots = right.scatter(x, y, c=own, s=14, cmap="nipy_spectral", vmin=-0.5, vmax=own.max() + 0.5)
+        right.set(title="classifier vectors, by class", xticks=[], yticks=[])
+        fig.colorbar(dots, ax=right, label="class")
+    return fig
