@@ -79,8 +79,8 @@ def test_clients_that_agree_trust_each_other_most() -> None:
     method, c = KTpFL(coefficient_lr=2.0, penalty=0.01), torch.full((4, 4), 0.25, dtype=torch.float64)
     for _ in range(20):
         c = method.learn(c, knowledge, range(4))
-    assert (c[0, [0, 2]].sum() > 0.6)
-    assert (c[1, [1, 3]].sum() > 0.6)
+    assert c[0, [0, 2]].sum() > 0.6
+    assert c[1, [1, 3]].sum() > 0.6
 
 
 def test_a_second_round_distils_the_mixture_and_then_trains() -> None:

@@ -1,0 +1,100 @@
+"""FedClassAvg's tables by name: every cell can be built, table 2 survives a kill, table 5 counts bytes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from fedhead.experiment import build, tables
+from fedhead.experiment.reproduce import reproduce
+from fedhead.experiment.run import Settings
+
+TABLES = ["fedclassavg/table2", "fedclassavg/table3", "fedclassavg/table4", "fedclassavg/table5"]
+
+
+@pytest.mark.parametrize(("name", "cells"), list(zip(TABLES, (24, 36, 12, 4), strict=True)))
+def test_every_cell_has_its_published_figure_and_a_recipe(name: str, cells: int) -> None:
+    table = tables.load(name)
+    assert len(table.cells()) == cells
+    for cell in table.cells():
+        assert (tables.published(cell) is None) == (cell.name == "ktpfl-predictions")
+        cell.recipe(seed=0)
+    for cell in table.cells("small"):
+        build.validate(cell.recipe(seed=0))
+
+
+def test_table_1_s_hyper_parameters_are_those_of_the_cells() -> None:
+    expected = {"cifar10": (1e-4, 0.1), "fashionmnist": (6e-4, 0.4662), "emnist-letters": (5e-4, 0.1)}
+    for name in TABLES[:3]:
+        for cell in tables.load(name).cells():
+            recipe = cell.recipe(0)
+            if recipe.method == "fedclassavg":
+                assert (recipe.lr, recipe.method_parameters["rho"]) == expected[recipe.dataset]
+                assert (recipe.batch_size, recipe.local_epochs, recipe.optimizer) == (64, 1, "adam")
+                assert recipe.betas == (0.5, 0.999)
+                assert recipe.augment == "simclr"
+
+
+@pytest.mark.parametrize("choice", ["cifar10-dirichlet fedclassavg", "emnist-skewed fedproto"])
+def test_full_cells_fit_their_data(choice: str) -> None:
+    (cell,) = tables.load("fedclassavg/table2").cells(pick=[choice])
+    made = build.validate(cell.recipe(seed=0))
+    assert len({m.features for m in made}) == 1
+    assert len(made) == (4 if "fedclassavg" in choice else 3)
+
+
+def test_table_5_counts_what_crosses_the_wire(tmp_path: Path) -> None:
+    outcome = reproduce(
+        tables.load("fedclassavg/table5"), tmp_path, scale="small", settings=Settings(device="cpu", executor="loop")
+    )
+    found = {figure.choices["what"]: figure.mean for figure in outcome.figures}
+    classifier = 4 * (512 * 10 + 10)
+    assert found["classifier"] == classifier
+    assert found["whole-model"] == classifier + 4 * ((9 + 1) * 16 + (9 * 16 + 1) * 32 + (128 + 1) * 64 + (64 + 1) * 512)
+    assert found["ktpfl-predictions"] == 200 * 10 * 4
+    assert found["ktpfl-public-images"] == 200 * 64
+
+
+@pytest.mark.slow
+def test_table_2_runs_to_its_end_though_it_is_killed_on_the_way(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+
+    def start() -> subprocess.Popen[bytes]:
+        command = ["-m", "fedhead.cli", "reproduce", "fedclassavg/table2", "--scale", "small", "--out", str(tmp_path)]
+        with log.open("ab") as said:
+            return subprocess.Popen(
+                [sys.executable, *command, "--executor", "loop", "--device", "cpu"],
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                stdout=subprocess.DEVNULL,
+                stderr=said,
+            )
+
+    def finished() -> dict[Path, int]:
+        return {p: p.stat().st_mtime_ns for p in tmp_path.glob("runs/*/*/result.json")}
+
+    killed = start()
+    begun = time.monotonic()
+    while killed.poll() is None and len(finished()) < 3 and time.monotonic() - begun < 200:
+        time.sleep(0.05)
+    os.kill(killed.pid, signal.SIGKILL)
+    assert killed.wait() == -signal.SIGKILL
+    before = finished()
+    assert len(before) >= 3
+    assert not (tmp_path / "table.json").exists()
+    again = start()
+    assert again.wait(timeout=280) == 0, log.read_text()
+    assert all(finished()[path] == when for path, when in before.items())  # what was finished was not run again
+    figures = json.loads((tmp_path / "table.json").read_text())["figures"]
+    assert len(figures) == 24
+    for figure in figures:
+        assert 10 < figure["mean"] <= 100
+        assert figure["deviation"] > 0  # over clients
+        assert figure["published"] is not None
+        assert figure["difference"] is None  # the small version can't be compared
