@@ -88,11 +88,20 @@ class Table:
         return list(self.content["axes"])
 
     def cells(self, scale: Scale = "full", pick: Sequence[str] = ()) -> list[Cell]:
-        """The table's cells; with `pick` those whose name holds one of the texts, all words of it."""
+        """The table's cells; with `pick` those that fit one of the texts, all words of it.
+
+        A word that is a choice of the table fits that choice alone (fedavg is not fedavgm), any other one is sought
+        in the cell's name.
+        """
         every = list(self._all(scale))
         if not pick:
             return every
-        chosen = [cell for cell in every if any(all(w in cell.name for w in text.split()) for text in pick)]
+        known = {choice for cell in every for choice in cell.choices.values()}
+
+        def fits(cell: Cell, word: str) -> bool:
+            return word in (cell.choices.values() if word in known else cell.name)
+
+        chosen = [cell for cell in every if any(all(fits(cell, w) for w in text.split()) for text in pick)]
         if not chosen:
             raise unknown(f"cell of {self.name}", ",".join(pick), [cell.name for cell in every])
         return chosen

@@ -1,0 +1,180 @@
+"""Tables by name: every cell finds its published figure, small ones run to their end, killed ones go on."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from fedhead.cli import call
+from fedhead.errors import BadInput
+from fedhead.experiment import build, tables
+from fedhead.experiment.reproduce import folder, reproduce
+from fedhead.experiment.run import Settings
+from fedhead.experiment.tables import parse, published
+
+CCVR = [name for name in tables.names() if name.startswith("ccvr/")]
+
+TINY = """
+# A tiny table
+paper: ccvr
+table: 2
+seeds: {full: 3, small: 2}
+base: {dataset: digits, subset: 120, clients: 3, rounds: 2, lr: 0.05, model: mlp, model.hidden: [8]}
+axes:
+  data:
+    mild: {set: {partition: dirichlet(0.5)}, find: {dataset: cifar10, partition: dirichlet(0.5)}}
+    hard: {set: {partition: dirichlet(0.1)}, find: {dataset: cifar10, partition: dirichlet(0.1)}}
+  method:
+    fedavg: {set: {method: fedavg}, find: {method: fedavg}}
+    fedprox: {set: {method: fedprox}, find: {method: fedprox}}
+  stage:
+    before: {find: {stage: none}}
+    few: {stage: ccvr, set: {stage.ccvr.samples: 5}, find: {stage: ccvr}}
+    many: {stage: ccvr, set: {stage.ccvr.samples: 50}, find: {stage: ccvr}}
+rules:
+  - {when: {data: hard, method: fedprox}, set: {method.mu: 0.5}}
+skip: [{data: mild, stage: many}]
+small: {rounds: 1, stage.ccvr.epochs: 1}
+"""
+
+
+def test_the_papers_tables_are_all_there() -> None:
+    assert CCVR == ["ccvr/figure7", *(f"ccvr/table{n}" for n in range(1, 6))]
+
+
+@pytest.mark.parametrize("name", CCVR)
+def test_every_cell_is_sound_and_has_its_published_figure(name: str) -> None:
+    table = tables.load(name)
+    cells = table.cells()
+    assert len({cell.name for cell in cells}) == len(cells)
+    for cell in cells:
+        assert published(cell) is not None, cell.name
+    for scale in ("full", "small"):
+        checked = set()
+        for cell in table.cells(scale):  # type: ignore[arg-type]  # a literal from the list
+            key = (json.dumps(dict(cell.keys), sort_keys=True), cell.stage, json.dumps(dict(cell.parameters)))
+            if key not in checked:
+                checked.add(key)
+                keys = {**cell.keys, "stages": [cell.stage] if cell.stage else []}
+                keys |= {f"stage.{cell.stage}.{word}": value for word, value in cell.parameters.items()}
+                build.stages(build.Recipe.from_flat(keys))
+
+
+def test_every_published_figure_of_the_paper_has_its_cell() -> None:
+    rows = [row for row in tables.published_rows() if row["paper"] == "ccvr"]
+    covered = [
+        [row for row in rows if all(row[k] == v for k, v in cell.find.items())]
+        for name in CCVR
+        for cell in tables.load(name).cells()
+    ]
+    assert all(len(found) == 1 for found in covered)
+    assert {id(found[0]) for found in covered} == {id(row) for row in rows}
+
+
+def test_table_8s_hyper_parameters_reach_their_cells() -> None:
+    cells = {cell.name: cell for cell in tables.load("ccvr/table2").cells()}
+    assert cells["cifar10-0.05 fedprox ccvr"].keys["method.mu"] == 0.01
+    assert cells["cifar10-0.1 fedprox ccvr"].keys["method.mu"] == 0.001
+    assert cells["cifar10-0.05 moon ccvr"].keys["method.mu"] == 5
+    assert dict(cells["cifar10-0.5 fedavg ccvr"].parameters) == {"samples": 100, "epochs": 30}
+    assert dict(cells["cifar10-0.1 fedavg ccvr"].parameters) == {"samples": 2000, "epochs": 10}
+    assert dict(cells["cifar100 moon ccvr"].parameters) == {"samples": 500, "epochs": 10, "lr": 1e-5}
+    assert dict(cells["cinic10 fedavg ccvr"].parameters) == {"samples": 1000, "epochs": 50}
+    assert cells["cinic10 fedavg before"].keys["batch_size"] == 512
+    assert cells["cinic10 fedavg before"].keys["model"] == "mobilenetv2"
+    assert "method.mu" not in cells["cifar10-0.1 fedavg before"].keys
+    one = {cell.name: cell for cell in tables.load("ccvr/table1").cells()}
+    assert one["clsnorm+clsprox cifar10-0.05"].keys["method.mu"] == 0.01
+    assert one["clsnorm+clsprox cifar10-0.05"].keys["model.head"] == "normalised"
+    assert one["clsnorm cifar10-0.5"].keys.get("method", "fedavg") == "fedavg"
+
+
+def test_cells_share_runs_and_finished_ones_are_not_run_again(tmp_path: Path) -> None:
+    table = parse("paper/tiny", TINY.lstrip())
+    said: list[str] = []
+    outcome = reproduce(table, tmp_path, scale="small", settings=Settings(device="cpu"), say=said.append)
+    assert len(said) == 2 * 2 * 2  # data, methods, seeds: stages train nothing
+    assert len(outcome.figures) == 10  # one combination is skipped for each method
+    assert all(f.mean is not None and len(f.values) == 2 and f.deviation is not None for f in outcome.figures)
+    assert all(f.difference is None for f in outcome.figures)
+    assert "NOT comparable" in outcome.note()
+    assert outcome.figures[0].published == 68.62
+    before = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*") if p.is_file() and p.parent != tmp_path}
+    again = reproduce(table, tmp_path, scale="small", settings=Settings(device="cpu"))
+    assert again == outcome
+    assert before == {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*") if p.is_file() and p.parent != tmp_path}
+    with (tmp_path / "table.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert rows[0]["data"] == "mild"
+    assert rows[0]["published"] == "68.62"
+    assert json.loads((tmp_path / "table.json").read_text())["comparable"] is False
+
+
+def test_full_scale_gives_differences_and_a_picked_cell_runs_alone(tmp_path: Path) -> None:
+    table = parse("paper/tiny", TINY.lstrip())
+    outcome = reproduce(table, tmp_path, pick=["mild fedavg few"], seeds=1, settings=Settings(device="cpu"))
+    (figure,) = outcome.figures
+    assert figure.cell == "mild fedavg few"
+    assert figure.mean is not None
+    assert figure.difference == pytest.approx(figure.mean - 71.03)
+    assert len(list((tmp_path / "runs").iterdir())) == 1
+    with pytest.raises(BadInput, match="unknown cell"):
+        table.cells(pick=["mild fedsgd"])
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (("skip:", "skp:"), "unknown key in paper/tiny 'skp'"),
+        (("set: {method: fedavg}", "sets: {method: fedavg}"), "unknown key in paper/tiny, method fedavg 'sets'"),
+        (("data: hard, method", "date: hard, method"), "unknown axis of paper/tiny 'date'"),
+        (("data: hard, method", "data: heard, method"), "did you mean 'hard'"),
+        (("paper: ccvr", ""), "'paper' is missing"),
+    ],
+)
+def test_mistakes_in_a_table_are_named(change: tuple[str, str], words: str) -> None:
+    with pytest.raises(BadInput, match=words):
+        parse("paper/tiny", TINY.lstrip().replace(*change))
+
+
+def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(["reproduce"]) == 0
+    assert "ccvr/table2" in capsys.readouterr().out
+    assert call(["reproduce", "ccvr/table2", "--dry-run", "--cells", "cifar10-0.1 fedavg"]) == 0
+    listed = capsys.readouterr().out.split("\n")
+    assert listed[:3] == ["cifar10-0.1 fedavg before", "cifar10-0.1 fedavg ccvr", "cifar10-0.1 fedavg whole-data"]
+    assert call(["reproduce", "ccvr/tabel2"]) == 2
+    assert "did you mean 'ccvr/table2'?" in capsys.readouterr().err
+    assert call(["reproduce", "ccvr/table2", "--cells", "nothing", "--out", str(tmp_path / "t")]) == 2
+    assert not (tmp_path / "t").exists()
+
+
+@pytest.mark.slow
+def test_table_2_runs_small_from_a_fresh_clone_and_goes_on_after_kill_9(tmp_path: Path) -> None:
+    out, line = tmp_path / "table", [sys.executable, "-m", "fedhead.cli", "reproduce", "ccvr/table2", "--scale", "small"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "FEDHEAD_DATA": str(tmp_path / "nothing")}
+    line += ["--out", str(out), "--device", "cpu", "--cells", "cifar10-0.1,cifar100 fedavg"]
+    process = subprocess.Popen(line, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while not any(out.rglob("stage-*.json")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    done = {p: p.stat().st_mtime_ns for p in out.rglob("result.json")}
+    assert done
+    assert not (out / "table.csv").exists()
+    subprocess.run(line, env=environment, check=True, capture_output=True, timeout=280)
+    assert all(p.stat().st_mtime_ns == when for p, when in done.items())
+    found = json.loads((out / "table.json").read_text())
+    assert len(found["figures"]) == 15
+    assert all(f["mean"] > 50 for f in found["figures"])
+    whole = tables.load("ccvr/table2")
+    assert folder(out, whole.cells("small", ["cifar100 fedavg"])[0].recipe(0)).exists()
