@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,9 @@ import fedhead.stages  # noqa: F401  the two register all methods and stages
 from fedhead.engine.loop import Loop
 from fedhead.engine.rounds import run_stage
 from fedhead.engine.simulation import Simulation
+from fedhead.errors import FedheadError
 from fedhead.flower.shelf import Shelf
-from fedhead.method import METHODS, Stage
+from fedhead.method import METHODS, STAGES, Stage
 from fedhead.models.split import Split
 from fedhead.optim import SGD
 from fedhead.tree import Tree
@@ -42,6 +44,8 @@ def compare(world: World, simulation: Simulation, stages: list[Stage]) -> None:
     coordinator = world.coordinator(world.grid())
     outcomes = coordinator.run(world.method, [stage.after(world.method) for stage in stages])
     history = coordinator.progress.history
+    for stage in stages:
+        stage.check([task.model for task in simulation.tasks], simulation.federation)
     for number in range(1, ROUNDS + 1):
         traffic = simulation.round(number, Loop())
         figures = simulation.evaluate(simulation.method, simulation.server, simulation.memory, number)
@@ -70,3 +74,60 @@ def test_every_method(name: str, tmp_path: Path) -> None:
     model, method = model_for(name), METHODS[name]()
     world = World(federation(), {"own": model}, method, SETTINGS, tmp_path)
     compare(world, Simulation(federation(), [model], method, **SETTINGS), [])
+
+
+SMALL = {"samples": 20, "epochs": 2, "iterations": 2}  # in place of a paper's sizes, where a stage has such a field
+SIMULATIONS_ONLY = {"recalibrate", "finetune_ccvr"}  # real features, two exchanges in one: not between machines
+
+
+@pytest.mark.parametrize("name", sorted(STAGES.keys() - SIMULATIONS_ONLY))
+def test_every_stage(name: str, tmp_path: Path) -> None:
+    fields = {f.name for f in dataclasses.fields(STAGES[name])}
+    stage = STAGES[name](**{word: value for word, value in SMALL.items() if word in fields})
+    trained = "fedetf" if stage.head == "etf" else "fedavg"
+    model, method = model_for(trained), METHODS[trained]()
+    world = World(federation(), {"own": model}, method, SETTINGS, tmp_path, stages=[stage])
+    compare(world, Simulation(federation(), [model], method, **SETTINGS), [stage])
+    delivered = sorted(path.name for path in (tmp_path / "state").rglob("model-*"))
+    assert delivered == [f"model-{name}.safetensors"] * 4  # each site that holds data has its model
+
+
+@pytest.mark.parametrize("name", sorted(SIMULATIONS_ONLY))
+def test_stages_for_simulations_only_are_refused(name: str, tmp_path: Path) -> None:
+    model, method = model_for("fedavg"), METHODS["fedavg"]()
+    stage = STAGES[name]()
+    world = World(federation(), {"own": model}, method, SETTINGS, tmp_path, stages=[stage])
+    with pytest.raises(FedheadError):
+        world.coordinator(world.grid()).run(method, [stage.after(method)])
+
+
+@pytest.mark.parametrize("name", ["fedclassavg", "local", "fedproto", "ktpfl"])
+def test_two_architectures(name: str, tmp_path: Path) -> None:
+    models, method = {"batch": network("batch"), "group": network("group")}, METHODS[name]()
+    assign = [0, 1, 0, 1, 0]
+    own = {k: "group" for k, group in enumerate(assign) if group}
+    world = World(federation(), models, method, SETTINGS, tmp_path, own=own)
+    compare(world, Simulation(federation(), list(models.values()), method, assign=assign, **SETTINGS), [])
+
+
+def test_two_architectures_calibrated_by_ccvr(tmp_path: Path) -> None:
+    models, method = {"batch": network("batch"), "group": network("group")}, METHODS["fedclassavg"]()
+    assign, stage = [0, 1, 0, 1, 0], STAGES["ccvr"](samples=20, epochs=1)
+    own = {k: "group" for k, group in enumerate(assign) if group}
+    world = World(federation(), models, method, SETTINGS, tmp_path, stages=[stage], own=own)
+    compare(world, Simulation(federation(), list(models.values()), method, assign=assign, **SETTINGS), [stage])
+
+
+def test_an_optimizer_that_survives_the_round_survives_at_the_site(tmp_path: Path) -> None:
+    settings = {**SETTINGS, "local": dataclasses.replace(LOCAL, persistent=True)}
+    model, method = network("group"), METHODS["fedavg"]()
+    world = World(federation(), {"own": model}, method, settings, tmp_path)
+    compare(world, Simulation(federation(), [model], method, **settings), [])
+
+
+def test_equality_can_fail(tmp_path: Path) -> None:
+    model, method = network("group"), METHODS["fedavg"]()
+    world = World(federation(), {"own": model}, method, SETTINGS, tmp_path)
+    other = Simulation(federation(), [model], method, seed=1, **SETTINGS)
+    with pytest.raises(AssertionError):
+        compare(world, other, [])

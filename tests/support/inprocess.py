@@ -12,6 +12,7 @@ from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedhead.data.federation import Federation
+from fedhead.data.pool import Pool
 from fedhead.engine.clients import Clients
 from fedhead.flower import wire
 from fedhead.flower.answering import respond
@@ -139,19 +140,13 @@ class World:
         def make(federation: Federation, models: list[Split], assign: list[int]) -> Clients:
             return Clients(federation, models, self.method, assign=assign, all_here=False, **self.settings)
 
-        def model(own: Any) -> Split:
-            return self.models[own.get("model", names[0])]
-
-        from fedhead.data.pool import Pool
+        def choices(own: Any) -> list[Split]:
+            return [self.models[own.get("model", names[0])]]
 
         fed = self.federation
-        test = (
-            None
-            if fed.test is None
-            else Pool(fed.test, fed.transform, dtype=self.settings.get("dtype", None) or __import__("torch").float32)
-        )
+        test = None if fed.test is None else Pool(fed.test, fed.transform)
         waits = Patience(**{"quorum": 1, "join_seconds": 0.2, "round_seconds": 1.0, "poll": 0.001, **patience})
-        rehearsal = Rehearsal(terms, model, make, fed.public)
+        rehearsal = Rehearsal(terms, choices, make, fed.public)
         return Coordinator(grid, terms, rehearsal, waits, test, (said if said is not None else []).append)
 
 

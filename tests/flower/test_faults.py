@@ -1,0 +1,365 @@
+"""What can go wrong between server and sites, on the in-process grid: named, not averaged, the others go on."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import Error, Message, RecordDict
+from inprocess import Fault, InProcess, World, spoiled
+from small import federation, network
+
+from fedhead.engine.simulation import Simulation
+from fedhead.errors import FedheadError
+from fedhead.flower import orders, wire
+from fedhead.flower.coordinator import Progress
+from fedhead.flower.shelf import Shelf
+from fedhead.method import METHODS
+from fedhead.optim import SGD
+from fedhead.tree import Tree
+from fedhead.types import Local
+
+SETTINGS = {"rounds": 3, "local": Local(epochs=1, batch_size=4, optimizer=SGD(lr=0.05))}
+Change = Callable[[dict[str, Any], dict[str, Any]], None]
+
+
+def world(tmp_path: Path, method: str = "scaffold") -> World:
+    return World(federation(), {"own": network("group")}, METHODS[method](), SETTINGS, tmp_path)
+
+
+def during(kind: str, round: int, then: Fault) -> Fault:
+    """A fault in one order of one round."""
+
+    def fault(message: Message, honest: Callable[[], RecordDict]) -> RecordDict | Error | None:
+        header, _ = wire.unpack(message.content)
+        return then(message, honest) if (header["kind"], header["round"]) == (kind, round) else honest()
+
+    return fault
+
+
+def changed(change: Change) -> Fault:
+    return lambda message, honest: spoiled(honest(), change)
+
+
+def nan(header: dict[str, Any], trees: dict[str, Any]) -> None:
+    trees["send"]["model"]["classifier.bias"][0] = float("nan")
+
+
+def wrong_shape(header: dict[str, Any], trees: dict[str, Any]) -> None:
+    trees["send"]["model"]["classifier.bias"] = torch.zeros(7)
+
+
+def wrong_dtype(header: dict[str, Any], trees: dict[str, Any]) -> None:
+    trees["send"]["model"]["classifier.bias"] = trees["send"]["model"]["classifier.bias"].double()
+
+
+def missing_tensor(header: dict[str, Any], trees: dict[str, Any]) -> None:
+    del trees["send"]["model"]["classifier.bias"]
+
+
+def unexpected_tensor(header: dict[str, Any], trees: dict[str, Any]) -> None:
+    trees["send"]["more"] = torch.zeros(1)
+
+
+def nothing_sent(header: dict[str, Any], trees: dict[str, Any]) -> None:
+    trees.clear()
+
+
+def old_round(header: dict[str, Any], trees: dict[str, Any]) -> None:
+    header["round"] -= 1
+
+
+def another_experiment(header: dict[str, Any], trees: dict[str, Any]) -> None:
+    header["experiment"] = "00" * 8
+
+
+def another_site(header: dict[str, Any], trees: dict[str, Any]) -> None:
+    header["site"] = "site-1"
+
+
+def no_samples(header: dict[str, Any], trees: dict[str, Any]) -> None:
+    header["samples"] = 0
+
+
+def negative_samples(header: dict[str, Any], trees: dict[str, Any]) -> None:
+    header["samples"] = -5
+
+
+def another_version(header: dict[str, Any], trees: dict[str, Any]) -> None:
+    header["fedhead"] = "0.0.1"
+
+
+def an_unknown_entry(header: dict[str, Any], trees: dict[str, Any]) -> None:
+    header["more"] = 1
+
+
+SPOILED: dict[Change, str] = {
+    nan: "not finite",
+    wrong_shape: r"\(7,\)",
+    wrong_dtype: "float64",
+    missing_tensor: "missing tensor",
+    unexpected_tensor: "unexpected tensor",
+    nothing_sent: "not that of this site",
+    old_round: "it answered round 1, asked was round 2",
+    another_experiment: "it answered",
+    another_site: "not that of this site",
+    no_samples: "not that of this site",
+    negative_samples: "out of range",
+    another_version: "runs fedhead 0.0.1",
+    an_unknown_entry: "another version",
+}
+
+
+def without(world: World, client: int, round: int) -> Tree:
+    """The server's state of a simulation in which one client misses one round."""
+    from fedhead import plan
+    from fedhead.engine.loop import Loop
+
+    simulation = Simulation(world.federation, list(world.models.values()), world.method, **world.settings)
+    for number in range(1, 4):
+        cohort = plan.cohort(0, number, simulation.holders, 5, 1.0)
+        if number == round:
+            cohort.remove(client)
+        simulation.server, _ = simulation.exchange(
+            world.method, simulation.server, simulation.memory, cohort, number, Loop()
+        )
+    return simulation.server
+
+
+def same(a: Tree, b: Tree) -> None:
+    for name, t in a.leaves().items():
+        torch.testing.assert_close(t, b.leaves()[name], atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("change", SPOILED, ids=lambda change: change.__name__)
+def test_a_spoiled_reply_is_a_missing_reply(change: Change, tmp_path: Path) -> None:
+    here, said = world(tmp_path), []
+    grid = here.grid()
+    grid.faults[103] = during("work", 2, changed(change))
+    coordinator = here.coordinator(grid, said)
+    coordinator.run(here.method, [])
+    history = coordinator.progress.history
+    assert list(history[1]["failed"]) == ["site-3"]
+    assert pytest.approx(1) == len([row for row in history if "failed" in row])
+    import re
+
+    assert re.search(SPOILED[change], history[1]["failed"]["site-3"])
+    # the site's own state of that round is not used either: SCAFFOLD's control variates go back with it
+    same(without(here, 3, 2), coordinator.progress.server)
+
+
+def test_a_client_that_raises(tmp_path: Path) -> None:
+    here, said = world(tmp_path), []
+
+    def broken(terms: Any, number: int) -> Any:
+        raise RuntimeError("patient 4711 has no label")
+
+    grid = here.grid()
+    good = grid.nodes[101]
+    bad = copy.copy(good)
+    object.__setattr__(bad, "bench", broken)
+
+    def fault(message: Message, honest: Callable[[], RecordDict]) -> RecordDict:
+        grid.nodes[101] = bad
+        made = honest()
+        grid.nodes[101] = good
+        return made
+
+    grid.faults[101] = during("work", 2, fault)
+    coordinator = here.coordinator(grid, said)
+    coordinator.run(here.method, [])
+    assert "RuntimeError at the site" in coordinator.progress.history[1]["failed"]["site-1"]
+    assert not any("4711" in line for line in said)  # what a foreign error says may be data: it stays at the site
+    same(without(here, 1, 2), coordinator.progress.server)
+
+
+def test_an_error_that_flower_reports(tmp_path: Path) -> None:
+    here = world(tmp_path)
+    grid = here.grid()
+    grid.faults[103] = during("work", 2, lambda message, honest: Error(5, "the node is gone"))
+    coordinator = here.coordinator(grid)
+    coordinator.run(here.method, [])
+    assert "code 5" in coordinator.progress.history[1]["failed"]["site-3"]
+    same(without(here, 3, 2), coordinator.progress.server)
+
+
+def test_a_client_that_never_answers(tmp_path: Path) -> None:
+    here = world(tmp_path)
+    grid = here.grid()
+    grid.faults[103] = during("work", 2, lambda message, honest: None)
+    coordinator = here.coordinator(grid, round_seconds=0.3)
+    import fedhead.flower.coordinator as module
+
+    before, module.GRACE = module.GRACE, 0.0
+    try:
+        coordinator.run(here.method, [])
+    finally:
+        module.GRACE = before
+    assert "no answer within" in coordinator.progress.history[1]["failed"]["site-3"]
+    same(without(here, 3, 2), coordinator.progress.server)
+
+
+def test_a_lost_answer_leaves_no_trace_in_the_clients_state(tmp_path: Path) -> None:
+    """The site did its work and stored its state, but the server never heard: the next round starts from before."""
+    here = world(tmp_path)
+    grid = here.grid()
+
+    def lost(message: Message, honest: Callable[[], RecordDict]) -> Error:
+        honest()
+        return Error(8, "lost on the way")
+
+    grid.faults[103] = during("work", 2, lost)
+    coordinator = here.coordinator(grid)
+    coordinator.run(here.method, [])
+    same(without(here, 3, 2), coordinator.progress.server)
+
+
+def test_too_few_replies_are_asked_for_again(tmp_path: Path) -> None:
+    here, said = world(tmp_path), []
+    grid = here.grid()
+    tries = {"n": 0}
+
+    def once(message: Message, honest: Callable[[], RecordDict]) -> RecordDict | Error:
+        tries["n"] += 1
+        return Error(2, "not today") if tries["n"] == 1 else honest()
+
+    grid.faults[103] = during("work", 2, once)
+    coordinator = here.coordinator(grid, said, quorum=4)
+    coordinator.run(here.method, [])
+    assert tries["n"] == 2
+    assert not any("failed" in row for row in coordinator.progress.history)
+    simulation = Simulation(here.federation, list(here.models.values()), here.method, **here.settings)
+    from fedhead.engine.loop import Loop
+
+    for number in range(1, 4):
+        simulation.round(number, Loop())
+    same(simulation.server, coordinator.progress.server)
+
+
+def test_without_a_quorum_the_run_stops_and_says_why(tmp_path: Path) -> None:
+    here = world(tmp_path)
+    grid = here.grid()
+    grid.faults[103] = during("work", 2, changed(nan))
+    coordinator = here.coordinator(grid, quorum=4)
+    before: list[Tree] = []
+    with pytest.raises(FedheadError, match=r"round 2 has no quorum: 3 of 4.*site-3.*not finite.*then resume"):
+        coordinator.run(here.method, [], on_round=lambda now: before.append(now.server))
+    assert coordinator.progress.round == 1
+    same(before[0], coordinator.progress.server)  # nothing of the failed round was taken over
+
+
+@pytest.mark.parametrize("stop", [1, 2])
+def test_a_resumed_server_ends_as_if_it_had_not_stopped(stop: int, tmp_path: Path) -> None:
+    class Killed(Exception):
+        pass
+
+    here = world(tmp_path)
+    grid, kept = here.grid(), []
+
+    def checkpoint(now: Progress) -> None:
+        kept.append(copy.deepcopy(now))
+        if now.round == stop + 1:
+            kept.pop()  # killed before this checkpoint was written: the sites are a round ahead of it
+            raise Killed
+
+    with pytest.raises(Killed):
+        here.coordinator(grid).run(here.method, [], on_round=checkpoint)
+    resumed = here.coordinator(grid)
+    resumed.progress = kept[-1]
+    assert resumed.progress.round == stop
+    resumed.run(here.method, [])
+    whole = World(federation(), here.models, here.method, SETTINGS, tmp_path / "other")
+    straight = whole.coordinator(whole.grid())
+    straight.run(whole.method, [])
+    same(straight.progress.server, resumed.progress.server)
+
+
+def test_a_site_that_comes_back_as_another_node_keeps_its_state(tmp_path: Path) -> None:
+    here, said = world(tmp_path), []
+    grid = here.grid()
+    coordinator = here.coordinator(grid, said)
+
+    def move(now: Progress) -> None:
+        if now.round == 1:
+            grid.nodes[999] = here.site(3)
+            del grid.nodes[103]
+
+    coordinator.run(here.method, [], on_round=move)
+    assert any("site-3 has come back" in line for line in said)
+    simulation = Simulation(here.federation, list(here.models.values()), here.method, **here.settings)
+    from fedhead.engine.loop import Loop
+
+    for number in range(1, 4):
+        simulation.round(number, Loop())
+    same(simulation.server, coordinator.progress.server)
+
+
+def test_a_site_that_lost_its_state_says_so(tmp_path: Path) -> None:
+    here = world(tmp_path)
+    coordinator = here.coordinator(here.grid())
+
+    def lose(now: Progress) -> None:
+        if now.round == 1:
+            for path in Shelf(tmp_path / "state", here.experiment, "site-3").path.iterdir():
+                path.unlink()
+
+    coordinator.run(here.method, [], on_round=lose)
+    assert "state of site site-3 after round 1 is not in" in coordinator.progress.history[1]["failed"]["site-3"]
+
+
+def test_two_nodes_of_one_name_are_both_left_out(tmp_path: Path) -> None:
+    here, said = world(tmp_path), []
+    grid = here.grid()
+    grid.nodes[555] = here.site(1)
+    coordinator = here.coordinator(grid, said)
+    coordinator.run(here.method, [])
+    assert sum(line.startswith("node") and "two nodes call themselves site-1" in line for line in said) == 2
+    assert "site-1" not in coordinator.roster.nodes
+
+
+def test_a_stranger_and_a_site_without_samples_are_left_out_by_name(tmp_path: Path) -> None:
+    here, said = world(tmp_path), []
+    grid = here.grid()
+    grid.nodes[555] = here.site(1, name="mallory")
+    here.coordinator(grid, said).run(here.method, [])
+    assert any("'mallory' is not among the server's sites" in line for line in said)
+    assert any("client 2 holds no training samples" in line for line in said)
+
+
+def test_another_version_of_the_server_is_named_at_the_site(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    here, said = world(tmp_path), []
+    coordinator = here.coordinator(here.grid(), said)
+    object.__setattr__(coordinator.terms, "fedhead", "9.9")
+    with pytest.raises(FedheadError, match="0 of 5 sites"):
+        coordinator.run(here.method, [])
+    told = f"the server runs fedhead 9.9, this site {orders.version()}: install fedhead==9.9"
+    assert any(told in line for line in said)
+    assert told in capsys.readouterr().err
+
+
+def test_a_model_that_the_method_cant_average_is_refused_by_name(tmp_path: Path) -> None:
+    models = {"own": network("group"), "other": network("batch")}
+    here, said = World(federation(), models, METHODS["fedavg"](), SETTINGS, tmp_path, own={3: "other"}), []
+    here.coordinator(here.grid(), said).run(here.method, [])
+    assert any("site site-3" in line and "averages" in line for line in said)
+
+
+def test_nothing_diverged_leaves_a_site(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = {**SETTINGS, "local": Local(epochs=3, batch_size=4, optimizer=SGD(lr=1e18))}
+    here = World(federation(), {"own": network("group")}, METHODS["fedavg"](), settings, tmp_path)
+    with pytest.raises(FedheadError, match="no quorum"):
+        here.coordinator(here.grid(), attempts=1).run(here.method, [])
+    assert "not finite any more" in capsys.readouterr().err
+    assert not list((tmp_path / "state").rglob("state-*"))
+
+
+def test_the_grid_can_lose_every_node(tmp_path: Path) -> None:
+    here = world(tmp_path)
+    with pytest.raises(FedheadError, match="0 of 5 sites are there"):
+        here.coordinator(InProcess({})).run(here.method, [])

@@ -1,0 +1,249 @@
+"""A site's files and data: each form that is taken, and what is wrong with others, said where it can be mended."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from inprocess import World
+from PIL import Image
+from small import federation, network
+
+from fedhead.errors import BadInput
+from fedhead.flower import assemble, certs, data
+from fedhead.flower.files import ServerFile, SiteFile
+from fedhead.flower.orders import Order, Terms, read_order, to_json
+from fedhead.flower.project import Project
+from fedhead.flower.shelf import Shelf
+from fedhead.method import METHODS
+from fedhead.tree import Tree, Weights
+from fedhead.types import Local
+
+TERMS = Terms("ab" * 8, {"seed": 0}, ["north", "south"], 2, [1, 4, 4], ["cat", "dog"], [0.5], [0.5])
+
+
+def images(n: int = 6, size: int = 4) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    rng = np.random.RandomState(0)
+    return rng.randint(0, 256, (n, size, size)).astype(np.uint8), rng.randint(0, 2, n)
+
+
+def write_folder(folder: Path, size: int = 4, classes: tuple[str, ...] = ("cat", "dog")) -> None:
+    x, _ = images(size=size)
+    for i, picture in enumerate(x):
+        place = folder / classes[i % len(classes)]
+        place.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(picture).save(place / f"{i}.png")
+
+
+def loaded(folder: Path, source: str, **settings: Any) -> Any:
+    return data.federation(TERMS, 1, source, base=folder, **settings)
+
+
+def test_every_form_of_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, _ = images()
+    y = np.array([i % 2 for i in range(6)])
+    write_folder(tmp_path / "pictures")
+    np.savez(tmp_path / "arrays.npz", x=x, y=y)
+    np.savez(tmp_path / "words.npz", x=x, y=np.array(["cat", "dog"])[y], x_test=x[:2], y_test=np.array(["dog", "cat"]))
+    lines = ["path,label", *(f"pictures/{('cat', 'dog')[i % 2]}/{i}.png,{('cat', 'dog')[i % 2]}" for i in range(6))]
+    (tmp_path / "list.csv").write_text("\n".join(lines))
+    (tmp_path / "my_own_data.py").write_text(
+        "import numpy as np\ndef load():\n    d = np.load(__file__[:-14] + 'arrays.npz')\n    return d['x'], d['y']\n"
+    )
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    found = {source: loaded(tmp_path, source) for source in ("pictures", "arrays.npz", "list.csv", "my_own_data:load")}
+    for fed in found.values():
+        assert fed.sizes == (0, 6)
+        assert sorted(fed.train.y.tolist()) == [0, 0, 0, 1, 1, 1]
+        assert torch.equal(fed.train.x.sort(dim=0).values, torch.from_numpy(x)[:, None].sort(dim=0).values)
+        assert fed.local is None
+    with_test = loaded(tmp_path, "words.npz")
+    assert [len(rows) for rows in with_test.local] == [0, 2]
+    assert with_test.test.y.tolist() == [1, 0]
+    split = loaded(tmp_path, "arrays.npz", local_test=0.34)
+    assert (split.sizes, [len(rows) for rows in split.local]) == ((0, 4), [0, 2])
+    resized = data.federation(TERMS, 0, "pictures", base=tmp_path, size=4)
+    assert resized.sizes == (6, 0)
+
+
+def test_the_share_of_a_client_holds_nothing_of_the_others() -> None:
+    whole = federation()
+    own = data.share(whole, 3)
+    assert own.sizes == (0, 0, 0, 14, 0)
+    assert torch.equal(own.train.x, whole.train.x[whole.rows[3]])
+    assert torch.equal(own.test.x, whole.test.x[whole.local[3]])
+    split = federation().with_local_test(0.3)
+    part = data.share(split, 0)
+    assert torch.equal(part.train.x[part.local[0]], split.train.x[split.local[0]])
+    assert len(part.train.y) == len(split.rows[0]) + len(split.local[0])
+
+
+def bad_data(folder: Path) -> dict[str, str]:
+    x, y = images()
+    write_folder(folder / "horses", classes=("cat", "horse"))
+    write_folder(folder / "large", size=9)
+    (folder / "nothing").mkdir()
+    np.savez(folder / "three.npz", x=x, y=np.array([0, 1, 2, 0, 1, 2]))
+    np.savez(folder / "wide.npz", x=images(size=5)[0], y=y)
+    np.savez(folder / "empty.npz", x=x[:0], y=y[:0])
+    (folder / "columns.csv").write_text("file,class\na.png,cat\n")
+    (folder / "label.csv").write_text("path,label\na.png,horse\n")
+    (folder / "none.csv").write_text("path,label\n")
+    (folder / "bad_function.py").write_text(
+        "def three():\n    return 1, 2, 3\ndef broken():\n    raise ValueError('no disk')\n"
+    )
+    return {
+        "horses": r"class folder 'horse', the run's classes are cat, dog",
+        "large": r"\[1, 9, 9\], the run is for \[1, 4, 4\].*'size'",
+        "nothing": "no PNG or JPEG images",
+        "three.npz": "label 2 lies outside the 2 classes",
+        "wide.npz": r"\[1, 5, 5\]",
+        "empty.npz": "holds no samples",
+        "columns.csv": "'path' and 'label'",
+        "label.csv": "line 2: the label 'horse'",
+        "none.csv": "no samples",
+        "absent.npz": "no such file",
+        "absent": "is not there",
+        "bad_function:three": "must return",
+        "bad_function:broken": "raised ValueError: no disk",
+        "bad_function:absent": "no such function",
+        "no_such_module:load": "no such function",
+    }
+
+
+def test_bad_data_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    for source, reason in bad_data(tmp_path).items():
+        with pytest.raises(BadInput, match=reason):
+            loaded(tmp_path, source)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("recipe: digits\n", "'sites' is missing"),
+        ("recipe: digits\nsites: [a, a]\n", "each once"),
+        ("recipe: digits\nsites: ['../x']\n", "letters, digits"),
+        ("recipe: digits\nsites: [a]\nquorum: 2\n", "between 1 and the 1 sites"),
+        ("recipe: digits\nsites: [a]\nround_second: 2\n", "did you mean 'round_seconds'"),
+        ("recipe: digits\nsites: [a]\nround_seconds: 0\n", "over 0"),
+        ("- a\n", "expected lines"),
+    ],
+)
+def test_a_bad_server_file_is_named(text: str, reason: str, tmp_path: Path) -> None:
+    (tmp_path / "server.yaml").write_text(text)
+    with pytest.raises(BadInput, match=reason):
+        ServerFile.read(tmp_path / "server.yaml")
+
+
+def test_what_deploy_init_writes_can_be_read(tmp_path: Path) -> None:
+    project = Project.init(tmp_path / "demo", "digits", ["north", "south"], ["rounds=2", "stages=[ccvr]"])
+    assert project.server().recipe_of_run().clients == 2
+    assert list(project.sites()) == ["north", "south"]
+    terms = assemble.terms(project.server())
+    assert (terms.classes, terms.shape, terms.number("south")) == (10, [1, 8, 8], 1)
+    with pytest.raises(BadInput, match="not empty"):
+        Project.init(tmp_path / "demo", "digits", ["north"])
+    with pytest.raises(BadInput, match="did you mean"):
+        Project.init(tmp_path / "other", "digits", ["north"], ["method=fedporx"]).server().recipe_of_run().override([])
+        assemble.build.method(Project.open(tmp_path / "other").server().recipe_of_run())
+
+
+def test_a_site_with_an_architecture_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "site.yaml").write_text("name: a\ndata: recipe\nmodel: mlp\nmodel_parameters: {hidden: [7]}\n")
+    file = SiteFile.read(tmp_path / "site.yaml")
+    assert file.own_model() == {"model": "mlp", "model.hidden": [7]}
+    site = assemble.site(file)
+    (tmp_path / "server.yaml").write_text(
+        "recipe: digits\nsites: [a, b]\nset: [method=fedclassavg, model=mlp, model.feature_layer=8]\n"
+    )
+    terms = assemble.terms(ServerFile.read(tmp_path / "server.yaml"))
+    assert site.model == file.own_model()
+    shapes = [tuple(p.shape) for p in assemble._models(terms.recipe_of_run(), terms, site.model)[0].parameters()]
+    assert (7, 64) in shapes
+
+
+def test_an_unreadable_site_file_is_told_to_the_server(tmp_path: Path) -> None:
+    (tmp_path / "site.yaml").write_text("name: a\nbata: x\n")
+    site, watched = assemble.site_of(str(tmp_path / "site.yaml"))
+    assert watched
+    with pytest.raises(BadInput, match="did you mean 'data'"):
+        site.bench(TERMS, 0)
+
+
+def test_the_shelf_keeps_the_accepted_state_and_the_newest(tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path, "ab" * 8, "north")
+    states = [Tree(w=Weights({"a": torch.full((2,), float(r))})) for r in range(5)]
+    shelf.keep_state(1, states[1], accepted=0)
+    shelf.keep_state(2, states[2], accepted=1)
+    shelf.keep_state(3, states[3], accepted=1)  # round 2 was refused
+    assert shelf.state(2) is None
+    assert torch.equal(shelf.state(1)["w"]["a"], states[1]["w"]["a"])
+    assert torch.equal(shelf.state(3)["w"]["a"], states[3]["w"]["a"])
+
+
+def test_a_full_disk_at_a_site_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(BadInput, match="can't be written"):
+        Shelf(tmp_path / "file", "ab" * 8, "north").keep_state(1, Tree(), 0)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"terms": {**to_json(TERMS), "experiment": "../../etc"}},
+        {"terms": {**to_json(TERMS), "recipe": 7}},
+        {"terms": {**to_json(TERMS), "classes": "two"}},
+        {"seconds": -1.0},
+        {"seconds": float("nan")},
+        {"round": -1},
+        {"kind": "shell"},
+        {"more": 1},
+    ],
+)
+def test_odd_orders_are_refused(change: dict[str, Any]) -> None:
+    from fedhead.engine.gate import Refused
+
+    good = to_json(Order("work", TERMS, 10.0))
+    assert read_order(good).terms == TERMS
+    with pytest.raises(Refused):
+        read_order({**good, **change})
+
+
+def test_certificates(tmp_path: Path) -> None:
+    written = certs.write(tmp_path, ["127.0.0.1", "localhost"], ["north", "south"])
+    assert {p.name for p in written} >= {"ca.crt", "ca.key", "server.crt", "server.key", "north", "north.pub"}
+    for path in written:
+        secret = path.name.endswith(".key") or path.name in ("north", "south")
+        assert path.stat().st_mode & 0o777 == (0o600 if secret else 0o644)
+    certs.check(tmp_path, ["north", "south"])
+    key = (tmp_path / "sites" / "north").read_bytes()
+    authority = (tmp_path / "ca.crt").read_bytes()
+    certs.write(tmp_path, ["fl.example.org"], ["north", "west"])  # again, for another host and one site more
+    assert (tmp_path / "sites" / "north").read_bytes() == key
+    assert (tmp_path / "ca.crt").read_bytes() == authority
+    certs.check(tmp_path, ["north", "south", "west"])
+    with pytest.raises(BadInput, match="east is missing"):
+        certs.check(tmp_path, ["east"])
+    other = tmp_path / "other"
+    certs.write(other, ["127.0.0.1"], [])
+    (tmp_path / "ca.crt").write_bytes((other / "ca.crt").read_bytes())
+    with pytest.raises(BadInput, match="was not issued by"):
+        certs.check(tmp_path, ["north"])
+    (tmp_path / "server.crt").write_text("no certificate")
+    with pytest.raises(BadInput, match="is no certificate"):
+        certs.check(tmp_path, ["north"])
+
+
+def test_a_server_with_other_shapes_than_the_site_is_refused_at_the_site(tmp_path: Path) -> None:
+    here = World(
+        federation(), {"own": network("group")}, METHODS["fedavg"](), {"rounds": 1, "local": Local()}, tmp_path
+    )
+    order = Order("work", here.terms(), 10.0, round=1)
+    down = Tree(model=Weights({"classifier.bias": torch.zeros(9)}))
+    with pytest.raises(Exception, match="set up with different models"):
+        here.site(0).answer(order, {"down": down, "own": Tree()})

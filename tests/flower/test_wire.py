@@ -1,0 +1,175 @@
+"""The wire format: equal after the journey, and nothing is taken that it did not describe."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from hypothesis import given
+from hypothesis import strategies as st
+from inprocess import carried
+
+from fedhead.engine.gate import Refused
+from fedhead.flower import wire
+from fedhead.tree import Tree, Weights
+
+DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool]
+
+
+@st.composite
+def trees(draw: Any, depth: int = 2) -> Tree:
+    names = draw(st.lists(st.text("abc.~é ", min_size=1, max_size=5), unique=True, max_size=4))
+    entries: dict[str, Any] = {}
+    for name in names:
+        if depth and draw(st.booleans()):
+            entries[name] = draw(trees(depth - 1))
+        else:
+            shape, dtype = draw(st.lists(st.integers(0, 3), max_size=3)), draw(st.sampled_from(DTYPES))
+            entries[name] = (torch.rand(shape) * 100).to(dtype)
+    leaves = [name for name, value in entries.items() if not isinstance(value, Tree)]
+    if len(leaves) == len(entries) and draw(st.booleans()):
+        return Weights(entries, buffers=leaves[:1])
+    return Tree(entries)
+
+
+def same(a: Tree, b: Tree) -> None:
+    assert type(a) is type(b)
+    assert list(a) == list(b)
+    if isinstance(a, Weights) and isinstance(b, Weights):
+        assert a.buffers == b.buffers
+    for name, value in a.items():
+        if isinstance(value, Tree):
+            same(value, b[name])
+        else:
+            assert value.dtype == b[name].dtype
+            assert value.shape == b[name].shape
+            assert torch.equal(value, b[name])
+
+
+@given(trees(), trees())
+def test_what_arrives_is_what_was_sent(down: Tree, own: Tree) -> None:
+    header = {"round": 3, "name": "Zürich", "nothing": None, "lr": 0.1}
+    found, arrived = wire.unpack(carried(wire.pack(header, {"down": down, "own": own})))
+    assert found == header
+    same(down, arrived["down"])
+    same(own, arrived["own"])
+
+
+def content() -> RecordDict:
+    return wire.pack({"a": 1}, {"send": Tree(model=Weights({"w": torch.ones(2, 3), "s": torch.zeros(2)}, ["s"]))})
+
+
+def described(packed: RecordDict, change: Any) -> RecordDict:
+    top = dict(packed.config_records["fedhead"])
+    trees = json.loads(str(top["trees"]))
+    change(trees)
+    packed["fedhead"] = ConfigRecord({**top, "trees": json.dumps(trees)})
+    return packed
+
+
+def other_shape(trees: Any) -> None:
+    trees["send"]["tensors"][0][2] = [3, 2]
+
+
+def other_dtype(trees: Any) -> None:
+    trees["send"]["tensors"][0][1] = "float64"
+
+
+def unknown_dtype(trees: Any) -> None:
+    trees["send"]["tensors"][0][1] = "object"
+
+
+def a_tensor_less(trees: Any) -> None:
+    trees["send"]["tensors"].pop()
+
+
+def another_name(trees: Any) -> None:
+    trees["send"]["tree"]["entries"][0][0] = "modell"
+
+
+def the_same_name_twice(trees: Any) -> None:
+    inner = trees["send"]["tree"]["entries"][0][1]["entries"]
+    inner.append(inner[0])
+
+
+def another_kind(trees: Any) -> None:
+    trees["send"]["tree"]["kind"] = "os.system"
+
+
+def no_tree(trees: Any) -> None:
+    trees["send"] = 7
+
+
+def a_tree_more(trees: Any) -> None:
+    trees["more"] = trees["send"]
+
+
+def too_deep(trees: Any) -> None:
+    inner = {"kind": "Tree", "entries": []}
+    for _ in range(20):
+        inner = {"kind": "Tree", "entries": [["a", inner]]}
+    trees["send"]["tree"] = inner
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        other_shape,
+        other_dtype,
+        unknown_dtype,
+        a_tensor_less,
+        another_name,
+        the_same_name_twice,
+        another_kind,
+        no_tree,
+        a_tree_more,
+        too_deep,
+    ],
+)
+def test_a_false_description_is_refused(change: Any) -> None:
+    with pytest.raises(Refused, match="can't be read"):
+        wire.unpack(described(content(), change))
+
+
+def test_bytes_that_lie_about_themselves_are_refused() -> None:
+    packed = content()
+    good = packed.array_records["send"]["model/w"]
+    for bad in (
+        Array("float32", (2, 3), "numpy.ndarray", b"short"),
+        Array("float32", (2, 3), "numpy.ndarray", good.data[:-4]),
+        Array("float32", (2, 3), "pickle", good.data),
+        Array("float32", (2, 3), "numpy.ndarray", Array(np.ones((3, 2), np.float32)).data),
+        Array("float32", (2, 3), "numpy.ndarray", Array(np.ones((2, 3), np.int32)).data),
+    ):
+        packed["send"] = ArrayRecord({**packed.array_records["send"], "model/w": bad})
+        with pytest.raises(Refused):
+            wire.unpack(packed)
+
+
+def test_pickled_objects_are_never_loaded() -> None:
+    import io
+    import pickle
+
+    class Trap:
+        def __reduce__(self) -> Any:
+            return (pytest.fail, ("pickle was run",))
+
+    packed, out = content(), io.BytesIO()
+    np.lib.format.write_array_header_1_0(out, {"descr": "|O", "fortran_order": False, "shape": (2, 3)})
+    bad = Array("float32", (2, 3), "numpy.ndarray", out.getvalue() + pickle.dumps(Trap()))
+    packed["send"] = ArrayRecord({**packed.array_records["send"], "model/w": bad})
+    with pytest.raises(Refused):
+        wire.unpack(packed)
+
+
+def test_another_format_and_foreign_messages_are_named() -> None:
+    packed = content()
+    packed["fedhead"] = ConfigRecord({**packed.config_records["fedhead"], "format": "fedhead-wire-9"})
+    with pytest.raises(Refused, match="fedhead-wire-9"):
+        wire.unpack(packed)
+    with pytest.raises(Refused, match="not from fedhead"):
+        wire.unpack(RecordDict())
