@@ -11,6 +11,7 @@ from fedhead.methods.clsprox import ClsProx
 from fedhead.methods.ditto import Ditto
 from fedhead.methods.fedavg import FedAvg
 from fedhead.methods.fedavgm import FedAvgM
+from fedhead.methods.fedclassavg import FedClassAvg
 from fedhead.methods.feddyn import FedDyn
 from fedhead.methods.fedetf import FedETF
 from fedhead.methods.fednh import FedNH
@@ -18,6 +19,7 @@ from fedhead.methods.fedproto import FedProto
 from fedhead.methods.fedprox import FedProx
 from fedhead.methods.fedrep import FedRep
 from fedhead.methods.fedrod import FedRoD, FedRoDHyper
+from fedhead.methods.ktpfl import KTpFL
 from fedhead.methods.local import Local
 from fedhead.methods.moon import Moon
 from fedhead.methods.scaffold import Scaffold
@@ -44,6 +46,7 @@ __all__ = [
     "Diverged",
     "FedAvg",
     "FedAvgM",
+    "FedClassAvg",
     "FedDyn",
     "FedETF",
     "FedNH",
@@ -57,6 +60,7 @@ __all__ = [
     "FineTune",
     "FineTuneCCVR",
     "FineTuneETF",
+    "KTpFL",
     "Local",
     "Method",
     "Moon",
