@@ -9,6 +9,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +23,7 @@ from fedhead.treefile import atomic
 STATE = "state.json"
 READY_SECONDS = 90.0
 RESTART_SECONDS = 5.0  # between attempts to start a fallen node again: Flower holds its place for a minute
+QUIET_SECONDS = 45.0  # of the server's log, before Flower is asked whether the run still lives
 RESUMES = 5  # how often a run that the link lost is begun again by itself
 
 
@@ -55,6 +57,7 @@ class LocalFederation:
         self.private = self.project.private
         self.private.mkdir(parents=True, exist_ok=True)
         self.sites = self.project.sites()
+        self.out = self.project.server().at(self.project.server().out)
         if not self.sites:
             raise FedheadError(f"{self.project.path} has no site.yaml for any of its sites")
         if self.secure:
@@ -73,8 +76,9 @@ class LocalFederation:
         self._write_connection()
         self._start_link()
         if self.secure:
-            for name in self.sites:
-                self.flwr("supernode", "register", str(self.project.certs / "sites" / f"{name}.pub"))
+            keys = [str(self.project.certs / "sites" / f"{name}.pub") for name in self.sites]
+            with ThreadPoolExecutor(4) as pool:
+                list(pool.map(lambda key: self.flwr("supernode", "register", key), keys))
         for node in self.nodes:
             self._start_node(node)
         self._submit(self.resume)
@@ -160,19 +164,21 @@ class LocalFederation:
     @property
     def finished(self) -> bool:
         """Whether the run has its final figures."""
-        return (self.project.server().at(self.project.server().out) / RESULT).exists()
+        return (self.out / RESULT).exists()
 
     def watch(self, on_tick: Callable[[], None] = lambda: None) -> None:
         """Keep the processes up until the run has ended; raises with the server's reason if it failed."""
-        look_at = time.monotonic() + 10.0
+        heard = (0, time.monotonic())  # the length of the server's log, and since when
         while not self.finished:
             on_tick()
             self._mend_link()
             self._mend_nodes()
-            reason = self._server_error()
-            if reason is None and time.monotonic() > look_at:
-                look_at = time.monotonic() + 15.0
-                reason = self._lost_run()
+            reason, length = self._server_error(), self._log_size()
+            if length != heard[0]:
+                heard = (length, time.monotonic())
+            if reason is None and time.monotonic() - heard[1] > QUIET_SECONDS:
+                heard = (length, time.monotonic())
+                reason = self._lost_run()  # a command of its own, so asked for only when the server is silent
             if reason is not None:
                 self.status = f"failed: {reason}"
                 self.save()
@@ -203,6 +209,10 @@ class LocalFederation:
         self.say(f"the SuperLink has ended with code {self.link.returncode}; it is started again, and the run resumed")
         self._start_link()
         self._submit(resume=True)
+
+    def _log_size(self) -> int:
+        log = self.private / "server.log"
+        return log.stat().st_size if log.exists() else 0
 
     def _server_error(self) -> str | None:
         """What the server itself says it failed of."""

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedhead.errors import BadInput
+from fedhead.experiment import build
 from fedhead.experiment.config import load
 from fedhead.flower.files import RECIPE_DATA, ServerFile, SiteFile
 
@@ -95,7 +96,7 @@ class Project:
             raise BadInput(f"{path} is not empty: choose a new folder")
         if data and len(data) != len(sites):
             raise BadInput(f"{len(data)} data sources for {len(sites)} sites: give one a site, or none")
-        load(recipe, [*assignments, f"clients={len(sites)}"])  # refuses what is wrong with it now
+        build.stages(load(recipe, [*assignments, f"clients={len(sites)}"]))  # refuses what is wrong with it now
         named = str(Path(recipe).resolve()) if Path(recipe).is_file() else recipe
         project.path.mkdir(parents=True, exist_ok=True)
         name = "".join(c if c.isalnum() else "-" for c in project.path.name.lower()).strip("-") or "federation"

@@ -1,0 +1,276 @@
+"""Real processes on loopback: a SuperLink, SuperNodes and the run, with TLS, with faults, and equal to simulation."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedhead import plan
+from fedhead.engine.loop import Loop
+from fedhead.engine.simulation import Simulation
+from fedhead.experiment import build
+from fedhead.experiment.config import Recipe
+from fedhead.experiment.store import CHECKPOINT
+from fedhead.flower import certs, data, processes
+from fedhead.flower.federation import LocalFederation
+from fedhead.flower.processes import Mark
+from fedhead.flower.project import Project
+from fedhead.tree import Tree
+from fedhead.treefile import load_tree
+
+pytestmark = [pytest.mark.deploy, pytest.mark.timeout(900)]
+SMALL = ["subset=240", "local_epochs=1", "partition=dirichlet(1.0)", "batch_size=16"]
+SITES = ["north", "south", "west"]
+
+
+@pytest.fixture
+def federations() -> Iterator[list[LocalFederation]]:
+    """Whatever a test starts, ended by its ids."""
+    started: list[LocalFederation] = []
+    yield started
+    for federation in started:
+        federation.close()
+
+
+def recipe_of(project: Project) -> Recipe:
+    return project.server().recipe_of_run()
+
+
+def replayed(recipe: Recipe, history: list[dict[str, Any]]) -> Tree:
+    """The server's state of a simulation in which exactly those clients reply that replied in the deployment."""
+    torch.set_num_threads(1)
+    whole = build.federation(recipe)
+    models = build.architectures(recipe, whole.input_shape, whole.classes)
+    simulation = Simulation(
+        whole, models, build.method(recipe), rounds=recipe.rounds, local=build.local(recipe), seed=recipe.seed
+    )
+    for row in history:
+        missing = {SITES.index(name) for name in row.get("failed", {})}
+        cohort = [k for k in plan.cohort(recipe.seed, row["round"], simulation.holders, 3, 1.0) if k not in missing]
+        simulation.server, _ = simulation.exchange(
+            simulation.method, simulation.server, simulation.memory, cohort, row["round"], Loop()
+        )
+    return simulation.server
+
+
+def history(project: Project) -> list[dict[str, Any]]:
+    path = project.path / "run" / "metrics.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def same(a: Tree, b: Tree, tolerance: float = 1e-6) -> None:
+    assert a.leaves().keys() == b.leaves().keys()
+    for name, t in a.leaves().items():
+        torch.testing.assert_close(t, b.leaves()[name], atol=tolerance, rtol=tolerance)
+
+
+def final(project: Project) -> Tree:
+    return load_tree(project.path / "run" / CHECKPOINT)[0]["server"]  # type: ignore[no-any-return]
+
+
+def eventually(true: Callable[[], Any], federation: LocalFederation, seconds: float = 240.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline, (federation.private / "server.log").read_text()
+        time.sleep(0.1)
+
+
+def test_tls_and_keys_equal_simulation_and_strangers_are_refused(
+    tmp_path: Path, federations: list[LocalFederation]
+) -> None:
+    project = Project.init(
+        tmp_path / "demo", "digits", SITES, [*SMALL, "rounds=2", "stages=[ccvr]", "stage.ccvr.epochs=1"]
+    )
+    certs.write(project.certs, ["127.0.0.1"], SITES)
+    begin = time.monotonic()
+    federation = LocalFederation(project, secure=True)
+    federations.append(federation)
+    federation.up()
+    strangers = _strangers(federation, tmp_path)
+    try:
+        federation.watch()
+        print(f"TLS deployment: {time.monotonic() - begin:.1f} s from start to result")
+        for name, process in strangers.items():
+            _refused(name, process, tmp_path)
+    finally:
+        for process in strangers.values():
+            Mark.of(process.pid).end(2.0)
+            process.wait()
+    same(replayed(recipe_of(project), history(project)), final(project))
+    assert not any("failed" in row for row in history(project))
+    outcome = json.loads((project.path / "run" / "result.json").read_text())
+    assert outcome["stages"].keys() == {"ccvr"}
+    told = (project.private / "server.log").read_text()
+    assert told.count(" is here with ") == 3
+    assert "left out" not in told
+
+
+def _strangers(federation: LocalFederation, folder: Path) -> dict[str, subprocess.Popen[bytes]]:
+    """Nodes that must not get in: of an unknown key, of no key, without TLS, and one that trusts another authority."""
+    other = folder / "other"
+    certs.write(other, ["127.0.0.1"], ["mallory"])
+    ours, theirs = str(federation.project.certs / "ca.crt"), str(other / "ca.crt")
+    key = ["--auth-supernode-private-key", str(other / "sites" / "mallory")]
+    ports = processes.free_ports(4)
+    ways = {
+        "unknown-key": ["--root-certificates", ours, *key],
+        "no-key": ["--root-certificates", ours],
+        "plain-text": ["--insecure"],
+        "other-authority": ["--root-certificates", theirs, *key],
+    }
+    command = ["flower-supernode", "--superlink", f"127.0.0.1:{federation.port}", "--max-retries", "1"]
+    command += ["--node-config", f'site="{federation.sites["north"].path}"']
+    return {
+        name: processes.start(
+            [*command, "--port", str(port), *way],
+            folder / f"{name}.log",
+            federation.env,
+            folder,
+        )
+        for (name, way), port in zip(ways.items(), ports, strict=True)
+    }
+
+
+def _refused(name: str, process: subprocess.Popen[bytes], folder: Path) -> None:
+    log = (folder / f"{name}.log").read_text()
+    assert "Receiving" not in log, log  # no message ever reached it
+    assert process.poll() not in (None, 0), f"{name}: still runs\n{log}"
+
+
+def faulty(project: Project, site: str, faults: dict[str, str]) -> None:
+    """Give a site the data of its share, and a program of faults."""
+    folder, number = project.path / "sites" / site, SITES.index(site)
+    own = data.share(build.federation(recipe_of(project)), number)
+    x = own.train.x.numpy()
+    np.savez(folder / "data.npz", x=x, y=own.train.y.numpy(), x_test=x[:4], y_test=own.train.y.numpy()[:4])
+    (folder / "faults.json").write_text(json.dumps(faults))
+    shutil.copy(Path(__file__).parents[1] / "support" / "faulty_site.py", folder / "faulty_site.py")
+    text = (folder / "site.yaml").read_text().replace('data: "recipe"', "data: faulty_site:load")
+    (folder / "site.yaml").write_text(text)
+
+
+def test_a_client_that_raises_dies_hangs_or_answers_nonsense(
+    tmp_path: Path, federations: list[LocalFederation]
+) -> None:
+    project = Project.init(
+        tmp_path / "demo", "digits", SITES, [*SMALL, "rounds=7", "method=scaffold", "evaluate_every=7"]
+    )
+    faults = {"1": "nan", "2": "shape", "3": "old", "4": "raise", "5": "hang", "6": "die"}
+    faulty(project, "west", faults)
+    text = project.server_file.read_text().replace("round_seconds: 600", "round_seconds: 25")
+    project.server_file.write_text(text)
+    federation = LocalFederation(project)
+    federations.append(federation)
+    federation.up()
+    federation.watch()
+    rows = history(project)
+    reasons = [row.get("failed", {}).get("west", "") for row in rows]
+    for reason, expected in zip(reasons, ["not finite", "(9,)", "it answered round 2", "RuntimeError"], strict=False):
+        assert expected in reason
+    assert [bool(reason) for reason in reasons] == [True] * 6 + [False]  # hangs, dies, and is back
+    assert all(set(row.get("failed", {})) <= {"west"} for row in rows)
+    assert "Timeout (0:00:25)!" in (federation.private / "site-west.log").read_text()  # the watchdog said where it hung
+    same(replayed(recipe_of(project), rows), final(project))
+
+
+def test_a_killed_node_and_a_killed_link(tmp_path: Path, federations: list[LocalFederation]) -> None:
+    project = Project.init(
+        tmp_path / "demo", "digits", SITES, [*SMALL, "rounds=5", "method=scaffold", "evaluate_every=5"]
+    )
+    federation = LocalFederation(project)
+    federations.append(federation)
+    federation.up()
+    acts = {"node": 1, "link": 3}  # after which round each is killed
+
+    def strike() -> None:
+        done = len(history(project))
+        if "node" in acts and done >= acts["node"]:
+            del acts["node"]
+            victim = next(node for node in federation.nodes if node.site == "south").process
+            assert victim is not None
+            os.killpg(victim.pid, signal.SIGKILL)
+        if "link" in acts and done >= acts["link"]:
+            del acts["link"]
+            assert federation.link is not None
+            os.killpg(federation.link.pid, signal.SIGKILL)
+
+    federation.watch(strike)
+    assert not acts
+    rows = history(project)
+    assert [row["round"] for row in rows] == [1, 2, 3, 4, 5]
+    assert federation.resumes >= 1
+    assert next(node for node in federation.nodes if node.site == "south").starts >= 2
+    same(replayed(recipe_of(project), rows), final(project))
+
+
+def test_a_large_model_and_its_statistics_go_through(tmp_path: Path, federations: list[LocalFederation]) -> None:
+    """45 MB of weights both ways, and 10 x 512 x 512 statistics up."""
+    assignments = [*SMALL, "rounds=1", "model=mlp", "model.hidden=[4864, 2048, 512]", "stages=[ccvr]"]
+    assignments += ["stage.ccvr.epochs=1", "stage.ccvr.samples=10"]
+    project = Project.init(tmp_path / "demo", "digits", SITES[:2], assignments)
+    federation = LocalFederation(project)
+    federations.append(federation)
+    federation.up()
+    federation.watch()
+    outcome = json.loads((project.path / "run" / "result.json").read_text())
+    assert final(project)["model"].nbytes > 45e6
+    assert outcome["stage_metrics"]["ccvr"]["bytes_up"] >= 2 * 10 * 512 * 512 * 4
+    assert not any("failed" in row for row in history(project))
+
+
+def test_the_same_recipe_by_the_command_line(tmp_path: Path) -> None:
+    """`fedhead run --engine flower` leaves what a simulation leaves, to 1e-6."""
+    env = processes.environment(tmp_path)
+    words = ["fedhead", "run", "digits", *SMALL, "clients=2", "rounds=2", "local_test=0.3", "method=fedetf"]
+    words += ["stages=[finetune_etf]", "stage.finetune_etf.iterations=1", "--quiet", "--json"]
+    results = []
+    for more in (["--engine", "flower"], ["--executor", "loop"]):
+        out = tmp_path / more[1]
+        done = subprocess.run([*words, *more, "--out", str(out)], env=env, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        results.append((json.loads(done.stdout.splitlines()[-1]), load_tree(out / CHECKPOINT)[0]["server"]))
+    same(results[0][1], results[1][1])
+    for name in ("accuracy", "personal", "clients", "bytes_up", "bytes_down", "per_class"):
+        assert results[0][0][name] == pytest.approx(results[1][0][name], abs=1e-6), name
+    assert results[0][0]["stages"] == pytest.approx(results[1][0]["stages"], abs=1e-6)
+    kept = {path.name for path in (tmp_path / "flower.flower" / "sites").rglob("model-*")}
+    assert kept == {"model-finetune_etf.safetensors"}  # the personal models are at the sites
+
+
+def test_up_status_and_down(tmp_path: Path) -> None:
+    env = processes.environment(tmp_path)
+    folder = str(tmp_path / "demo")
+
+    def fedhead(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(["fedhead", "deploy", *words], env=env, capture_output=True, text=True, check=False)
+
+    assert fedhead("init", folder, "rounds=500", "subset=240").returncode == 0
+    assert fedhead("up", folder).returncode == 2  # no certificates yet
+    assert fedhead("certs", folder).returncode == 0
+    try:
+        up = fedhead("up", folder, "--insecure")
+        assert up.returncode == 0, up.stderr
+        again = fedhead("up", folder, "--insecure")
+        assert again.returncode == 2
+        assert "is up already" in again.stderr
+        found = json.loads(fedhead("status", folder, "--json").stdout)
+        assert found["link"]
+        assert all(node["alive"] for node in found["nodes"].values())
+    finally:
+        state = json.loads((Path(folder) / ".deploy" / "state.json").read_text())
+        assert "everything has ended" in fedhead("down", folder).stdout
+    marks = [Mark.read(entry) for entry in [state["link"], *state["nodes"].values()]]
+    assert not any(mark.alive() for mark in marks)
+    assert "nothing was running" in fedhead("down", folder).stdout
+    assert fedhead("status", str(tmp_path)).returncode == 2

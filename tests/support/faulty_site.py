@@ -1,0 +1,44 @@
+"""A site that misbehaves on purpose: its data function also spoils what the site answers, a round a fault.
+
+Copied beside a site.yaml; `data: faulty_site:load`. The environment's FAULTS names a JSON file {round: fault}.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+
+def load() -> Any:
+    from fedhead.flower import site as sites
+
+    held = np.load(Path(__file__).parent / "data.npz")
+    plan = json.loads((Path(__file__).parent / "faults.json").read_text())
+    honest = sites.Site.answer
+
+    def spoiled(self: Any, order: Any, trees: Any) -> Any:
+        fault = plan.get(str(order.round)) if order.kind == "work" else None
+        if fault == "raise":
+            raise RuntimeError("on purpose")
+        if fault == "hang":
+            time.sleep(10_000)
+        if fault == "die":
+            os._exit(9)
+        answer, send, commit = honest(self, order, trees)
+        if fault == "nan":
+            send["send"]["model"]["classifier.bias"][0] = float("nan")
+        if fault == "shape":
+            send["send"]["model"]["classifier.bias"] = send["send"]["model"]["classifier.bias"][:-1]
+        if fault == "old":
+            answer = type(answer)(**{**vars(answer), "round": order.round - 1})
+        return answer, send, commit
+
+    if not hasattr(sites, "spoiled"):
+        sites.spoiled = True  # type: ignore[attr-defined]  # a mark of our own
+        sites.Site.answer = spoiled  # type: ignore[method-assign]  # what this module is for
+    return held["x"], held["y"], held["x_test"], held["y_test"]
