@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
-EXTRAS := dev,analysis,tensorboard
+EXTRAS := dev,analysis,tensorboard,flower,ray
 # One thread a process: two busy test workers (or clients) with many spinning threads each are far slower.
 export OMP_NUM_THREADS ?= 1
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
@@ -24,6 +24,7 @@ test: $(READY)  ## the tests and the examples in the docstrings, at most 10 minu
 
 test-slow: $(READY)  ## the slower tier: whole runs, kill and resume
 	$(BIN)/python -m pytest -n 2 -q -m "slow and not gpu and not deploy"
+	$(BIN)/python -m pytest -q -m deploy  # real processes: one federation at a time
 
 lint: $(READY)  ## ruff and strict mypy
 	$(BIN)/ruff check .
