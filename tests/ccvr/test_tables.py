@@ -47,7 +47,8 @@ small: {rounds: 1, stage.ccvr.epochs: 1}
 
 
 def test_the_papers_tables_are_all_there() -> None:
-    assert CCVR == ["ccvr/figure7", *(f"ccvr/table{n}" for n in range(1, 6))]
+    expected = ["ccvr/figure7", *(f"ccvr/table{n}" for n in range(1, 6))]
+    assert expected == CCVR
 
 
 @pytest.mark.parametrize("name", CCVR)
@@ -159,7 +160,8 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 
 @pytest.mark.slow
 def test_table_2_runs_small_from_a_fresh_clone_and_goes_on_after_kill_9(tmp_path: Path) -> None:
-    out, line = tmp_path / "table", [sys.executable, "-m", "fedhead.cli", "reproduce", "ccvr/table2", "--scale", "small"]
+    out = tmp_path / "table"
+    line = [sys.executable, "-m", "fedhead.cli", "reproduce", "ccvr/table2", "--scale", "small"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "FEDHEAD_DATA": str(tmp_path / "nothing")}
     line += ["--out", str(out), "--device", "cpu", "--cells", "cifar10-0.1,cifar100 fedavg"]
     process = subprocess.Popen(line, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

@@ -3,23 +3,12 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from fedhead import keyed
 from fedhead.errors import BadInput
-
-
-@dataclass(frozen=True)
-class Embedding:
-    """Samples in the plane, with three colours each."""
-
-    place: Tensor  # [n, 2]
-    truth: Tensor  # [n]
-    before: Tensor  # the head's prediction before calibration, [n]
-    after: Tensor  # and after
 
 
 def tsne(z: Tensor, seed: int = 0, perplexity: float = 30.0) -> Tensor:

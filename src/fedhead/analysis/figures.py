@@ -61,8 +61,8 @@ def norms_before_after(before: Matrix, after: Matrix) -> Figure:
     place = np.arange(len(before))
     ax.bar(place - 0.2, before, 0.4, color=COLOURS[0], label="before calibration")
     ax.bar(place + 0.2, after, 0.4, color=COLOURS[1], label="after")
-    ax.set(xlabel="class", ylabel="norm of the weight vector")
-    ax.legend(frameon=False)
+    ax.set(xlabel="class", ylabel="norm of the weight vector", ylim=(0, 1.25 * max(before.max(), after.max())))
+    ax.legend(frameon=False, ncols=2, loc="upper center")
     return fig
 
 

@@ -43,22 +43,24 @@ def reopen(path: str | Path, data: str | Path | None = None, device: str = "auto
     folder = RunFolder.open(path)
     number, state = checkpoint_state(folder.path)
     recipe = folder.recipe
-    simulation = _simulation(recipe, build.federation(recipe, data), device)
+    begun = folder.environment()
+    simulation = _simulation(recipe, build.federation(recipe, data), device, begun.get("precision") == "bf16")
     folder.save_partition(simulation.federation)  # refuses data that has changed since
     simulation.server = state["server"].to(simulation.device)
     for k, kept in state["clients"].items():
         simulation.memory[int(k)] = kept.to(simulation.device)
-    known = str(folder.environment().get("executor", "loop"))
-    worker = choose.named(known if known in choose.EXECUTORS else "loop", simulation)
+    same = begun.get("device") == simulation.device.type  # what a GPU does best a CPU may not do at all
+    worker = choose.named(str(begun["executor"]) if same and "executor" in begun else "loop", simulation)
     return Trained(folder.path, recipe, simulation, worker, number)
 
 
 def fresh(trained: Trained) -> Simulation:
     """The same run before its first round."""
-    return _simulation(trained.recipe, trained.simulation.federation, trained.simulation.device.type)
+    now = trained.simulation
+    return _simulation(trained.recipe, now.federation, now.device.type, now.bf16)
 
 
-def _simulation(recipe: Recipe, federation: Federation, device: str) -> Simulation:
+def _simulation(recipe: Recipe, federation: Federation, device: str, bf16: bool) -> Simulation:
     return Simulation(
         federation,
         build.validate(recipe),
@@ -68,6 +70,7 @@ def _simulation(recipe: Recipe, federation: Federation, device: str) -> Simulati
         participation=recipe.participation,
         seed=recipe.seed,
         device=choose.device(device),
+        bf16=bf16,
     )
 
 
