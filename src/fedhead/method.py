@@ -33,6 +33,10 @@ class Exchange:
 
     def check(self, models: Sequence[Split], federation: Federation) -> None:
         """Raise `BadInput` before anything is computed, if these can't be used with each other."""
+        self.check_head(models)
+
+    def check_head(self, models: Sequence[Split]) -> None:
+        """Refuse models with another head than the one that is needed."""
         for model in models:
             if self.head is not None and model.head != self.head:
                 raise BadInput(

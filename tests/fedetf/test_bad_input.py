@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from fedhead.engine.rounds import Result, run
 from fedhead.errors import BadInput
 from fedhead.experiment import build
 from fedhead.experiment.config import Recipe
+from fedhead.experiment.run import execute
 from fedhead.method import METHODS, STAGES, Stage
 from fedhead.optim import SGD
 from fedhead.types import Local
@@ -92,6 +94,17 @@ def test_recipes_choose_the_head_that_a_method_needs() -> None:
         fh.run(federation(), fh.build("mlp", (1, 6, 6), CLASSES), "fedetf", rounds=1)
     with pytest.raises(BadInput, match=r"at least 2 dimensions"):
         fh.with_head(network("group"), "etf", dim=1)
+
+
+def test_a_recipe_that_can_t_be_is_refused_before_there_is_a_folder(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    with pytest.raises(BadInput, match="fedetf needs a model with the etf head"):
+        build.validate(Recipe(method="fedetf", model_parameters={"head": "linear"}))
+    with pytest.raises(BadInput, match="finetune_etf needs a model with the etf head"):
+        build.validate(Recipe(method="fedavg", stages=("finetune_etf",)))
+    with pytest.raises(BadInput, match=r"local_test=0\.3"):
+        execute(Recipe(method="fedetf", stages=("finetune",)), out)
+    assert not out.exists()
 
 
 def test_parameters_out_of_range_are_refused() -> None:

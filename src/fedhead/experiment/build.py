@@ -164,6 +164,8 @@ def validate(recipe: Recipe) -> list[Split]:
     made_models = architectures(recipe, shape, classes)
     for client, made_model in enumerate(made_models):
         _dry_run(made_model, shape, recipe, client)
+    for exchange in (method(recipe), *stages(recipe)):
+        exchange.check_head(made_models)
     refuse.mixtures(method(recipe), made_models, range(len(made_models))[: recipe.clients], local(recipe))
     return made_models
 

@@ -62,6 +62,8 @@ def execute(
     models = build.validate(recipe)
     device = choose.device(settings.device)
     federation = build.federation(recipe, settings.data)
+    for exchange in (build.method(recipe), *build.stages(recipe)):
+        exchange.check(models, federation)  # before there is a folder
     folder = existing or RunFolder.create(out, recipe)
     torch.set_num_threads(settings.threads or _threads(models))
     with folder.locked():
