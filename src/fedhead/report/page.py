@@ -81,7 +81,7 @@ def _table(head: Sequence[str], body: Sequence[Sequence[str]], best: set[tuple[i
 
 
 def _results(lines: Sequence[Line]) -> str:
-    head = ["method", "accuracy", "personal", "seeds", "traffic (MB)", "seconds"]
+    head = ["method", "accuracy", "personal", "seeds", "traffic (MB)", "a client a round (kB)", "seconds"]
     body = [
         [
             line.label,
@@ -89,6 +89,7 @@ def _results(lines: Sequence[Line]) -> str:
             tables.spread(line.personal),
             str(len(line.seeds)),
             "" if line.megabytes is None else f"{line.megabytes:,.1f}",
+            "" if line.client_kilobytes is None else f"{line.client_kilobytes:,.1f}",
             "" if line.seconds is None else f"{line.seconds:.1f}",
         ]
         for line in lines

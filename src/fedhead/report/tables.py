@@ -51,6 +51,7 @@ class Line:
     per_class: list[list[float | None]]
     seeds: list[int]
     megabytes: float | None  # sent and received in all, the mean over seeds
+    client_kilobytes: float | None  # sent and received by one client in one round
     seconds: float | None
 
 
@@ -107,6 +108,7 @@ _FIGURES = ("accuracy", "personal", "per_class")
 
 def _line(label: str, runs: list[Run], figures: list[Row], whole: bool) -> Line:
     traffic = [sum(row["bytes_up"] + row["bytes_down"] for row in run.rows) / 1e6 for run in runs]
+    took_part = sum(row.get("participants", 0) for run in runs for row in run.rows)
     seconds = [sum(row["seconds"] for row in run.rows) for run in runs]
     return Line(
         label=label,
@@ -115,6 +117,7 @@ def _line(label: str, runs: list[Run], figures: list[Row], whole: bool) -> Line:
         per_class=[f["per_class"] for f in figures if f["per_class"]],
         seeds=[run.recipe.seed for run in runs],
         megabytes=statistics.fmean(traffic) if whole else None,
+        client_kilobytes=1e3 * sum(traffic) / took_part if whole and took_part else None,
         seconds=statistics.fmean(seconds) if whole else None,
     )
 
