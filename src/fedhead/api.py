@@ -43,8 +43,9 @@ def run(
     """Train a federated classifier.
 
     `model` is a `Split` (see `fedhead.split`), the name of a built-in architecture, or a list of n such for clients
-    of different architectures: client i has model i mod n, or the one that `assign` gives it. `options` go to `fedhead.engine.rounds.run`: participation, executor, device,
-    precision, evaluate_every, last_rounds, on_round and the rest.
+    of different architectures: client i has model i mod n, or the one that `assign` gives it.
+    `options` go to `fedhead.engine.rounds.run`: participation, executor, device, precision, evaluate_every,
+    last_rounds, on_round, assign and the rest.
     """
     chosen = METHODS[_known("method", method, METHODS)]() if isinstance(method, str) else method
     models = _models(federation, model, chosen.head, seed)

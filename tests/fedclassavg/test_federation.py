@@ -16,7 +16,9 @@ from fedhead.errors import BadInput
 from fedhead.experiment import build
 from fedhead.experiment.config import Recipe
 from fedhead.experiment.run import Settings, execute
+from fedhead.experiment.store import RunFolder
 from fedhead.models.several import several
+from fedhead.report import tables
 
 
 def test_a_recipe_names_several_models() -> None:
@@ -34,6 +36,10 @@ def test_a_mixed_recipe_runs_to_its_end_with_small_messages(tmp_path: Path) -> N
     figures = execute(RECIPE, tmp_path / "run", Settings(device="cpu", executor="loop"))
     classifier = 4 * (24 * 10 + 10)
     assert figures["bytes_up"] == figures["bytes_down"] == 2 * 6 * classifier
+    assert figures["client_bytes"] == {"up": classifier, "down": classifier}
+    assert [row["participants"] for row in RunFolder.open(tmp_path / "run").metrics()] == [6, 6]
+    (line,) = tables.lines(tables.group(tables.read([tmp_path / "run"])))
+    assert line.client_kilobytes == pytest.approx(2 * classifier / 1e3)
     assert len(figures["clients"]) == 6
     assert figures["accuracy"] is None
     assert 0 < figures["personal"] <= 100

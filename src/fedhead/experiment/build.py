@@ -135,7 +135,7 @@ def own_data(name: str) -> bool:
 
 
 def validate(recipe: Recipe) -> list[Split]:
-    """Check a recipe's names, parameters, and that data and models fit, without data or training; returns the models."""
+    """Check a recipe's names and parameters, and that data and models fit, without any data; returns the models."""
     stages(recipe)
     local(recipe)
     deal = partition.parse(recipe.partition)
