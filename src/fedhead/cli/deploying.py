@@ -23,9 +23,8 @@ def init(
         list[str] | None, typer.Argument(help="key=value on top of the recipe.", metavar="[KEY=VALUE]...")
     ] = None,
     recipe: Annotated[str, typer.Option(help="What is trained: a recipe's name or file.")] = "digits",
-    site: Annotated[
-        list[str] | None, typer.Option(help="A site's name; once a site. [default: site-0, site-1, site-2]")
-    ] = None,
+    sites: Annotated[int, typer.Option(min=1, help="How many sites, named site-0, site-1 …")] = 3,
+    site: Annotated[list[str] | None, typer.Option(help="A site's name, once a site, in place of --sites.")] = None,
     data: Annotated[list[str] | None, typer.Option(help="A site's data, in the order of the sites.")] = None,
 ) -> None:
     """Write a ready project: pyproject.toml for flwr run, server.yaml, and a site.yaml for each site.
@@ -35,10 +34,10 @@ def init(
       fedhead deploy init demo rounds=3
       fedhead deploy init clinic --recipe my.yaml --site north --site south --data north.npz --data south.npz
     """
+    from fedhead.flower.assemble import site_names
     from fedhead.flower.project import Project
 
-    names = site or ["site-0", "site-1", "site-2"]
-    project = Project.init(folder, recipe, names, assignments or [], data or [])
+    project = Project.init(folder, recipe, site or site_names(sites), assignments or [], data or [])
     print(f"{project.path} is ready: look into server.yaml and sites/*/site.yaml, then")
     print(f"  fedhead deploy up {folder} --insecure --wait")
     print("runs all of it on this machine; docs/deployment.md shows machines of their own")

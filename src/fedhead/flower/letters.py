@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from flwr.app import Message
     from flwr.serverapp import Grid
 
+SPARE_SECONDS = 60.0  # by which Flower holds a message longer than we wait: the deadline is ours to tell
+
 Reply = tuple[Answer, dict[str, Tree]] | str  # an answer with its trees, or why there is none
 
 
@@ -46,7 +48,7 @@ class Letters:
                 wire.pack(to_json(letter.order), letter.trees),
                 letter.node,
                 KINDS[letter.order.kind],
-                ttl=seconds,
+                ttl=seconds + SPARE_SECONDS,
                 group_id=str(letter.order.round),
             )
             for letter in letters.values()
