@@ -19,7 +19,7 @@ from fedhead.engine.loop import Loop
 from fedhead.engine.simulation import Simulation
 from fedhead.engine.stack import Stack
 from fedhead.errors import BadInput
-from fedhead.method import Method
+from fedhead.method import METHODS, Method
 from fedhead.methods.ditto import Ditto
 from fedhead.methods.fedavg import FedAvg
 from fedhead.methods.fedetf import FedETF
@@ -324,3 +324,18 @@ def test_fedetf_is_fedavg_with_the_balanced_loss(fed: Federation, plain: Plain) 
     equal(found.server["model"], values(shared))
     torch.testing.assert_close(found.server["model"]["classifier.weight"], frame)
     assert found.server["model"]["classifier.scale"] != 1  # β is trained
+
+
+@pytest.mark.parametrize("name", ["ditto", "fedetf", "fednh", "fedproto", "fedrep", "fedrod", "fedrod_hyper"])
+def test_lasting_momentum_is_the_same_on_both_executors(name: str, fed: Federation) -> None:
+    """The order of a model's names, which momentum follows, is the same in every round and on both executors."""
+    servers = []
+    for executor in (Loop(), Stack()):
+        local = Local(epochs=1, batch_size=4, optimizer=SGD(LR, MOMENTUM), persistent=True)
+        model = network("batch", METHODS[name].head)
+        simulation = Simulation(fed, [model], METHODS[name](), rounds=2, local=local, dtype=torch.float64)
+        for number in (1, 2):
+            simulation.round(number, executor)
+        servers.append(simulation.server.leaves())
+    for leaf, value in servers[0].items():
+        torch.testing.assert_close(servers[1][leaf], value, atol=1e-10, rtol=1e-10)
