@@ -1,7 +1,6 @@
 """Federated classification that survives non-IID data."""
 
-import fedhead.methods
-import fedhead.stages
+from fedhead import methods, stages
 from fedhead.api import run
 from fedhead.data.federation import Federation
 from fedhead.engine.rounds import Result
@@ -80,10 +79,12 @@ __all__ = [
     "load_statistics",
     "merge_files",
     "method",
+    "methods",
     "run",
     "save_statistics",
     "split",
     "stage",
+    "stages",
     "statistics_of",
     "with_head",
 ]

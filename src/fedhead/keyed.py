@@ -50,7 +50,8 @@ def uniform(key: Tensor, *shape: int) -> Tensor:
     for side in shape:
         count *= side
     place = torch.arange(1, count + 1, device=key.device).reshape(shape)
-    z = key.reshape(key.shape + (1,) * len(shape)) + place * _signed(_GOLDEN)
+    # The key joins before the product: a compiler would take a lone multiple of the place for an index of 32 bits.
+    z = (key.reshape(key.shape + (1,) * len(shape)) + place) * _signed(_GOLDEN)
     z = (z ^ _shift(z, 30)) * _signed(_M1)
     z = (z ^ _shift(z, 27)) * _signed(_M2)
     return _shift(z ^ _shift(z, 31), 40).float() * 2.0**-24
@@ -58,8 +59,7 @@ def uniform(key: Tensor, *shape: int) -> Tensor:
 
 def fold(key: Tensor, number: int | Tensor) -> Tensor:
     """New keys from old ones and a number: fold(key, 0), fold(key, 1) … are unrelated streams."""
-    # a plain number stays one: made a tensor, it would be copied from the host, which a CUDA graph forbids
-    z = key + (_signed((number + 1) * _M2 % 2**64) if isinstance(number, int) else (number + 1) * _signed(_M2))
+    z = (key + (number + 1)) * _signed(_M2)
     z = (z ^ _shift(z, 30)) * _signed(_M1)
     return z ^ _shift(z, 27)
 

@@ -11,7 +11,6 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 
-
 class Tree(dict[str, Any]):
     """A dictionary of tensors (or of further trees) with the arithmetic of a vector.
 
@@ -184,7 +183,8 @@ def mean(trees: list[Tree], weights: list[float]) -> Tree:
 
     def average(*rows: Tensor) -> Tensor:
         share = torch.tensor([w / total for w in weights], dtype=rows[0].dtype, device=rows[0].device)
-        return torch.tensordot(share, torch.stack(rows), dims=1)
+        mixed: Tensor = torch.tensordot(share, torch.stack(rows), dims=1)
+        return mixed
 
     return trees[0].map(average, *trees[1:])
 

@@ -151,7 +151,8 @@ def test_feddyn(fed: Federation, model: Split, plain: Plain) -> None:
 
             def dynamic(m: Split, x: Tensor, y: Tensor, k: int = k, start: dict[str, Tensor] = start) -> Tensor:
                 terms = [
-                    alpha / 2 * ((p - start[n]) ** 2).sum() - (p * gradient[k][n]).sum() for n, p in m.named_parameters()
+                    alpha / 2 * ((p - start[n]) ** 2).sum() - (p * gradient[k][n]).sum()
+                    for n, p in m.named_parameters()
                 ]
                 return torch.stack(terms).sum()
 
@@ -177,12 +178,14 @@ def test_moon(fed: Federation, model: Split, plain: Plain) -> None:
         for k in CLIENTS:
             teacher = copy.deepcopy(model).eval()
 
-            def contrast(m: Split, x: Tensor, y: Tensor, k: int = k, teacher: Split = teacher) -> Tensor:
-                if k not in previous:
+            last = previous.get(k)
+
+            def contrast(m: Split, x: Tensor, y: Tensor, last: Split | None = last, teacher: Split = teacher) -> Tensor:
+                if last is None:
                     return torch.zeros((), dtype=x.dtype)
                 z = m(x).z
                 with torch.no_grad():
-                    towards, away = teacher(x).z, previous[k](x).z
+                    towards, away = teacher(x).z, last(x).z
                 logits = torch.stack([cosine(z, towards), cosine(z, away)], dim=1) / 0.5
                 return 2.0 * nn.functional.cross_entropy(logits, torch.zeros(len(x), dtype=torch.long))
 

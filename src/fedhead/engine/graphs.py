@@ -8,6 +8,7 @@ bucket are carried along and thrown away.
 
 from __future__ import annotations
 
+import gc
 import math
 import time
 from collections import OrderedDict
@@ -123,10 +124,7 @@ class Rig:
         torch.cuda.current_stream().wait_stream(side)
         for t, value in zip(arguments, before, strict=False):
             t.copy_(value)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            call(*arguments)
-        torch.cuda.synchronize()
+        graph = captured(lambda: call(*arguments))
         self.owner.preparing += time.perf_counter() - begin
         return graph
 
@@ -152,6 +150,20 @@ class Rig:
             counter.add_(1)
 
         return function, [*changed, *read]
+
+
+def captured(work: Callable[[], None]) -> torch.cuda.CUDAGraph:
+    """A CUDA graph of what `work` launches."""
+    graph = torch.cuda.CUDAGraph()
+    gc.collect()
+    gc.disable()  # an old graph that is collected now would end the capture: freeing is not permitted in it
+    try:
+        with torch.cuda.graph(graph):
+            work()
+    finally:
+        gc.enable()
+    torch.cuda.synchronize()
+    return graph
 
 
 def blind(stretch: Stretch) -> Stretch:

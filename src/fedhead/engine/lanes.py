@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import torch
 
-from fedhead.engine.graphs import blind, bucket, buckets, copy_into, kind, static
+from fedhead.engine.graphs import blind, bucket, buckets, captured, copy_into, kind, static
 from fedhead.engine.job import Executor, Job
 from fedhead.engine.local import Lift, stretches
 from fedhead.engine.steps import Carry, Stretch, Table
@@ -82,10 +82,7 @@ class Bundle:
             copy_into(carry, values)
             lane.counter.copy_(counter)
         torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            self._fork(lanes)
-        torch.cuda.synchronize()
+        graph = captured(lambda: self._fork(lanes))
         self.preparing += time.perf_counter() - begin
         return graph
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from fedhead.client import Sight
+from fedhead.engine import convolve
 from fedhead.engine.graphs import Graphs
 from fedhead.engine.job import Executor, Job
 from fedhead.engine.local import Lift, Program, local_round
@@ -40,8 +41,16 @@ class VmapLift(Lift):
         return vmap(program.correct, in_dims=(0, SIGHT))
 
     def loss(self, program: Program, phase: Phase) -> Callable[..., tuple[Tensor, Tree]]:
-        """`Program.loss` over the client axis."""
-        return vmap(program.loss(phase), in_dims=(0, 0, 0, 0, SIGHT))
+        """`Program.loss` over the client axis; on a GPU with convolutions made for stacks."""
+        loss = vmap(program.loss(phase), in_dims=(0, 0, 0, 0, SIGHT))
+        if program.pool.device.type != "cuda" or not convolve.available():
+            return loss
+
+        def with_own_convolutions(*args: Any) -> tuple[Tensor, Tree]:
+            with convolve.StackedConvolutions():
+                return loss(*args)
+
+        return with_own_convolutions
 
     def init(self, optimizer: Optimizer) -> Callable[[Tree], Tree]:
         """`Optimizer.init` over the client axis."""

@@ -33,7 +33,8 @@ class Moon(Method):
             towards = me.apply(self.start(me), batch.x, train=False).z
             away = me.apply(me.state["previous"], batch.x, train=False).z
         contrast = model_contrastive(out.z, towards, away, batch.weight, self.temperature)
-        return cross_entropy(out.logits, batch.y, batch.weight) + self.mu * me.state["seen"] * contrast
+        seen: Tensor = me.state["seen"]
+        return cross_entropy(out.logits, batch.y, batch.weight) + self.mu * seen * contrast
 
     def finish(self, w: Weights, me: Client) -> Reply:
         """Keep the local model as the next round's previous one."""
