@@ -18,6 +18,7 @@ class Roster:
 
     def strangers(self, connected: set[int]) -> list[int]:
         """Connected nodes that have not been asked who they are."""
+        self.refused = {node: why for node, why in self.refused.items() if node in connected}  # may come back mended
         known = set(self.nodes.values()) | self.refused.keys()
         return sorted(connected - known)
 

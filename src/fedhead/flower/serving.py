@@ -93,6 +93,8 @@ def _run(folder: RunFolder, coordinator: Coordinator, agreed: Terms, out: Path, 
         save_tree(out / STAGES, Tree({name: outcome.server for name, outcome in outcomes.items()}))
     served = Served(coordinator.progress.history, {name: o.metrics for name, o in outcomes.items()}, recipe.last_rounds)
     found = figures(out, recipe, served)
+    public = coordinator.clients.federation.public
+    found["public_bytes"] = 0 if public is None else public.x.nbytes
     folder.finish(found)
     say(f"finished: accuracy {found['accuracy']}, personal {found['personal']}, stages {found['stages']}")
     return found

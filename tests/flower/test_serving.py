@@ -1,0 +1,151 @@
+"""The server's whole run from its files, on the in-process grid: run folder, resumption, architectures, a full disk."""
+
+from __future__ import annotations
+
+import errno
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from inprocess import InProcess
+from safetensors import SafetensorError
+
+import fedhead.experiment.store as store
+from fedhead.engine.loop import Loop
+from fedhead.engine.simulation import Simulation
+from fedhead.errors import BadInput, FedheadError
+from fedhead.experiment import build
+from fedhead.experiment.run import Settings, execute
+from fedhead.flower import assemble
+from fedhead.flower.project import Project
+from fedhead.flower.serving import serve
+from fedhead.treefile import load_tree
+
+SMALL = ["subset=120", "rounds=3", "local_epochs=1", "partition=dirichlet(1.0)", "batch_size=16"]
+
+
+def project(folder: Path, *assignments: str, sites: int = 3) -> tuple[Project, InProcess]:
+    made = Project.init(folder / "demo", "digits", [f"site-{k}" for k in range(sites)], [*SMALL, *assignments])
+    text = made.server_file.read_text().replace("join_seconds: 120", "join_seconds: 0.3")
+    made.server_file.write_text(text)
+    return made, InProcess({10 + k: assemble.site(file) for k, file in enumerate(made.sites().values())})
+
+
+def leaves(path: Path) -> dict[str, torch.Tensor]:
+    return load_tree(path / "checkpoint.safetensors")[0]["server"].leaves()  # type: ignore[no-any-return]
+
+
+def test_a_run_folder_equals_a_simulations(tmp_path: Path) -> None:
+    made, grid = project(tmp_path, "method=scaffold", "stages=[ccvr]", "stage.ccvr.epochs=1", "local_test=0.3")
+    found = serve(made.server(), grid, say=lambda line: None)
+    torch.set_num_threads(1)
+    expected = execute(
+        made.server().recipe_of_run(), tmp_path / "sim", Settings(executor="loop", device="cpu", threads=1)
+    )
+    for name in ("accuracy", "accuracy_mean", "personal", "clients", "per_class", "bytes_up", "bytes_down"):
+        assert found[name] == pytest.approx(expected[name], abs=1e-6), name
+    assert found["stages"] == pytest.approx(expected["stages"], abs=1e-6)
+    assert found.keys() == expected.keys()  # so that the same report reads both
+    mine, theirs = leaves(made.path / "run"), leaves(tmp_path / "sim")
+    for name, t in theirs.items():
+        torch.testing.assert_close(mine[name], t, atol=1e-6, rtol=1e-6)
+    names = {path.name for path in (tmp_path / "sim").iterdir()}
+    assert {path.name for path in (made.path / "run").iterdir()} == names
+
+
+def test_two_architectures_of_a_recipe(tmp_path: Path) -> None:
+    models = "model=['mlp(hidden=[12])', 'mlp(hidden=[9, 7])']"
+    made, grid = project(tmp_path, "method=fedclassavg", models, "model.feature_layer=8", "local_test=0.3")
+    found = serve(made.server(), grid, say=lambda line: None)
+    recipe = made.server().recipe_of_run()
+    whole = build.federation(recipe)
+    architectures = build.architectures(recipe, whole.input_shape, whole.classes)
+    assert len(architectures) == 2
+    simulation = Simulation(whole, architectures, build.method(recipe), rounds=3, local=build.local(recipe))
+    for number in range(1, 4):
+        simulation.round(number, Loop())
+    figures = simulation.evaluate(simulation.method, simulation.server, simulation.memory, 3)
+    assert found["clients"] == pytest.approx(figures["clients"], abs=1e-6)
+    for name, t in simulation.server.leaves().items():
+        torch.testing.assert_close(leaves(made.path / "run")[name], t, atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "trouble",
+    [OSError(errno.ENOSPC, "No space left on device"), SafetensorError("I/O error: No space left on device")],
+    ids=["python", "safetensors"],
+)
+def test_a_full_disk_stops_the_server_by_name_and_it_resumes(
+    trouble: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, grid = project(tmp_path, "method=scaffold")
+    honest, calls = store.save_tree, []
+
+    def full(*arguments: object) -> None:
+        calls.append(arguments)
+        if len(calls) == 2:
+            raise trouble
+        honest(*arguments)  # type: ignore[arg-type]  # handed on as they came
+
+    monkeypatch.setattr(store, "save_tree", full)
+    with pytest.raises(FedheadError, match=r"can't write to .*run \(.*No space left.*make room there.*then resume"):
+        serve(made.server(), grid, say=lambda line: None)
+    monkeypatch.undo()
+    said: list[str] = []
+    found = serve(made.server(), grid, resume=True, say=said.append)
+    assert "going on after round 1" in said
+    assert [json.loads(line)["round"] for line in (made.path / "run" / "metrics.jsonl").read_text().splitlines()] == [
+        1,
+        2,
+        3,
+    ]
+    other, other_grid = project(tmp_path / "other", "method=scaffold")
+    straight = serve(other.server(), other_grid, say=lambda line: None)
+    assert found["accuracy"] == pytest.approx(straight["accuracy"], abs=1e-6)
+    for name, t in leaves(other.path / "run").items():
+        torch.testing.assert_close(leaves(made.path / "run")[name], t, atol=1e-6, rtol=1e-6)
+
+
+def test_a_finished_run_is_left_as_it_is_and_another_one_refused(tmp_path: Path) -> None:
+    made, grid = project(tmp_path, "rounds=1")
+    first = serve(made.server(), grid, say=lambda line: None)
+    assert serve(made.server(), InProcess({}), resume=True, say=lambda line: None) == first
+    with pytest.raises(BadInput, match="finished run already"):
+        serve(made.server(), grid, say=lambda line: None)
+
+
+def test_a_resumed_run_keeps_its_sites(tmp_path: Path) -> None:
+    made, grid = project(tmp_path)
+    del grid.nodes[12]
+    text = made.server_file.read_text()
+    made.server_file.write_text(text.replace("quorum: 2", "quorum: 3"))
+    with pytest.raises(
+        FedheadError, match=r"2 of 3 sites are there after 0\.3 s, at least 3 are needed; missing: site-2"
+    ):
+        serve(made.server(), grid, say=lambda line: None)
+    made.server_file.write_text(text.replace('"site-0", "site-1", "site-2"', '"site-1", "site-0", "site-2"'))
+    with pytest.raises(BadInput, match="other sites"):
+        serve(made.server(), grid, resume=True, say=lambda line: None)
+
+
+def test_sites_of_their_own_data(tmp_path: Path) -> None:
+    """Two .npz files at two sites, and the server's own test samples: no data set of the registry anywhere."""
+    import numpy as np
+
+    rng = np.random.RandomState(0)
+    for name in ("north", "south", "held"):
+        np.savez(tmp_path / f"{name}.npz", x=rng.randint(0, 256, (30, 4, 4)).astype(np.uint8), y=rng.randint(0, 2, 30))
+    made = Project.init(
+        tmp_path / "own",
+        "digits",
+        ["north", "south"],
+        ["rounds=2", "local_epochs=1"],
+        data=[str(tmp_path / "north.npz"), str(tmp_path / "south.npz")],
+    )
+    text = made.server_file.read_text().replace("test: null", f'test: "{tmp_path}/held.npz"')
+    made.server_file.write_text(text + "classes: [cat, dog]\nshape: [1, 4, 4]\n")
+    grid = InProcess({10 + k: assemble.site(file) for k, file in enumerate(made.sites().values())})
+    found = serve(made.server(), grid, say=lambda line: None)
+    assert found["accuracy"] is not None
+    assert len(found["per_class"]) == 2
