@@ -52,6 +52,28 @@ def test_the_alternatives_run_on_the_same_federation(method: str, tmp_path: Path
     assert 0 < figures["personal"] <= 100
 
 
+class Stopped(BaseException):
+    """Stands for a kill: nothing on the way catches it."""
+
+
+@pytest.mark.parametrize("method", ["fedclassavg", "ktpfl"])
+def test_a_stopped_run_of_a_mixed_federation_ends_as_if_it_had_not_been(method: str, tmp_path: Path) -> None:
+    recipe = RECIPE.override(
+        [f"method={method}", "public=digits", "public_samples=40", "rounds=3", "participation=0.5"]
+    )
+    settings = Settings(device="cpu", executor="loop")
+
+    def stop(row: dict[str, object]) -> None:
+        raise Stopped
+
+    whole = execute(recipe, tmp_path / "whole", settings)
+    with pytest.raises(Stopped):
+        execute(recipe, tmp_path / "stopped", settings, on_row=stop)
+    again = execute(recipe, tmp_path / "stopped", settings, resume=True)
+    for name in ("personal", "clients", "bytes_up", "bytes_down", "client_bytes"):
+        assert again[name] == whole[name]
+
+
 def test_all_start_from_one_classifier() -> None:
     made = several([("mlp", {}), ("digitscnn", {}), ("resnet20", {})], (1, 8, 8), 10, seed=3)
     assert [m.features for m in made] == [512] * 3  # the default, where the architectures' own features differ

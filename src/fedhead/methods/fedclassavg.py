@@ -59,11 +59,10 @@ class FedClassAvg(Method):
 
     def contrast(self, first: Tensor, second: Tensor, batch: Batch) -> Tensor:
         """The supervised contrastive loss on the extractor's features of two views."""
+        one, two = first.flatten(1), second.flatten(1)
         if self.normalize:
-            first, second = F.normalize(first.flatten(1), dim=-1), F.normalize(second.flatten(1), dim=-1)
-        return supervised_contrastive(
-            first.flatten(1), second.flatten(1), batch.y, batch.weight, self.temperature, self.base_temperature
-        )
+            one, two = F.normalize(one, dim=-1), F.normalize(two, dim=-1)
+        return supervised_contrastive(one, two, batch.y, batch.weight, self.temperature, self.base_temperature)
 
     def distance(self, w: Weights, start: Weights) -> Tensor:
         """L_R(C_k, C) = ‖w_Ck − w_C‖₂ (Eq. 5); its gradient where the two are one is 0."""
