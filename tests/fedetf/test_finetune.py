@@ -20,7 +20,7 @@ from fedhead.engine.rounds import StageResult, run_stage
 from fedhead.engine.simulation import Simulation
 from fedhead.engine.stack import Stack
 from fedhead.errors import BadInput
-from fedhead.method import METHODS, Method
+from fedhead.method import METHODS, STAGES, Method
 from fedhead.methods.ditto import Ditto
 from fedhead.methods.fedavg import FedAvg
 from fedhead.methods.fedetf import FedETF
@@ -36,12 +36,12 @@ CLIENTS = (0, 1, 3, 4)
 STAGE = 3  # the round's number of a stage after two rounds
 
 
-def trained(method: Method, norm: str = "group", executor: Executor | None = None, **changes: Any) -> Simulation:
+def trained(method: Method, norm: str = "group", rounds: int = 2, **changes: Any) -> Simulation:
     fed = dataclasses.replace(federation(), transform=Transform.named("none", "half"), **changes)
     local = Local(epochs=2, batch_size=4, optimizer=SGD(0.05), lr_decay=0.9)
-    simulation = Simulation(fed, [network(norm, method.head)], method, rounds=2, local=local, dtype=torch.float64)
-    for number in (1, 2):
-        simulation.round(number, executor or Loop())
+    simulation = Simulation(fed, [network(norm, method.head)], method, rounds=rounds, local=local, dtype=torch.float64)
+    for number in range(1, rounds + 1):
+        simulation.round(number, Loop())
     return simulation
 
 
@@ -179,6 +179,24 @@ def test_ccvr_then_fine_tuning_begins_from_the_calibrated_model() -> None:
         FineTuneCCVR().after(FedRep())
     with pytest.raises(BadInput, match=r"ccvr"):
         run_stage(trained(FedETF()), FineTuneCCVR(), Loop())  # an ETF head is fixed
+
+
+@pytest.mark.parametrize("stage", sorted(STAGES))
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_any_stage_follows_any_method_or_says_why_not(name: str, stage: str) -> None:
+    simulation = trained(METHODS[name](), rounds=1)
+    chosen = STAGES[stage](**{"finetune_etf": {"iterations": 1}, "ccvr": {"samples": 20}}.get(stage, {}))
+    outcome, refusal = None, ""
+    try:
+        outcome = run_stage(simulation, chosen, Stack())
+    except BadInput as error:
+        refusal = str(error)
+    if outcome is None:
+        assert stage != "finetune"
+        assert refusal.startswith(("ccvr", "recalibrate", stage))
+        return
+    assert outcome.personal is not None
+    assert outcome.server.finite()
 
 
 def test_refusals() -> None:

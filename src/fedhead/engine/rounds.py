@@ -155,7 +155,7 @@ def run_stage(simulation: Simulation, stage: Stage, worker: Executor) -> StageRe
     server, metrics = simulation.server, Row(bytes_up=0, bytes_down=0)
     if (earlier := stage.earlier()) is not None:
         before = run_stage(simulation, earlier, worker)
-        server, metrics = server.replace(model=before.weights), before.metrics
+        server, metrics = server.replace(model=server["model"].replace(before.weights)), before.metrics
     server, traffic = simulation.exchange(stage, server, memory, simulation.holders, number, worker)
     metrics = {"bytes_up": metrics["bytes_up"] + traffic.up, "bytes_down": metrics["bytes_down"] + traffic.down}
     metrics |= simulation.evaluate(stage, server, memory, number)
