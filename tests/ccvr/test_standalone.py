@@ -288,3 +288,14 @@ def test_a_run_folder_is_calibrated(run: Path, tmp_path: Path, capsys: pytest.Ca
     capsys.readouterr()
     assert call(["statistics", str(run), str(tmp_path / "odd.npz"), "--out", site]) == 2
     assert "can't take samples of shape (1, 5, 5)" in capsys.readouterr().err
+
+
+def test_a_run_with_another_head_is_calibrated_by_its_own_rule_or_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "calibrated.safetensors"
+    for head, code in (("normalised", 0), ("etf", 2)):
+        recipe = Recipe(rounds=1, model_parameters={"hidden": [16], "head": head})
+        execute(recipe, tmp_path / head, Settings(device="cpu", executor="loop"))
+        assert call(["calibrate", str(tmp_path / head), "--out", str(out), "--samples", "20", "--epochs", "1"]) == code
+    assert "ETFHead" in capsys.readouterr().err

@@ -91,6 +91,8 @@ def calibrate(
 
     from fedhead.analysis.local import train_statistics
     from fedhead.experiment.reopen import reopen
+    from fedhead.models.split import weights
+    from fedhead.standalone import calibrate as calibrate_model
     from fedhead.standalone import calibrate_weights, merge_files, statistics_of
     from fedhead.treefile import atomic
 
@@ -107,27 +109,31 @@ def calibrate(
         merged = statistics_of(split, held.x, held.y, transform=transform)
     else:
         merged = train_statistics(reopen(checkpoint).simulation)
-    name = "classifier" if run else classifier
-    new = calibrate_weights(_weights(checkpoint), name, merged, **settings)
+    if run:  # its architecture is known, so heads of any kind are calibrated as they are, or refused
+        new = dict(weights(calibrate_model(_run_model(checkpoint), merged, **settings)))
+    else:
+        new = calibrate_weights(_weights_file(checkpoint), classifier, merged, **settings)
     with atomic(out) as draft:
         save_file({n: t.contiguous() for n, t in new.items()}, draft)
-    print(f"calibrated {name!r} by the statistics of {int(merged.count.sum())} samples -> {out}")
+    print(f"calibrated the classifier by the statistics of {int(merged.count.sum())} samples -> {out}")
 
 
 # -- what the commands are given ----------------------------------------------------------------------
-def _weights(checkpoint: Path) -> dict[str, Tensor]:
-    """The named weights of a run folder's global model, or of a file."""
-    if checkpoint.is_dir():
-        from fedhead.experiment import build
-        from fedhead.experiment.reopen import checkpoint_state
-        from fedhead.experiment.store import RunFolder
+def _run_model(run: Path) -> Split:
+    """The global model of a run folder."""
+    from fedhead.experiment import build
+    from fedhead.experiment.reopen import checkpoint_state
+    from fedhead.experiment.store import RunFolder
+    from fedhead.models import load
+    from fedhead.types import PARTS
 
-        recipe = RunFolder.open(checkpoint).recipe
-        model = checkpoint_state(checkpoint)[1]["server"].get("model")
-        if model is None or not any(name.startswith("extractor") for name in model):
-            raise BadInput(f"{checkpoint}: {build.method(recipe).name} leaves no global model to calibrate")
-        return dict(model)
-    return _weights_file(checkpoint)
+    recipe = RunFolder.open(run).recipe
+    method = build.method(recipe)
+    if not set(PARTS) <= set(method.shared):
+        raise BadInput(f"{run}: {method.name} leaves no global model to calibrate")
+    model = build.validate(recipe)[0]
+    load(model, checkpoint_state(run)[1]["server"]["model"].part(*PARTS))
+    return model
 
 
 def _weights_file(path: Path) -> dict[str, Tensor]:
@@ -156,7 +162,6 @@ def _model_and_data(
 ) -> tuple[Split, Samples, Transform]:
     """A trained model, a site's samples, and how these are brought to its inputs."""
     from fedhead.data.augment import Transform
-    from fedhead.models import load
 
     if not site.exists():
         raise BadInput(f"{site} is not there: give an .npz file with x and y, or a folder of images")
@@ -164,12 +169,10 @@ def _model_and_data(
     transform = federation.transform if normalize is None else Transform.named(normalize=normalize)
     if checkpoint.is_dir():
         from fedhead.data import datasets
-        from fedhead.experiment import build
         from fedhead.experiment.store import RunFolder
 
         recipe = RunFolder.open(checkpoint).recipe
-        split = build.validate(recipe)[0]
-        load(split, _as_weights(_weights(checkpoint)))
+        split = _run_model(checkpoint)
         if normalize is None and recipe.dataset in datasets.DATASETS:
             transform = datasets.get(recipe.dataset).transform.replace(None, recipe.normalize)
     else:
