@@ -18,7 +18,7 @@ from fedhead.engine import evaluate, gate
 from fedhead.engine import server as servers
 from fedhead.engine.clients import Clients
 from fedhead.errors import BadInput, FedheadError
-from fedhead.flower.letters import Letter, Letters
+from fedhead.flower.letters import Letter, Letters, Trouble
 from fedhead.flower.orders import TRAIN, Answer, Order, Terms
 from fedhead.flower.rehearsal import Rehearsal
 from fedhead.flower.roster import Roster
@@ -162,11 +162,12 @@ class Coordinator:
             present = self._present()
             if len(present) == len(self.terms.sites):
                 return present
-            if time.monotonic() - begin > self.patience.join_seconds:
+            enough = len(present) >= self.patience.quorum and self.roster.complete(present)
+            if enough or time.monotonic() - begin > self.patience.join_seconds:
                 break
             time.sleep(self.patience.poll)
         missing = ", ".join(name for k, name in enumerate(self.terms.sites) if k not in present)
-        why = "".join(f"; {reason}" for reason in self.roster.refused.values())
+        why = "".join(f"; {trouble.reason}" for trouble in self.roster.refused.values())
         if len(present) < self.patience.quorum:
             raise FedheadError(
                 f"{len(present)} of {len(self.terms.sites)} sites are there after {self.patience.join_seconds:g} s, "
@@ -188,28 +189,29 @@ class Coordinator:
         orders = {node: Letter(node, order) for node in nodes}
         found: dict[int, Answer] = {}
         for node, reply in self.letters.ask(orders, self.patience.join_seconds).items():
-            if isinstance(reply, str):
+            if isinstance(reply, Trouble):
                 self._refuse(node, reply)
             elif reply[0].site not in self.terms.sites:
-                self._refuse(node, f"it is {reply[0].site!r}, which is not in the list of sites")
+                self._refuse(node, Trouble(f"it is {reply[0].site!r}, which is not in the list of sites"))
             else:
                 found[node] = reply[0]
         names = [answer.site for answer in found.values()]
         for node, answer in found.items():
             if names.count(answer.site) > 1:
-                self._refuse(node, f"two nodes call themselves {answer.site}: give each site a name of its own")
+                why = f"two nodes call themselves {answer.site}: give each site a name of its own"
+                self._refuse(node, Trouble(why, answer.site))
                 continue
             try:
                 self.rehearsal.assign(self.terms.number(answer.site), answer.model)
             except FedheadError as error:
-                self._refuse(node, f"site {answer.site}: {error}")
+                self._refuse(node, Trouble(f"site {answer.site}: {error}", answer.site))
                 continue
             notice = self.roster.enter(node, answer)
             self.say(notice or f"site {answer.site} is here with {answer.samples} samples")
 
-    def _refuse(self, node: int, why: str) -> None:
-        self.roster.refused[node] = why
-        self.say(f"node {node} is left out: {why}")
+    def _refuse(self, node: int, trouble: Trouble) -> None:
+        self.roster.refused[node] = trouble
+        self.say(f"node {node} is left out: {trouble.reason}")
 
     # -- exchanges --------------------------------------------------------------------------------
     def _exchange(
@@ -250,12 +252,12 @@ class Coordinator:
         }
         for k, reply in self.letters.ask(orders, self.patience.round_seconds + GRACE).items():
             into.failed.pop(k, None)
-            why = reply if isinstance(reply, str) else self._fault(exchange, k, round, label, *reply)
-            if why is None and not isinstance(reply, str):
-                into.sent[k], into.samples[k] = reply[1]["send"], float(reply[0].samples)
-            else:
-                into.failed[k] = why or ""
+            why = reply.reason if isinstance(reply, Trouble) else self._fault(exchange, k, round, label, *reply)
+            if isinstance(reply, Trouble) or why is not None:
+                into.failed[k] = str(why)
                 self.say(f"{_where(label, round)}: site {self.terms.sites[k]} does not count: {why}")
+            else:
+                into.sent[k], into.samples[k] = reply[1]["send"], float(reply[0].samples)
 
     def _fault(
         self, exchange: Exchange, k: int, round: int, label: str, answer: Answer, trees: Mapping[str, Tree]
@@ -298,8 +300,8 @@ class Coordinator:
         each: list[float | None] = [None] * len(self.terms.sites)
         steps: dict[str, list[float | None]] = {}
         for k, reply in self.letters.ask(orders, self.patience.round_seconds + GRACE).items() if orders else ():
-            if isinstance(reply, str):
-                self.say(f"{_where(label, round)}: site {self.terms.sites[k]} was not tested: {reply}")
+            if isinstance(reply, Trouble):
+                self.say(f"{_where(label, round)}: site {self.terms.sites[k]} was not tested: {reply.reason}")
                 continue
             each[k] = reply[0].accuracy
             for name, value in reply[0].steps.items():

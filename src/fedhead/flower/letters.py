@@ -18,7 +18,16 @@ if TYPE_CHECKING:
 
 SPARE_SECONDS = 60.0  # by which Flower holds a message longer than we wait: the deadline is ours to tell
 
-Reply = tuple[Answer, dict[str, Tree]] | str  # an answer with its trees, or why there is none
+
+@dataclass(frozen=True)
+class Trouble:
+    """Why there is no answer, and which site said so, if one did."""
+
+    reason: str
+    site: str | None = None
+
+
+Reply = tuple[Answer, dict[str, Tree]] | Trouble
 
 
 @dataclass(frozen=True)
@@ -59,7 +68,7 @@ class Letters:
             if message_id:
                 pending[message_id] = key
             else:
-                found[key] = "the message could not be sent"
+                found[key] = Trouble("the message could not be sent")
         deadline = time.monotonic() + seconds
         while pending and time.monotonic() < deadline:
             for reply in self.grid.pull_messages(list(pending)):
@@ -69,15 +78,15 @@ class Letters:
                     found[key_of] = _read(reply)
             if pending:
                 time.sleep(self.poll)
-        return found | dict.fromkeys(pending.values(), f"no answer within {seconds:g} s")
+        return found | dict.fromkeys(pending.values(), Trouble(f"no answer within {seconds:g} s"))
 
 
 def _read(reply: Message) -> Reply:
     if reply.has_error():
-        return f"Flower says {reply.error.reason or 'nothing'} (code {reply.error.code})"
+        return Trouble(f"Flower says {reply.error.reason or 'nothing'} (code {reply.error.code})")
     try:
         header, trees = wire.unpack(reply.content)
         answer = read_answer(header)
     except FedheadError as error:
-        return str(error)
-    return answer.problem if answer.problem is not None else (answer, trees)
+        return Trouble(str(error))
+    return (answer, trees) if answer.problem is None else Trouble(answer.problem, answer.site)

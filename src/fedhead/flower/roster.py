@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from fedhead.flower.letters import Trouble
 from fedhead.flower.orders import Answer
 
 
@@ -14,7 +15,7 @@ class Roster:
     sites: list[str]
     nodes: dict[str, int] = field(default_factory=dict)  # a site's node
     hellos: dict[str, Answer] = field(default_factory=dict)  # what a site said when it came
-    refused: dict[int, str] = field(default_factory=dict)  # nodes that are no site of this run, and why
+    refused: dict[int, Trouble] = field(default_factory=dict)  # nodes that can't take part, and why
 
     def strangers(self, connected: set[int]) -> list[int]:
         """Connected nodes that have not been asked who they are."""
@@ -28,6 +29,11 @@ class Roster:
         before = self.nodes.get(name)
         self.nodes[name], self.hellos[name] = node, answer
         return None if before in (None, node) else f"site {name} has come back as another node ({before} -> {node})"
+
+    def complete(self, present: list[int]) -> bool:
+        """Whether nobody else is to be waited for: each site is there, or has said why it can't be."""
+        named = {trouble.site for trouble in self.refused.values()}
+        return all(k in present or name in named for k, name in enumerate(self.sites))
 
     def present(self, connected: set[int]) -> list[int]:
         """The numbers of the sites that are connected and hold training data."""
