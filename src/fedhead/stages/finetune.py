@@ -107,7 +107,8 @@ class FineTuneETF(FineTune):
 
     Accuracy is recorded after each step (Fig. 6b). In `variant="paper"` each step trains for `epochs` by plain cross
     entropy (Eq. 9-11) with the run's optimiser, β throughout. `variant="code"` is what the public code does: the first
-    step is an ordinary local round, V is trained by plain SGD at 0.1 and p at 0.05 for 3 epochs each, and β is left.
+    step is an ordinary local round, V is trained by plain SGD at 0.1 and p at 0.05 (both times the run's decay) for 3
+    epochs each, and β is left. In both, a fixed extractor's running statistics stay as they are.
     """
 
     head: ClassVar[str | None] = "etf"
