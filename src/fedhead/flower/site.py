@@ -77,10 +77,12 @@ class Site:
     ) -> tuple[Answer, dict[str, Tree], Commit]:
         clients = bench.clients
         exchange = bench.exchange(order.exchange)
-        mail = Post(trees["down"], {k: trees["own"]})
+        mail = Post(trees["down"].to(clients.device), {k: trees["own"].to(clients.device)})
         _check_mail(mail, exchange, clients, k, order.round)
         shelf = Shelf(self.state, order.terms.experiment, self.name)
-        memory = Memory(clients.initial_state, {k: self._state(order, shelf, clients.initial_state(k))})
+        memory = Memory(
+            clients.initial_state, {k: self._state(order, shelf, clients.initial_state(k)).to(clients.device)}
+        )
         if order.kind == "test":
             return _test(order, exchange, mail, memory, clients, answer, shelf, k)
         (job,) = clients.work(exchange, mail, memory, order.round)

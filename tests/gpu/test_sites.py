@@ -1,0 +1,53 @@
+"""A site that computes on a GPU answers what one on the CPU answers, and stores it as plainly."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from small import federation, network
+
+from fedhead.engine.clients import Clients
+from fedhead.engine.server import post
+from fedhead.flower.data import share
+from fedhead.flower.orders import Order, Terms
+from fedhead.flower.site import Bench, Site
+from fedhead.method import METHODS
+from fedhead.optim import SGD
+from fedhead.tree import Tree
+from fedhead.types import Local
+
+TERMS = Terms("ab" * 8, {"seed": 0}, [f"site-{k}" for k in range(5)], 3, [1, 6, 6])
+
+
+def answers(device: str, folder: Path) -> list[Tree]:
+    """Two rounds of a stateful method at one site, both from the same server state."""
+    method = METHODS["scaffold"]()
+
+    def bench(terms: Terms, number: int) -> Bench:
+        settings = {"rounds": 2, "local": Local(epochs=1, batch_size=4, optimizer=SGD(lr=0.05)), "device": device}
+        return Bench(Clients(share(federation(), number), [network("group")], method, all_here=False, **settings))
+
+    clients = bench(TERMS, 3).clients
+    server = method.init_server(clients.initial[0], clients.task).to("cpu")
+    mail = post(method, server, [3], clients.task_of)
+    site, sent = Site("site-3", bench, folder), []
+    for number in (1, 2):
+        order = Order("work", TERMS, 60.0, number, accepted=number - 1)
+        _, trees, commit = site.answer(order, {"down": mail.down, "own": mail.own[3]})
+        commit()
+        sent.append(trees["send"].to("cpu"))
+    return sent
+
+
+def test_a_site_answers_round_after_round(tmp_path: Path) -> None:
+    first, second = answers("cpu", tmp_path)
+    assert (first["model"] - second["model"]).sq() > 1e-9  # the control variates of the first round count in the second
+
+
+@pytest.mark.gpu
+def test_a_gpu_site_answers_as_a_cpu_site(tmp_path: Path) -> None:
+    for cpu, gpu in zip(answers("cpu", tmp_path / "cpu"), answers("cuda", tmp_path / "gpu"), strict=True):
+        for name, t in cpu.leaves().items():
+            torch.testing.assert_close(gpu.leaves()[name], t, atol=1e-4, rtol=1e-4)
