@@ -113,8 +113,11 @@ def retrain(
     `head` holds the classifier's entries under their full names; so does what comes back.
     """
     first = next(iter(head.values()))
-    z, y = z.to(first.device, first.dtype), y.to(first.device)
-    params = Tree({name: t.detach() for name, t in head.items()})
+    # the steps of a small head are too short for a GPU: launching them takes longer than a CPU computes
+    small = sum(t.numel() for t in head.values()) < 50_000 and not list(model.classifier.buffers())
+    device = torch.device("cpu") if small else first.device
+    z, y = z.to(device, first.dtype), y.to(device)
+    params = Tree({name: t.detach().to(device) for name, t in head.items()})
     state = optimizer.init(params)
     schedule = plan.schedule(len(y), batch_size, epochs, drop_last=False, key=key)
     places = torch.from_numpy(schedule.positions).to(z.device)
@@ -128,4 +131,4 @@ def retrain(
             params, state = optimizer.step(params, Tree(zip(params, grads, strict=True)), state, optimizer.lr)
     if not params.finite():
         raise BadInput(f"calibration left the finite numbers at learning rate {optimizer.lr:g}: use a smaller one")
-    return params
+    return params.to(first.device)

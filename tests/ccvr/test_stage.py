@@ -42,13 +42,18 @@ def trained(method: Method | None = None, rounds: int = 2, models: list[Split] |
 def test_the_loop_and_the_stack_calibrate_alike(covariance: str) -> None:
     simulation = trained()
     stage = CCVR(covariance=covariance, rank=3, **SMALL)  # type: ignore[arg-type]  # a literal from the parameters
-    loop, stack = (run_stage(simulation, stage, worker) for worker in (Loop(), Stack()))
-    assert loop.weights is not None
-    assert stack.weights is not None
-    for name, t in loop.weights.items():
-        torch.testing.assert_close(t, stack.weights[name], atol=1e-10, rtol=1e-10)
+    stage = stage.after(simulation.method)
+    loop, stack = (
+        simulation.exchange(stage, simulation.server, simulation.memory.copy(), simulation.holders, 3, worker)[0]
+        for worker in (Loop(), Stack())
+    )
+    found, other = (stage.global_model(server, simulation.task) for server in (loop, stack))
+    assert found is not None
+    assert other is not None
+    for name, t in found.items():
+        torch.testing.assert_close(t, other[name], atol=1e-10, rtol=1e-10)
     before = simulation.server["model"]
-    moved = {name for name, t in loop.weights.items() if not torch.equal(t, before[name])}
+    moved = {name for name, t in found.items() if not torch.equal(t, before[name])}
     assert moved == {"classifier.weight", "classifier.bias"}
 
 

@@ -10,6 +10,7 @@ from fedhead.data.federation import Federation
 from fedhead.engine import choose, evaluate
 from fedhead.engine.figures import Figures, Row
 from fedhead.engine.job import Executor
+from fedhead.engine.loop import Loop
 from fedhead.engine.simulation import Simulation
 from fedhead.engine.state import Memory
 from fedhead.method import Method, Stage
@@ -156,6 +157,8 @@ def run_stage(simulation: Simulation, stage: Stage, worker: Executor) -> StageRe
     if (earlier := stage.earlier()) is not None:
         before = run_stage(simulation, earlier, worker)
         server, metrics = server.replace(model=server["model"].replace(before.weights)), before.metrics
+    if not stage.phases(simulation.task):  # one pass over each client's data: stacked, it would only take more memory
+        worker = Loop()
     server, traffic = simulation.exchange(stage, server, memory, simulation.holders, number, worker)
     metrics = {"bytes_up": metrics["bytes_up"] + traffic.up, "bytes_down": metrics["bytes_down"] + traffic.down}
     metrics |= simulation.evaluate(stage, server, memory, number)
