@@ -18,6 +18,7 @@ from typing import Any
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 START_SECONDS = 120.0
+STARTED: list[subprocess.Popen[bytes]] = []  # workers outlive the order that started them
 _LENGTH = struct.Struct("!Q")
 
 
@@ -46,6 +47,7 @@ def _connected(path: Path, site: str, guardian: int) -> socket.socket:
             path.unlink(missing_ok=True)
             words = ["-m", "fedhead.flower.worker", site, str(path), str(guardian)]
             started = subprocess.Popen([sys.executable, *words], stdin=subprocess.DEVNULL)
+            STARTED.append(started)
         if time.monotonic() > deadline:
             raise RuntimeError(f"the site's worker did not start within {START_SECONDS:g} s")
         time.sleep(0.05)

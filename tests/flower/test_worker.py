@@ -1,0 +1,65 @@
+"""The site's worker and its door: content as bytes, many orders by one process, which leaves with its guardian."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from inprocess import carried
+
+from fedhead.flower import assemble, wire
+from fedhead.flower.orders import Order, read_answer, to_json
+from fedhead.flower.project import Project
+from fedhead.tree import Tree, Weights
+from fedhead_site import door
+
+
+def test_content_crosses_the_socket_unchanged() -> None:
+    tree = Tree(model=Weights({"w": torch.rand(300, 400), "empty": torch.zeros(0, 3), "s": torch.tensor(2.0)}, ["s"]))
+    header = {"name": "Zürich", "round": 3}
+    here, there = socket.socketpair()
+    with here, there:
+        sending = threading.Thread(target=door.send, args=(here, wire.pack(header, {"send": tree})))
+        sending.start()
+        found, trees = wire.unpack(carried(door.receive(there)))
+        sending.join()
+        assert found == header
+        for name, t in tree.leaves().items():
+            assert torch.equal(t, trees["send"].leaves()[name])
+        here.close()
+        with pytest.raises(EOFError):
+            door.receive(there)
+
+
+@pytest.mark.deploy
+@pytest.mark.timeout(300)
+def test_a_worker_answers_many_orders_and_leaves_with_its_guardian(tmp_path: Path) -> None:
+    project = Project.init(tmp_path / "demo", "digits", ["north", "south"], ["subset=120"])
+    site, terms = str(project.path / "sites" / "north" / "site.yaml"), assemble.terms(project.server())
+    content = wire.pack(to_json(Order("hello", terms, 60.0)), {})
+    place = tmp_path / "w.sock"
+    with subprocess.Popen(["sleep", "1000"]) as guardian:
+        try:
+            seconds = []
+            for _ in range(3):
+                begin = time.monotonic()
+                with door._connected(place, site, guardian.pid) as connection:
+                    door.send(connection, content)
+                    answer = read_answer(wire.unpack(door.receive(connection))[0])
+                seconds.append(time.monotonic() - begin)
+                assert (answer.problem, answer.site) == (None, "north")
+            assert max(seconds[1:]) < seconds[0]  # torch and the data were loaded once
+            Path(site).write_text("name: north\ndata: absent.npz\n")  # the next order meets the new file
+            with door._connected(place, site, guardian.pid) as connection:
+                door.send(connection, content)
+                assert "no such file" in str(read_answer(wire.unpack(door.receive(connection))[0]).problem)
+        finally:
+            guardian.kill()
+    for worker in door.STARTED:
+        assert worker.wait(30) == 0  # it did not outlive its guardian
+    assert not place.exists()
