@@ -100,16 +100,15 @@ def merge_files(paths: Sequence[str | Path]) -> Statistics:
     """The statistics of all sites together; one file is held beside the total at a time."""
 
     def read() -> Iterator[Statistics]:
-        first: Statistics | None = None
+        first: tuple[int, int, str, str] | None = None
         for path in paths:
             part = load_statistics(path)
-            if first is None:
-                first = Statistics(part.count[:0], part.sum[:0], part.outer[:0], part.extractor)
-                shape = (part.classes, part.features, part.kind)
-            elif (part.classes, part.features, part.kind) != shape or part.extractor != first.extractor:
+            form = (part.classes, part.features, part.kind, part.extractor)
+            first = first or form
+            if form != first:
                 raise BadInput(
-                    f"{path} is of another model than {paths[0]} ({part.classes} classes, {part.features} features, "
-                    f"{part.kind}; there {shape[0]}, {shape[1]}, {shape[2]}, or other weights): use one model for all"
+                    f"{path} is of another model than {paths[0]} ({form[0]} classes, {form[1]} features, {form[2]}; "
+                    f"there {first[0]}, {first[1]}, {first[2]}, or other weights): use one model for all"
                 )
             yield part
             del part  # before the next file is read

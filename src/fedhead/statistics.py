@@ -98,8 +98,9 @@ def merge(parts: Iterable[Statistics]) -> Statistics:
             total = Statistics(part.count.clone(), part.sum.clone(), part.outer.clone(), part.extractor)
         else:
             _refuse_other(total, part)
-            for mine, theirs in zip(total.tree().values(), part.tree().values(), strict=True):
-                mine.add_(theirs)
+            total.count.add_(part.count)
+            total.sum.add_(part.sum)
+            total.outer.add_(part.outer)
         del part  # before the next one is made or read
     if total is None:
         raise BadInput("no statistics to merge: give those of at least one client")
