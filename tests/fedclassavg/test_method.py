@@ -18,8 +18,9 @@ from fedhead.engine.loop import Loop
 from fedhead.engine.simulation import Simulation
 from fedhead.engine.stack import Stack
 from fedhead.errors import BadInput
-from fedhead.method import METHODS
+from fedhead.method import METHODS, Method
 from fedhead.methods.fedclassavg import FedClassAvg
+from fedhead.methods.ktpfl import KTpFL
 from fedhead.methods.local import Local as LocalTraining
 from fedhead.models.split import Split, load, weights
 from fedhead.optim import SGD, Adam
@@ -31,9 +32,7 @@ PLAIN = Local(epochs=2, batch_size=4, optimizer=SGD(lr=0.05, momentum=0.9), lr_d
 PUBLIC_CODE = FedClassAvg(temperature=100, base_temperature=0.07, normalize=False, proximal="mean_squared")
 
 
-def simulate(
-    method: FedClassAvg, models: list[Split] | None = None, local: Local = ADAM, **settings: float
-) -> Simulation:
+def simulate(method: Method, models: list[Split] | None = None, local: Local = ADAM, **settings: float) -> Simulation:
     return Simulation(federation(), models or pair(), method, rounds=3, local=local, dtype=torch.float64, **settings)
 
 
@@ -128,6 +127,21 @@ def test_a_mixed_federation_gives_the_same_on_every_executor(name: str) -> None:
                 torch.testing.assert_close(t, right.leaves()[path], atol=1e-10, rtol=1e-10)
 
 
+@pytest.mark.parametrize(
+    "method", [FedClassAvg(share="all"), KTpFL(share="all", transfer=0.5), PUBLIC_CODE, FedClassAvg(ca=False)]
+)
+def test_variants_give_the_same_on_every_executor(method: Method) -> None:
+    runs = []
+    for executor in (Loop(), Stack()):
+        simulation = simulate(method, [network("batch")], PLAIN, participation=0.6)
+        for number in (1, 2):
+            simulation.round(number, executor)
+        runs.append(simulation)
+    for client, state in runs[0].memory.states.items():
+        for path, t in state.leaves().items():
+            torch.testing.assert_close(t, runs[1].memory.states[client].leaves()[path], atol=1e-10, rtol=1e-10)
+
+
 def test_only_the_classifier_crosses_the_wire() -> None:
     simulation = simulate(FedClassAvg())
     size = 4 * (8 * CLASSES + CLASSES) * 2  # float64 here
@@ -153,7 +167,7 @@ def test_plus_weight_shares_the_whole_model_of_one_architecture() -> None:
 
 def test_without_its_three_parts_it_is_local_training() -> None:
     ours = simulate(FedClassAvg(ca=False, pr=False, cl=False))
-    theirs = simulate(LocalTraining())  # type: ignore[arg-type]  # any method will do
+    theirs = simulate(LocalTraining())
     for number in (1, 2):
         assert ours.round(number, Loop()).up == 0
         theirs.round(number, Loop())
