@@ -25,15 +25,19 @@ from fedhead.engine.steps import Carry, Step, Stretch, Table, join, rows
 from fedhead.notice import notice
 
 
-def buckets(width: int, least: int = 2) -> list[int]:
-    """The widths for which graphs are made: the whole stack, and halves of it down to a quarter.
+def buckets(width: int, least: int = 8) -> list[int]:
+    """The widths for which graphs are made: the whole stack, half of it, and a quarter where that is still many.
 
-    >>> buckets(20), buckets(3)
-    ([20, 10, 5], [3, 2])
+    Each costs a compilation, and a small stack takes hardly less time than one twice its size.
+
+    >>> buckets(40), buckets(20), buckets(1)
+    ([40, 20, 10], [20, 10], [1])
     """
     found = [width]
-    while len(found) < 3 and found[-1] > least:
-        found.append(math.ceil(found[-1] / 2))
+    for _ in range(2):
+        half = math.ceil(found[-1] / 2)
+        if half < found[-1] and (len(found) == 1 or half >= least):
+            found.append(half)
     return found
 
 
