@@ -42,8 +42,10 @@ class FedProto(Local):
         super().check(models, federation)
         sizes = sorted({model.features for model in models})
         if len(sizes) > 1:
+            odd = next(i for i, model in enumerate(models) if model.features != models[0].features)
             raise BadInput(
-                f"fedproto compares features of one dimension, these models have {sizes}: "
+                f"client {odd} (model {odd}): its features have {models[odd].features} dimensions and client 0's have "
+                f"{models[0].features}, but fedproto compares features of one dimension: "
                 f"build them with feature_layer={sizes[0]}"
             )
 
