@@ -1,0 +1,68 @@
+"""The kernels of stacked convolutions against plain ones in float64.
+
+They run on a GPU or, with Triton installed and TRITON_INTERPRET=1 set, in Triton's interpreter on the CPU.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+from torch import nn
+from torch.func import functional_call, vmap
+
+from fedhead.engine import convolve
+from fedhead.models.precision import settle
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not convolve.available(), reason="needs Triton"),
+    pytest.mark.skipif(not (INTERPRETED or torch.cuda.is_available()), reason="needs a CUDA device"),
+]
+DEVICE = "cpu" if INTERPRETED else "cuda"
+
+# clients, batch, channels, side, filters, kernel, stride, padding
+FORMS = [
+    (2, 2, 3, 9, 6, 5, 1, 0),
+    (3, 2, 4, 8, 20, 3, 2, 1),
+    (2, 1, 5, 7, 3, 1, 2, 0),
+    (2, 2, 2, 8, 17, 3, 1, 1),
+    (2, 2, 16, 6, 16, 3, 1, 1),
+    (2, 1, 32, 6, 16, 3, 2, 1),
+    (1, 2, 48, 4, 32, 1, 2, 0),
+]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_stacked_convolutions_and_their_gradients(form: tuple[int, ...]) -> None:
+    clients, batch, channels, side, filters, kernel, stride, padding = form
+    settle("fp32")
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(clients, batch, channels, side, side + 1, generator=generator, dtype=torch.float64)
+    w = torch.randn(clients, filters, channels, kernel, kernel, generator=generator, dtype=torch.float64)
+    layer = nn.Conv2d(channels, filters, kernel, stride, padding, bias=False).to(DEVICE)
+
+    def convolved(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return functional_call(layer, {"weight": w}, (x,))  # type: ignore[no-any-return]
+
+    exact = [t.clone().requires_grad_() for t in (x, w)]
+    plain = torch.stack([torch.conv2d(a, b, None, stride, padding) for a, b in zip(*exact, strict=True)])
+    ours = [t.float().to(DEVICE).requires_grad_() for t in (x, w)]
+    with convolve.StackedConvolutions():
+        found = vmap(convolved)(*ours)
+    slope = torch.randn(plain.shape, generator=generator, dtype=torch.float64)
+    pairs = [(found, plain)]
+    grads = torch.autograd.grad(found, ours, slope.float().to(DEVICE)), torch.autograd.grad(plain, exact, slope)
+    pairs += list(zip(*grads, strict=True))
+    for mine, theirs in pairs:
+        torch.testing.assert_close(mine.cpu().double(), theirs.detach(), atol=1e-4, rtol=1e-4)
+
+
+def test_a_filter_that_all_clients_share_is_an_ordinary_convolution() -> None:
+    layer = nn.Conv2d(3, 4, 3).to(DEVICE)
+    x = torch.randn(2, 5, 3, 6, 6, device=DEVICE)
+    with convolve.StackedConvolutions():
+        found = vmap(layer)(x)
+    torch.testing.assert_close(found, torch.stack([layer(one) for one in x]))
