@@ -25,7 +25,10 @@ import json, os, time
 from flwr.app import Message, RecordDict
 from flwr.serverapp import ServerApp
 
-from fedhead_site.app import app as client
+from fedhead_site.app import app
+
+
+client = app  # by assignment: Flower looks for the name in the text of this file
 
 
 @client.query("empty")

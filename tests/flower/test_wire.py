@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import pickle
 from typing import Any
 
 import numpy as np
@@ -72,7 +74,7 @@ def described(packed: RecordDict, change: Any) -> RecordDict:
 
 
 def other_shape(trees: Any) -> None:
-    trees["send"]["tensors"][0][2] = [3, 2]
+    trees["send"]["tensors"][0][2] = [3, 3]
 
 
 def other_dtype(trees: Any) -> None:
@@ -100,6 +102,14 @@ def another_kind(trees: Any) -> None:
     trees["send"]["tree"]["kind"] = "os.system"
 
 
+def negative_sides(trees: Any) -> None:
+    trees["send"]["tensors"][0][2] = [-2, -3]
+
+
+def a_tensor_twice(trees: Any) -> None:
+    trees["send"]["tensors"][1] = ["model/w", "float32", [2]]
+
+
 def no_tree(trees: Any) -> None:
     trees["send"] = 7
 
@@ -125,6 +135,8 @@ def too_deep(trees: Any) -> None:
         another_name,
         the_same_name_twice,
         another_kind,
+        negative_sides,
+        a_tensor_twice,
         no_tree,
         a_tree_more,
         too_deep,
@@ -135,35 +147,42 @@ def test_a_false_description_is_refused(change: Any) -> None:
         wire.unpack(described(content(), change))
 
 
-def test_bytes_that_lie_about_themselves_are_refused() -> None:
+def with_blob(array: Array) -> RecordDict:
     packed = content()
-    good = packed.array_records["send"]["model/w"]
+    packed["send"] = ArrayRecord({"tensors": array})
+    return packed
+
+
+def test_bytes_that_lie_about_themselves_are_refused() -> None:
+    good = content().array_records["send"]["tensors"]
+    assert good.shape == (32,)
+    wire.unpack(with_blob(good))
     for bad in (
-        Array("float32", (2, 3), "numpy.ndarray", b"short"),
-        Array("float32", (2, 3), "numpy.ndarray", good.data[:-4]),
-        Array("float32", (2, 3), "pickle", good.data),
-        Array("float32", (2, 3), "numpy.ndarray", Array(np.ones((3, 2), np.float32)).data),
-        Array("float32", (2, 3), "numpy.ndarray", Array(np.ones((2, 3), np.int32)).data),
+        Array("uint8", (32,), "numpy.ndarray", b"short"),
+        Array("uint8", (32,), "numpy.ndarray", good.data[:-4]),
+        Array("uint8", (32,), "pickle", good.data),
+        Array("uint8", (32,), "numpy.ndarray", Array(np.ones((4, 8), np.uint8)).data),
+        Array("uint8", (32,), "numpy.ndarray", Array(np.ones(32, np.int8)).data),
+        Array(np.ones(33, np.uint8)),
+        Array(np.ones(8, np.float32)),
     ):
-        packed["send"] = ArrayRecord({**packed.array_records["send"], "model/w": bad})
         with pytest.raises(Refused):
-            wire.unpack(packed)
+            wire.unpack(with_blob(bad))
+    packed = content()
+    packed["send"] = ArrayRecord({"tensors": good, "more": good})
+    with pytest.raises(Refused, match="one array"):
+        wire.unpack(packed)
 
 
 def test_pickled_objects_are_never_loaded() -> None:
-    import io
-    import pickle
-
     class Trap:
         def __reduce__(self) -> Any:
             return (pytest.fail, ("pickle was run",))
 
-    packed, out = content(), io.BytesIO()
-    np.lib.format.write_array_header_1_0(out, {"descr": "|O", "fortran_order": False, "shape": (2, 3)})
-    bad = Array("float32", (2, 3), "numpy.ndarray", out.getvalue() + pickle.dumps(Trap()))
-    packed["send"] = ArrayRecord({**packed.array_records["send"], "model/w": bad})
+    out = io.BytesIO()
+    np.lib.format.write_array_header_1_0(out, {"descr": "|O", "fortran_order": False, "shape": (32,)})
     with pytest.raises(Refused):
-        wire.unpack(packed)
+        wire.unpack(with_blob(Array("uint8", (32,), "numpy.ndarray", out.getvalue() + pickle.dumps(Trap()))))
 
 
 def test_another_format_and_foreign_messages_are_named() -> None:

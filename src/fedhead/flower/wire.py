@@ -1,7 +1,8 @@
 """The wire format: a JSON header and named trees of tensors in Flower's records, without pickle.
 
 A message holds one config record, `fedhead`, with the format's version, the header and a description of every tree
-(names in order, kinds, running statistics, dtypes, shapes), and one array record a tree, an array a tensor. What
+(names in order, kinds, running statistics, dtypes, shapes), and one array record a tree with the bytes of its tensors
+one after another: Flower carries every array by requests of its own at each hop, and a deep network has hundreds. What
 arrives is held against the description before anything is made of it.
 """
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from flwr.app import RecordDict
 
 FORMAT = "fedhead-wire-1"
-_TOP = "fedhead"
+_TOP, _BLOB = "fedhead", "tensors"
 _DTYPES = {
     str(dtype).removeprefix("torch."): dtype
     for dtype in (
@@ -37,7 +38,7 @@ _DEPTH = 8  # of trees inside trees; ours have 4
 
 def pack(header: Mapping[str, Any], trees: Mapping[str, Tree]) -> RecordDict:
     """A message's content from its header and trees."""
-    from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+    from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
     content = RecordDict()
     described: dict[str, Any] = {}
@@ -47,7 +48,9 @@ def pack(header: Mapping[str, Any], trees: Mapping[str, Tree]) -> RecordDict:
             "tree": describe(tree),
             "tensors": [[full, _dtype_name(t), list(t.shape)] for full, t in leaves.items()],
         }
-        content[name] = ArrayRecord({full: _array(t) for full, t in leaves.items()})
+        parts = [_bytes(t) for t in leaves.values()]
+        blob = np.concatenate(parts) if parts else np.zeros(0, np.uint8)
+        content[name] = ArrayRecord({_BLOB: Array(blob)})
     top = {"format": FORMAT, "header": json.dumps(dict(header)), "trees": json.dumps(described)}
     content[_TOP] = ConfigRecord(top)  # type: ignore[arg-type]  # its values are texts, of which flwr's union is one
     return content
@@ -75,15 +78,44 @@ def unpack(content: RecordDict) -> tuple[dict[str, Any], dict[str, Tree]]:
 
 
 def _tree(where: str, described: dict[str, Any], arrays: Mapping[str, Any]) -> Tree:
-    expected = {str(full): (str(dtype), [int(side) for side in shape]) for full, dtype, shape in described["tensors"]}
-    for full in sorted(expected.keys() ^ arrays.keys()):
-        raise ValueError(f"{where}: tensor {full!r} is {'missing' if full in expected else 'not described'}")
-    tensors = {full: _tensor(f"{where}/{full}", arrays[full], *expected[full]) for full in expected}
+    expected = [
+        (str(full), _DTYPES[dtype], [int(side) for side in shape]) for full, dtype, shape in described["tensors"]
+    ]
+    if any(side < 0 for _, _, shape in expected for side in shape):
+        raise ValueError(f"{where}: a tensor's sides can't be negative")
+    sizes = [math.prod(shape) * dtype.itemsize for _, dtype, shape in expected]
+    blob = _blob(where, arrays, sum(sizes))
+    tensors: dict[str, Tensor] = {}
+    begin = 0
+    for (full, dtype, shape), size in zip(expected, sizes, strict=True):
+        tensors[full] = torch.zeros(shape, dtype=dtype)  # memory of its own, aligned for its type
+        if size:
+            tensors[full].view(-1).view(torch.uint8).copy_(blob[begin : begin + size])
+        if dtype == torch.bool:
+            tensors[full] = tensors[full].view(torch.uint8) != 0  # a byte may hold anything, a bool must not
+        begin += size
+    if len(tensors) != len(expected):
+        raise ValueError(f"{where}: a tensor is described twice")
     _check_names(described["tree"], 0)
     tree = rebuild(described["tree"], tensors)
     if tree.leaves().keys() != tensors.keys():
         raise ValueError(f"{where}: the description names other tensors than the tree")
     return tree
+
+
+def _blob(where: str, arrays: Mapping[str, Any], size: int) -> Tensor:
+    """The bytes of a tree's tensors, if they are as many as described."""
+    if arrays.keys() != {_BLOB}:
+        raise ValueError(f"{where}: its record must hold one array, {_BLOB!r}")
+    array = arrays[_BLOB]
+    if array.stype != "numpy.ndarray" or array.dtype != "uint8" or tuple(array.shape) != (size,):
+        raise ValueError(f"{where}: {array.dtype} {list(array.shape)} came, {size} bytes were described")
+    if not size <= len(array.data) <= size + 65536:  # numpy's own header comes on top
+        raise ValueError(f"{where}: {len(array.data)} bytes can't hold {size}")
+    stored = array.numpy()  # numpy's format, with pickle forbidden
+    if stored.dtype != np.uint8 or stored.shape != (size,):
+        raise ValueError(f"{where}: the bytes hold {stored.dtype} {list(stored.shape)}")
+    return torch.from_numpy(np.array(stored, copy=True))
 
 
 def _check_names(description: Any, depth: int) -> None:
@@ -99,28 +131,8 @@ def _check_names(description: Any, depth: int) -> None:
             _check_names(inner, depth + 1)
 
 
-def _array(tensor: Tensor) -> Any:
-    from flwr.app import Array
-
-    tensor = tensor.detach().cpu().contiguous()
-    # numpy has no bfloat16: its bits travel as int16
-    return Array((tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor).numpy())
-
-
-def _tensor(where: str, array: Any, dtype: str, shape: list[int]) -> Tensor:
-    if dtype not in _DTYPES:
-        raise ValueError(f"{where}: unknown dtype {dtype!r}")
-    as_stored = "int16" if dtype == "bfloat16" else dtype
-    if array.stype != "numpy.ndarray" or array.dtype != as_stored or list(array.shape) != shape:
-        raise ValueError(f"{where}: the array is {array.dtype} {list(array.shape)}, described as {dtype} {shape}")
-    room = math.prod(shape) * np.dtype(as_stored).itemsize
-    if not room <= len(array.data) <= room + 65536:  # numpy's own header comes on top
-        raise ValueError(f"{where}: {len(array.data)} bytes can't hold {dtype} {shape}")
-    stored = array.numpy()  # numpy's format, with pickle forbidden
-    if str(stored.dtype) != as_stored or list(stored.shape) != shape:
-        raise ValueError(f"{where}: the bytes hold {stored.dtype} {list(stored.shape)}, described as {dtype} {shape}")
-    tensor = torch.from_numpy(np.array(stored, copy=True, order="C"))
-    return tensor.view(torch.bfloat16) if dtype == "bfloat16" else tensor
+def _bytes(tensor: Tensor) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
 
 
 def _dtype_name(tensor: Tensor) -> str:
