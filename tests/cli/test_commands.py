@@ -17,7 +17,7 @@ def test_nothing_at_all_shows_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert "Usage: fedhead" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("command", ["ls", "validate", "run", "partition", "report", "demo"])
+@pytest.mark.parametrize("command", ["ls", "validate", "run", "partition", "report", "demo", "bench"])
 def test_every_command_helps_with_examples(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert call([command, "--help"]) == 0
     assert f"Examples:\n    fedhead {command}" in capsys.readouterr().out
@@ -85,6 +85,19 @@ def test_seeds_run_one_after_another(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert result["seed"] == [4, 7]
     assert result["accuracy"] == pytest.approx(np.mean([r["accuracy"] for r in result["runs"]]))
     assert sorted(p.name for p in (tmp_path / "runs").iterdir()) == ["seed4", "seed7"]
+
+
+def test_seeds_train_together_as_they_would_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    quick = ["run", "digits", "seeds=[4, 7]", "rounds=2", "local_epochs=1", "model.hidden=[16]", "--quiet", "--json"]
+    found = []
+    for name, options in [("apart", ["--executor", "stack"]), ("joined", ["--together"])]:
+        assert call([*quick, *options, "--out", str(tmp_path / name)]) == 0
+        found.append(json.loads(capsys.readouterr().out.splitlines()[-1]))
+    apart, joined = found
+    assert [r["accuracy"] for r in joined["runs"]] == pytest.approx([r["accuracy"] for r in apart["runs"]], abs=0.5)
+    assert sorted(p.name for p in (tmp_path / "joined").iterdir()) == ["seed4", "seed7"]
+    assert call(["run", "digits", "--together"]) == 2
+    assert "seeds=[0, 1, 2]" in capsys.readouterr().err
 
 
 def test_the_same_seed_gives_the_same_run_and_another_another(

@@ -29,10 +29,9 @@ def bench(
 ) -> None:
     """Measure client-steps a second by workload, executor and precision, the plain loop as 1x in the same run.
 
+    \b
     Examples:
-
       fedhead bench --device cuda
-
       fedhead bench --workloads simplecnn --clients 10 --executors stack --device cpu
     """
     from fedhead import bench as benches

@@ -39,6 +39,7 @@ class Executor(StrEnum):
     auto = "auto"
     loop = "loop"
     stack = "stack"
+    lanes = "lanes"
 
 
 class Engine(StrEnum):
@@ -52,6 +53,7 @@ class Precision(StrEnum):
     """What to compute in."""
 
     fp32 = "fp32"
+    tf32 = "tf32"
     bf16 = "bf16"
 
 
@@ -63,12 +65,15 @@ def run(
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out where it was stopped.")] = False,
     data: DataFolder = None,
     device: Annotated[Device, typer.Option(help="Where to compute.")] = Device.auto,
-    executor: Annotated[Executor, typer.Option(help="One client after another, or stacked.")] = Executor.auto,
+    executor: Annotated[
+        Executor, typer.Option(help="Clients one by one, stacked, or one GPU stream each.")
+    ] = Executor.auto,
     precision: Annotated[Precision, typer.Option(help="What to compute in.")] = Precision.fp32,
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads. [default: by the model's size]")] = None,
     engine: Annotated[
         Engine, typer.Option(help="All clients in this process, or one process a client, on Flower.")
     ] = Engine.simulation,
+    together: Annotated[bool, typer.Option("--together", help="Train all seeds in one stack.")] = False,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also log to TensorBoard in the folder.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="The last line of output is the result as JSON.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False,
@@ -81,6 +86,7 @@ def run(
       fedhead run digits method=fedprox method.mu=0.1 partition='dirichlet(0.05)' rounds=10 seed=3 --json
       fedhead run my.yaml 'stages=[ccvr]' --out runs/mine --device cuda
       fedhead run my.yaml 'stages=[ccvr]' --out runs/mine --resume
+      fedhead run digits 'seeds=[0, 1, 2]' --together
       fedhead run digits clients=3 rounds=3 --engine flower
     """
     from fedhead.experiment.build import validate
@@ -93,25 +99,30 @@ def run(
     validate(found)
     settings = Settings(data, device.value, executor.value, precision.value, threads, tensorboard, engine.value)
     out = out or _free(Path("runs") / f"{Path(recipe).stem}-{found.method}-seed{found.seed}")
-    result = _run_seeds(found, out, settings, resume, quiet)
+    if together and not found.seeds:
+        raise BadInput("--together joins several seeds: give them, as in 'seeds=[0, 1, 2]'")
+    result = _run_seeds(found, out, settings, resume, quiet, together)
     if as_json:
         print(json.dumps(result))
     else:
         _print_result(result)
 
 
-def _run_seeds(recipe: Recipe, out: Path, settings: Settings, resume: bool, quiet: bool) -> Row:
+def _run_seeds(recipe: Recipe, out: Path, settings: Settings, resume: bool, quiet: bool, together: bool) -> Row:
     """The recipe's run; with a list of seeds one a seed, in folders of their own, and the means in the end."""
-    from fedhead.experiment.run import execute
+    from fedhead.experiment.run import execute, execute_together
 
     seeds = [recipe.override([f"seed={seed}"]) for seed in recipe.seeds]
-    with progress(recipe.rounds * max(len(seeds), 1), quiet) as on_row:
+    folders = [out / f"seed{r.seed}" for r in seeds]
+    with progress(recipe.rounds * max(len(seeds), 1), quiet) as tell:
+        on_row = functools.partial(tell, recipe.method)
         if not seeds:
-            return execute(recipe, out, settings, resume=resume, on_row=functools.partial(on_row, recipe.method))
-        results = [
-            execute(r, out / f"seed{r.seed}", settings, resume=resume, on_row=functools.partial(on_row, recipe.method))
-            for r in seeds
-        ]
+            return execute(recipe, out, settings, resume=resume, on_row=on_row)
+        if together:
+            results = execute_together(seeds, folders, settings, resume=resume, on_row=on_row)
+        else:
+            pairs = zip(seeds, folders, strict=True)
+            results = [execute(r, folder, settings, resume=resume, on_row=on_row) for r, folder in pairs]
     means = {name: _mean([r[name] for r in results]) for name in ("accuracy", "accuracy_mean", "personal")}
     totals = {name: sum(r[name] for r in results) for name in ("bytes_up", "bytes_down", "seconds")}
     stages = {name: _mean([r["stages"][name] for r in results]) for name in recipe.stages}

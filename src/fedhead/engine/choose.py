@@ -42,11 +42,13 @@ def named(name: str, simulation: Simulation) -> Executor:
     return EXECUTORS[name]()
 
 
-def executor(name: str, simulation: Simulation) -> Executor:
-    """The executor of a name; `auto` times each on a few steps of the first round and takes the fastest.
+def executor(name: str | Executor, simulation: Simulation) -> Executor:
+    """The executor of a name, or the one given; `auto` times each on a few steps of round 1 and takes the fastest.
 
     On a GPU the plain loop stands by: it is taken when neither of the others can run the model.
     """
+    if isinstance(name, Executor):
+        return name
     if name != "auto":
         return named(name, simulation)
     task, method = simulation.task, simulation.method

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -118,7 +118,7 @@ class Job:
 class Executor:
     """Whoever can run jobs."""
 
-    name: ClassVar[str]
+    name: str
     preparing: float = 0.0  # seconds spent so far on compiling and capturing, which is no training
 
     def run(self, job: Job) -> list[Reply]:

@@ -88,7 +88,7 @@ def run(
     participation: float = 1.0,
     stages: Sequence[Stage] = (),
     seed: int = 0,
-    executor: str = "auto",
+    executor: str | Executor = "auto",
     device: str = "auto",
     precision: str = "fp32",
     evaluate_every: int = 1,

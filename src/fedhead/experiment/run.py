@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,10 @@ import torch
 
 from fedhead.engine import choose
 from fedhead.engine.figures import Figures
+from fedhead.engine.job import Executor
+from fedhead.engine.joined import together
 from fedhead.engine.rounds import Snapshot, run
+from fedhead.engine.stack import Stack
 from fedhead.errors import BadInput
 from fedhead.experiment import build, environment
 from fedhead.experiment.config import Recipe
@@ -31,7 +34,7 @@ class Settings:
 
     data: str | Path | None = None
     device: str = "auto"
-    executor: str = "auto"
+    executor: str | Executor = "auto"
     precision: str = "fp32"
     threads: int | None = None  # None: one for small models, torch's own choice for others
     tensorboard: bool = False
@@ -93,7 +96,7 @@ def execute(
                 participation=recipe.participation,
                 stages=build.stages(recipe),
                 seed=recipe.seed,
-                executor=facts["executor"],
+                executor=settings.executor if isinstance(settings.executor, Executor) else facts["executor"],
                 device=facts["device"],
                 precision=facts["precision"],
                 evaluate_every=recipe.evaluate_every,
@@ -125,15 +128,37 @@ def _over_processes(recipe: Recipe, out: Path, settings: Settings, resume: bool,
     return local_engine.execute(recipe, out, settings.data, resume=resume, on_row=on_row)
 
 
+def execute_together(
+    recipes: Sequence[Recipe],
+    outs: Sequence[Path],
+    settings: Settings,
+    *,
+    resume: bool = False,
+    on_row: Callable[[Row], None] = lambda row: None,
+) -> list[Row]:
+    """Carry out several recipes side by side, their clients in one stack wherever they do the same work."""
+    if settings.executor not in ("auto", "stack") or settings.engine != "simulation":
+        raise BadInput("runs train together in a stack: leave out --engine, and --executor unless it is stack")
+
+    def one(recipe: Recipe, out: Path) -> Callable[[Executor], Row]:
+        return lambda member: execute(recipe, out, replace(settings, executor=member), resume=resume, on_row=on_row)
+
+    return together(Stack(), [one(recipe, out) for recipe, out in zip(recipes, outs, strict=True)])
+
+
+def _name(executor: Any) -> Any:
+    return executor.name if isinstance(executor, Executor) else executor
+
+
 def _settle(folder: RunFolder, settings: Settings, device: torch.device) -> Row:
     """What the run is carried out with: as it was begun, if it was begun before."""
     begun = folder.environment()
     if "executor" not in begun:
-        asked = {"executor": settings.executor, "precision": settings.precision}
+        asked = {"executor": _name(settings.executor), "precision": settings.precision}
         folder.save_environment({**environment.facts(device), "precision": settings.precision})
         return {**asked, "device": device.type}
     for name in ("executor", "device", "precision"):
-        asked_for = getattr(settings, name)
+        asked_for = _name(getattr(settings, name))
         if asked_for not in ("auto", begun[name]) and not (name == "precision" and asked_for == "fp32"):
             raise BadInput(
                 f"{folder.path} was begun with {name} {begun[name]}, and another one rounds differently: "

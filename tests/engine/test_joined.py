@@ -1,0 +1,94 @@
+"""Seeds joined in one stack: each run ends as it would have ended alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from small import CLASSES, network
+
+from fedhead.data.augment import Transform
+from fedhead.data.federation import Federation
+from fedhead.engine.job import Executor, Job
+from fedhead.engine.joined import together
+from fedhead.engine.simulation import Simulation
+from fedhead.engine.stack import Stack
+from fedhead.method import METHODS
+from fedhead.optim import SGD
+from fedhead.types import Local, Reply
+
+LOCAL = Local(epochs=1, batch_size=4, optimizer=SGD(lr=0.05, momentum=0.9))
+ROUNDS = 3
+
+
+def simulation(seed: int, name: str, data: int = 0) -> Simulation:
+    rng = np.random.RandomState(data)
+    x = rng.randint(0, 256, (60, 1, 6, 6)).astype(np.uint8)
+    transform = Transform.named("flip", "half")
+    fed = Federation.dirichlet(
+        x, rng.randint(0, CLASSES, 60), clients=4, alpha=0.5, seed=seed, transform=transform, classes=CLASSES
+    )
+    model = network("batch", METHODS[name].head)
+    return Simulation(
+        fed, [model], METHODS[name](), rounds=ROUNDS, local=LOCAL, participation=0.75, seed=seed, dtype=torch.float64
+    )
+
+
+class Counting(Stack):
+    """A stack that notes how many clients each of its jobs has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.widths: list[int] = []
+
+    def run(self, job: Job) -> list[Reply]:
+        self.widths.append(len(job.clients))
+        return super().run(job)
+
+
+def train(runs: list[Simulation], worker: Executor, rounds: list[int]) -> None:
+    """Train several simulations side by side, joined in one executor."""
+
+    def one(run: Simulation, count: int) -> Callable[[Executor], None]:
+        def go(member: Executor) -> None:
+            for number in range(1, count + 1):
+                run.round(number, member)
+
+        return go
+
+    together(worker, [one(run, count) for run, count in zip(runs, rounds, strict=True)])
+
+
+@pytest.mark.parametrize("name", ["fedavg", "scaffold", "moon", "ditto"])
+def test_each_seed_ends_as_it_would_alone(name: str) -> None:
+    worker = Counting()
+    joined = [simulation(seed, name) for seed in range(3)]
+    train(joined, worker, [ROUNDS] * 3)
+    assert worker.widths == [9] * ROUNDS  # three of four clients a seed, in one stack
+    for seed, found in enumerate(joined):
+        alone = simulation(seed, name)
+        for number in range(1, ROUNDS + 1):
+            alone.round(number, Stack())
+        for path, value in alone.server.leaves().items():
+            torch.testing.assert_close(found.server.leaves()[path], value, atol=1e-10, rtol=1e-10)
+
+
+def test_runs_on_other_data_or_of_another_method_train_apart_but_in_step() -> None:
+    worker = Counting()
+    runs = [simulation(0, "fedavg"), simulation(1, "fedavg", data=1), simulation(0, "fedprox")]
+    train(runs, worker, [1, 1, 1])
+    assert sorted(worker.widths) == [3, 3, 3]
+
+
+def test_a_run_that_ends_early_or_fails_holds_up_nobody() -> None:
+    runs = [simulation(seed, "fedavg") for seed in range(3)]
+    train(runs, Stack(), [1, 3, 2])
+
+    class Broken(Stack):
+        def run(self, job: Job) -> list[Reply]:
+            raise RuntimeError("broken")
+
+    with pytest.raises(RuntimeError, match="broken"):
+        train([simulation(0, "fedavg"), simulation(1, "fedavg")], Broken(), [2, 2])
