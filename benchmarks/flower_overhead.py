@@ -77,7 +77,7 @@ def main(grid, context):
 def measure(sites: int, rounds: int, folder: Path) -> dict[str, list[float]]:
     """The seconds of every round of ours and of every empty one."""
     names = [f"site-{k}" for k in range(sites)]
-    project = Project.init(folder, "digits", names, [f"rounds={rounds + 1}", "local_epochs=1"])
+    project = Project.init(folder, "digits", names, [f"rounds={rounds + 1}", "local_epochs=1", "subset=240"])
     (folder / "overhead_app.py").write_text(APP)
     text = (folder / "pyproject.toml").read_text()
     text = text.replace("fedhead.flower.server_app:app", "overhead_app:server")
