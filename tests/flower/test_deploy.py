@@ -90,7 +90,7 @@ def test_tls_and_keys_equal_simulation_and_strangers_are_refused(
     tmp_path: Path, federations: list[LocalFederation]
 ) -> None:
     project = Project.init(
-        tmp_path / "demo", "digits", SITES, [*SMALL, "rounds=2", "stages=[ccvr]", "stage.ccvr.epochs=1"]
+        tmp_path / "demo", "digits", SITES, [*SMALL, "rounds=1", "stages=[ccvr]", "stage.ccvr.epochs=1"]
     )
     certs.write(project.certs, ["127.0.0.1"], SITES)
     begin = time.monotonic()
