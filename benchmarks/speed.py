@@ -3,7 +3,8 @@
     python benchmarks/speed.py [--models mlp,simplecnn,resnet20] [--repeats 5] [--json FILE]
 
 Both sides train 10 clients for the same steps on the same batches (random 32x32 images; 8x8 for the MLP), batch 64.
-The times of the two alternate, and the best of several is taken, so that other load on the machine hits both.
+The two run in processes of their own, since fedhead tells the C library to keep freed memory, and take turns; the best
+of several times is taken, so that other load on the machine hits both.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import copy
 import json
 import time
 from collections.abc import Callable
+from multiprocessing import Pipe, get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
@@ -60,26 +63,46 @@ def seconds(work: Callable[[], object]) -> float:
     return clock() - begin
 
 
-def measure(name: str, precision: str, repeats: int) -> dict[str, object]:
-    """The ratio for one architecture: the plain loop's best time over fedhead's."""
+def side(who: str, name: str, precision: str, threads: int, pipe: Connection) -> None:
+    """One of the two sides: told to go, it answers with its seconds and what ran."""
+    torch.set_num_threads(threads)
     fed = federation(name)
     model = fh.build(name, SHAPES[name], 10)
     local = Local(1, BATCH, SGD(LR, MOMENTUM, DECAY))
     simulation = Simulation(fed, [model], fh.FedAvg(), rounds=1, local=local, bf16=precision == "bf16")
-    worker: Executor = choose.executor("auto", simulation)
     job = simulation.jobs(simulation.method, simulation.server, simulation.memory, simulation.holders, 1)[0]
-    plain = ours = float("inf")
+    worker: Executor | None = choose.executor("auto", simulation) if who == "fedhead" else None
+    while pipe.recv():
+        taken = seconds(lambda: plain_round(model, fed, job) if worker is None else worker.run(job))
+        pipe.send((taken, sum(len(s[0]) for s in job.schedules), "plain" if worker is None else worker.name))
+
+
+def measure(name: str, precision: str, repeats: int, threads: int) -> dict[str, object]:
+    """The ratio for one architecture: the plain loop's best time over fedhead's."""
+    processes, pipes = [], []
+    for who in ("plain", "fedhead"):
+        ours, theirs = Pipe()
+        process = get_context("spawn").Process(target=side, args=(who, name, precision, threads, theirs))
+        process.start()
+        processes.append(process)
+        pipes.append(ours)
+    best, steps, executor = [float("inf")] * 2, 0, ""
     for _ in range(repeats):
-        plain = min(plain, seconds(lambda: plain_round(model, fed, job)))
-        ours = min(ours, seconds(lambda: worker.run(job)))
-    steps = sum(len(s[0]) for s in job.schedules)
+        for place, pipe in enumerate(pipes):
+            pipe.send(True)
+            taken, steps, executor = pipe.recv()
+            best[place] = min(best[place], taken)
+    for process, pipe in zip(processes, pipes, strict=True):
+        pipe.send(False)
+        process.join()
     return {
         "model": name,
         "precision": precision,
-        "executor": worker.name,
-        "plain_steps_per_s": steps / plain,
-        "fedhead_steps_per_s": steps / ours,
-        "ratio": plain / ours,
+        "threads": threads,
+        "executor": executor,
+        "plain_steps_per_s": steps / best[0],
+        "fedhead_steps_per_s": steps / best[1],
+        "ratio": best[0] / best[1],
     }
 
 
@@ -92,11 +115,10 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    torch.set_num_threads(options.threads)
     rows = []
     for name in options.models.split(","):
         for precision in options.precisions.split(","):
-            row = measure(name, precision, options.repeats)
+            row = measure(name, precision, options.repeats, options.threads)
             rows.append(row)
             print(
                 f"{row['model']:10} {row['precision']} {row['executor']:6} plain {row['plain_steps_per_s']:8.1f} "

@@ -36,7 +36,7 @@ class _Traced:
         self.graph(*self.arguments)
 
 
-@pytest.mark.parametrize("norm", ["batch", "group"])
+@pytest.mark.parametrize("norm", ["batch", pytest.param("group", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", sorted(METHODS))
 def test_replayed_steps_equal_plain_ones(name: str, norm: str) -> None:
     local = Local(epochs=2, batch_size=4, optimizer=SGD(lr=0.05, momentum=0.9, weight_decay=1e-3))

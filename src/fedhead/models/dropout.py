@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -19,7 +20,14 @@ class _Draw:
         self.key, self.calls = key, 0
 
 
-_draws: list[_Draw] = []
+class _Draws(threading.local):
+    """The keys in force, the innermost last; each thread has its own, since clients may run in several."""
+
+    def __init__(self) -> None:
+        self.open: list[_Draw] = []
+
+
+_draws = _Draws()
 
 
 @contextmanager
@@ -29,11 +37,11 @@ def drawing(key: Tensor) -> Iterator[None]:
     `key` is one int64 for the whole batch (a scalar tensor), or one a sample ([B]), by which a sample keeps its mask
     whatever batch it stands in. Inside `torch.func.vmap` it may be batched over clients.
     """
-    _draws.append(_Draw(key))
+    _draws.open.append(_Draw(key))
     try:
         yield
     finally:
-        _draws.pop()
+        _draws.open.pop()
 
 
 class Dropout(nn.Module):
@@ -53,9 +61,9 @@ class Dropout(nn.Module):
         """The input with some units dropped; in evaluation the input itself."""
         if not self.training or self.p == 0:
             return x
-        if not _draws:
+        if not _draws.open:
             raise BadInput("dropout in training has no key: call the model inside fedhead.models.dropout.drawing(key)")
-        draw = _draws[-1]
+        draw = _draws.open[-1]
         key = keyed.fold(draw.key, draw.calls)
         draw.calls += 1
         if key.dim() and key.shape[0] != x.shape[0]:

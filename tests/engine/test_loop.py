@@ -1,0 +1,48 @@
+"""The plain loop: side by side on several threads it gives, to the bit, what it gives alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from small import federation, network
+
+from fedhead.engine.loop import Loop
+from fedhead.engine.simulation import Simulation
+from fedhead.errors import Diverged
+from fedhead.method import METHODS
+from fedhead.optim import SGD
+from fedhead.types import Local
+
+
+@pytest.fixture
+def threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def simulate(count: int, lr: float = 0.05) -> Simulation:
+    torch.set_num_threads(count)
+    local = Local(epochs=2, batch_size=4, optimizer=SGD(lr, momentum=0.9))
+    simulation = Simulation(federation(), [network("batch")], METHODS["moon"](), rounds=2, local=local)
+    for number in (1, 2):
+        simulation.round(number, Loop())
+    assert torch.get_num_threads() == count
+    return simulation
+
+
+def test_loops_side_by_side_give_the_same_bits(threads: None) -> None:
+    alone, beside = simulate(1), simulate(3)
+    for path, value in alone.server.leaves().items():
+        assert torch.equal(value, beside.server.leaves()[path]), path
+    for client, state in alone.memory.states.items():
+        for path, value in state.leaves().items():
+            assert torch.equal(value, beside.memory[client].leaves()[path])
+
+
+def test_a_failure_in_one_loop_is_raised_and_the_threads_are_as_before(threads: None) -> None:
+    with pytest.raises(Diverged, match="client"):
+        simulate(3, lr=1e30)
+    assert torch.get_num_threads() == 3
