@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedhead.errors import BadInput
+from fedhead.experiment import build
 from fedhead.experiment.config import KEYS, Recipe, builtin, describe, load, read_yaml
 
 values = st.recursive(
@@ -171,3 +172,10 @@ def test_yaml_is_plain_yaml_to_other_readers() -> None:
     other = yaml.safe_load(Recipe(lr=1e-5, method_parameters={"name": "1e-5"}).to_yaml())
     assert set(KEYS) <= set(other)
     assert other["lr"] == 1e-5
+
+
+def test_seeds_may_share_one_split() -> None:
+    shared = [build.federation(Recipe(seed=seed, partition_seed=5)) for seed in (0, 1)]
+    own = [build.federation(Recipe(seed=seed)) for seed in (0, 1)]
+    assert all((a == b).all() for a, b in zip(shared[0].rows, shared[1].rows, strict=True))
+    assert [len(rows) for rows in own[0].rows] != [len(rows) for rows in own[1].rows]

@@ -102,7 +102,8 @@ def _model_parameters(name: str) -> dict[str, Any]:
 
 def federation(recipe: Recipe, data: str | Path | None = None) -> Federation:
     """The recipe's data, dealt out to its clients; `dataset` may also be your own .npz file or folder of images."""
-    settings: dict[str, Any] = {"seed": recipe.seed, "local_test": _local_test(recipe)}
+    seed = recipe.seed if recipe.partition_seed is None else recipe.partition_seed
+    settings: dict[str, Any] = {"seed": seed, "local_test": _local_test(recipe)}
     if not own_data(recipe.dataset):
         return Federation.load(
             recipe.dataset,
@@ -126,7 +127,7 @@ def federation(recipe: Recipe, data: str | Path | None = None) -> Federation:
         raise BadInput(
             f"clients: {path} holds {len(made)} sites, the recipe says {recipe.clients}; set clients={len(made)}"
         )
-    return made if recipe.subset is None else made.subset(recipe.subset, recipe.seed)
+    return made if recipe.subset is None else made.subset(recipe.subset, seed)
 
 
 def own_data(name: str) -> bool:

@@ -56,6 +56,7 @@ class Recipe:
     last_rounds: int = 1  # k of the mean over the last k rounds
     subset: int | None = None  # train on only so many samples; null: all
     seed: int = 0
+    partition_seed: int | None = None  # of the split alone, where seeds are to share one; null: the run's seed
     seeds: tuple[int, ...] = ()  # several runs, one a seed, in place of `seed`
 
     def __post_init__(self) -> None:
@@ -163,6 +164,7 @@ def _ranges(r: Recipe) -> list[tuple[str, bool, str]]:
         ("model", not isinstance(r.model, tuple) or len(r.model) > 0, "a name, or a list of at least one"),
         ("subset", r.subset is None or r.subset >= 1, "at least 1"),
         ("seed", 0 <= r.seed < 2**63, "between 0 and 2^63"),
+        ("partition_seed", 0 <= (r.partition_seed or 0) < 2**63, "between 0 and 2^63"),
         (
             "seeds",
             all(0 <= s < 2**63 for s in r.seeds) and len(set(r.seeds)) == len(r.seeds),
