@@ -9,10 +9,10 @@ export OMP_NUM_THREADS ?= 1
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow lint
+.PHONY: help setup demo test test-slow test-deploy lint
 
 help:  ## list what can be made
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(READY)  ## create .venv and install fedhead into it (done once)
 
@@ -22,9 +22,12 @@ demo: $(READY)  ## train and compare methods on handwritten digits, about a minu
 test: $(READY)  ## the tests and the examples in the docstrings, at most 10 minutes on 2 cores
 	$(BIN)/python -m pytest -n 2 -q
 
-test-slow: $(READY)  ## the slower tier: whole runs, kill and resume
+test-slow: $(READY)  ## the slower tier: whole runs, kill and resume, a deployment
 	$(BIN)/python -m pytest -n 2 -q -m "slow and not gpu and not deploy"
-	$(BIN)/python -m pytest -q -m deploy  # real processes: one federation at a time
+	$(BIN)/python -m pytest -q -m "deploy and not drill"  # real processes: one federation at a time
+
+test-deploy: $(READY)  ## drills with real Flower processes: faults, restarts, the guide; half an hour
+	$(BIN)/python -m pytest -q -m deploy
 
 lint: $(READY)  ## ruff and strict mypy
 	$(BIN)/ruff check .

@@ -160,6 +160,7 @@ def faulty(project: Project, site: str, faults: dict[str, str]) -> None:
     (folder / "site.yaml").write_text(text)
 
 
+@pytest.mark.drill
 def test_a_client_that_raises_dies_hangs_or_answers_nonsense(
     tmp_path: Path, federations: list[LocalFederation]
 ) -> None:
@@ -186,6 +187,7 @@ def test_a_client_that_raises_dies_hangs_or_answers_nonsense(
     same(replayed(recipe_of(project), rows), final(project))
 
 
+@pytest.mark.drill
 def test_a_killed_node_and_a_killed_link(tmp_path: Path, federations: list[LocalFederation]) -> None:
     project = Project.init(
         tmp_path / "demo", "digits", SITES, [*SMALL, "rounds=5", "method=scaffold", "evaluate_every=5"]
@@ -216,6 +218,7 @@ def test_a_killed_node_and_a_killed_link(tmp_path: Path, federations: list[Local
     same(replayed(recipe_of(project), rows), final(project))
 
 
+@pytest.mark.drill
 def test_a_large_model_and_its_statistics_go_through(tmp_path: Path, federations: list[LocalFederation]) -> None:
     """45 MB of weights both ways, and 10 x 512 x 512 statistics up."""
     assignments = [*SMALL, "rounds=1", "model=mlp", "model.hidden=[4864, 2048, 512]", "stages=[ccvr]"]
@@ -231,6 +234,7 @@ def test_a_large_model_and_its_statistics_go_through(tmp_path: Path, federations
     assert not any("failed" in row for row in history(project))
 
 
+@pytest.mark.drill
 def test_the_same_recipe_by_the_command_line(tmp_path: Path) -> None:
     """`fedhead run --engine flower` leaves what a simulation leaves, to 1e-6."""
     env = processes.environment(tmp_path)
@@ -250,6 +254,7 @@ def test_the_same_recipe_by_the_command_line(tmp_path: Path) -> None:
     assert kept == {"model-finetune_etf.safetensors"}  # the personal models are at the sites
 
 
+@pytest.mark.drill
 def test_up_status_and_down(tmp_path: Path) -> None:
     env = processes.environment(tmp_path)
     folder = str(tmp_path / "demo")

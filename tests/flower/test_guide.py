@@ -53,6 +53,7 @@ def background() -> Iterator[list[subprocess.Popen[bytes]]]:
 
 
 @pytest.mark.deploy
+@pytest.mark.drill
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("section", SECTIONS)
 def test_the_guide_works(section: str, tmp_path: Path, background: list[subprocess.Popen[bytes]]) -> None:
