@@ -1,0 +1,61 @@
+"""The stack when memory is short, and how widths fall into buckets."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from small import federation, network
+
+from fedhead.engine.graphs import bucket, buckets
+from fedhead.engine.job import Job
+from fedhead.engine.simulation import Simulation
+from fedhead.engine.stack import Stack
+from fedhead.errors import BadInput
+from fedhead.method import METHODS
+from fedhead.optim import SGD
+from fedhead.types import Local, Reply
+
+
+class Small(Stack):
+    """A stack on a device that holds only so many clients at once."""
+
+    def __init__(self, room: int):
+        super().__init__()
+        self.room = room
+
+    def _together(self, job: Job) -> list[Reply]:
+        if len(job.clients) > self.room:
+            raise torch.OutOfMemoryError("full")
+        return super()._together(job)
+
+
+def simulate(stack: Stack) -> Simulation:
+    local = Local(epochs=1, batch_size=4, optimizer=SGD(0.05))
+    made = Simulation(federation(), [network("batch")], METHODS["moon"](), rounds=1, local=local, dtype=torch.float64)
+    made.round(1, stack)
+    return made
+
+
+def test_out_of_memory_halves_the_stack_says_so_and_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
+    stack = Small(room=2)
+    found, plain = simulate(stack), simulate(Stack())
+    assert stack.size == 2
+    assert "out of memory with 4 clients at once: going on with 2" in capsys.readouterr().err
+    for path, value in plain.server.leaves().items():
+        torch.testing.assert_close(found.server.leaves()[path], value, atol=1e-10, rtol=1e-10)
+
+
+def test_not_even_one_client() -> None:
+    with pytest.raises(BadInput, match="not even one client fits"):
+        simulate(Small(room=0))
+
+
+@pytest.mark.parametrize("width", range(1, 70))
+def test_every_width_has_a_bucket_not_much_too_large(width: int) -> None:
+    sizes = buckets(width)
+    assert sizes[0] == width
+    assert sizes == sorted(set(sizes), reverse=True)
+    for now in range(1, width + 1):
+        assert now <= bucket(now, sizes) <= width
+        if now > sizes[-1]:
+            assert bucket(now, sizes) <= 2 * now
