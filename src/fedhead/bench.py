@@ -150,7 +150,7 @@ def _measure(
     held = torch.cuda.memory_allocated() if where.type == "cuda" else 0
     if where.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    worker = choose.named(executor, simulation)
+    worker = choose.named(executor, simulation, compile=True)
     jobs = simulation.jobs(simulation.method, simulation.server, simulation.memory, simulation.holders, 1)
     if executor == "loop":  # a few clients tell as much as many, one after another
         jobs = [job.take(list(range(min(2, len(job.clients))))) for job in jobs]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from fedhead import plan
-from fedhead.engine.graphs import first_line
+from fedhead.engine.graphs import Graphs, first_line
 from fedhead.engine.job import Executor, Job
 from fedhead.engine.lanes import Lanes
 from fedhead.engine.loop import Loop
@@ -33,13 +33,29 @@ def device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def named(name: str, simulation: Simulation) -> Executor:
-    """The executor of a name."""
+COMPILED_FROM = 200_000  # client-steps of a run from which on compiling its step (half a minute) pays on a GPU
+
+
+def named(name: str, simulation: Simulation, compile: bool | None = None) -> Executor:
+    """The executor of a name; on a GPU, stacks are compiled for long runs only, unless told."""
     if name not in EXECUTORS:
         raise unknown("executor", name, [*EXECUTORS, "auto"])
     if name == "lanes" and simulation.device.type != "cuda":
         raise BadInput("executor lanes: its streams need a GPU; use --executor stack, loop or auto")
-    return EXECUTORS[name]()
+    return _made(name, simulation, compile)
+
+
+def _made(name: str, simulation: Simulation, compile: bool | None = None) -> Executor:
+    if name != "stack":
+        return EXECUTORS[name]()
+    return Stack(graphs=Graphs(compile=client_steps(simulation) >= COMPILED_FROM if compile is None else compile))
+
+
+def client_steps(simulation: Simulation) -> float:
+    """About how many steps all clients will take in a run."""
+    task = simulation.task
+    batches = sum(-(-size // task.local.batch_size) for size in task.sizes)
+    return task.rounds * task.participation * task.local.epochs * batches
 
 
 def executor(name: str | Executor, simulation: Simulation) -> Executor:
@@ -57,7 +73,7 @@ def executor(name: str | Executor, simulation: Simulation) -> Executor:
     if len(cohort) == 1:
         return Loop()
     names = ["stack", "lanes"] if simulation.device.type == "cuda" else ["stack", "loop"]
-    timed = [(seconds_a_client(worker, jobs), worker) for worker in (EXECUTORS[n]() for n in names)]
+    timed = [(seconds_a_client(worker, jobs), worker) for worker in (_made(n, simulation) for n in names)]
     seconds, best = min(timed, key=lambda pair: pair[0])
     return best if seconds < float("inf") else Loop()
 
