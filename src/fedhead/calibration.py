@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedhead import keyed, plan
 from fedhead.data.draws import apportion
-from fedhead.errors import BadInput
+from fedhead.errors import BadInput, outside
 from fedhead.losses import cross_entropy
 from fedhead.models.split import Split, classify
 from fedhead.optim import Optimizer
@@ -84,6 +84,16 @@ def refuse_head(model: Split, free: bool, who: str) -> None:
             f"{who}: the head {kind} is not linear in the features, for which calibration is made; "
             f"use a linear head (model.head=linear), or free=true to train it all the same"
         )
+
+
+def check_sgd(key: str, lr: float, momentum: float, weight_decay: float) -> None:
+    """Refuse settings by which the head can't be trained; `key` names whose they are."""
+    if not lr > 0:
+        raise outside(f"{key}.lr", lr, "over 0")
+    if not 0 <= momentum < 1:
+        raise outside(f"{key}.momentum", momentum, "at least 0 and under 1")
+    if not weight_decay >= 0:
+        raise outside(f"{key}.weight_decay", weight_decay, "at least 0")
 
 
 @torch.no_grad()

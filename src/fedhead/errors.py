@@ -18,13 +18,22 @@ class Diverged(FedheadError, ArithmeticError):
     """Training left the finite numbers; the command line ends with exit code 1."""
 
 
+def outside(key: str, value: object, wanted: str) -> BadInput:
+    """The error for a number that is out of its range.
+
+    >>> str(outside("method.mu", -1.0, "at least 0"))
+    'method.mu: -1.0 is out of range, it must be at least 0'
+    """
+    return BadInput(f"{key}: {value} is out of range, it must be {wanted}")
+
+
 def unknown(kind: str, name: str, known: Iterable[str]) -> BadInput:
     """The error for a name that is not there, with the nearest name that is.
 
     >>> str(unknown("method", "fedporx", ["fedavg", "fedprox"]))
     "unknown method 'fedporx': did you mean 'fedprox'? Known: fedavg, fedprox"
     """
-    names = sorted(known)
+    names = sorted(set(known))
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     hint = f": did you mean {near[0]!r}?" if near else "."
     return BadInput(f"unknown {kind} {name!r}{hint} Known: {', '.join(names)}")

@@ -168,17 +168,21 @@ class Skewed(Partition):
         if self.per_client < 1:
             raise BadInput(f"partition skewed: {self.per_client} classes a client is too few, give at least 1")
 
+    def check(self, held: int, clients: int) -> None:
+        """Refuse more classes a client than the data's `held` ones, and too few for all of them to have a client."""
+        if self.per_client > held:
+            raise BadInput(f"partition {self}: the data holds only {held} classes; use skewed({held})")
+        if self.per_client * clients < held:
+            need = math.ceil(held / clients)
+            raise BadInput(
+                f"partition {self}: {clients} clients with {self.per_client} of {held} classes would leave "
+                f"classes without a client; use skewed({need}) or more clients"
+            )
+
     def deal(self, y: NDArray[Any], classes: int, clients: int, rng: np.random.RandomState) -> list[Rows]:
         sizes = np.bincount(y, minlength=classes)
         present = np.flatnonzero(sizes)
-        if self.per_client > len(present):
-            raise BadInput(f"partition {self}: the data holds only {len(present)} classes; use skewed({len(present)})")
-        if self.per_client * clients < len(present):
-            need = math.ceil(len(present) / clients)
-            raise BadInput(
-                f"partition {self}: {clients} clients with {self.per_client} of {len(present)} classes would leave "
-                f"classes without a client; use skewed({need}) or more clients"
-            )
+        self.check(len(present), clients)
         holds = np.zeros((clients, len(present)), bool)
         for k in range(clients):
             order = np.lexsort((rng.random_sample(len(present)), holds.sum(axis=0)))  # held least first, ties at random

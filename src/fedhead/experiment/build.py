@@ -149,6 +149,8 @@ def validate(recipe: Recipe) -> list[Split]:
         shape, classes = entry.shape, entry.classes
         if isinstance(deal, partition.Given):
             raise BadInput(f"partition: given is for data that is split by site already, {recipe.dataset} is not")
+        if isinstance(deal, partition.Skewed):
+            deal.check(classes, recipe.clients)
         held = entry.sizes[0] if entry.sizes else None
         if held is not None and (recipe.subset or 0) > held:
             raise BadInput(f"subset: {recipe.subset} is more than the {held} training samples of {recipe.dataset}")

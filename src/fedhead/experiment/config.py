@@ -11,7 +11,7 @@ from typing import Any, Literal, get_type_hints
 
 import yaml
 
-from fedhead.errors import BadInput, unknown
+from fedhead.errors import BadInput, outside, unknown
 from fedhead.experiment import typed
 
 RECIPES = Path(__file__).parent / "recipes"  # the built-in ones
@@ -66,7 +66,7 @@ class Recipe:
                 object.__setattr__(self, name, typed.check(name, getattr(self, name), hint))
         for key, sound, wanted in _ranges(self):
             if not sound:
-                raise BadInput(f"{key}: {getattr(self, key)} is out of range, it must be {wanted}")
+                raise outside(key, getattr(self, key), wanted)
         for stage in self.stage_parameters:
             if stage not in self.stages:
                 raise BadInput(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from fedhead.client import Client
+from fedhead.errors import outside
 from fedhead.losses import cross_entropy
 from fedhead.method import Method, method
 from fedhead.tree import Tree, Weights
@@ -22,6 +23,11 @@ class Ditto(Method):
     """
 
     lam: float = 1.0  # λ, the pull towards the global model; the paper tunes it over 0.1, 1 and 2
+
+    def __post_init__(self) -> None:
+        """Refuse a term that would push personal models away from the global model."""
+        if not self.lam >= 0:
+            raise outside("method.lam", self.lam, "at least 0")
 
     def init_client(self, w: Weights, task: Task) -> Tree:
         """The personal model v_k starts where the global one does."""

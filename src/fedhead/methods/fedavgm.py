@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fedhead.errors import outside
 from fedhead.method import Method, method
 from fedhead.tree import Tree, Weights
 from fedhead.types import Replies, Task
@@ -16,6 +17,11 @@ class FedAvgM(Method):
 
     beta: float = 0.9  # β, momentum
     damped: bool = True  # v ← βv + (1−β)Δ as MOON's and CCVR's experiments do; False: Hsu et al.'s v ← βv + Δ
+
+    def __post_init__(self) -> None:
+        """Refuse a momentum that would grow without end."""
+        if not 0 <= self.beta < 1:
+            raise outside("method.beta", self.beta, "at least 0 and under 1")
 
     def init_server(self, w: Weights, task: Task) -> Tree:
         """The model and a velocity at rest."""

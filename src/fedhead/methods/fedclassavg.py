@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedhead.client import Client
+from fedhead.errors import outside
 from fedhead.losses import cross_entropy, supervised_contrastive
 from fedhead.method import Method, method
 from fedhead.tree import Tree, Weights
@@ -34,6 +35,15 @@ class FedClassAvg(Method):
     pr: bool = True  # proximal regularisation
     cl: bool = True  # contrastive loss
     share: Literal["classifier", "all"] = "classifier"  # all: whole models of one architecture ("+weight")
+
+    def __post_init__(self) -> None:
+        """Refuse a term that would push classifiers apart, and a temperature that is none."""
+        if not self.rho >= 0:
+            raise outside("method.rho", self.rho, "at least 0")
+        for name in ("temperature", "base_temperature"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise outside(f"method.{name}", value, "over 0")
 
     @property
     def shared(self) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from fedhead.client import Client
+from fedhead.errors import outside
 from fedhead.method import Method, method
 from fedhead.tree import Tree, Weights
 from fedhead.types import Batch, Replies, Reply, Task
@@ -18,6 +19,11 @@ class FedDyn(Method):
     """Regularise each client dynamically, so that local optima meet the global one (Acar et al., 2021)."""
 
     alpha: float = 0.01  # α, weight of the quadratic penalty
+
+    def __post_init__(self) -> None:
+        """Refuse a penalty that is none: the server divides by it."""
+        if not self.alpha > 0:
+            raise outside("method.alpha", self.alpha, "over 0")
 
     def init_server(self, w: Weights, task: Task) -> Tree:
         """The model and h = 0."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedhead.client import Client
-from fedhead.errors import BadInput
+from fedhead.errors import BadInput, outside
 from fedhead.losses import cross_entropy, mean
 from fedhead.method import method
 from fedhead.methods.local import Local
@@ -36,6 +36,11 @@ class FedProto(Local):
     lam: float = 1.0  # λ, weight of the distance to the prototypes (Eq. 7); the paper: 1, for CIFAR 0.1
     predict_by: Literal["prototypes", "logits"] = "prototypes"
     average_over: Literal["samples", "clients"] = "samples"  # who counts alike in a prototype (Eq. 6)
+
+    def __post_init__(self) -> None:
+        """Refuse a term that would push features away from the prototypes."""
+        if not self.lam >= 0:
+            raise outside("method.lam", self.lam, "at least 0")
 
     def check(self, models: Sequence[Split], federation: Federation) -> None:
         """Refuse features of different dimensions."""

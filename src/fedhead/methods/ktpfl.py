@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedhead import tree as trees
 from fedhead.client import Client
-from fedhead.errors import BadInput
+from fedhead.errors import BadInput, outside
 from fedhead.losses import distillation
 from fedhead.method import Method, method
 from fedhead.tree import Tree, Weights
@@ -41,6 +41,16 @@ class KTpFL(Method):
     distillation_batch: int = 256
     share: Literal["predictions", "all"] = "predictions"
     transfer: float = 1.0  # with share=all: how far towards its mixture a client's model is moved
+
+    def __post_init__(self) -> None:
+        """Refuse numbers that distillation can't use."""
+        for name in ("temperature", "coefficient_lr", "distillation_epochs", "distillation_batch"):
+            if not getattr(self, name) > 0:
+                raise outside(f"method.{name}", getattr(self, name), "over 0")
+        if not self.penalty >= 0:
+            raise outside("method.penalty", self.penalty, "at least 0")
+        if not 0 <= self.transfer <= 1:
+            raise outside("method.transfer", self.transfer, "between 0 and 1")
 
     @property
     def shared(self) -> tuple[str, ...]:

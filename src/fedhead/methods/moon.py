@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fedhead.client import Client
+from fedhead.errors import outside
 from fedhead.losses import cross_entropy, model_contrastive
 from fedhead.method import Method, method
 from fedhead.tree import Tree, Weights
@@ -21,6 +22,13 @@ class Moon(Method):
 
     mu: float = 1.0  # μ, weight of the contrastive term
     temperature: float = 0.5  # τ
+
+    def __post_init__(self) -> None:
+        """Refuse a contrast turned round, and a temperature that is none."""
+        if not self.mu >= 0:
+            raise outside("method.mu", self.mu, "at least 0")
+        if not self.temperature > 0:
+            raise outside("method.temperature", self.temperature, "over 0")
 
     def init_client(self, w: Weights, task: Task) -> Tree:
         """No previous model yet: a place for it, and a switch that keeps the contrast off in the first round."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fedhead.client import Client
+from fedhead.errors import outside
 from fedhead.method import Method, method
 from fedhead.tree import Tree, Weights
 from fedhead.types import Replies, Reply, Task
@@ -18,6 +19,11 @@ class Scaffold(Method):
 
     downlink: ClassVar[tuple[str, ...]] = ("model", "control")
     server_lr: float = 1.0  # η_g, the server's step size
+
+    def __post_init__(self) -> None:
+        """Refuse a server that would step backwards, or nowhere."""
+        if not self.server_lr > 0:
+            raise outside("method.server_lr", self.server_lr, "over 0")
 
     def init_server(self, w: Weights, task: Task) -> Tree:
         """The model x and the server's control variate c = 0."""

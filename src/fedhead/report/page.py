@@ -22,7 +22,8 @@ p, figcaption { color: var(--soft); margin: .2rem 0 .8rem; }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 th, td { padding: .3rem .8rem; border-bottom: 1px solid var(--rule); text-align: right; white-space: nowrap; }
-th { color: var(--soft); font-weight: 600; } th:first-child, td:first-child { text-align: left; padding-left: 0; }
+th { color: var(--soft); font-weight: 600; }
+th:first-child, td:first-child { text-align: left; padding-left: 0; white-space: normal; min-width: 12rem; }
 td.best { font-weight: 700; }
 figure { margin: 0; color: var(--ink); } svg { max-width: 100%; height: auto; }
 .pair { display: grid; grid-template-columns: repeat(auto-fit, minmax(20rem, 1fr)); gap: 1.5rem; }

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from fedhead import keyed
 from fedhead import statistics as class_statistics
-from fedhead.calibration import Tukey, refuse_head, retrain, sizes, tukey, virtual_features
+from fedhead.calibration import Tukey, check_sgd, refuse_head, retrain, sizes, tukey, virtual_features
 from fedhead.client import Client
-from fedhead.errors import BadInput
+from fedhead.errors import BadInput, outside
 from fedhead.method import Method, Stage, stage
 from fedhead.models.split import Split, classify
 from fedhead.optim import SGD
@@ -54,9 +54,10 @@ class CCVR(Stage):
     def __post_init__(self) -> None:
         for name, least in (("samples", 1), ("epochs", 0), ("batch_size", 1), ("rank", 0)):
             if getattr(self, name) < least:
-                raise BadInput(f"stage.ccvr.{name}: {getattr(self, name)} is out of range, it must be at least {least}")
+                raise outside(f"stage.ccvr.{name}", getattr(self, name), f"at least {least}")
         if not 0 < self.power <= 1:
-            raise BadInput(f"stage.ccvr.power: {self.power} is out of range, it must be over 0 and at most 1")
+            raise outside("stage.ccvr.power", self.power, "over 0 and at most 1")
+        check_sgd("stage.ccvr", self.lr, self.momentum, self.weight_decay)
 
     def after(self, method: Method) -> Self:
         """Refuse methods whose clients have no features in common."""

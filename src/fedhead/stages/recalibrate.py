@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.func import functional_call
 
 from fedhead import keyed
-from fedhead.calibration import refuse_head, retrain
+from fedhead.calibration import check_sgd, refuse_head, retrain
 from fedhead.data.pool import Pool
-from fedhead.errors import BadInput
+from fedhead.errors import BadInput, outside
 from fedhead.method import Method, Stage, stage
 from fedhead.models.split import Split
 from fedhead.optim import SGD
@@ -42,7 +42,8 @@ class Recalibrate(Stage):
         for name, least in (("per_class", 1), ("epochs", 0), ("batch_size", 1)):
             value = getattr(self, name)
             if value is not None and value < least:
-                raise BadInput(f"stage.recalibrate.{name}: {value} is out of range, it must be at least {least}")
+                raise outside(f"stage.recalibrate.{name}", value, f"at least {least}")
+        check_sgd("stage.recalibrate", self.lr, self.momentum, self.weight_decay)
 
     def after(self, method: Method) -> Self:
         """Refuse methods without a global model."""
