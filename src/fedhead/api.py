@@ -11,6 +11,7 @@ from fedhead.data.federation import Federation
 from fedhead.engine.rounds import Result
 from fedhead.engine.rounds import run as run_rounds
 from fedhead.errors import BadInput, unknown
+from fedhead.experiment.config import Recipe
 from fedhead.method import METHODS, STAGES, Method, Stage
 from fedhead.models.check import require
 from fedhead.models.several import several
@@ -47,6 +48,17 @@ def run(
     `options` go to `fedhead.engine.rounds.run`: participation, executor, device, precision, evaluate_every,
     last_rounds, on_round, assign and the rest.
     """
+    Recipe(  # whose ranges hold here too
+        rounds=rounds,
+        local_epochs=local_epochs,
+        batch_size=batch_size,
+        lr=lr,
+        momentum=momentum,
+        weight_decay=weight_decay,
+        lr_decay=lr_decay,
+        seed=seed,
+        **{name: options[name] for name in ("participation", "evaluate_every", "last_rounds") if name in options},
+    )
     chosen = METHODS[_known("method", method, METHODS)]() if isinstance(method, str) else method
     models = _models(federation, model, chosen.head, seed)
     rule = optimizer if isinstance(optimizer, SGD | Adam) else make_optimizer(optimizer, lr, momentum, weight_decay)

@@ -3,11 +3,14 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+import fedhead
+from fedhead.data.federation import Federation
 from fedhead.errors import BadInput
 from fedhead.experiment import build
 from fedhead.experiment.config import KEYS, Recipe, builtin, describe, load, read_yaml
@@ -179,3 +182,20 @@ def test_seeds_may_share_one_split() -> None:
     own = [build.federation(Recipe(seed=seed)) for seed in (0, 1)]
     assert all((a == b).all() for a, b in zip(shared[0].rows, shared[1].rows, strict=True))
     assert [len(rows) for rows in own[0].rows] != [len(rows) for rows in own[1].rows]
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"lr": -1}, "lr: -1.0 is out of range"),
+        ({"rounds": 0}, "rounds: 0 is out of range"),
+        ({"local_epochs": 1.5}, "local_epochs: 1.5 is not a whole number"),
+        ({"participation": 2}, "participation: 2.0 is out of range"),
+    ],
+)
+def test_python_runs_have_the_same_ranges(settings: dict[str, Any], said: str) -> None:
+    fed = Federation.from_arrays(np.zeros((12, 4), np.float32), np.arange(12) % 3, clients=2, partition="iid")
+    with pytest.raises(BadInput, match=said):
+        fedhead.run(fed, "mlp", **settings)
+    numpys: dict[str, Any] = {"rounds": np.int64(1), "lr": np.float32(0.1)}
+    assert len(fedhead.run(fed, "mlp", **numpys).history) == 1

@@ -15,7 +15,7 @@ import typer.core
 
 from fedhead.errors import BadInput, FedheadError
 
-typer.core.HAS_RICH = False  # with rich installed, typer writes "\\[required]" even where the markup is off
+typer.core.HAS_RICH = False  # with rich installed, typer writes "\[required]" even where the markup is off
 app = typer.Typer(
     name="fedhead",
     help="Federated classification on non-IID data: run, compare and report.",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import math
+import numbers
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -74,10 +75,11 @@ def _fit(value: Any, hint: Any) -> tuple[bool, Any]:
     if origin in (tuple, list) or hint in (tuple, list):
         return _fit_sequence(value, origin or hint, arguments)
     if hint is float:
-        fits = isinstance(value, int | float) and not isinstance(value, bool)
+        fits = isinstance(value, numbers.Real) and not isinstance(value, bool)  # numpy's are such too
         return fits, float(value) if fits else value
     if hint is int:
-        return isinstance(value, int) and not isinstance(value, bool), value
+        fits = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+        return fits, int(value) if fits else value
     if hint in (None, type(None)):
         return value is None, value
     return (isinstance(value, hint), value) if isinstance(hint, type) else (True, value)
