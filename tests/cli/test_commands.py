@@ -82,6 +82,18 @@ def test_run_without_json_and_out_makes_a_new_folder_each_time(
     assert "accuracy" in capsys.readouterr().out
 
 
+def test_a_stage_shows_what_it_did_for_the_global_model_and_for_the_clients(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["run", "digits", *QUICK, "local_test=0.3", "stages=[finetune]", "--out", str(tmp_path / "run")]
+    assert call([*words, "seeds=[4, 7]"]) == 0
+    shown = capsys.readouterr().out
+    runs = [json.loads((tmp_path / "run" / f"seed{s}" / "result.json").read_text()) for s in (4, 7)]
+    tuned = np.mean([r["stage_metrics"]["finetune"]["personal"] for r in runs])
+    assert tuned > np.mean([r["personal"] for r in runs])
+    assert f"  + finetune: accuracy {np.mean([r['accuracy'] for r in runs]):.2f} %, personal {tuned:.2f} %\n" in shown
+
+
 def test_seeds_run_one_after_another(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     result = run_json(capsys, "seeds=[4, 7]", "--out", str(tmp_path / "runs"))
     assert result["seed"] == [4, 7]

@@ -144,6 +144,9 @@ def test_classifiers_of_runs(trained: list[Trained]) -> None:
     assert len(avg["place"]) == clients * 10 == len(avg["class"])
     assert avg["mean_cosine"] < etf["mean_cosine"] == pytest.approx(1, abs=1e-6)
     assert [row[k] for k, row in enumerate(avg["cosines"])] == pytest.approx([1.0] * clients)
+    places = torch.tensor(etf["place"]).reshape(clients, 10, 2)
+    spread = places.std(dim=(0, 1)).norm()
+    assert (places - places[0]).norm(dim=-1).max() < 1e-3 * spread  # one frame for all: equal vectors, equal places
 
 
 def test_rounds_are_read_as_numbers_and_spans() -> None:

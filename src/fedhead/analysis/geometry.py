@@ -55,7 +55,9 @@ def look_at_classifiers(runs: Sequence[Trained], options: Options) -> Report:
         view = collapse.locally(run.simulation, run.executor, run.round + 1)
         cosines = collapse.agreement(view.vectors).cpu()
         clients, classes, size = view.vectors.shape
-        place = embed.tsne(view.vectors.reshape(clients * classes, size).cpu(), options.seed)
+        # a vector's neighbours are its class's at the other clients; looking further tears equal vectors apart
+        near = max((clients - 1) / 3, 1.0)
+        place = embed.tsne(view.vectors.reshape(clients * classes, size).cpu(), options.seed, near)
         own = torch.arange(classes).repeat(clients)
         panels[name] = (cosines.numpy(), place.numpy(), own.numpy())
         numbers[name] = {

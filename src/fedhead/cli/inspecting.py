@@ -88,7 +88,7 @@ def _exchanges(kind: str) -> list[dict[str, Any]]:
             "parameters": {
                 f.name: f.default
                 for f in dataclasses.fields(cls)
-                if f.init and f.default is not dataclasses.MISSING and f.name != "method"
+                if f.init and f.repr and f.default is not dataclasses.MISSING
             },
             "description": _first_line(cls),
         }

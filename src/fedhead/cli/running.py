@@ -126,7 +126,21 @@ def _run_seeds(recipe: Recipe, out: Path, settings: Settings, resume: bool, quie
     means = {name: _mean([r[name] for r in results]) for name in ("accuracy", "accuracy_mean", "personal")}
     totals = {name: sum(r[name] for r in results) for name in ("bytes_up", "bytes_down", "seconds")}
     stages = {name: _mean([r["stages"][name] for r in results]) for name in recipe.stages}
-    return {"run": str(out), **means, "stages": stages, **totals, "seed": list(recipe.seeds), "runs": results}
+    measured = {
+        name: {
+            figure: _mean([r["stage_metrics"][name][figure] for r in results]) for figure in ("accuracy", "personal")
+        }
+        for name in recipe.stages
+    }
+    return {
+        "run": str(out),
+        **means,
+        "stages": stages,
+        "stage_metrics": measured,
+        **totals,
+        "seed": list(recipe.seeds),
+        "runs": results,
+    }
 
 
 def _mean(values: list[float | None]) -> float | None:
@@ -150,8 +164,9 @@ def _print_result(result: Row) -> None:
     print(f"accuracy    {percent(result['accuracy'])}")
     if result["personal"] is not None:
         print(f"personal    {percent(result['personal'])}")
-    for name, value in result["stages"].items():
-        print(f"  + {name:<8}{percent(value)}")
+    for name, row in result["stage_metrics"].items():
+        figures = [("accuracy", row["accuracy"]), ("personal", row["personal"])]
+        print(f"  + {name}: {', '.join(f'{word} {percent(value)}' for word, value in figures if value is not None)}")
     print(f"traffic     {result['bytes_up'] / 1e6:,.1f} MB up, {result['bytes_down'] / 1e6:,.1f} MB down")
     if result.get("client_bytes"):
         each = {way: f"{value / 1e3:,.1f} kB {way}" for way, value in result["client_bytes"].items()}

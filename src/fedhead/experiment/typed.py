@@ -41,7 +41,7 @@ def parameters(target: Callable[..., Any], leave_out: tuple[str, ...] = ()) -> d
     ['lr', 'momentum', 'weight_decay', 'nesterov']
     """
     if dataclasses.is_dataclass(target):
-        names = [f.name for f in dataclasses.fields(target) if f.init]
+        names = [f.name for f in dataclasses.fields(target) if f.init and f.repr]  # others are the program's own
         hints = typing.get_type_hints(target)
     else:
         kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
