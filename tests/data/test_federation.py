@@ -202,6 +202,9 @@ def test_npz(tmp_path):
     np.savez(tmp_path / "odd.npz", images=x)
     with pytest.raises(BadInput, match="no array 'x'"):
         Federation.from_npz(tmp_path / "odd.npz")
+    np.savez(tmp_path / "nan.npz", x=np.full((len(y), 4), np.nan), y=y)
+    with pytest.raises(BadInput, match="nan.npz: training x holds NaN"):
+        Federation.from_npz(tmp_path / "nan.npz")
     np.savez(tmp_path / "evil.npz", x=np.array([print], dtype=object), y=y)
     with pytest.raises(BadInput, match="not a readable"):
         Federation.from_npz(tmp_path / "evil.npz")

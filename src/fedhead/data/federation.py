@@ -192,7 +192,10 @@ class Federation:
     def from_npz(cls, path: str | PathLike[str], **settings: Any) -> Federation:
         """An .npz file with x and y (and, if there is a test set, x_test and y_test). Settings as for `from_arrays`."""
         x, y, test = sources.npz(Path(path))
-        return cls.from_arrays(x, y, **{"test": test, "title": Path(path).stem, **settings})
+        try:
+            return cls.from_arrays(x, y, **{"test": test, "title": Path(path).stem, **settings})
+        except BadInput as error:
+            raise BadInput(f"{path}: {error}") from None
 
     @classmethod
     def from_folder(cls, path: str | PathLike[str], size: int | None = None, **settings: Any) -> Federation:
