@@ -203,7 +203,7 @@ def test_npz(tmp_path):
     with pytest.raises(BadInput, match="no array 'x'"):
         Federation.from_npz(tmp_path / "odd.npz")
     np.savez(tmp_path / "nan.npz", x=np.full((len(y), 4), np.nan), y=y)
-    with pytest.raises(BadInput, match="nan.npz: training x holds NaN"):
+    with pytest.raises(BadInput, match=r"nan\.npz: training x holds NaN"):
         Federation.from_npz(tmp_path / "nan.npz")
     np.savez(tmp_path / "evil.npz", x=np.array([print], dtype=object), y=y)
     with pytest.raises(BadInput, match="not a readable"):
