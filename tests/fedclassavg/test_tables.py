@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -60,6 +61,20 @@ def test_table_5_counts_what_crosses_the_wire(tmp_path: Path) -> None:
     assert found["whole-model"] == classifier + 4 * ((9 + 1) * 16 + (9 * 16 + 1) * 32 + (128 + 1) * 64 + (64 + 1) * 512)
     assert found["ktpfl-predictions"] == 200 * 10 * 4
     assert found["ktpfl-public-images"] == 200 * 64
+
+
+def test_table_3_measures_local_models_after_training_for_every_method(tmp_path: Path) -> None:
+    settings = Settings(device="cpu", executor="stack")
+    table = tables.load("fedclassavg/table3")
+    assert {cell.stage for cell in table.cells()} == {"finetune"}
+    outcome = reproduce(table, tmp_path, scale="small", pick=["cifar10 20-clients fedavg"], settings=settings)
+    (figure,) = outcome.figures
+    (path,) = tmp_path.glob("runs/*/seed-0/result.json")
+    run = json.loads(path.read_text())
+    assert figure.mean is not None
+    assert figure.mean > run["personal"]  # the averaged model's
+    assert figure.deviation is not None
+    assert figure.deviation < statistics.stdev(c for c in run["clients"] if c is not None)
 
 
 @pytest.mark.slow

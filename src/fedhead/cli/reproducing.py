@@ -106,4 +106,6 @@ def _show(outcome: Outcome, folder: Path) -> None:
 def _plus_minus(mean: float | None, deviation: float | None) -> str:
     if mean is None:
         return "–"
+    if mean >= 1000:  # bytes
+        return f"{mean:,.0f}"
     return f"{mean:.2f}" if deviation is None else f"{mean:.2f} ± {deviation:.2f}"
