@@ -60,7 +60,7 @@ def run(
         **{name: options[name] for name in ("participation", "evaluate_every", "last_rounds") if name in options},
     )
     chosen = METHODS[_known("method", method, METHODS)]() if isinstance(method, str) else method
-    models = _models(federation, model, chosen.head, seed)
+    models = _models(federation, model, chosen.head, seed, options.get("assign"))
     rule = optimizer if isinstance(optimizer, SGD | Adam) else make_optimizer(optimizer, lr, momentum, weight_decay)
     local = Local(local_epochs, batch_size, rule, lr_decay, drop_last, persistent_optimizer)
     steps = [STAGES[_known("stage", s, STAGES)]() if isinstance(s, str) else s for s in stages]
@@ -77,7 +77,11 @@ def make_optimizer(name: str, lr: float, momentum: float, weight_decay: float) -
 
 
 def _models(
-    federation: Federation, model: Split | str | Sequence[Split | str], head: str | None, seed: int
+    federation: Federation,
+    model: Split | str | Sequence[Split | str],
+    head: str | None,
+    seed: int,
+    assign: Sequence[int] | None,
 ) -> list[Split]:
     given: list[Any] = [model] if isinstance(model, nn.Module | str) else list(model)
     if not given:
@@ -89,10 +93,11 @@ def _models(
         if isinstance(one, str):
             models.append(next(built))
             continue
+        users = [number] if assign is None else [k for k, own in enumerate(assign) if own == number]
+        which = "the model" if len(given) == 1 else f"client {users[0]}: its model" if users else f"model {number}"
         if not isinstance(one, Split):
-            which = f"model {number}" if len(given) > 1 else "model"
             raise BadInput(f"{which} is {type(one).__name__}: wrap it first, fedhead.split(model, classifier='…')")
-        require(one, federation.input_shape, federation.classes)
+        require(one, federation.input_shape, federation.classes, name=which)
         models.append(one)
     return models
 

@@ -74,11 +74,13 @@ def _tensors(model: nn.Module) -> Iterator[Tensor]:
 
 
 # -- checking -------------------------------------------------------------------------------------------------------
-def require(model: Split, input_shape: Sequence[int], classes: int, executor: str = "loop") -> None:
+def require(
+    model: Split, input_shape: Sequence[int], classes: int, executor: str = "loop", name: str = "the model"
+) -> None:
     """Refuse a model that an executor can't run, with the first reason and its remedy."""
     for finding in check(model, input_shape, classes):
         if finding.blocks == "all" or (finding.blocks == "stack" and executor == "stack"):
-            raise BadInput(f"the model can't be used: {finding}")
+            raise BadInput(f"{name} can't be used: {finding}")
 
 
 def check(model: Split, input_shape: Sequence[int], classes: int) -> list[Finding]:
