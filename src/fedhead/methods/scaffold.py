@@ -15,7 +15,11 @@ from fedhead.types import Replies, Reply, Task
 @method("scaffold")
 @dataclass(frozen=True)
 class Scaffold(Method):
-    """Correct the clients' drift with control variates (Karimireddy et al., 2020)."""
+    """Correct the clients' drift with control variates (Karimireddy et al., 2020).
+
+    Option II takes a step for η_l times a gradient, as it is in the paper's plain SGD. Under momentum m the control
+    variates come out up to 1/(1−m) times too large and training may diverge: use `momentum=0`.
+    """
 
     downlink: ClassVar[tuple[str, ...]] = ("model", "control")
     server_lr: float = 1.0  # η_g, the server's step size
