@@ -140,6 +140,16 @@ def test_scaffold(fed: Federation, model: Split, plain: Plain) -> None:
     equal(found.memory[4]["control"], ci[4])
 
 
+def test_scaffold_under_momentum_measures_its_control_in_longer_steps(
+    fed: Federation, model: Split, plain: Plain
+) -> None:
+    plain.momentum = 0.9
+    found = simulate(fed, model, Scaffold(), rounds=1, momentum=0.9)
+    trained, steps = plain.train(model, 3, 1)  # all controls are 0 in the first round
+    start, end = values(model), values(trained)
+    equal(found.memory[3]["control"], {n: (start[n] - end[n]) * 0.1 / (steps * plain.lr) for n in start})
+
+
 def test_feddyn(fed: Federation, model: Split, plain: Plain) -> None:
     alpha = 0.2
     found = simulate(fed, model, FedDyn(alpha=alpha))

@@ -17,8 +17,8 @@ from fedhead.types import Replies, Reply, Task
 class Scaffold(Method):
     """Correct the clients' drift with control variates (Karimireddy et al., 2020).
 
-    Option II takes a step for η_l times a gradient, as it is in the paper's plain SGD. Under momentum m the control
-    variates come out up to 1/(1−m) times too large and training may diverge: use `momentum=0`.
+    Option II takes a step for η_l times a gradient, as it is in the paper's plain SGD. Under momentum m a gradient
+    moves the weights by η_l/(1−m) in the long run, so that is what the control variates are measured in.
     """
 
     downlink: ClassVar[tuple[str, ...]] = ("model", "control")
@@ -44,7 +44,8 @@ class Scaffold(Method):
 
     def finish(self, w: Weights, me: Client) -> Reply:
         """c_i⁺ = c_i − c + (x − y_i)/(K η_l), option II (line 12)."""
-        moved = (self.start(me).params - w.params) / (me.steps * me.lr)
+        momentum = getattr(me.task.local.optimizer, "momentum", 0.0)
+        moved = (self.start(me).params - w.params) / (me.steps * me.lr / (1 - momentum))
         control = me.state["control"] - me.down["control"] + moved
         sent = super().finish(w, me).send
         return Reply(send=sent.replace(control=control - me.state["control"]), keep=Tree(control=control))
