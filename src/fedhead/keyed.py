@@ -8,6 +8,9 @@ vectorised step).
 from __future__ import annotations
 
 import hashlib
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -38,6 +41,20 @@ def permutation(key: int, n: int) -> NDArray[np.int64]:
 def generator(key: int) -> torch.Generator:
     """A torch generator on the CPU that starts at the key (for initial weights and the like)."""
     return torch.Generator().manual_seed(key)
+
+
+_one_at_a_time = threading.RLock()
+
+
+@contextmanager
+def borrowed(key: int) -> Iterator[None]:
+    """torch's global generator, started at the key, for layers that know no other; it is left as it was.
+
+    There is one for all threads, so one thread at a time has it.
+    """
+    with _one_at_a_time, torch.random.fork_rng(devices=[]):
+        torch.manual_seed(key)
+        yield
 
 
 def uniform(key: Tensor, *shape: int) -> Tensor:

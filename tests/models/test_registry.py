@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from fedhead.errors import BadInput
 from fedhead.models import MODELS, build, register, weights
 from fedhead.models.registry import Body
+from fedhead.models.split import weights
 
 
 def same(a: Any, b: Any) -> bool:
@@ -102,3 +104,12 @@ def test_a_model_of_ones_own() -> None:
             build("tiny", (3,), 2, mode=3)
     finally:
         del MODELS["tiny"]
+
+
+def test_models_built_in_several_threads_start_as_they_would_alone() -> None:
+    alone = [weights(build("mlp", (1, 8, 8), 10, seed=seed)) for seed in range(6)]
+    with ThreadPoolExecutor(6) as pool:
+        beside = list(pool.map(lambda seed: weights(build("mlp", (1, 8, 8), 10, seed=seed)), [*range(6)] * 5))
+    for place, found in enumerate(beside):
+        for name, value in alone[place % 6].items():
+            assert torch.equal(value, found[name]), (place, name)

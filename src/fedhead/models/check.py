@@ -93,7 +93,7 @@ def check(model: Split, input_shape: Sequence[int], classes: int) -> list[Findin
         return found
     training = model.training
     try:
-        with torch.random.fork_rng():
+        with keyed.borrowed(0):
             return found + _try(model.train(), input_shape)
     finally:
         model.train(training)

@@ -127,8 +127,7 @@ def with_head(model: Split, head: str, seed: int = 0, *, dim: int | None = None,
 @contextmanager
 def seeded(key: int) -> Iterator[None]:
     """Draw initial weights from a key, on the CPU, and leave torch's global generator as it was."""
-    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
-        torch.manual_seed(key)
+    with keyed.borrowed(key), torch.device("cpu"):
         yield
 
 
