@@ -11,7 +11,6 @@ import torch
 from fedhead.errors import BadInput
 from fedhead.models import MODELS, build, register, weights
 from fedhead.models.registry import Body
-from fedhead.models.split import weights
 
 
 def same(a: Any, b: Any) -> bool:
