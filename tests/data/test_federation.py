@@ -300,3 +300,8 @@ def test_wrong_folders_are_refused(tmp_path):
 def test_samples_take_rows():
     data = Samples(torch.arange(6).reshape(3, 2).float(), torch.tensor([0, 1, 2]))
     assert data.take(np.array([2, 0])).y.tolist() == [2, 0]
+
+
+def test_what_is_no_dataset_is_refused() -> None:
+    with pytest.raises(BadInput, match="int is no torch Dataset"):
+        Federation.from_dataset(3)

@@ -121,7 +121,7 @@ def test_digits_hold_out_their_own_rows_as_public_data() -> None:
         ("model=['mlp(hidden=[3)']", "not valid YAML"),
         ("model=['mlp hidden']", "is no name, nor of the form"),
         ("model.nonsense=3", "unknown parameter of model mlp 'nonsense'"),
-        ("method=fedavg", r"client 1: fedavg averages 'extractor.*such as fedclassavg"),
+        ("method=fedavg", r"client 1: fedavg averages 'extractor.*as fedclassavg does"),
         ("public=cifar10", r"public: samples of cifar10 have shape \(3, 32, 32\), client 0"),
         ("public_samples=0", "public_samples: 0 is out of range"),
         ("model=['mlp(feature_layer=24)','mlp(feature_layer=32)']", "client 1: its features have 32 dimensions"),

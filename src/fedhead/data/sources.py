@@ -17,6 +17,8 @@ from fedhead.errors import BadInput
 
 def torch_dataset(dataset: Any) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """The samples and labels of a torch `Dataset` of (sample, label) pairs."""
+    if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+        raise BadInput(f"{type(dataset).__name__} is no torch Dataset with a length: give one that can be indexed")
     size = len(dataset)
     if size == 0:
         raise BadInput("the Dataset is empty: give at least one sample")

@@ -53,7 +53,7 @@ def _differing(method: Method, here: Sequence[tuple[int, Split]]) -> None:
             mend = (
                 "give every model the same head"
                 if method.shared == ("classifier",)
-                else "use one architecture, or a method that shares only the classifier, such as fedclassavg"
+                else "use one architecture, or share only the classifier, as fedclassavg does with share=classifier"
             )
             raise BadInput(
                 f"client {client}: {name} averages {entry!r}, which is {mine} in its model and {theirs} in client "

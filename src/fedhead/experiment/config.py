@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -69,9 +70,9 @@ class Recipe:
                 raise outside(key, getattr(self, key), wanted)
         for stage in self.stage_parameters:
             if stage not in self.stages:
-                raise BadInput(
-                    f"stage.{stage}: not among the stages {list(self.stages)}; add it with 'stages=[{stage}]'"
-                )
+                near = difflib.get_close_matches(stage, self.stages, n=1, cutoff=0.5)
+                mend = f"did you mean 'stage.{near[0]}'?" if near else f"add it with 'stages=[{stage}]'"
+                raise BadInput(f"stage.{stage}: not among the stages {list(self.stages)}; {mend}")
 
     def flat(self) -> dict[str, Any]:
         """The recipe as its flat keys, in order."""
