@@ -114,4 +114,4 @@ class Client:
 
 def w_dtype(w: Weights) -> torch.dtype:
     """The type in which a model is kept, whatever it computes in."""
-    return next(iter(w.values())).dtype  # type: ignore[no-any-return]
+    return next(iter(w.values())).dtype  # type: ignore[no-any-return]  # a tree's entries are untyped

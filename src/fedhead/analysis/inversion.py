@@ -43,7 +43,7 @@ def invert(
             (grad,) = torch.autograd.grad(loss, leaf)
         with torch.no_grad():
             x, state = optimizer.step(x, Tree(x=grad), state, optimizer.lr)
-    return x["x"]  # type: ignore[no-any-return]
+    return x["x"]  # type: ignore[no-any-return]  # a tree's entries are untyped
 
 
 def variation(x: Tensor) -> Tensor:

@@ -35,7 +35,7 @@ class StackedConvolutions(TorchFunctionMode):
 def available() -> bool:
     """Whether the compiler of the kernels is installed."""
     try:
-        import triton  # noqa: F401
+        import triton  # noqa: F401  (only whether it can be imported)
     except ImportError:
         return False
     return True

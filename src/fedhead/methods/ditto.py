@@ -48,7 +48,7 @@ class Ditto(Method):
 
     def personal_model(self, me: Client) -> Weights:
         """v_k."""
-        return me.state["personal"]  # type: ignore[no-any-return]
+        return me.state["personal"]  # type: ignore[no-any-return]  # a tree's entries are untyped
 
     def tuned_model(self, w: Weights, me: Client) -> Weights:
         """v_k, which one more round has trained too."""

@@ -1,33 +1,14 @@
 """Models: any module in named parts, and the papers' architectures by name."""
 
-from fedhead.models import (
-    alexnet,
-    densenet,
-    efficientnet,
-    googlenet,
-    mlp,
-    mobilenetv2,
-    protocnn,
-    resnet,
-    shufflenetv2,
-    simplecnn,
-)
+import importlib
+import pkgutil
+
 from fedhead.models.heads import HEADS
 from fedhead.models.registry import MODELS, build, register
 from fedhead.models.split import Split, classify, load, weights
 
-# importing the architectures fills the registry
-ARCHITECTURES = (
-    alexnet,
-    densenet,
-    efficientnet,
-    googlenet,
-    mlp,
-    mobilenetv2,
-    protocnn,
-    resnet,
-    shufflenetv2,
-    simplecnn,
-)
+# importing the architectures, one file each, fills the registry
+for _module in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"{__name__}.{_module.name}")
 
-__all__ = ["ARCHITECTURES", "HEADS", "MODELS", "Split", "build", "classify", "load", "register", "weights"]
+__all__ = ["HEADS", "MODELS", "Split", "build", "classify", "load", "register", "weights"]

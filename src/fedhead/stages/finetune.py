@@ -58,7 +58,7 @@ class FineTune(Stage):
 
     def personal_model(self, me: Client) -> Weights:
         """The tuned model."""
-        return me.state[TUNED]  # type: ignore[no-any-return]
+        return me.state[TUNED]  # type: ignore[no-any-return]  # a tree's entries are untyped
 
 
 @stage("finetune_ccvr")
