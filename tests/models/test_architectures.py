@@ -261,3 +261,22 @@ def test_fedproto_strides_meet_in_one_feature_size() -> None:
 def test_googlenet_follows_the_published_sizes_on_small_images() -> None:
     model = build("googlenet", GREY, 10).eval()
     assert model(torch.zeros(1, *GREY)).z.shape == (1, 1024)
+
+
+@pytest.mark.parametrize("name", ["simplecnn", "digitscnn"])
+def test_relu_after_pooling_is_relu_before_it_to_the_bit(name: str) -> None:
+    draw = torch.randn(8, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    x = draw.repeat_interleave(4, 2).repeat_interleave(4, 3)  # flat areas: windows of equal numbers, also below 0
+
+    def outcome(model: nn.Module) -> list[Tensor]:
+        logits = model(x).logits
+        return [logits, *torch.autograd.grad(logits.logsumexp(1).sum(), list(model.parameters()))]
+
+    model = build(name, RGB, 10)
+    found = outcome(model)
+    for layer in list(model.extractor.children())[:2]:
+        assert isinstance(layer, nn.Sequential)
+        assert [type(part) for part in layer] == [nn.Conv2d, nn.MaxPool2d, nn.ReLU]
+        layer[1], layer[2] = layer[2], layer[1]
+    for mine, printed in zip(found, outcome(model), strict=True):
+        assert torch.equal(mine, printed)

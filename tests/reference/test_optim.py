@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedhead.optim import SGD, Adam, Optimizer
+from fedhead.optim import SGD, Adam, Optimizer, owned
 from fedhead.tree import Tree
 
 CASES: list[tuple[Optimizer, type[torch.optim.Optimizer], dict[str, object]]] = [
@@ -46,3 +46,29 @@ def test_five_steps(
         params, state = mine.step(params, grads, state, torch.tensor(lr, dtype=torch.float64))
         for found, expected in zip(params.values(), leaves, strict=True):
             torch.testing.assert_close(found[0] if stacked else found, expected.detach(), atol=1e-12, rtol=1e-10)
+
+
+@pytest.mark.parametrize("mine", [mine for mine, _, _ in CASES])
+def test_a_step_in_place_is_the_pure_step_whatever_the_strides(mine: Optimizer) -> None:
+    generator = torch.Generator().manual_seed(0)
+
+    def draw() -> Tree:
+        return Tree(
+            filter=torch.randn(4, 3, 2, 2, generator=generator, dtype=torch.float64),
+            bias=torch.randn(4, generator=generator, dtype=torch.float64),
+        )
+
+    def turned(tree: Tree) -> Tree:
+        return tree.replace(filter=tree["filter"].contiguous(memory_format=torch.channels_last))
+
+    start, lr = draw(), torch.tensor(0.1, dtype=torch.float64)
+    params, state = start, mine.init(start)
+    given = start.clone(), state.clone()
+    ours, its = owned(turned(start), state)  # the state keeps the strides of weights that were not turned
+    for step in range(4):
+        grads = draw()
+        params, state = mine.step(params, grads, state, lr)
+        mine.step_in_place(ours, turned(grads) if step % 2 else grads, its, lr)
+        torch.testing.assert_close(ours, params, atol=1e-12, rtol=1e-10)
+        torch.testing.assert_close(its, state, atol=1e-12, rtol=1e-10)
+    torch.testing.assert_close((start, mine.init(start)), given, atol=0, rtol=0)

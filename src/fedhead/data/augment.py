@@ -114,10 +114,10 @@ class Transform:
         """x: [B, …] as stored; key: int64 [B], one a sample, or None to normalise alone."""
         scale = 1.0 if x.is_floating_point() else 1 / 255
         if key is not None and self.augment:
-            x = self._augmented(x, key, scale)
-        else:
-            x = x.to(self.dtype).mul_(scale) if scale != 1.0 else x.to(self.dtype)
-        return self._normalized(x)
+            return self._normalized(self._augmented(x, key, scale), own=True)
+        if scale == 1.0:
+            return self._normalized(x.to(self.dtype), own=False)
+        return self._normalized(x.to(self.dtype).mul_(scale), own=True)
 
     def _augmented(self, x: Tensor, key: Tensor, scale: float) -> Tensor:
         painted = False  # whether x is already floats in 0 … 1
@@ -134,18 +134,24 @@ class Transform:
         x = _move(x, moves)
         return x if painted else x.to(self.dtype) * scale
 
-    def _normalized(self, x: Tensor) -> Tensor:
+    def _normalized(self, x: Tensor, own: bool) -> Tensor:
+        """x less the mean, by the deviation; written over x where that is nobody else's."""
         if not self.mean or (self.mean == (0.0,) and self.std == (1.0,)):
             return x
-        if len(self.mean) == 1:
-            return (x - self.mean[0]).div_(self.std[0])
+        mean, std = self._constants(self.mean, x), self._constants(self.std, x)
+        return (x.sub_(mean) if own else x - mean).div_(std)
 
+    @staticmethod
+    def _constants(values: tuple[float, ...], x: Tensor) -> Tensor | float:
+        if len(values) == 1:
+            return values[0]
         # filled on the device: a tensor made from a list would be copied from the host, which a CUDA graph forbids
-        def channels(values: tuple[float, ...]) -> Tensor:
-            filled = [torch.full((1,), v, dtype=x.dtype, device=x.device) for v in values]
-            return torch.cat(filled).reshape(-1, *(1,) * (x.ndim - 2))
-
-        return (x - channels(self.mean)).div_(channels(self.std))
+        filled = torch.cat([torch.full((1,), v, dtype=x.dtype, device=x.device) for v in values])
+        filled = filled.reshape(-1, *(1,) * (x.ndim - 2))
+        if x.is_contiguous():
+            return filled
+        # Channels innermost: written out for one sample in its own order, else the inner loop would be that short.
+        return torch.empty_like(x[0]).copy_(filled)
 
 
 def steps(text: str) -> tuple[str, ...]:

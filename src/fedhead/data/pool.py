@@ -11,6 +11,8 @@ from fedhead.data.augment import Transform
 from fedhead.data.federation import Samples
 from fedhead.types import Batch
 
+LARGEST_TURNED = 1 << 30  # bytes of images that may be held a second time in another order
+
 
 class Pool:
     """Samples on a device; batches are gathered, augmented and normalised there."""
@@ -26,6 +28,7 @@ class Pool:
         self.y = samples.y.to(device)
         self.transform = transform
         self.dtype = dtype
+        self._turned: Pool | None = None
 
     def __len__(self) -> int:
         return len(self.y)
@@ -41,6 +44,18 @@ class Pool:
         other.x, other.y = x, y
         return other
 
+    def channels_last(self) -> Pool:
+        """The same pool with the channels of its images innermost, as convolutions like them; turned once and kept.
+
+        Turning every batch anew takes longer than all else that a batch needs. What is no image stays as it is, and so
+        does a set that is too large to be held twice.
+        """
+        if self.x.dim() != 4 or self.x.nbytes > LARGEST_TURNED:
+            return self
+        if self._turned is None:
+            self._turned = self.holding(self.x.contiguous(memory_format=torch.channels_last), self.y)
+        return self._turned
+
     def batch(self, index: Tensor, weight: Tensor, key: Tensor | None = None) -> Batch:
         """The samples of these rows, [B] or [clients, B]; without a key nothing is augmented."""
         x = self.view(index.reshape(-1), None if key is None else key.reshape(-1))
@@ -49,4 +64,13 @@ class Pool:
 
     def view(self, index: Tensor, key: Tensor | None) -> Tensor:
         """The inputs of these rows, [B]."""
-        return self.transform(self.x[index], key).to(self.dtype)
+        return self.transform(self._taken(index), key).to(self.dtype)
+
+    def _taken(self, index: Tensor) -> Tensor:
+        """The stored rows of this index."""
+        if self.device.type != "cpu":
+            return self.x[index]
+        # On a CPU indexing goes number by number, while index_select copies rows, if they lie in one piece.
+        if self.x.is_contiguous() or self.x.dim() != 4:
+            return self.x.index_select(0, index)
+        return self.x.permute(0, 2, 3, 1).index_select(0, index).permute(0, 3, 1, 2)

@@ -36,6 +36,7 @@ class Program:
     chunk: int = 256  # samples at a time where a hook runs over all of a client's data
     bf16: bool = False
     channels_last: bool = False
+    in_place: bool = False  # whether a step writes over the weights that the step before it made
     corrects: bool = field(init=False)
     persistent: bool = field(init=False)  # stages start their optimisers afresh
 

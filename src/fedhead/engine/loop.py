@@ -31,7 +31,7 @@ class Loop(Executor):
         if program.pool.device.type != "cpu":
             return [_one(program, job, k) for k in range(len(job.clients))]
         keep_freed_memory()
-        return self._side_by_side(program, job)
+        return self._side_by_side(replace(program, in_place=True, pool=program.pool.channels_last()), job)
 
     def _side_by_side(self, program: Program, job: Job) -> list[Reply]:
         threads = torch.get_num_threads()

@@ -12,7 +12,7 @@ from torch import Tensor
 from fedhead import keyed
 from fedhead.client import Sight
 from fedhead.data.pool import Pool
-from fedhead.optim import Optimizer
+from fedhead.optim import Optimizer, owned
 from fedhead.tree import Tree, Weights
 from fedhead.types import Batch, Phase
 
@@ -63,7 +63,10 @@ class Step:
     def begin(self, w: Weights, opt: Tree | None) -> Carry:
         """The carry before the first step; `opt` is the optimiser's state where it survived the last round."""
         params = Tree({name: w[name] for name in self.names})
-        return Carry(params, w.stats, self.lift.init(self.optimizer)(params) if opt is None else opt)
+        opt = self.lift.init(self.optimizer)(params) if opt is None else opt
+        if self.program.in_place:
+            params, opt = owned(params, opt)
+        return Carry(params, w.stats, opt)
 
     def __call__(self, carry: Carry, w: Weights, batch: Batch, key: Tensor, sight: Sight) -> Carry:
         """The carry after one step; `w` holds what the phase does not train."""
@@ -81,6 +84,9 @@ class Step:
                 g = self.lift.correct(program)(g, sight)
             # A phase with an optimiser of its own decays along with the run's: me.lr is lr · decay^(round − 1).
             lr = sight.lr * (self.optimizer.lr / program.task.local.optimizer.lr)
+            if program.in_place:
+                self.optimizer.step_in_place(carry.params, g, carry.opt, lr)
+                return carry._replace(stats=stats.detach())
             params, opt = self.optimizer.step(carry.params, g, carry.opt, lr)
             return Carry(params, stats.detach(), opt)
 

@@ -161,14 +161,6 @@ class _Tracer(fx.Tracer):
         return isinstance(m, Hole) or super().is_leaf_module(m, module_qualified_name)
 
 
-class _HoleTracer(fx.Tracer):
-    """A tracer that sees the holes as calls of their own."""
-
-    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        """Whether a module is one call in the graph."""
-        return isinstance(m, Hole) or super().is_leaf_module(m, module_qualified_name)
-
-
 def _refuse_wrong_order(extractor: nn.Module, classifier: str, projection: str | None) -> None:
     """Refuse a classifier that is not applied last, where the module can be traced without data.
 
