@@ -10,14 +10,18 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from fedhead.cli import call
 from fedhead.errors import BadInput
 from fedhead.experiment import build, tables
+from fedhead.experiment.reopen import checkpoint_state
 from fedhead.experiment.reproduce import folder, reproduce
-from fedhead.experiment.run import Settings
+from fedhead.experiment.run import Settings, execute
+from fedhead.experiment.store import RunFolder
 from fedhead.experiment.tables import parse, published
 
 CCVR = [name for name in tables.names() if name.startswith("ccvr/")]
@@ -131,6 +135,90 @@ def test_full_scale_gives_differences_and_a_picked_cell_runs_alone(tmp_path: Pat
         table.cells(pick=["mild fedsgd"])
 
 
+# -- seeds that train together ------------------------------------------------------------------------
+PICK = ["hard fedprox few", "hard fedprox before"]
+
+
+class Stopped(BaseException):
+    """Stands for a kill: nothing on the way catches it."""
+
+
+def weights(out: Path) -> dict[str, torch.Tensor]:
+    """The server's final weights of all runs of a table."""
+    runs = sorted(path.parent for path in out.rglob("result.json"))
+    return {
+        f"{run.relative_to(out)} {name}": value
+        for run in runs
+        for name, value in checkpoint_state(run)[1]["server"].leaves().items()
+    }
+
+
+def test_seeds_that_train_together_end_as_they_would_alone(tmp_path: Path) -> None:
+    table, settings = parse("paper/tiny", TINY.lstrip()), Settings(device="cpu", executor="stack")
+    said: list[str] = []
+    apart = reproduce(table, tmp_path / "apart", pick=PICK, settings=settings, together=False)
+    joined = reproduce(table, tmp_path / "joined", pick=PICK, settings=settings, together=True, say=said.append)
+    assert said == ["[1-3/3] digits dirichlet(0.1) fedprox seeds 0, 1, 2"]
+    found, expected = weights(tmp_path / "joined"), weights(tmp_path / "apart")
+    assert found.keys() == expected.keys()
+    assert len({name.split()[0] for name in found}) == 3
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, atol=1e-5, rtol=1e-4)
+    for mine, theirs in zip(joined.figures, apart.figures, strict=True):
+        assert mine.cell == theirs.cell
+        assert mine.values == pytest.approx(theirs.values, abs=0.5)
+
+
+def test_seeds_that_train_together_go_on_after_a_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table, settings = parse("paper/tiny", TINY.lstrip()), Settings(device="cpu")
+    whole = reproduce(table, tmp_path / "whole", pick=PICK, settings=settings, together=True)
+    record = RunFolder.record
+
+    def stop(self: RunFolder, row: dict[str, Any]) -> None:
+        if row["round"] == 2 and self.path.name == "seed-1":
+            raise Stopped
+        record(self, row)
+
+    monkeypatch.setattr(RunFolder, "record", stop)
+    out = tmp_path / "stopped"
+    with pytest.raises(Stopped):
+        reproduce(table, out, pick=PICK, settings=settings, together=True)
+    monkeypatch.undo()
+    done = {path: path.stat().st_mtime_ns for path in out.rglob("result.json")}
+    assert sorted(path.parent.name for path in done) == ["seed-0", "seed-2"]
+    again = reproduce(table, out, pick=PICK, settings=settings, together=True)
+    assert all(path.stat().st_mtime_ns == when for path, when in done.items())
+    for mine, theirs in zip(again.figures, whole.figures, strict=True):
+        assert mine.values == pytest.approx(theirs.values, abs=0.5)
+
+
+def test_what_was_begun_one_by_one_goes_on_so_and_the_others_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = parse("paper/tiny", TINY.lstrip())
+    first = table.cells(pick=PICK)[0].recipe(0)
+    begun = folder(tmp_path, first)
+    begun.parent.mkdir(parents=True)
+
+    def stop(row: dict[str, Any]) -> None:
+        raise Stopped
+
+    with pytest.raises(Stopped):
+        execute(first, begun, Settings(device="cpu", executor="loop"), on_row=stop)
+    reproduce(table, tmp_path, pick=PICK, settings=Settings(device="cpu"), together=True)
+    used = {path.parent.name: json.loads(path.read_text())["executor"] for path in tmp_path.rglob("result.json")}
+    assert used == {"seed-0": "loop", "seed-1": "stack", "seed-2": "stack"}
+
+
+def test_one_by_one_is_the_way_on_a_cpu_and_together_needs_a_stack(tmp_path: Path) -> None:
+    table, said = parse("paper/tiny", TINY.lstrip()), list[str]()
+    reproduce(table, tmp_path, pick=PICK, seeds=2, settings=Settings(device="cpu"), say=said.append)
+    assert [line.split(" ")[0] for line in said] == ["[1/2]", "[2/2]"]
+    with pytest.raises(BadInput, match="train together in a stack"):
+        reproduce(table, tmp_path / "t", settings=Settings(device="cpu", executor="loop"), together=True)
+    assert not (tmp_path / "t").exists()
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -152,6 +240,14 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert call(["reproduce", "ccvr/table2", "--dry-run", "--cells", "cifar10-0.1 fedavg"]) == 0
     listed = capsys.readouterr().out.split("\n")
     assert listed[:3] == ["cifar10-0.1 fedavg before", "cifar10-0.1 fedavg ccvr", "cifar10-0.1 fedavg whole-data"]
+    assert call(["reproduce", "ccvr/table2", "--dry-run", "--json", "--cells", "cifar10-0.1 fedavg"]) == 0
+    cells = json.loads(capsys.readouterr().out)
+    assert [cell["cell"] for cell in cells] == listed[:3]
+    assert cells[0]["published"] == 58.55
+    assert cells[0]["recipe"]["dataset"] == "cifar10"
+    assert cells[1]["stage"] == "ccvr"
+    assert call(["reproduce", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out).keys() == set(tables.names())
     assert call(["reproduce", "ccvr/tabel2"]) == 2
     assert "did you mean 'ccvr/table2'?" in capsys.readouterr().err
     assert call(["reproduce", "ccvr/table2", "--cells", "nothing", "--out", str(tmp_path / "t")]) == 2

@@ -48,17 +48,18 @@ class Counting(Stack):
         return super().run(job)
 
 
-def train(runs: list[Simulation], worker: Executor, rounds: list[int]) -> None:
-    """Train several simulations side by side, joined in one executor."""
+def train(runs: list[Simulation], worker: Executor, rounds: list[int], begin: tuple[int, ...] = ()) -> None:
+    """Train several simulations side by side, joined in one executor; each from round 1 or from where it `begin`s."""
 
-    def one(run: Simulation, count: int) -> Callable[[Executor], None]:
+    def one(run: Simulation, count: int, first: int) -> Callable[[Executor], None]:
         def go(member: Executor) -> None:
-            for number in range(1, count + 1):
+            for number in range(first, count + 1):
                 run.round(number, member)
 
         return go
 
-    together(worker, [one(run, count) for run, count in zip(runs, rounds, strict=True)])
+    firsts = begin or [1] * len(runs)
+    together(worker, [one(*each) for each in zip(runs, rounds, firsts, strict=True)])
 
 
 @pytest.mark.parametrize("name", ["fedavg", "scaffold", "moon", "ditto"])
@@ -80,6 +81,21 @@ def test_runs_on_other_data_or_of_another_method_train_apart_but_in_step() -> No
     runs = [simulation(0, "fedavg"), simulation(1, "fedavg", data=1), simulation(0, "fedprox")]
     train(runs, worker, [1, 1, 1])
     assert sorted(worker.widths) == [3, 3, 3]
+
+
+def test_runs_that_were_resumed_at_different_rounds_come_level_and_go_on_in_one_stack() -> None:
+    ahead, behind = simulation(0, "moon"), simulation(1, "moon")
+    for number in (1, 2):
+        ahead.round(number, Stack())
+    worker = Counting()
+    train([ahead, behind], worker, [ROUNDS + 1] * 2, begin=(3, 1))
+    assert worker.widths == [3, 3, 6, 6]
+    for seed, found in enumerate((ahead, behind)):
+        alone = simulation(seed, "moon")
+        for number in range(1, ROUNDS + 2):
+            alone.round(number, Stack())
+        for path, value in alone.server.leaves().items():
+            torch.testing.assert_close(found.server.leaves()[path], value, atol=1e-10, rtol=1e-10)
 
 
 def test_a_run_that_ends_early_or_fails_holds_up_nobody() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from enum import StrEnum
 from pathlib import Path
@@ -15,6 +16,7 @@ from fedhead.cli.running import Device, Executor, Precision
 
 if TYPE_CHECKING:
     from fedhead.experiment.reproduce import Outcome
+    from fedhead.experiment.tables import Cell
 
 
 class Scale(StrEnum):
@@ -35,13 +37,22 @@ def reproduce(
     device: Annotated[Device, typer.Option(help="Where to compute.")] = Device.auto,
     executor: Annotated[Executor, typer.Option(help="One client after another, or stacked.")] = Executor.auto,
     precision: Annotated[Precision, typer.Option(help="What to compute in.")] = Precision.fp32,
+    together: Annotated[
+        bool | None,
+        typer.Option(
+            "--together/--one-by-one",
+            help="Train the seeds of a cell in one stack. [default: together on a GPU, where a stack is fastest]",
+            show_default=False,
+        ),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check and list the cells, run nothing.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the table as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the table, or what is listed, as JSON.")] = False,
 ) -> None:
     """Run a table of a paper: our mean ± deviation beside the published one, and the difference.
 
     A cell's name is its choices, as --dry-run lists them; "cifar10-0.1 fedavg" picks what holds both words. Started
-    again, it goes on where it was stopped, and finished runs are not run again.
+    again, it goes on where it was stopped, and finished runs are not run again. Each seed has a run of its own, also
+    of those that train together: what was stopped can go on either way, and a seed that is behind catches up first.
 
     \b
     Examples:
@@ -53,14 +64,14 @@ def reproduce(
     from fedhead.experiment import tables
 
     if table is None:
-        for name in tables.names():
-            print(f"{name:<24}{tables.load(name).title}")
+        titles = {name: tables.load(name).title for name in tables.names()}
+        print(json.dumps(titles) if as_json else "\n".join(f"{name:<24}{title}" for name, title in titles.items()))
         return
     found = tables.load(table)
     pick = [text.strip() for text in cells.split(",") if text.strip()]
     if dry_run:
-        for cell in found.cells(scale.value, pick):
-            print(cell.name)
+        listed = found.cells(scale.value, pick)
+        print(json.dumps([_described(cell) for cell in listed]) if as_json else "\n".join(c.name for c in listed))
         return
     from fedhead.experiment.reproduce import reproduce as carry_out
     from fedhead.experiment.run import Settings
@@ -74,12 +85,30 @@ def reproduce(
         pick=pick,
         seeds=seeds,
         settings=settings,
+        together=together,
         say=lambda s: print(s, file=sys.stderr),
     )
     if as_json:
         print((folder / "table.json").read_text(encoding="utf-8"), end="")
     else:
         _show(outcome, folder)
+
+
+def _described(cell: Cell) -> dict[str, object]:
+    """A cell before it is run: what it stands for, and the recipe of its first seed."""
+    from fedhead.experiment.tables import published
+
+    mean, deviation = published(cell) or (None, None)
+    return {
+        "cell": cell.name,
+        "choices": dict(cell.choices),
+        "metric": cell.metric,
+        "published": mean,
+        "published_deviation": deviation,
+        "stage": cell.stage,
+        "parameters": dict(cell.parameters),
+        "recipe": cell.recipe(0).flat(),
+    }
 
 
 def _show(outcome: Outcome, folder: Path) -> None:

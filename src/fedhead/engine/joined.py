@@ -29,6 +29,10 @@ class _Ticket:
     error: BaseException | None = None
     served: bool = False
 
+    @property
+    def round(self) -> int:
+        return self.jobs[0].round
+
 
 class Joined:
     """Where runs meet; `enter()` gives each of them its executor."""
@@ -66,7 +70,10 @@ class Joined:
     def _serve_if_all_are_here(self) -> None:
         if not self._waiting or len(self._waiting) < self._members:
             return
-        tickets, self._waiting = self._waiting, []
+        # runs that were resumed may stand at different rounds: those behind go first, until all are level
+        behind = min(ticket.round for ticket in self._waiting)
+        tickets = [ticket for ticket in self._waiting if ticket.round == behind]
+        self._waiting = [ticket for ticket in self._waiting if ticket.round != behind]
         try:
             found = iter(self._train([job for ticket in tickets for job in ticket.jobs]))
             for ticket in tickets:

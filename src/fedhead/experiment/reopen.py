@@ -44,7 +44,7 @@ def reopen(path: str | Path, data: str | Path | None = None, device: str = "auto
     number, state = checkpoint_state(folder.path)
     recipe = folder.recipe
     begun = folder.environment()
-    simulation = _simulation(recipe, build.federation(recipe, data), device, begun.get("precision") == "bf16")
+    simulation = begin(recipe, build.federation(recipe, data), device, begun.get("precision") == "bf16")
     folder.save_partition(simulation.federation)  # refuses data that has changed since
     simulation.server = state["server"].to(simulation.device)
     for k, kept in state["clients"].items():
@@ -57,10 +57,11 @@ def reopen(path: str | Path, data: str | Path | None = None, device: str = "auto
 def fresh(trained: Trained) -> Simulation:
     """The same run before its first round."""
     now = trained.simulation
-    return _simulation(trained.recipe, now.federation, now.device.type, now.bf16)
+    return begin(trained.recipe, now.federation, now.device.type, now.bf16)
 
 
-def _simulation(recipe: Recipe, federation: Federation, device: str, bf16: bool) -> Simulation:
+def begin(recipe: Recipe, federation: Federation, device: str, bf16: bool) -> Simulation:
+    """A recipe's simulation before its first round."""
     return Simulation(
         federation,
         build.validate(recipe),

@@ -8,15 +8,17 @@ import io
 import json
 import re
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from fedhead.engine import choose
 from fedhead.errors import BadInput
 from fedhead.experiment import build, reopen
 from fedhead.experiment.config import Recipe
-from fedhead.experiment.run import Settings, execute
+from fedhead.experiment.run import Settings, execute, execute_together, refuse_apart, stack_is_best
+from fedhead.experiment.store import RunFolder
 from fedhead.experiment.tables import Cell, Scale, Table, published
 from fedhead.method import Stage
 from fedhead.treefile import atomic
@@ -67,15 +69,19 @@ def reproduce(
     pick: Sequence[str] = (),
     seeds: int | None = None,
     settings: Settings | None = None,
+    together: bool | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> Outcome:
     """Run what is not there yet of a table, and write table.json and table.csv into the folder `out`.
 
-    Runs that were finished are not run again, interrupted ones go on where they stopped.
+    Runs that were finished are not run again, interrupted ones go on where they stopped. With `together` the seeds of
+    a cell train in one stack, each to its own single run's figures; None: on a GPU, where a stack is fastest.
     """
     settings, count = settings or Settings(), table.seeds(scale) if seeds is None else seeds
     if count < 1:
         raise BadInput(f"--seeds {count}: at least 1 is needed")
+    if together:
+        refuse_apart(settings)
     cells = table.cells(scale, pick)
     for cell in cells:
         _validate(cell)
@@ -84,11 +90,15 @@ def reproduce(
         for cell in cells:
             recipe = cell.recipe(seed)
             jobs.setdefault(folder(out, recipe), (recipe, []))[1].append(cell)
-    for number, (path, (recipe, wanted)) in enumerate(jobs.items(), 1):
-        say(f"[{number}/{len(jobs)}] {recipe.dataset} {recipe.partition} {recipe.method} seed {recipe.seed}")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        execute(recipe, path, settings, resume=True)
-        _stages(path, recipe, wanted, settings)
+    for number, paths in _in_order(jobs, together, settings):
+        recipes = [jobs[path][0] for path in paths]
+        last = f"-{number + len(paths) - 1}" if len(paths) > 1 else ""
+        what = f"{recipes[0].dataset} {recipes[0].partition} {recipes[0].method}"
+        which = f"seed{'s' if len(paths) > 1 else ''} {', '.join(str(r.seed) for r in recipes)}"
+        say(f"[{number}{last}/{len(jobs)}] {what} {which}")
+        _train(dict(zip(paths, recipes, strict=True)), together, settings)
+        for path, recipe in zip(paths, recipes, strict=True):
+            _stages(path, recipe, jobs[path][1], settings)
     figures = [_figure(cell, [folder(out, cell.recipe(seed)) for seed in range(count)], scale) for cell in cells]
     outcome = Outcome(table.name, table.title, scale, count, scale == "full", table.axes(), figures)
     _write(out, outcome)
@@ -101,6 +111,38 @@ def folder(out: Path, recipe: Recipe) -> Path:
     digest = hashlib.blake2b(json.dumps(keys, sort_keys=True).encode(), digest_size=4).hexdigest()
     words = re.sub(r"[^a-z0-9.]+", "-", f"{recipe.dataset}-{recipe.partition}-{recipe.method}".lower())
     return out / "runs" / f"{words.strip('-')}-{digest}" / f"seed-{recipe.seed}"
+
+
+def _in_order(jobs: Mapping[Path, Any], together: bool | None, settings: Settings) -> Iterator[tuple[int, list[Path]]]:
+    """The runs with the number of the first: seed after seed, or, where they may train together, cell after cell."""
+    groups: dict[Path, list[Path]] = {}
+    joined = choose.device(settings.device).type == "cuda" if together is None else together
+    for path in jobs:
+        groups.setdefault(path.parent if joined else path, []).append(path)
+    number = 1
+    for paths in groups.values():
+        yield number, paths
+        number += len(paths)
+
+
+def _train(runs: Mapping[Path, Recipe], together: bool | None, settings: Settings) -> None:
+    """Carry out runs that differ in their seed alone, as far as they are not finished."""
+    for path in runs:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    # a run that was begun with another executor goes on with that one, alone
+    joint = {path: recipe for path, recipe in runs.items() if _begun(path) in (None, "stack")}
+    if len(joint) > 1 and (together or stack_is_best(next(iter(joint.values())), settings)):
+        execute_together(list(joint.values()), list(joint), settings, resume=True)
+    for path, recipe in runs.items():
+        execute(recipe, path, settings, resume=True)  # leaves a finished run as it is
+
+
+def _begun(path: Path) -> str | None:
+    """The executor of an unfinished run, None where there is none yet, "" for a finished one."""
+    if not path.exists() or not any(path.iterdir()):
+        return None
+    run = RunFolder.open(path)
+    return "" if run.finished else run.environment().get("executor")
 
 
 def _validate(cell: Cell) -> None:

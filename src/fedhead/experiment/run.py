@@ -14,9 +14,10 @@ from fedhead.engine.figures import Figures
 from fedhead.engine.job import Executor
 from fedhead.engine.joined import together
 from fedhead.engine.rounds import Snapshot, run
+from fedhead.engine.simulation import Simulation
 from fedhead.engine.stack import Stack
 from fedhead.errors import BadInput
-from fedhead.experiment import build, environment
+from fedhead.experiment import build, environment, reopen
 from fedhead.experiment.config import Recipe
 from fedhead.experiment.store import RunFolder
 from fedhead.experiment.tensorboard import Board
@@ -136,14 +137,44 @@ def execute_together(
     resume: bool = False,
     on_row: Callable[[Row], None] = lambda row: None,
 ) -> list[Row]:
-    """Carry out several recipes side by side, their clients in one stack wherever they do the same work."""
-    if settings.executor not in ("auto", "stack") or settings.engine != "simulation":
-        raise BadInput("runs train together in a stack: leave out --engine, and --executor unless it is stack")
+    """Carry out several recipes side by side, their clients in one stack wherever they do the same work.
+
+    Each ends as it would alone, in a folder of its own, from which it can be resumed, alone or together again.
+    """
+    refuse_apart(settings)
 
     def one(recipe: Recipe, out: Path) -> Callable[[Executor], Row]:
         return lambda member: execute(recipe, out, replace(settings, executor=member), resume=resume, on_row=on_row)
 
-    return together(Stack(), [one(recipe, out) for recipe, out in zip(recipes, outs, strict=True)])
+    return together(
+        _stack_for(recipes, settings), [one(recipe, out) for recipe, out in zip(recipes, outs, strict=True)]
+    )
+
+
+def refuse_apart(settings: Settings) -> None:
+    """Refuse settings by which runs can't train together."""
+    if settings.executor not in ("auto", "stack") or settings.engine != "simulation":
+        raise BadInput("runs train together in a stack: leave out --engine, and --executor unless it is stack")
+
+
+def stack_is_best(recipe: Recipe, settings: Settings) -> bool:
+    """Whether a run with these settings would be carried out in a stack; `auto` is timed."""
+    if settings.executor != "auto":
+        return settings.executor == "stack"
+    return choose.executor("auto", _simulation(recipe, settings)).name == "stack"
+
+
+def _stack_for(recipes: Sequence[Recipe], settings: Settings) -> Executor:
+    """A stack for runs that train together, compiled on a GPU if all of them have many steps."""
+    if choose.device(settings.device).type != "cuda":
+        return Stack()
+    simulation = _simulation(recipes[0], settings)
+    steps = len(recipes) * choose.client_steps(simulation)
+    return choose.named("stack", simulation, compile=steps >= choose.COMPILED_FROM)
+
+
+def _simulation(recipe: Recipe, settings: Settings) -> Simulation:
+    return reopen.begin(recipe, build.federation(recipe, settings.data), settings.device, settings.precision == "bf16")
 
 
 def _name(executor: Any) -> Any:
