@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from fedhead.tree import Tree, Weights
 from fedhead.treefile import load_tree, save_tree
 
 _KIND = "class statistics"
+_WHOLE, _LOW_RANK = {"count", "sum", "outer"}, {"count", "sum", "square", "factor"}  # what a file of them holds
 
 
 # -- a site's half ------------------------------------------------------------------------------------
@@ -72,27 +74,41 @@ def fingerprint(w: Mapping[str, Tensor], classifier: str = "classifier") -> str:
 
 
 # -- files --------------------------------------------------------------------------------------------
-def save_statistics(path: str | Path, statistics: Statistics) -> None:
-    """Write statistics to a safetensors file, whole or not at all."""
+def save_statistics(path: str | Path, statistics: Statistics, rank: int | None = None) -> int:
+    """Write statistics to a safetensors file, whole or not at all, and return the bytes of its sums.
+
+    With `rank` covariances are written as that many leading directions each, their diagonals exactly.
+    """
     class_statistics.check(statistics, "the statistics")
-    save_tree(path, statistics.tree(), {"holds": _KIND, "extractor": statistics.extractor})
+    tree = statistics.tree() if rank is None else class_statistics.compressed(statistics, rank)
+    save_tree(path, tree, {"holds": _KIND, "extractor": statistics.extractor})
+    return tree.nbytes
 
 
 def load_statistics(path: str | Path) -> Statistics:
-    """Read statistics; refuses files that are corrupt, and numbers that no features could have given."""
+    """Read statistics; refuses files that are corrupt, and numbers that no features could have given.
+
+    Those of a low rank come back with whole covariances, as far as they were written.
+    """
     tree, metadata = load_tree(path)
-    if metadata.get("holds") != _KIND or set(tree) != {"count", "sum", "outer"}:
+    if metadata.get("holds") != _KIND or set(tree) not in (_WHOLE, _LOW_RANK):
         raise BadInput(f"{path} holds no class statistics: make it with fedhead statistics")
-    statistics = Statistics(tree["count"], tree["sum"], tree["outer"], str(metadata.get("extractor", "")))
-    _refuse_shapes(statistics, str(path))
+    _refuse_shapes(tree, str(path))
+    statistics = replace(class_statistics.expand(tree), extractor=str(metadata.get("extractor", "")))
     return class_statistics.check(statistics, str(path))
 
 
-def _refuse_shapes(s: Statistics, source: str) -> None:
-    d = s.sum.shape[-1]
-    sound = s.count.dim() == 1 and s.sum.dim() == s.outer.dim() == 2 and len(s.count) == len(s.sum) == len(s.outer)
-    if not sound or s.outer.shape[1] not in (d, d * (d + 1) // 2) or s.sum.dtype != torch.float64:
-        shapes = ", ".join(f"{name} {tuple(t.shape)}" for name, t in s.tree().items())
+def _refuse_shapes(tree: Tree, source: str) -> None:
+    c, d = len(tree["count"]), tree["sum"].shape[-1]
+    fitting: dict[str, set[tuple[int, ...]]] = {
+        "count": {(c,)},
+        "sum": {(c, d)},
+        "outer": {(c, d), (c, d * (d + 1) // 2)},
+        "square": {(c, d)},
+        "factor": {(c, rank, d) for rank in range(d + 1)},
+    }
+    if any(tuple(t.shape) not in fitting[name] or t.dtype != torch.float64 for name, t in tree.items()):
+        shapes = ", ".join(f"{name} {tuple(t.shape)}" for name, t in tree.items())
         raise BadInput(f"{source}: the sums don't fit each other ({shapes}); make it anew with fedhead statistics")
 
 

@@ -154,14 +154,14 @@ def _(z: Tensor, y: Tensor, weight: Tensor, classes: int, diagonal: bool) -> tup
 
 @class_sums.register_vmap
 def _(info, in_dims, z, y, weight, classes, diagonal):  # type: ignore[no-untyped-def]  # torch's signature
-    def row(t: Tensor, dim: int | None, k: int) -> Tensor:
-        return t if dim is None else t.select(dim, k)
+    def every(t: Tensor, dim: int | None) -> Tensor:
+        return t.expand(info.batch_size, *t.shape) if dim is None else t.movedim(dim, 0)
 
-    rows = [
-        class_sums(*(row(t, dim, k) for t, dim in zip((z, y, weight), in_dims, strict=False)), classes, diagonal)
-        for k in range(info.batch_size)
-    ]
-    return tuple(torch.stack(part) for part in zip(*rows, strict=True)), (0, 0, 0)
+    z, y, weight = (every(t, dim) for t, dim in zip((z, y, weight), in_dims, strict=False))
+    # every client has classes of its own, so that the labels are looked at once for all clients
+    own = y + classes * torch.arange(info.batch_size, device=y.device).unsqueeze(1)
+    found = class_sums(z.flatten(0, 1), own.flatten(), weight.flatten(), info.batch_size * classes, diagonal)
+    return tuple(t.unflatten(0, (info.batch_size, classes)) for t in found), (0, 0, 0)
 
 
 # -- symmetric matrices -------------------------------------------------------------------------------
@@ -197,6 +197,15 @@ def compress(count: Tensor, total: Tensor, outer: Tensor, rank: int) -> Tree:
     lead = slice(values.shape[-1] - rank, None)
     factor = values[:, lead].clamp_min(0).sqrt()[:, :, None] * vectors[:, :, lead].mT
     return Tree(count=count, sum=total, square=outer.diagonal(dim1=-2, dim2=-1), factor=factor)
+
+
+def compressed(statistics: Statistics, rank: int) -> Tree:
+    """`compress` for statistics with whole covariances."""
+    if statistics.kind == "diagonal" or not 0 <= rank <= statistics.features:
+        raise BadInput(
+            f"rank {rank}: give 0 … {statistics.features}, as the features have dimensions, of whole covariances"
+        )
+    return compress(statistics.count, statistics.sum, unpack(statistics.outer, statistics.features), rank)
 
 
 def expand(sent: Tree) -> Statistics:

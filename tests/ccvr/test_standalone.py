@@ -128,6 +128,34 @@ def test_files_hold_what_was_saved_and_nothing_that_could_run(
     torch.testing.assert_close(merged.mean(), known.mean())
 
 
+def test_files_of_low_rank_are_small_and_come_back_with_exact_diagonals(
+    tmp_path: Path, net: Net, digits: tuple[Tensor, Tensor]
+) -> None:
+    known = fedhead.statistics_of(fedhead.split(net, classifier="head"), *digits)
+    path, sizes, errors = tmp_path / "site.safetensors", [], []
+    for rank in (0, 4, 32):
+        sizes.append(fedhead.save_statistics(path, known, rank))
+        assert path.stat().st_size < sizes[-1] + 2000
+        found = fedhead.load_statistics(path)
+        assert found.extractor == known.extractor
+        assert torch.equal(found.count, known.count)
+        torch.testing.assert_close(found.diagonal().outer, known.diagonal().outer)
+        errors.append(float((found.covariance() - known.covariance()).norm()))
+    assert sizes[0] < sizes[1] < known.nbytes
+    assert errors[0] > errors[1] > errors[2]
+    assert errors[2] < 1e-9
+    fedhead.save_statistics(tmp_path / "whole.safetensors", known)
+    merged = fedhead.merge_files([path, tmp_path / "whole.safetensors"])  # sites may choose for themselves
+    torch.testing.assert_close(merged.covariance(), (known + known).covariance())
+    for rank, statistics_ in ((33, known), (-1, known), (2, known.diagonal())):
+        with pytest.raises(BadInput, match=f"rank {rank}: give 0 … 32"):
+            fedhead.save_statistics(path, statistics_, rank)
+    odd = statistics.compressed(known, 2)
+    save_tree(path, odd.replace(factor=odd["factor"][:, :, :5]), {"holds": "class statistics"})
+    with pytest.raises(BadInput, match=r"don't fit each other .*factor \(10, 2, 5\)"):
+        fedhead.load_statistics(path)
+
+
 def test_corrupt_and_foreign_files_are_refused_by_name(tmp_path: Path) -> None:
     z, y = torch.randn(30, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64), torch.arange(30) % 3
     known = statistics.of(z, y, 3)
@@ -283,6 +311,11 @@ def test_a_run_folder_is_calibrated(run: Path, tmp_path: Path, capsys: pytest.Ca
     np.savez(tmp_path / "site.npz", x=np.rint(x * 255 / 16).astype(np.uint8).reshape(-1, 8, 8), y=y)
     site = str(tmp_path / "site.safetensors")
     assert call(["statistics", str(run), str(tmp_path / "site.npz"), "--out", site, "--covariance", "diagonal"]) == 0
+    assert call(["calibrate", str(run), "--statistics", site, "--out", str(out), "--samples", "100"]) == 0
+    capsys.readouterr()
+    low = ["--covariance", "low-rank", "--rank", "2"]
+    assert call(["statistics", str(run), str(tmp_path / "site.npz"), "--out", site, *low]) == 0
+    assert f"{8 * 10 * (1 + 16 + 16 + 2 * 16):,} bytes" in capsys.readouterr().out
     assert call(["calibrate", str(run), "--statistics", site, "--out", str(out), "--samples", "100"]) == 0
     assert call(["calibrate", str(run), "--data", str(tmp_path / "site.npz"), "--out", str(out)]) == 0
     np.savez(tmp_path / "odd.npz", x=np.zeros((3, 5, 5), np.uint8), y=[0, 1, 2])

@@ -305,8 +305,9 @@ def test_fedproto_among_differing_architectures() -> None:
     assert runs[0].shape == (CLASSES, 7)
     torch.testing.assert_close(runs[0], runs[1], atol=1e-10, rtol=0)
     models[1] = build("digitscnn", (1, 6, 6), CLASSES)
-    with pytest.raises(BadInput, match=r"one dimension.*feature_layer=7"):
-        Simulation(fed, models, FedProto(), rounds=1, local=Local())
+    for assign in (None, [0, 0, 0, 0, 1]):  # whoever has it, it is model 1 that does not fit
+        with pytest.raises(BadInput, match=r"^model 1: .* and model 0's have 7, .*one dimension.*feature_layer=7"):
+            Simulation(fed, models, FedProto(), rounds=1, local=Local(), assign=assign)
 
 
 def test_fedetf_is_fedavg_with_the_balanced_loss(fed: Federation, plain: Plain) -> None:

@@ -34,6 +34,7 @@ class Covariance(StrEnum):
 
     full = "full"
     diagonal = "diagonal"
+    low_rank = "low-rank"
 
 
 @app.command()
@@ -43,7 +44,10 @@ def statistics(
     out: Annotated[Path, typer.Option(help="The file to write, .safetensors.")],
     model: Architecture = None,
     classifier: Classifier = "fc",
-    covariance: Annotated[Covariance, typer.Option(help="Whole covariances, or their diagonals.")] = Covariance.full,
+    covariance: Annotated[
+        Covariance, typer.Option(help="Whole covariances, their diagonals, or these and --rank leading directions.")
+    ] = Covariance.full,
+    rank: Annotated[int, typer.Option(min=0, help="Directions a class, with --covariance low-rank.")] = 16,
     normalize: Normalize = None,
 ) -> None:
     """Write the class statistics of a site's features: all that a server needs of it to calibrate the classifier.
@@ -51,16 +55,15 @@ def statistics(
     \b
     Examples:
       fedhead statistics runs/digits-fedavg-seed0 site1.npz --out site1.safetensors
+      fedhead statistics runs/digits-fedavg-seed0 site1.npz --out site1.safetensors --covariance low-rank --rank 8
       fedhead statistics net.safetensors images/ --model mynets:resnet --classifier fc --out site1.safetensors
     """
     from fedhead.standalone import save_statistics, statistics_of
 
     split, samples, transform = _model_and_data(checkpoint, site, model, classifier, normalize)
     found = statistics_of(split, samples.x, samples.y, transform=transform, diagonal=covariance is Covariance.diagonal)
-    save_statistics(out, found)
-    print(
-        f"{int(found.count.sum())} samples of {int((found.count > 0).sum())} classes, {found.nbytes:,} bytes -> {out}"
-    )
+    size = save_statistics(out, found, rank if covariance is Covariance.low_rank else None)
+    print(f"{int(found.count.sum())} samples of {int((found.count > 0).sum())} classes, {size:,} bytes -> {out}")
 
 
 @app.command()

@@ -136,6 +136,7 @@ def _run_seeds(recipe: Recipe, out: Path, settings: Settings, resume: bool, quie
         "run": str(out),
         **means,
         "stages": stages,
+        "personal_stages": {name: figures["personal"] for name, figures in measured.items()},
         "stage_metrics": measured,
         **totals,
         "seed": list(recipe.seeds),

@@ -38,8 +38,16 @@ class Figures:
 
     @property
     def stages(self) -> dict[str, float | None]:
-        """The accuracy after each stage: the global model's, or the clients' mean where there is none."""
+        """The accuracy after each stage: the global model's, or the clients' mean where there is none.
+
+        What a fine-tuning stage did for the clients is in `personal_stages`: it leaves the global model as it was.
+        """
         return {n: m["personal"] if m["accuracy"] is None else m["accuracy"] for n, m in self.measured.items()}
+
+    @property
+    def personal_stages(self) -> dict[str, float | None]:
+        """Per cent on the clients' own test sets after each stage, the mean over clients; None where they have none."""
+        return {name: metrics["personal"] for name, metrics in self.measured.items()}
 
     @property
     def bytes_up(self) -> int:

@@ -231,6 +231,7 @@ def figures(out: Path, recipe: Recipe, result: Figures) -> Row:
         "accuracy_mean": result.accuracy_mean,
         "personal": result.personal,
         "stages": result.stages,
+        "personal_stages": result.personal_stages,
         "per_class": last.get("per_class"),
         "clients": last.get("clients"),
         "stage_metrics": dict(result.measured),

@@ -49,7 +49,7 @@ class FedProto(Local):
         if len(sizes) > 1:
             odd = next(i for i, model in enumerate(models) if model.features != models[0].features)
             raise BadInput(
-                f"client {odd} (model {odd}): its features have {models[odd].features} dimensions and client 0's have "
+                f"model {odd}: its features have {models[odd].features} dimensions and model 0's have "
                 f"{models[0].features}, but fedproto compares features of one dimension: "
                 f"build them with feature_layer={sizes[0]}"
             )

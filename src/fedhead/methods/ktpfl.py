@@ -80,9 +80,10 @@ class KTpFL(Method):
         return Tree(knowledge=knowledge, coefficients=self.learn(server["coefficients"], knowledge, replies.clients))
 
     def learn(self, c: Tensor, knowledge: Tree, clients: Sequence[int]) -> Tensor:
-        """c_k ← softmax(c_k − η₃ ∇[ MSE(S_k, Σ_l c_kl S_l) + ρ MSE(c_k, 1/K) ]) for these clients' rows.
+        """c_k ← softmax(s · (c_k − η₃ ∇[ MSE(S_k, Σ_l c_kl S_l) + ρ MSE(c_k, 1/K) ])) for these clients' rows.
 
-        The gradient needs the inner products of the clients' knowledge alone. Who has sent nothing yet has weight 0.
+        s is the sharpness: the softmax of such small numbers alone would stay close to 1/K. The gradient needs the
+        inner products of the clients' knowledge alone. Who has sent nothing yet has weight 0.
         """
         known = [int(k) for k in knowledge]
         place = [known.index(k) for k in clients]
