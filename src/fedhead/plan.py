@@ -36,9 +36,8 @@ def schedule(n: int, batch_size: int, epochs: int, drop_last: bool, key: int) ->
     >>> schedule(5, 2, 1, False, key=0).weight.tolist()
     [[1.0, 1.0], [1.0, 1.0], [1.0, 0.0]]
     """
-    steps = max(1, n // batch_size) if drop_last else math.ceil(n / batch_size)
-    if n == 0 or epochs == 0:
-        steps = epochs = 0
+    steps = _steps_an_epoch(n, batch_size, drop_last)
+    epochs = epochs if steps else 0
     size = steps * batch_size
     order = np.empty((epochs, size), np.int64)
     for epoch in range(epochs):
@@ -46,6 +45,18 @@ def schedule(n: int, batch_size: int, epochs: int, drop_last: bool, key: int) ->
     weight = np.broadcast_to((np.arange(size) < n).astype(np.float32), order.shape)
     shape = (epochs * steps, batch_size)
     return Schedule(order.reshape(shape), weight.reshape(shape), key)
+
+
+def undrawn(n: int, batch_size: int, epochs: int, drop_last: bool) -> Schedule:
+    """As many batches as `schedule` has, with nothing in them: for work that only asks how many there are."""
+    empty = np.empty((epochs * _steps_an_epoch(n, batch_size, drop_last), 0))
+    return Schedule(empty.astype(np.int64), empty.astype(np.float32), 0)
+
+
+def _steps_an_epoch(n: int, batch_size: int, drop_last: bool) -> int:
+    if n == 0:
+        return 0
+    return max(1, n // batch_size) if drop_last else math.ceil(n / batch_size)
 
 
 def phase_key(seed: int, round: int, exchange: str, phase: int, client: int) -> int:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedhead import BadInput, build, statistics
-from fedhead.analysis import cka, embed, inversion, norms, separability
+from fedhead.analysis import cka, embed, figures, inversion, norms, separability
 from fedhead.analysis.kinds import KINDS
 from fedhead.analysis.local import local_models, replay
 from fedhead.cli import call
@@ -190,6 +190,21 @@ def test_local_models_are_those_of_the_round(run: Path) -> None:
     before = trained.simulation.server["model"].clone()
     local_models(trained.simulation, Loop(), 3)
     assert (trained.simulation.server["model"] - before).sq() == 0
+
+
+@pytest.mark.parametrize("classes", [3, 10, 15, 40])
+def test_classes_in_the_plane_are_named_as_far_as_colours_can_be_told_apart(classes: int) -> None:
+    names, label = [f"class {c}" for c in range(classes)], np.arange(60) % classes
+    fig = figures.planes(draw(0, 60, 2).numpy(), {"truth": label, "after": label}, names)
+    if classes > 20:
+        assert len(fig.axes) == 3  # the third is the scale of the classes
+        return
+    (legend,) = fig.legends
+    assert [text.get_text() for text in legend.get_texts()] == names
+    shown = [handle.get_color() for handle in legend.legend_handles]  # type: ignore[union-attr]  # they are lines
+    assert len(set(shown)) == classes
+    dots = fig.axes[0].collections[0]
+    assert [tuple(c) for c in dots.to_rgba(dots.get_array())[:classes]] == shown
 
 
 @pytest.mark.parametrize("kind", ["cka", "norms", "separability", "embed", "inversion"])

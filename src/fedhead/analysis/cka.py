@@ -13,9 +13,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedhead.engine.forward import Room, side_by_side
 from fedhead.models.layers import activations
 from fedhead.models.split import Split
-from fedhead.tree import Tree
+from fedhead.tree import Weights
 
 BUDGET = 1_500_000_000  # bytes for the sums of all layers; wider layers are looked at on fewer samples
 
@@ -112,12 +113,19 @@ class Similarity:
 
 
 def similarity(
-    model: Split, weights: Mapping[int, Tree], batches: Iterable[Tensor], kernel_samples: int = 1000
+    model: Split,
+    weights: Mapping[int, Weights],
+    batches: Iterable[Tensor],
+    kernel_samples: int = 1000,
+    room: Room | None = None,
 ) -> Similarity:
-    """The CKA between all pairs of clients' models, in every layer, on the same inputs (CCVR, Fig. 1 and 2)."""
+    """The CKA between all pairs of clients' models, in every layer, on the same inputs (CCVR, Fig. 1 and 2).
+
+    With room the clients' models are stacked.
+    """
     sums: dict[str, Grams | Kernels] = {}
     for x in batches:
-        each = [activations(model, x, w) for w in weights.values()]
+        each = side_by_side(lambda w, x: activations(model, x, w), list(weights.values()), x, room)
         if not sums:
             widths = {name: a[0].numel() for name, a in each[0].items()}
             sums = _plan(widths, len(weights), kernel_samples)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from fedhead.analysis import clientwise_figures as figures
-from fedhead.analysis import conductance, embed
+from fedhead.analysis import conductance, embed, local
 from fedhead.analysis.kinds import Options, Report, kind, label
 from fedhead.analysis.personal import agreement, outputs, personal_models
 from fedhead.data.pool import Pool
@@ -28,7 +28,8 @@ def look_at_features(runs: Sequence[Trained], options: Options) -> Report:
         models, test = personal_models(run.simulation, run.round + 1), _test(run)
         each = max(2, (options.samples or 1000) // len(models))
         rows = embed.pick(test.y, each, options.seed)
-        features = [outputs(model, test, rows).z.cpu() for model in models.values()]
+        said = outputs(models, run.simulation.assign, test, rows, local.room(run.simulation, run.executor))
+        features = [out.z.cpu() for out in said.values()]
         if len({z.shape[1] for z in features}) > 1:
             raise BadInput(f"{run.path}: clients' features differ in dimension, so they lie in no common space")
         z, y = torch.cat(features), test.y.cpu()[rows].repeat(len(models))
@@ -53,7 +54,8 @@ def look_at_conductance(runs: Sequence[Trained], options: Options) -> Report:
         models, test = personal_models(run.simulation, run.round + 1), _test(run)
         rows = embed.pick(test.y, options.samples or 200, options.seed)
         y = test.y[rows.to(test.device)]
-        right = torch.stack([outputs(model, test, rows).logits.argmax(1) == y for model in models.values()])
+        said = outputs(models, run.simulation.assign, test, rows, local.room(run.simulation, run.executor))
+        right = torch.stack([out.logits.argmax(1) == y for out in said.values()])
         best = int(right.sum(dim=0).argmax())
         x, truth = test.view(rows[best : best + 1].to(test.device), None), y[best : best + 1]
         chosen = [client for client, hit in zip(models, right[:, best], strict=True) if hit]

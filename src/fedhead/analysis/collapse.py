@@ -13,14 +13,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedhead.analysis.local import global_weights, held_out_features, local_models
+from fedhead.analysis.local import global_weights, held_out_features, local_models, own_features
 from fedhead.engine import choose
 from fedhead.engine.rounds import Snapshot
 from fedhead.engine.simulation import Simulation
 from fedhead.engine.state import Memory
 from fedhead.errors import BadInput
 from fedhead.method import Method
-from fedhead.stages.recalibrate import features
 
 if TYPE_CHECKING:
     from fedhead.data.federation import Federation
@@ -128,9 +127,7 @@ def locally(simulation: Simulation, executor: Executor, round: int) -> LocalView
     if len(sizes) > 1:
         raise BadInput(f"clients' features differ in dimension ({sorted(sizes)}), so they can't be compared")
     means, held = [], []
-    for k, w in models.items():
-        rows = torch.from_numpy(simulation.federation.rows[k])
-        z, y = features(simulation.task_of(k).model, w, simulation.pool, rows)
+    for z, y in own_features(simulation, models, executor).values():
         mine, counts = prototypes(z, y, simulation.task.classes)
         means.append(mine)
         held.append(counts > 0)

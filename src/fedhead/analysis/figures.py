@@ -6,8 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from matplotlib import colormaps
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
 from fedhead.report.figures import COLOURS
@@ -78,13 +80,21 @@ def separability(distance: Sequence[float], gains: Mapping[str, Sequence[float]]
     return fig
 
 
-def planes(place: Matrix, colours: Mapping[str, Matrix], classes: int) -> Figure:
-    """The same samples in the plane, coloured in several ways (CCVR, Fig. 5 and 13)."""
+def planes(place: Matrix, colours: Mapping[str, Matrix], names: Sequence[str]) -> Figure:
+    """The same samples in the plane, coloured by class in several ways (CCVR, Fig. 5 and 13)."""
     fig, axes = _grid(len(colours), 3.6)
-    wheel = ListedColormap([f"C{i % 10}" for i in range(classes)])
+    many = len(names) > 20  # more than a legend can tell apart
+    wheel = colormaps["nipy_spectral" if many else "tab20" if len(names) > 10 else "tab10"]
+    colour = wheel.resampled(len(names)) if many else ListedColormap([wheel(i) for i in range(len(names))])
+    shown: Any = None
     for ax, (title, label) in zip(axes, colours.items(), strict=True):
-        ax.scatter(*place.T, c=label, s=4, cmap=wheel, vmin=-0.5, vmax=classes - 0.5)
+        shown = ax.scatter(*place.T, c=label, s=4, cmap=colour, vmin=-0.5, vmax=len(names) - 0.5)
         ax.set(title=title, xticks=[], yticks=[])
+    if many:
+        fig.colorbar(shown, ax=axes, label="class")
+    else:
+        dots = [Line2D([], [], linestyle="", marker="o", color=colour(i)) for i in range(len(names))]
+        fig.legend(dots, names, title="class", loc="outside right center", frameon=False, fontsize=8)
     return fig
 
 

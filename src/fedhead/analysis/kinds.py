@@ -73,7 +73,9 @@ def look_at_cka(runs: Sequence[Trained], options: Options) -> Report:
         models = local.local_models(simulation, run.executor, run.round + 1)
         rows = embed.pick(test.y, options.samples or len(test), options.seed)
         batches = (test.view(part.to(test.device), None) for part in torch.split(rows, 256))
-        found.append(cka.similarity(simulation.task.model, models, batches))
+        found.append(
+            cka.similarity(simulation.task.model, models, batches, room=local.room(run.simulation, run.executor))
+        )
     names = _names(runs)
     first = found[0]
     shown = list(first.layers)
@@ -140,7 +142,8 @@ def look_at_separability(runs: Sequence[Trained], options: Options) -> Report:
         expected = separability.forecast(
             run.simulation.task.model, w.part("classifier"), statistics, options.samples or 500, options.seed
         )
-        now = run.simulation.evaluate(run.simulation.method, run.simulation.server, run.simulation.memory, run.round)
+        simulation = run.simulation
+        now = simulation.evaluate(simulation.method, simulation.server, simulation.memory, run.round, run.executor)
         before = now["accuracy"]
         assert isinstance(before, float)
         numbers[name] = {
@@ -181,7 +184,8 @@ def look_at_embedding(runs: Sequence[Trained], options: Options) -> Report:
         "accuracy_before": 100 * float((before == y).double().mean()),
         "accuracy_after": 100 * float((after == y).double().mean()),
     }
-    return Report(numbers, {"": figures.planes(place.numpy(), colours, simulation.task.classes)})
+    names = simulation.federation.names or [str(c) for c in range(simulation.task.classes)]
+    return Report(numbers, {"": figures.planes(place.numpy(), colours, names)})
 
 
 @kind("inversion", "inputs reconstructed from a raw feature and from means of features (CCVR, Fig. 8, 9)")

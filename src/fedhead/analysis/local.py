@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
 
 from fedhead.client import Client
+from fedhead.engine.forward import Room, together
+from fedhead.engine.forward import own_features as features_of_each
 from fedhead.errors import BadInput
 from fedhead.method import Exchange, Method
 from fedhead.stages.recalibrate import features
@@ -59,6 +61,26 @@ def local_models(simulation: Simulation, executor: Executor, round: int) -> dict
         replies = executor.run(job)
         found.update({k: reply.send["model"] for k, reply in zip(job.clients, replies, strict=True)})
     return dict(sorted(found.items()))
+
+
+def room(simulation: Simulation, executor: Executor) -> Room | None:
+    """Room for the clients' models side by side, where they go through them together."""
+    return Room() if together(simulation.device, executor) else None
+
+
+def own_features(
+    simulation: Simulation, models: Mapping[int, Weights], executor: Executor
+) -> dict[int, tuple[Tensor, Tensor]]:
+    """z of every client's training samples from the client's own model, not augmented, and their labels."""
+    found: dict[int, tuple[Tensor, Tensor]] = {}
+    for group, task in enumerate(simulation.tasks):
+        mine = [client for client in models if simulation.assign[client] == group]
+        rows = [simulation.federation.rows[client] for client in mine]
+        space = simulation.rooms[group] if together(simulation.device, executor) else None
+        each = features_of_each(task.model, [models[client] for client in mine], simulation.pool, rows, space)
+        for client, own, z in zip(mine, rows, each, strict=True):
+            found[client] = z, simulation.pool.y[torch.from_numpy(own).to(simulation.device)]
+    return {client: found[client] for client in models}
 
 
 def replay(simulation: Simulation, executor: Executor, rounds: Sequence[int]) -> dict[int, dict[int, Weights]]:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from torch.func import functional_call
 
-from fedhead.models.split import Split, load
+from fedhead.engine.forward import Room, side_by_side
+from fedhead.models.split import Split, load, weights
 from fedhead.types import PARTS, Output
 
 if TYPE_CHECKING:
@@ -29,11 +32,24 @@ def personal_models(simulation: Simulation, round: int) -> dict[int, Split]:
     return dict(sorted(found.items()))
 
 
-@torch.no_grad()
-def outputs(model: Split, pool: Pool, rows: Tensor, chunk: int = 256) -> Output:
-    """What a model says of these samples, not augmented."""
-    parts = [model(pool.view(part.to(pool.device), None)) for part in torch.split(rows, chunk)]
-    return Output(*(torch.cat(part) for part in zip(*parts, strict=True)))
+def outputs(
+    models: Mapping[int, Split], assign: Sequence[int], pool: Pool, rows: Tensor, room: Room | None, chunk: int = 256
+) -> dict[int, Output]:
+    """What each client's model says of the same samples, not augmented; with room, an architecture's stacked.
+
+    `assign` gives each client the number of its architecture.
+    """
+    found: dict[int, Output] = {}
+    for group in sorted({assign[client] for client in models}):
+        mine = [client for client in models if assign[client] == group]
+        one, own = models[mine[0]].eval(), [weights(models[client]) for client in mine]
+        parts = [
+            side_by_side(lambda w, x, m=one: functional_call(m, dict(w), (x,)), own, pool.view(part, None), room)  # type: ignore[misc]  # defaults bind the loop's values
+            for part in torch.split(rows.to(pool.device), chunk)
+        ]
+        for client, each in zip(mine, zip(*parts, strict=True), strict=True):
+            found[client] = Output(*(torch.cat(part) for part in zip(*each, strict=True)))
+    return {client: found[client] for client in models}
 
 
 def agreement(z: Tensor, y: Tensor, client: Tensor) -> float:

@@ -15,14 +15,13 @@ import torch
 
 from fedhead import plan
 from fedhead.data.pool import Pool
-from fedhead.engine import evaluate, refuse
-from fedhead.engine.job import Job, Rows
+from fedhead.engine import evaluate, forward, refuse
+from fedhead.engine.job import Executor, Job, Rows
 from fedhead.engine.local import OPTIMIZER, Program, initial_optimizers
 from fedhead.engine.server import Post
 from fedhead.engine.state import Memory
 from fedhead.errors import BadInput
 from fedhead.method import Exchange, Method, Stage
-from fedhead.models.precision import norms_in_float32
 from fedhead.models.split import Split, weights
 from fedhead.tree import Tree
 from fedhead.types import Local, Task
@@ -61,9 +60,6 @@ class Clients:
         plain = federation.transform.replace(augment="none")
         self.public = None if public is None else Pool(public, plain, device, dtype)
         templates = [copy.deepcopy(model).to(self.device, dtype) for model in models]
-        if bf16 and self.device.type == "cuda":
-            for template in templates:
-                norms_in_float32(template)
         self.initial = [weights(model) for model in templates]
         refuse.mixtures(method, templates, self.assign, local)
         self.tasks = [
@@ -82,6 +78,7 @@ class Clients:
         ]
         self.counts = torch.as_tensor(federation.counts(), dtype=dtype, device=self.device)
         self.memory = Memory(self.initial_state)
+        self.rooms = [forward.Room.on(self.device) for _ in templates]  # for testing the clients of each architecture
 
     def _held(self) -> Pool:
         """What the clients train on, all of them together: local test samples are no part of it."""
@@ -122,8 +119,8 @@ class Clients:
         """What the clients of one architecture do in an exchange."""
         return Program(exchange, self.tasks[group], self.pool, self.public, bf16=self.bf16)
 
-    def work(self, exchange: Exchange, post: Post, memory: Memory, round: int) -> list[Job]:
-        """What the clients that got post have to do, a job an architecture."""
+    def work(self, exchange: Exchange, post: Post, memory: Memory, round: int, trains: bool = True) -> list[Job]:
+        """What the clients that got post have to do, a job an architecture; its batches are drawn if it `trains`."""
         label = f"stage:{exchange.name}" if isinstance(exchange, Stage) else "train"
         jobs = []
         for group in sorted({self.assign[k] for k in post.own}):
@@ -138,7 +135,7 @@ class Clients:
                     states=[memory[k] for k in clients],
                     rows=[self.federation.rows[k] for k in clients],
                     counts=[self.counts[k] for k in clients],
-                    schedules=[self._schedules(exchange, task, k, round, label) for k in clients],
+                    schedules=[self._schedules(exchange, task, k, round, label, trains) for k in clients],
                     public_rows=self._public_rows(),
                     lr=self.lr(round),
                     round=round,
@@ -146,7 +143,9 @@ class Clients:
             )
         return jobs
 
-    def _schedules(self, exchange: Exchange, task: Task, client: int, round: int, label: str) -> list[plan.Schedule]:
+    def _schedules(
+        self, exchange: Exchange, task: Task, client: int, round: int, label: str, drawn: bool
+    ) -> list[plan.Schedule]:
         local = task.local
         schedules = []
         for number, phase in enumerate(exchange.phases(task)):
@@ -156,26 +155,28 @@ class Clients:
             size = phase.batch_size or local.batch_size
             epochs = local.epochs if phase.epochs is None else phase.epochs
             epochs = epochs if round >= phase.begins else 0
-            key = plan.phase_key(task.seed, round, label, number, client)
-            schedules.append(plan.schedule(n, size, epochs, local.drop_last, key))
+            if drawn:
+                key = plan.phase_key(task.seed, round, label, number, client)
+                schedules.append(plan.schedule(n, size, epochs, local.drop_last, key))
+            else:
+                schedules.append(plan.undrawn(n, size, epochs, local.drop_last))
         return schedules
 
     def _public_rows(self) -> Rows:
         return np.arange(0 if self.public is None else len(self.public), dtype=np.int64)
 
     # -- evaluation -------------------------------------------------------------------------------
-    @torch.no_grad()
-    def own_accuracies(self, exchange: Exchange, post: Post, memory: Memory, round: int) -> dict[int, float | None]:
-        """The accuracy of each client that got post on its own test samples."""
+    def own_accuracies(
+        self, exchange: Exchange, post: Post, memory: Memory, round: int, executor: Executor | None = None
+    ) -> dict[int, float | None]:
+        """The accuracy of each client that got post on its own test samples; `executor` is the run's."""
         local = self.federation.local
         assert local is not None, "asked only where clients have test samples"
         pool = self.pool if self.federation.local_from == "train" else self.test
         assert pool is not None, "local test rows point into the test set"
         found: dict[int, float | None] = {}
-        for job in self.work(exchange, post, memory, round):
-            for place, k in enumerate(job.clients):
-                me = job.program.me(job.sight(place))
-                w = exchange.personal_model(me)
-                right = evaluate.hits(lambda x, w=w, me=me: exchange.predict(w, x, me), pool, local[k])  # type: ignore[misc]  # defaults bind the loop's values
-                found[k] = evaluate.accuracy(right)
+        for job in self.work(exchange, post, memory, round, trains=False):
+            room = self.rooms[self.assign[job.clients[0]]] if forward.together(self.device, executor) else None
+            right = forward.personal(job, pool, [local[k] for k in job.clients], room)
+            found.update({k: evaluate.accuracy(hits) for k, hits in zip(job.clients, right, strict=True)})
         return found

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from fedhead.data.federation import Federation
 from fedhead.engine import choose, evaluate
 from fedhead.engine.figures import Figures, Row
+from fedhead.engine.forward import Passes
 from fedhead.engine.job import Executor
 from fedhead.engine.loop import Loop
 from fedhead.engine.simulation import Simulation
@@ -142,7 +143,7 @@ def _round(simulation: Simulation, worker: Executor, number: int, evaluate_now: 
     row: Row = {"round": number, "lr": simulation.lr(number), "bytes_up": traffic.up, "bytes_down": traffic.down}
     row["participants"] = traffic.participants
     if evaluate_now:
-        row |= simulation.evaluate(simulation.method, simulation.server, simulation.memory, number)
+        row |= simulation.evaluate(simulation.method, simulation.server, simulation.memory, number, worker)
     row["seconds"] = time.perf_counter() - begin - (worker.preparing - prepared)  # compiling is no training
     return row
 
@@ -157,13 +158,13 @@ def run_stage(simulation: Simulation, stage: Stage, worker: Executor) -> StageRe
     if (earlier := stage.earlier()) is not None:
         before = run_stage(simulation, earlier, worker)
         server, metrics = server.replace(model=server["model"].replace(before.weights)), before.metrics
-    if not stage.phases(simulation.task):  # one pass over each client's data: stacked, it would only take more memory
-        worker = Loop()
-    server, traffic = simulation.exchange(stage, server, memory, simulation.holders, number, worker)
+    passing = not stage.phases(simulation.task)  # one pass over each client's data, which a CPU makes one by one
+    carrier = worker if not passing else Passes() if simulation.device.type == "cuda" else Loop()
+    server, traffic = simulation.exchange(stage, server, memory, simulation.holders, number, carrier)
     metrics = {"bytes_up": metrics["bytes_up"] + traffic.up, "bytes_down": metrics["bytes_down"] + traffic.down}
-    metrics |= simulation.evaluate(stage, server, memory, number)
+    metrics |= simulation.evaluate(stage, server, memory, number, worker)
     if simulation.federation.local is not None and (steps := stage.steps()):
-        found = {name: simulation.personal(step, server, memory, number) for name, step in steps.items()}
+        found = {name: simulation.personal(step, server, memory, number, worker) for name, step in steps.items()}
         metrics["steps"] = {name: evaluate.mean(each) for name, each in found.items()}
     metrics["seconds"] = time.perf_counter() - begin
     model = stage.global_model(server, simulation.task)

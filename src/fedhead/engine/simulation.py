@@ -70,19 +70,24 @@ class Simulation(Clients):
         return traffic
 
     # -- evaluation -------------------------------------------------------------------------------
-    def evaluate(self, exchange: Exchange, server: Tree, memory: Memory, round: int) -> dict[str, object]:
-        """Accuracies of the global model and of every client's own."""
+    def evaluate(
+        self, exchange: Exchange, server: Tree, memory: Memory, round: int, executor: Executor | None = None
+    ) -> dict[str, object]:
+        """Accuracies of the global model and of every client's own; `executor` is the run's."""
         row = servers.figures(exchange, server, self.task, self.test, self.bf16)
         row |= {"personal": None, "clients": None}
         if self.federation.local is not None:
-            each = self.personal(exchange, server, memory, round)
+            each = self.personal(exchange, server, memory, round, executor)
             row["clients"], row["personal"] = each, evaluate.mean(each)
         return row
 
-    def personal(self, exchange: Exchange, server: Tree, memory: Memory, round: int) -> list[float | None]:
+    def personal(
+        self, exchange: Exchange, server: Tree, memory: Memory, round: int, executor: Executor | None = None
+    ) -> list[float | None]:
         """Each client's accuracy on its own test samples, None for a client without any."""
         local = self.federation.local
         assert local is not None
         clients = [k for k in self.holders if len(local[k])]
-        found = self.own_accuracies(exchange, servers.post(exchange, server, clients, self.task_of), memory, round)
+        post = servers.post(exchange, server, clients, self.task_of)
+        found = self.own_accuracies(exchange, post, memory, round, executor)
         return [found.get(k) for k in range(len(local))]

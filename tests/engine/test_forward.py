@@ -1,0 +1,274 @@
+"""Forward passes of many clients at once say what each client's model says alone."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from mixed import pair
+from small import CLASSES, federation, network
+from torch import Tensor, nn
+
+import fedhead.methods  # noqa: F401  registers all methods
+from fedhead import notice, plan
+from fedhead.engine import evaluate, forward
+from fedhead.engine import server as servers
+from fedhead.engine.forward import Passes, Room
+from fedhead.engine.job import Job, Rows
+from fedhead.engine.loop import Loop
+from fedhead.engine.rounds import run, run_stage
+from fedhead.engine.simulation import Simulation
+from fedhead.engine.stack import Stack
+from fedhead.errors import BadInput
+from fedhead.method import METHODS, STAGES
+from fedhead.models.split import Split, split
+from fedhead.optim import SGD
+from fedhead.stages.ccvr import CCVR
+from fedhead.stages.finetune import FineTune, FineTuneETF
+from fedhead.types import Batch, Local, Reply
+
+LOCAL = Local(epochs=2, batch_size=4, optimizer=SGD(lr=0.05, momentum=0.9))
+LOCAL_TESTS = (7, 0, 3, 4, 1)  # samples a client; client 1 has none, client 2 has no training samples
+
+
+def simulate(name: str, models: list[Split], rounds: int = 1) -> Simulation:
+    """A trained federation whose clients have test sets of different sizes."""
+    fed = federation()
+    ends = np.cumsum(LOCAL_TESTS)
+    local = [np.arange(end - n, end) for n, end in zip(LOCAL_TESTS, ends, strict=True)]
+    fed = dataclasses.replace(fed, local=local)
+    made = Simulation(fed, models, METHODS[name](), rounds=rounds, local=LOCAL, participation=0.6, dtype=torch.float64)
+    for number in range(1, rounds + 1):
+        made.round(number, Loop())
+    return made
+
+
+def work(simulation: Simulation) -> list[tuple[Job, list[Rows]]]:
+    """The clients that have something to be tested on, a job an architecture, and their rows."""
+    local = simulation.federation.local
+    assert local is not None
+    clients = [k for k in simulation.holders if len(local[k])]
+    post = servers.post(simulation.method, simulation.server, clients, simulation.task_of)
+    jobs = simulation.work(simulation.method, post, simulation.memory, 2, trains=False)
+    return [(job, [local[k] for k in job.clients]) for job in jobs]
+
+
+def scores(found: Tensor, batch: Batch) -> Tensor:
+    return found
+
+
+def plain(job: Job, place: int, simulation: Simulation, rows: Rows) -> Tensor:
+    """The scores of one client's own model, without any of the machinery."""
+    assert simulation.test is not None
+    exchange, me = job.program.exchange, job.program.me(job.sight(place))
+    with torch.no_grad():
+        return exchange.predict(exchange.personal_model(me), simulation.test.view(torch.from_numpy(rows), None), me)
+
+
+@pytest.mark.parametrize("norm", ["batch", "group"])
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_every_methods_personal_models_stacked(name: str, norm: str) -> None:
+    simulation = simulate(name, [network(norm, METHODS[name].head)])
+    assert simulation.test is not None
+    ((job, rows),) = work(simulation)
+    for room in (Room(), Room(samples=3), Room(clients=2), None):
+        found = forward.personal(job, simulation.test, rows, room, scores)
+        right = forward.personal(job, simulation.test, rows, room)
+        assert room is None or not room.apart
+        for place, (mine, hits) in enumerate(zip(found, right, strict=True)):
+            expected = plain(job, place, simulation, rows[place])
+            torch.testing.assert_close(mine, expected, atol=1e-10, rtol=1e-10)
+            assert torch.equal(hits, expected.argmax(1) == simulation.test.y[torch.from_numpy(rows[place])])
+
+
+def test_accuracies_are_those_of_one_client_after_another_and_none_without_samples() -> None:
+    for name in ("fedavg", "ditto", "fedproto"):
+        simulation = simulate(name, [network("batch")])
+        state = (simulation.method, simulation.server, simulation.memory, 1)
+        found, apart = simulation.personal(*state, Stack()), simulation.personal(*state)
+        assert found == apart
+        assert [value is None for value in found] == [False, True, True, False, False]
+
+
+@pytest.mark.parametrize("name", ["fedclassavg", "fedproto", "ktpfl", "local"])
+def test_architectures_are_stacked_each_on_its_own(name: str) -> None:
+    simulation = simulate(name, pair())
+    assert simulation.test is not None
+    jobs = work(simulation)
+    assert [job.clients for job, _ in jobs] == [[0, 4], [3]]
+    for job, rows in jobs:
+        for mine, expected in zip(
+            forward.personal(job, simulation.test, rows, Room(), scores),
+            (plain(job, place, simulation, own) for place, own in enumerate(rows)),
+            strict=True,
+        ):
+            torch.testing.assert_close(mine, expected, atol=1e-10, rtol=1e-10)
+
+
+def test_stages_are_tested_with_what_they_made_of_each_client() -> None:
+    simulation = simulate("fedetf", [network("batch", "etf")])
+    for stage in (FineTune(), FineTuneETF(iterations=1)):
+        stacked, apart = (run_stage(simulation, stage, worker).metrics for worker in (Stack(), Loop()))
+        assert stacked["clients"] == apart["clients"]
+        assert stacked.get("steps") == apart.get("steps")
+
+
+# -- what does not go well ----------------------------------------------------------------------------
+class Stubborn(nn.Module):
+    """A model that looks at its numbers, which no stack can let it do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Flatten(), nn.Linear(36, 8))
+        self.fc = nn.Linear(8, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = self.body(x)
+        return self.fc(z if float(z.detach().sum()) > 0 else 2 * z)  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def unsaid(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(notice, "_said", set())
+
+
+@pytest.mark.usefixtures("unsaid")
+def test_a_model_that_cannot_be_stacked_is_tested_client_by_client_and_that_is_said(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    simulation = simulate("ditto", [split(Stubborn(), classifier="fc")])
+    state = (simulation.method, simulation.server, simulation.memory, 1)
+    assert simulation.personal(*state, Stack()) == simulation.personal(*state)
+    said = capsys.readouterr().err
+    assert said.startswith("notice: testing the clients: this model can't be stacked, going on client by client (")
+    assert said.count("\n") == 1
+    assert simulation.rooms[0].apart  # and is not tried again
+
+
+class Full:
+    """Stands for a device that holds only so many clients."""
+
+    def __init__(self, room: int):
+        self.room = room
+        self.tried: list[int] = []
+
+    def __call__(self, places: list[int]) -> list[int]:
+        self.tried.append(len(places))
+        if len(places) > self.room:
+            raise torch.OutOfMemoryError("full")
+        return [10 * k for k in places]
+
+
+@pytest.mark.usefixtures("unsaid")
+def test_out_of_memory_halves_the_stacks_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    device, room = Full(2), Room()
+    found = forward.in_stacks([3, 9, 5, 1, 7], device, lambda k: -1, room, "testing")
+    assert found == [0, 10, 20, 30, 40]
+    assert device.tried == [5, 2, 2, 1]
+    assert "testing: out of memory with 5 clients at once, going on with 2" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("unsaid")
+def test_where_no_stack_fits_clients_go_one_by_one(capsys: pytest.CaptureFixture[str]) -> None:
+    found = forward.in_stacks([1, 1], Full(0), lambda k: -k, Room(samples=128), "testing")
+    assert found == [0, -1]
+    assert "going on client by client" in capsys.readouterr().err
+
+
+def test_bad_input_is_no_matter_of_stacks() -> None:
+    def refuse(places: list[int]) -> list[int]:
+        raise BadInput("no")
+
+    with pytest.raises(BadInput, match="no"):
+        forward.in_stacks([1, 1], refuse, lambda k: 0, Room(), "testing")
+
+
+@pytest.mark.parametrize("samples", [1, 2, 7, 100])
+def test_every_row_is_seen_once_and_padding_stays_small(samples: int) -> None:
+    lengths = [40, 39, 12, 12, 3, 1]
+    seen = [0] * len(lengths)
+    padding = 0
+    for begin, end, width in forward._steps(lengths, samples):
+        assert width * (end - begin) <= max(samples, width)
+        for k, n in enumerate(lengths):
+            there = max(0, min(end, n) - begin)
+            seen[k] += there
+            padding += (end - begin - there) if k < width else 0
+    assert seen == lengths
+    assert padding <= samples * len(lengths)
+
+
+def test_clients_of_very_different_sizes_stand_in_different_stacks() -> None:
+    stacks: list[list[int]] = []
+
+    def note(places: list[int]) -> list[int]:
+        stacks.append(places)
+        return places
+
+    forward.in_stacks([100, 3, 60, 49, 2], note, lambda k: 0, Room(), "statistics", alike=0.5)
+    assert stacks == [[0, 2], [3], [1, 4]]
+
+
+# -- statistics ---------------------------------------------------------------------------------------
+@pytest.mark.parametrize("covariance", ["full", "diagonal", "low-rank"])
+@pytest.mark.parametrize("models", [lambda: [network("batch")], pair], ids=["one", "mixed"])
+def test_statistics_in_stacks_are_those_of_one_client_after_another(
+    covariance: str, models: Callable[[], list[Split]]
+) -> None:
+    simulation = simulate("fedclassavg", models())
+    stage = CCVR(covariance=covariance, rank=8).after(simulation.method)  # type: ignore[arg-type]  # a literal above
+    jobs = simulation.jobs(stage, simulation.server, simulation.memory, simulation.holders, 2)
+
+    def whole(reply: Reply) -> Tensor:
+        sent = reply.send["statistics"]
+        return sent["factor"].mT @ sent["factor"] if covariance == "low-rank" else sent["outer"]
+
+    for job in jobs:
+        for stacked, alone in zip(Passes(Room(samples=12)).run(job), Loop().run(job), strict=True):
+            for name in ("count", "sum"):
+                torch.testing.assert_close(stacked.send["statistics"][name], alone.send["statistics"][name])
+            torch.testing.assert_close(whole(stacked), whole(alone), atol=1e-10, rtol=1e-10)
+            assert stacked.keep.keys() == alone.keep.keys()
+
+
+@pytest.mark.usefixtures("unsaid")
+def test_statistics_of_a_model_that_cannot_be_stacked(capsys: pytest.CaptureFixture[str]) -> None:
+    simulation = simulate("fedavg", [split(Stubborn(), classifier="fc")])
+    stage = CCVR().after(simulation.method)
+    (job,) = simulation.jobs(stage, simulation.server, simulation.memory, simulation.holders, 2)
+    for found, expected in zip(Passes().run(job), Loop().run(job), strict=True):
+        torch.testing.assert_close(found.send["statistics"]["outer"], expected.send["statistics"]["outer"])
+    assert "stage ccvr: this model can't be stacked" in capsys.readouterr().err
+
+
+# -- whole runs ---------------------------------------------------------------------------------------
+def test_a_stacked_run_reports_the_loops_figures() -> None:
+    def figures(executor: str) -> list[object]:
+        found = run(
+            federation(),
+            network("batch"),
+            METHODS["ditto"](),
+            rounds=2,
+            local=LOCAL,
+            stages=[STAGES["finetune"]()],
+            executor=executor,
+            device="cpu",
+        )
+        return [*(row["clients"] for row in found.history), found.measured["finetune"]["clients"]]
+
+    assert figures("stack") == figures("loop")
+
+
+def test_testing_draws_no_batches_but_knows_how_many_there_would_be() -> None:
+    for drop_last in (False, True):
+        for n in (0, 3, 4, 9):
+            for epochs in (0, 1, 3):
+                assert len(plan.undrawn(n, 4, epochs, drop_last)) == len(plan.schedule(n, 4, epochs, drop_last, 0))
+    simulation = simulate("fedavg", [network("batch")])
+    ((job, _),) = work(simulation)
+    drawn = simulation.jobs(simulation.method, simulation.server, simulation.memory, job.clients, 2)[0]
+    assert torch.equal(job.sights().steps, drawn.sights().steps)
+    assert evaluate.accuracy(torch.zeros(0)) is None
