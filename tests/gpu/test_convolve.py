@@ -13,6 +13,7 @@ from torch import nn
 from torch.func import functional_call, vmap
 
 from fedhead.engine import convolve
+from fedhead.engine.layers import StackedLayers
 from fedhead.models.precision import settle
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -50,7 +51,7 @@ def test_stacked_convolutions_and_their_gradients(form: tuple[int, ...]) -> None
     exact = [t.clone().requires_grad_() for t in (x, w)]
     plain = torch.stack([torch.conv2d(a, b, None, stride, padding) for a, b in zip(*exact, strict=True)])
     ours = [t.float().to(DEVICE).requires_grad_() for t in (x, w)]
-    with convolve.StackedConvolutions():
+    with StackedLayers():
         found = vmap(convolved)(*ours)
     slope = torch.randn(plain.shape, generator=generator, dtype=torch.float64)
     pairs = [(found, plain)]
@@ -63,6 +64,6 @@ def test_stacked_convolutions_and_their_gradients(form: tuple[int, ...]) -> None
 def test_a_filter_that_all_clients_share_is_an_ordinary_convolution() -> None:
     layer = nn.Conv2d(3, 4, 3).to(DEVICE)
     x = torch.randn(2, 5, 3, 6, 6, device=DEVICE)
-    with convolve.StackedConvolutions():
+    with StackedLayers():
         found = vmap(layer)(x)
     torch.testing.assert_close(found, torch.stack([layer(one) for one in x]))

@@ -2,6 +2,7 @@
 
 Tracing runs the step once and records what reaches the tensors, so a method may be written in any Python: no hook has
 to be known to a Python-level compiler. The result works in place on its first arguments, as a CUDA graph needs it.
+What the compiler made is kept on disk (TORCHINDUCTOR_CACHE_DIR) and found again by the next process.
 """
 
 from __future__ import annotations
@@ -11,7 +12,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._guards import TracingContext, tracing
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 InPlace = Callable[..., None]  # takes tensors, changes some of them, returns nothing
 
@@ -27,7 +31,12 @@ def compiled(function: InPlace, arguments: list[Tensor]) -> InPlace:
     """`function`, compiled for arguments of these shapes."""
     from torch._inductor import compile as inductor
 
-    kernel: Any = inductor(trace(function, arguments), list(arguments))
+    graph = trace(function, arguments)
+    # The compiler looks into its cache only where it has a place for symbolic shapes, though there are none here.
+    shapes = FakeTensorMode(shape_env=ShapeEnv())
+    examples = [shapes.from_tensor(t, static_shapes=True) for t in arguments]
+    with tracing(TracingContext(shapes)):
+        kernel: Any = inductor(graph, examples)
 
     def run(*tensors: Tensor) -> None:
         kernel(*tensors)

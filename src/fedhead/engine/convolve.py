@@ -1,37 +1,28 @@
 """Convolutions of stacked clients, all clients in one kernel.
 
 Under `vmap` a convolution with a filter of its own for every client becomes a grouped one, which cuDNN mostly runs
-client by client. Here it is one implicit matrix product a client, all of them launched at once: pixels are gathered as
-patches where they are multiplied, so nothing is laid out in memory. One kernel serves the forward pass and the gradient
-of the input (a convolution of the dilated gradient with the flipped filters), a second one the gradient of the filters.
+client by client. Here it is one implicit matrix product a client, all of them launched at once: pixels are gathered
+where they are multiplied, so no patches are laid out in memory. One kernel serves the forward pass and the gradient of
+the input, which is a convolution of the gradient with the filters turned round; a second one the gradient of the
+filters. Images keep their channels last, and what lies between convolutions follows them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 
-class StackedConvolutions(TorchFunctionMode):
-    """Within this context, plain two-dimensional convolutions under `vmap` run as one kernel for all clients."""
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        """Take over `conv2d` where it is plain; leave all else as it is."""
-        if func is torch.conv2d and not kwargs and len(args) == 7 and _plain(*args[3:]):
-            x, weight, bias, stride, padding = args[:5]
-            kind = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else x.dtype
-            y = convolve(x.to(kind), weight.to(kind), stride[0], padding[0], padding[1])
-            return y if bias is None else y + bias.to(kind).reshape(-1, 1, 1)
-        return func(*args, **(kwargs or {}))
+def takes(stride: Any, padding: Any, dilation: Any, groups: int) -> bool:
+    """Whether the kernels here know these settings of `conv2d`, and their compiler is installed."""
+    plain = isinstance(padding, tuple) and stride[0] == stride[1] and tuple(dilation) == (1, 1) and groups == 1
+    return plain and available()
 
 
+@cache
 def available() -> bool:
     """Whether the compiler of the kernels is installed."""
     try:
@@ -41,14 +32,24 @@ def available() -> bool:
     return True
 
 
-def _plain(stride: Any, padding: Any, dilation: Any, groups: int) -> bool:
-    return isinstance(padding, tuple) and stride[0] == stride[1] and tuple(dilation) == (1, 1) and groups == 1
+def conv2d(x: Tensor, weight: Tensor, bias: Tensor | None, stride: tuple[int, int], padding: tuple[int, int]) -> Tensor:
+    """`torch.conv2d` for a client in a stack."""
+    kind = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else x.dtype
+    images = x.to(kind).permute(0, 2, 3, 1).contiguous()
+    y: Tensor = convolve(images, weight, stride[0], *padding).permute(0, 3, 1, 2)
+    return y if bias is None else y + bias.to(kind).reshape(-1, 1, 1)
 
 
+# -- operators ------------------------------------------------------------------------------------------------------
 @torch.library.custom_op("fedhead::convolve", mutates_args=())
 def convolve(x: Tensor, weight: Tensor, stride: int, top: int, left: int) -> Tensor:
-    """One client's `conv2d`, [B, C, H, W] with [O, C, k, l]; `top` and `left` are its padding."""
-    return torch.conv2d(x, weight, None, stride, (top, left))
+    """One client's convolution in the type of x, [B, H, W, C], with [O, C, k, l]; `top` and `left` are its padding."""
+    return _ordinary(x, weight, stride, top, left)
+
+
+def _ordinary(x: Tensor, weight: Tensor, stride: int, top: int, left: int) -> Tensor:
+    y = torch.conv2d(x.permute(0, 3, 1, 2), weight.to(x.dtype), None, stride, (top, left))
+    return y.permute(0, 2, 3, 1).contiguous()
 
 
 @convolve.register_vmap
@@ -57,7 +58,7 @@ def _(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, i
     across, own = in_dims[:2]
     if own is None:  # one filter for all clients, as a frozen global model's: an ordinary, larger batch
         x = x.movedim(across, 0)
-        y = torch.conv2d(x.flatten(0, 1), weight, None, stride, (top, left))
+        y = _ordinary(x.flatten(0, 1), weight, stride, top, left)
         return y.reshape(*x.shape[:2], *y.shape[1:]), 0
     weight = weight.movedim(own, 0)
     x = x.expand(info.batch_size, *x.shape) if across is None else x.movedim(across, 0)
@@ -66,38 +67,35 @@ def _(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, i
 
 @torch.library.custom_op("fedhead::stacked_convolve", mutates_args=())
 def stacked(x: Tensor, weight: Tensor, stride: int, top: int, left: int) -> Tensor:
-    """`conv2d` of every client: x [K, B, C, H, W], weight [K, O, C, k, l]."""
-    side = _sides(x, weight, stride, top, left)
-    return launch_convolution(x, weight, side, stride, top, left, 1)
+    """The convolution of every client: x [K, B, H, W, C], weight [K, O, C, k, l]."""
+    return launch_forward(x, weight, stride, top, left)
 
 
 @torch.library.custom_op("fedhead::stacked_convolve_input", mutates_args=())
 def stacked_input(grad: Tensor, weight: Tensor, height: int, width: int, stride: int, top: int, left: int) -> Tensor:
     """The gradient of `stacked`'s input of the given size."""
-    flipped = weight.flip(3, 4).transpose(1, 2)
-    top, left = weight.shape[3] - 1 - top, weight.shape[4] - 1 - left
-    return launch_convolution(grad, flipped, (height, width), 1, top, left, stride)
+    return launch_input(grad, weight, (height, width), stride, top, left)
 
 
 @torch.library.custom_op("fedhead::stacked_convolve_weight", mutates_args=())
 def stacked_weight(x: Tensor, grad: Tensor, height: int, width: int, stride: int, top: int, left: int) -> Tensor:
-    """The gradient of `stacked`'s filters of the given size."""
-    return launch_filter_gradient(x, grad, (height, width), stride, top, left)
+    """The gradient of `stacked`'s filters of the given size, in float32."""
+    return launch_weight(x, grad, (height, width), stride, top, left)
 
 
 @stacked.register_fake
 def _(x: Tensor, weight: Tensor, stride: int, top: int, left: int) -> Tensor:
-    return x.new_empty(*x.shape[:2], weight.shape[1], *_sides(x, weight, stride, top, left))
+    return x.new_empty(*x.shape[:2], *_sides(x, weight, stride, top, left), weight.shape[1])
 
 
 @stacked_input.register_fake
 def _(grad: Tensor, weight: Tensor, height: int, width: int, stride: int, top: int, left: int) -> Tensor:
-    return grad.new_empty(*grad.shape[:2], weight.shape[2], height, width)
+    return grad.new_empty(*grad.shape[:2], height, width, weight.shape[2])
 
 
 @stacked_weight.register_fake
 def _(x: Tensor, grad: Tensor, height: int, width: int, stride: int, top: int, left: int) -> Tensor:
-    return x.new_empty(x.shape[0], grad.shape[2], x.shape[2], height, width)
+    return x.new_empty(x.shape[0], grad.shape[4], x.shape[4], height, width, dtype=torch.float32)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -108,8 +106,9 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
     x, weight = ctx.saved_tensors
     wanted = ctx.needs_input_grad
-    dx = stacked_input(grad, weight, *x.shape[3:], *ctx.form) if wanted[0] else None
-    dw = stacked_weight(x, grad, *weight.shape[3:], *ctx.form) if wanted[1] else None
+    grad = grad.contiguous()
+    dx = stacked_input(grad, weight, *x.shape[2:4], *ctx.form) if wanted[0] else None
+    dw = stacked_weight(x, grad, *weight.shape[3:], *ctx.form).to(weight.dtype) if wanted[1] else None
     return dx, dw, None, None, None
 
 
@@ -117,65 +116,142 @@ stacked.register_autograd(_backward, setup_context=_save)
 
 
 def _sides(x: Tensor, weight: Tensor, stride: int, top: int, left: int) -> tuple[int, int]:
-    height = (x.shape[3] + 2 * top - weight.shape[3]) // stride + 1
-    return height, (x.shape[4] + 2 * left - weight.shape[4]) // stride + 1
+    height = (x.shape[2] + 2 * top - weight.shape[3]) // stride + 1
+    return height, (x.shape[3] + 2 * left - weight.shape[4]) // stride + 1
 
 
 # -- launching ------------------------------------------------------------------------------------------------------
-# Pixels, taps and warps a program, and slices of the filters' gradients: taken by timing on an H200.
-PIXELS, TAPS, WARPS = 128, 32, 4
-SLOPE_PIXELS, SLICES, SLOPE_WARPS = 64, 16, 4
+class Tiles(NamedTuple):
+    """What one program works on at a time, and how."""
+
+    group: int  # neighbouring pixels that share a run
+    pixels: int  # groups of them
+    filters: int  # at most
+    taps: int  # at most
+    warps: int
+    stages: int  # how far ahead it reads
 
 
-def launch_convolution(
-    x: Tensor, weight: Tensor, out: tuple[int, int], stride: int, top: int, left: int, dilation: int
-) -> Tensor:
-    """Run the kernel of convolutions; `dilation` is that of the input, with zeros between its pixels."""
-    clients, batch, channels, height, width = x.shape
-    filters, tall, wide = weight.shape[1], *weight.shape[3:]
-    by_tap = channels % 16 == 0
-    weight = weight.permute(0, 3, 4, 1, 2) if by_tap else weight
-    y = x.new_empty(clients, batch, filters, *out)
-    pixels = batch * out[0] * out[1]
-    block_m, block_r = _block(filters), _channels(channels) if by_tap else TAPS
-    grid = (-(-pixels // PIXELS), -(-filters // block_m), clients)
-    sizes = (channels, height, width, filters, *out, tall, wide, stride, top, left, dilation, by_tap)
-    _kernels().convolution[grid](
-        x.contiguous(), weight.contiguous(), y, pixels, *sizes, block_m, PIXELS, block_r, _exactness(), num_warps=WARPS
-    )
+def launch_forward(x: Tensor, weight: Tensor, stride: int, top: int, left: int, tiles: Tiles | None = None) -> Tensor:
+    """Run the convolution."""
+    clients, batch, height, width, channels = x.shape
+    filters, _, tall, wide = weight.shape[1:]
+    out = _sides(x, weight, stride, top, left)
+    tiles = tiles or _tiles(x, channels, filters, wide, stride, out[1])
+    group = tiles.group
+    span = stride * (group - 1) + wide
+    steps = (1, 0, 0, 1, -stride, 0)
+    laid_out = _expanded(weight, x.dtype, filters, channels, 1, group, tall, span, steps, turned=False)
+    y = x.new_empty(clients, batch, *out, filters)
+    q = out[1] // group
+    over = left > 0 or (q - 1) * stride * group + span > width
+    sizes = (channels, height, width, group * filters, out[0], q, 1, tall, span, stride, stride * group, top, left)
+    _convolve(x, laid_out, y, batch * out[0] * q, (*sizes, over), tiles)
     return y
 
 
-def launch_filter_gradient(x: Tensor, grad: Tensor, size: tuple[int, int], stride: int, top: int, left: int) -> Tensor:
-    """Run the kernel of the filters' gradients: parts over slices of the pixels, added up in a fixed order."""
-    clients, batch, channels, height, width = x.shape
-    filters, tall, wide = grad.shape[2], *grad.shape[3:]
-    taps = channels * size[0] * size[1]
-    pixels = batch * tall * wide
-    by_tap = channels % 16 == 0
-    block_m, block_r = _block(filters), _channels(channels) if by_tap else TAPS
-    slices = max(1, min(SLICES, pixels // (4 * SLOPE_PIXELS)))
-    turns = -(-pixels // (slices * SLOPE_PIXELS))
-    part = x.new_empty(clients, slices, filters, taps, dtype=torch.float32)
-    grid = (-(-taps // block_r) * -(-filters // block_m), slices, clients)
-    sizes = (channels, height, width, filters, tall, wide, *size, stride, top, left, by_tap)
-    blocks = (block_m, SLOPE_PIXELS, block_r, _exactness())
-    _kernels().filter_gradient[grid](
-        x.contiguous(), grad.contiguous(), part, pixels, slices, turns, *sizes, *blocks, num_warps=SLOPE_WARPS
+def launch_input(
+    grad: Tensor, weight: Tensor, size: tuple[int, int], stride: int, top: int, left: int, tiles: Tiles | None = None
+) -> Tensor:
+    """Run the gradient of the input: a convolution that makes `stride` rows and `group` columns of it at a time."""
+    clients, batch, height, width, filters = grad.shape
+    channels, tall, wide = weight.shape[2:]
+    tiles = tiles or _tiles(grad, filters, channels, wide, 1, size[1])
+    group = tiles.group if stride == 1 else stride
+    above, before = (tall - 1 - top) // stride, (wide - 1 - left) // stride
+    runs, span = (stride - 1 + top) // stride + above + 1, (group - 1 + left) // stride + before + 1
+    steps = (-stride, 1, top + stride * above, -stride, 1, left + stride * before)
+    laid_out = _expanded(weight, grad.dtype, channels, filters, stride, group, runs, span, steps, turned=True)
+    p, q = -(-size[0] // stride), -(-size[1] // group)
+    dx = grad.new_empty(clients, batch, p * stride, q * group, channels)
+    right = group // stride
+    over = before > 0 or (q - 1) * right - before + span > width
+    sizes = (filters, height, width, group * channels, p, q, stride, runs, span, 1, right, above, before)
+    _convolve(grad, laid_out, dx, batch * p * q, (*sizes, over), tiles)
+    return dx[:, :, : size[0], : size[1]].contiguous()
+
+
+def launch_weight(
+    x: Tensor, grad: Tensor, size: tuple[int, int], stride: int, top: int, left: int, tiles: Tiles | None = None
+) -> Tensor:
+    """Run the gradient of the filters: parts over slices of the pixels, then their sum in a fixed order."""
+    clients, batch, height, width, channels = x.shape
+    tall, wide = size
+    filters = grad.shape[4]
+    tiles = tiles or _gradient_tiles(x, channels, filters, wide, stride, grad.shape[3])
+    group = tiles.group
+    span = stride * (group - 1) + wide
+    p, q, many = grad.shape[2], grad.shape[3] // group, group * filters
+    block_m, block_r = _power(many, tiles.filters), _power(span * channels, tiles.taps)
+    columns = tall * -(-span * channels // block_r) * -(-many // block_m)
+    pixels = batch * p * q
+    slices = max(1, min(-(-PROGRAMS // (columns * clients)), pixels // (4 * tiles.pixels)))
+    turns = -(-pixels // (slices * tiles.pixels))
+    part = x.new_empty(clients, slices, tall, span, channels, many, dtype=torch.float32)
+    over = left > 0 or (q - 1) * stride * group + span > width
+    sizes = (channels, height, width, many, p, q, tall, span, stride, stride * group, top, left, over)
+    blocks = (tiles.pixels, block_m, block_r, _exactness())
+    _kernels().filter_gradient[columns, slices, clients](
+        x.contiguous(), grad.contiguous(), part, pixels, slices, turns, *sizes, *blocks, **_how(tiles)
     )
-    total = part.sum(1).to(x.dtype)
-    if by_tap:
-        return total.reshape(clients, filters, *size, channels).permute(0, 1, 4, 2, 3).contiguous()
-    return total.reshape(clients, filters, channels, *size)
+    total = x.new_empty(clients, filters, channels, tall, wide, dtype=torch.float32)
+    _kernels().collect[-(-total[0].numel() // BLOCK), clients](
+        part, total, slices, tall, wide, filters, channels, group, span, stride, BLOCK
+    )
+    return total
 
 
-def _block(filters: int) -> int:
-    return max(16, min(64, 1 << (filters - 1).bit_length()))
+def _convolve(x: Tensor, laid_out: Tensor, y: Tensor, pixels: int, sizes: tuple[int, ...], tiles: Tiles) -> None:
+    channels, filters, rows, span = sizes[0], sizes[3], sizes[6], sizes[8]
+    block_m, block_r = _power(rows * filters, tiles.filters), _power(span * channels, tiles.taps)
+    grid = (-(-pixels // tiles.pixels), -(-rows * filters // block_m), len(x))
+    blocks = (tiles.pixels, block_m, block_r, _exactness())
+    _kernels().convolution[grid](x.contiguous(), laid_out, y, pixels, *sizes, *blocks, **_how(tiles))
 
 
-def _channels(count: int) -> int:
-    """The largest block that divides the channels."""
-    return next(block for block in (64, 32, 16) if count % block == 0)
+def _expanded(
+    weight: Tensor,
+    kind: torch.dtype,
+    filters: int,
+    channels: int,
+    rows: int,
+    group: int,
+    runs: int,
+    span: int,
+    steps: tuple[int, ...],
+    turned: bool,
+) -> Tensor:
+    """The filters laid out for runs; `turned` swaps the parts of filters and channels."""
+    weight = weight.contiguous()
+    tall, wide = weight.shape[3:]
+    strides = weight.stride()[:3]
+    strides = (strides[0], strides[2], strides[1]) if turned else strides
+    laid_out = weight.new_empty(len(weight), rows * group * filters, runs, span, channels, dtype=kind)
+    grid = (-(-laid_out[0].numel() // BLOCK), len(weight))
+    sizes = (tall, wide, filters, channels, rows, group, runs, span, *steps)
+    _kernels().expand[grid](weight, laid_out, *strides, *sizes, BLOCK)
+    return laid_out
+
+
+BLOCK = 512  # elements a program of the kernels that only move them
+PROGRAMS = 1024  # enough to fill a large GPU several times
+
+
+def _tiles(x: Tensor, channels: int, filters: int, wide: int, stride: int, columns: int) -> Tiles:
+    return Tiles(1, 128, 64, 64, 4, 3)
+
+
+def _gradient_tiles(x: Tensor, channels: int, filters: int, wide: int, stride: int, columns: int) -> Tiles:
+    return Tiles(1, 64, 64, 64, 4, 3)
+
+
+def _power(count: int, most: int) -> int:
+    """The next power of two, from 16 up to `most`."""
+    return max(16, min(most, 1 << (count - 1).bit_length()))
+
+
+def _how(tiles: Tiles) -> dict[str, int]:
+    return {"num_warps": tiles.warps, "num_stages": tiles.stages}
 
 
 def _exactness() -> str:

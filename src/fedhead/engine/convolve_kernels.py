@@ -1,7 +1,9 @@
 """The kernels behind `fedhead.engine.convolve`, in Triton; imported only where there is a GPU.
 
-Both come in two forms. With many channels (BY_TAP) the sum runs over the filter's taps and, within a tap, over blocks
-of channels: whether a pixel lies inside the image is asked once a tap. With few, channels and taps are one axis.
+Images are [k, b, h, w, c], channels last, for clients k. Where a row of a filter meets an image, its taps (t, c) lie
+side by side in memory: such a run is what is read and multiplied at a time, so a place in it costs one addition and
+one comparison. A group of neighbouring pixels shares one run, as if it were one pixel with more channels: the filters
+are laid out for that by `expand`, and their gradients gathered again by `collect`.
 """
 
 from __future__ import annotations
@@ -11,9 +13,53 @@ import triton.language as tl
 
 
 @triton.jit
+def expand(
+    weight,
+    wide,
+    STRIDE_K,
+    STRIDE_M,
+    STRIDE_C,
+    TALL: tl.constexpr,
+    WIDE: tl.constexpr,
+    M: tl.constexpr,
+    C: tl.constexpr,
+    ROWS: tl.constexpr,
+    GROUP: tl.constexpr,
+    RUNS: tl.constexpr,
+    SPAN: tl.constexpr,
+    I_RUN: tl.constexpr,
+    I_ROW: tl.constexpr,
+    I_FIRST: tl.constexpr,
+    J_TAP: tl.constexpr,
+    J_GROUP: tl.constexpr,
+    J_FIRST: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """wide[k, (row, g, m), run, t, c] = weight[k, m, c, i, j], or zero where i or j lies outside the filter.
+
+    Here i = I_RUN run + I_ROW row + I_FIRST and j = J_TAP t + J_GROUP g + J_FIRST.
+    """
+    SIZE: tl.constexpr = ROWS * GROUP * M * RUNS * SPAN * C
+    k = tl.program_id(1).to(tl.int64)
+    e = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    c = e % C
+    t = e // C % SPAN
+    run = e // (C * SPAN) % RUNS
+    m = e // (C * SPAN * RUNS) % M
+    g = e // (C * SPAN * RUNS * M) % GROUP
+    row = e // (C * SPAN * RUNS * M * GROUP)
+    i = I_RUN * run + I_ROW * row + I_FIRST
+    j = J_TAP * t + J_GROUP * g + J_FIRST
+    inside = (e < SIZE) & (i >= 0) & (i < TALL) & (j >= 0) & (j < WIDE)
+    place = weight + k * STRIDE_K + m * STRIDE_M + c * STRIDE_C + i * WIDE + j
+    value = tl.load(place, mask=inside, other=0.0)
+    tl.store(wide + k * SIZE + e, value.to(wide.dtype.element_ty), mask=e < SIZE)
+
+
+@triton.jit
 def convolution(
     x,
-    weight,
+    wide,
     y,
     pixels,
     C: tl.constexpr,
@@ -22,70 +68,51 @@ def convolution(
     M: tl.constexpr,
     P: tl.constexpr,
     Q: tl.constexpr,
-    TALL: tl.constexpr,
-    WIDE: tl.constexpr,
-    STRIDE: tl.constexpr,
+    ROWS: tl.constexpr,
+    RUNS: tl.constexpr,
+    SPAN: tl.constexpr,
+    DOWN: tl.constexpr,
+    RIGHT: tl.constexpr,
     TOP: tl.constexpr,
     LEFT: tl.constexpr,
-    DILATION: tl.constexpr,
-    BY_TAP: tl.constexpr,
-    BLOCK_M: tl.constexpr,
+    OVER: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    BLOCK_M: tl.constexpr,
     BLOCK_R: tl.constexpr,
     EXACTNESS: tl.constexpr,
 ):
-    """y[k, b, m, p, q] = sum over c, i, j of weight[k, m, c, i, j] * x[k, b, c, pS + i - top, qS + j - left].
+    """y[k, b, p, row, q, m] = sum over run, t, c of x[k, b, DOWN p + run - TOP, RIGHT q + t - LEFT, c] * wide.
 
-    BY_TAP takes the filters as [k, i, j, m, c].
+    The filters are wide[k, (row, m), run, t, c]; OVER says whether a run may reach over the image's sides.
     """
-    R: tl.constexpr = C * TALL * WIDE
+    RUN: tl.constexpr = SPAN * C
+    BLOCKS: tl.constexpr = (RUN + BLOCK_R - 1) // BLOCK_R
     k = tl.program_id(2).to(tl.int64)
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     m = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
     b = n // (P * Q)
-    pq = n % (P * Q)
-    down = (pq // Q) * STRIDE - TOP
-    right = (pq % Q) * STRIDE - LEFT
-    image = x + k * (pixels // (P * Q)) * C * H * W + b * (C * H * W)
-    filters = weight + k * M * R
-    total = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
-    for start in range(0, R, BLOCK_R):
-        r = tl.arange(0, BLOCK_R)
-        if BY_TAP:
-            tap = start // C
-            c = start % C + r
-            h = down + tap // WIDE
-            v = right + tap % WIDE
-            inside = (n < pixels) & (h >= 0) & (v >= 0)
-            if DILATION > 1:
-                inside = inside & (h % DILATION == 0) & (v % DILATION == 0)
-                h = h // DILATION
-                v = v // DILATION
-            inside = inside & (h < H) & (v < W)
-            patch = tl.load((image + h * W + v)[None, :] + c[:, None] * (H * W), mask=inside[None, :], other=0.0)
-            own = tl.load(filters + tap * (M * C) + m[:, None] * C + c[None, :], mask=m[:, None] < M, other=0.0)
-        else:
-            r = start + r
-            c = r // (TALL * WIDE)
-            i = (r // WIDE) % TALL
-            j = r % WIDE
-            if TOP == 0 and LEFT == 0 and DILATION == 1:
-                place = (image + down * W + right)[None, :] + ((c * H + i) * W + j)[:, None]
-                patch = tl.load(place, mask=(r[:, None] < R) & (n[None, :] < pixels), other=0.0)
-            else:
-                h = down[None, :] + i[:, None]
-                v = right[None, :] + j[:, None]
-                within = (r[:, None] < R) & (n[None, :] < pixels) & (h >= 0) & (v >= 0)
-                if DILATION > 1:
-                    within = within & (h % DILATION == 0) & (v % DILATION == 0)
-                    h = h // DILATION
-                    v = v // DILATION
-                within = within & (h < H) & (v < W)
-                patch = tl.load(image[None, :] + (c[:, None] * H + h) * W + v, mask=within, other=0.0)
-            own = tl.load(filters + m[:, None] * R + r[None, :], mask=(m[:, None] < M) & (r[None, :] < R), other=0.0)
-        total = tl.dot(own, patch, total, input_precision=EXACTNESS)
-    spot = y + k * pixels * M + (b[None, :] * M + m[:, None]) * (P * Q) + pq[None, :]
-    tl.store(spot, total.to(y.dtype.element_ty), mask=(m[:, None] < M) & (n[None, :] < pixels))
+    down = (n // Q % P) * DOWN - TOP
+    right = (n % Q) * (RIGHT * C) - LEFT * C
+    x += k * (pixels // (P * Q)) * (H * W * C)
+    wide += k * (ROWS * M * RUNS * RUN)
+    total = tl.zeros((BLOCK_N, BLOCK_M), dtype=tl.float32)
+    for turn in range(RUNS * BLOCKS):
+        r = (turn % BLOCKS) * BLOCK_R + tl.arange(0, BLOCK_R)
+        h = down + turn // BLOCKS
+        along = right[:, None] + r[None, :]
+        inside = ((n < pixels) & (h >= 0) & (h < H))[:, None] & (r < RUN)[None, :]
+        if OVER:
+            inside = inside & (along >= 0) & (along < W * C)
+        patch = tl.load(x + ((b * H + h) * (W * C))[:, None] + along, mask=inside, other=0.0)
+        place = m[None, :] * (RUNS * RUN) + (turn // BLOCKS) * RUN + r[:, None]
+        taps = tl.load(wide + place, mask=(r < RUN)[:, None] & (m < ROWS * M)[None, :], other=0.0)
+        total = tl.dot(patch, taps, total, input_precision=EXACTNESS)
+    y += k * pixels * (ROWS * M)
+    if ROWS == 1:
+        spot = y + n[:, None] * M + m[None, :]
+    else:
+        spot = y + ((n // Q)[:, None] * ROWS + (m // M)[None, :]) * (Q * M) + (n % Q)[:, None] * M + (m % M)[None, :]
+    tl.store(spot, total.to(y.dtype.element_ty), mask=(n < pixels)[:, None] & (m < ROWS * M)[None, :])
 
 
 @triton.jit
@@ -102,60 +129,69 @@ def filter_gradient(
     M: tl.constexpr,
     P: tl.constexpr,
     Q: tl.constexpr,
-    TALL: tl.constexpr,
-    WIDE: tl.constexpr,
-    STRIDE: tl.constexpr,
+    RUNS: tl.constexpr,
+    SPAN: tl.constexpr,
+    DOWN: tl.constexpr,
+    RIGHT: tl.constexpr,
     TOP: tl.constexpr,
     LEFT: tl.constexpr,
-    BY_TAP: tl.constexpr,
-    BLOCK_M: tl.constexpr,
+    OVER: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    BLOCK_M: tl.constexpr,
     BLOCK_R: tl.constexpr,
     EXACTNESS: tl.constexpr,
 ):
-    """part[k, s, m, r] = sum over a slice's pixels of grad[k, b, m, p, q] * x[k, b, c, pS + i - top, qS + j - left].
-
-    r runs over [c, i, j], BY_TAP over [i, j, c].
-    """
-    R: tl.constexpr = C * TALL * WIDE
-    COLUMNS: tl.constexpr = (R + BLOCK_R - 1) // BLOCK_R
+    """part[k, s, run, t, c, m] = sum over a slice of x[k, b, DOWN p + run - TOP, RIGHT q + t - LEFT, c] * grad."""
+    RUN: tl.constexpr = SPAN * C
+    BLOCKS: tl.constexpr = (RUN + BLOCK_R - 1) // BLOCK_R
     k = tl.program_id(2).to(tl.int64)
     s = tl.program_id(1)
-    r = (tl.program_id(0) % COLUMNS) * BLOCK_R + tl.arange(0, BLOCK_R)
-    m = (tl.program_id(0) // COLUMNS) * BLOCK_M + tl.arange(0, BLOCK_M)
-    tap = (tl.program_id(0) % COLUMNS) * BLOCK_R // C
-    images = pixels // (P * Q)
-    image = x + k * images * C * H * W
-    slopes = grad + k * pixels * M
-    total = tl.zeros((BLOCK_M, BLOCK_R), dtype=tl.float32)
+    column = tl.program_id(0) % (RUNS * BLOCKS)
+    run = column // BLOCKS
+    r = (column % BLOCKS) * BLOCK_R + tl.arange(0, BLOCK_R)
+    m = (tl.program_id(0) // (RUNS * BLOCKS)) * BLOCK_M + tl.arange(0, BLOCK_M)
+    x += k * (pixels // (P * Q)) * (H * W * C)
+    grad += k * pixels * M
+    total = tl.zeros((BLOCK_R, BLOCK_M), dtype=tl.float32)
     for turn in range(TURNS):
-        n = (turn * SLICES + s) * BLOCK_N + tl.arange(0, BLOCK_N)
-        b = n // (P * Q)
-        pq = n % (P * Q)
-        down = (pq // Q) * STRIDE - TOP
-        right = (pq % Q) * STRIDE - LEFT
-        if BY_TAP:
-            h = down + tap // WIDE
-            v = right + tap % WIDE
-            inside = (n < pixels) & (h >= 0) & (v >= 0) & (h < H) & (v < W)
-            place = (image + b * (C * H * W) + h * W + v)[:, None] + (r % C)[None, :] * (H * W)
-            patch = tl.load(place, mask=inside[:, None], other=0.0)
-        else:
-            c = r // (TALL * WIDE)
-            i = (r // WIDE) % TALL
-            j = r % WIDE
-            place = (image + b * (C * H * W) + down * W + right)[:, None] + ((c * H + i) * W + j)[None, :]
-            within = (r[None, :] < R) & (n[:, None] < pixels)
-            if TOP > 0 or LEFT > 0:
-                h = down[:, None] + i[None, :]
-                v = right[:, None] + j[None, :]
-                within = within & (h >= 0) & (v >= 0) & (h < H) & (v < W)
-            patch = tl.load(place, mask=within, other=0.0)
-        slope = tl.load(
-            slopes + (b[None, :] * M + m[:, None]) * (P * Q) + pq[None, :],
-            mask=(m[:, None] < M) & (n[None, :] < pixels),
-            other=0.0,
-        )
-        total = tl.dot(slope, patch, total, input_precision=EXACTNESS)
-    spot = part + ((k * SLICES + s) * M + m[:, None]) * R + r[None, :]
-    tl.store(spot, total, mask=(m[:, None] < M) & (r[None, :] < R))
+        n = (s * TURNS + turn) * BLOCK_N + tl.arange(0, BLOCK_N)
+        h = (n // Q % P) * DOWN - TOP + run
+        along = ((n % Q) * (RIGHT * C) - LEFT * C)[:, None] + r[None, :]
+        inside = ((n < pixels) & (h >= 0) & (h < H))[:, None] & (r < RUN)[None, :]
+        if OVER:
+            inside = inside & (along >= 0) & (along < W * C)
+        patch = tl.load(x + ((n // (P * Q) * H + h) * (W * C))[:, None] + along, mask=inside, other=0.0)
+        slope = tl.load(grad + n[:, None] * M + m[None, :], mask=(n < pixels)[:, None] & (m < M)[None, :], other=0.0)
+        total = tl.dot(tl.trans(patch), slope, total, input_precision=EXACTNESS)
+    spot = part + ((k * SLICES + s) * RUNS + run) * (RUN * M) + r[:, None] * M + m[None, :]
+    tl.store(spot, total, mask=(r < RUN)[:, None] & (m < M)[None, :])
+
+
+@triton.jit
+def collect(
+    part,
+    grad,
+    SLICES: tl.constexpr,
+    TALL: tl.constexpr,
+    WIDE: tl.constexpr,
+    M: tl.constexpr,
+    C: tl.constexpr,
+    GROUP: tl.constexpr,
+    SPAN: tl.constexpr,
+    STRIDE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """grad[k, m, c, i, j] = sum over slices s and the pixels g of a group of part[k, s, i, STRIDE g + j, c, (g, m)]."""
+    SIZE: tl.constexpr = M * C * TALL * WIDE
+    k = tl.program_id(1).to(tl.int64)
+    e = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    m = e % M
+    c = e // M % C
+    j = e // (M * C) % WIDE
+    i = e // (M * C * WIDE)
+    total = tl.zeros((BLOCK,), dtype=tl.float32)
+    for s in range(SLICES):
+        for g in tl.static_range(GROUP):
+            place = (((k * SLICES + s) * TALL + i) * SPAN + STRIDE * g + j) * C + c
+            total += tl.load(part + (place * GROUP + g) * M + m, mask=e < SIZE, other=0.0)
+    tl.store(grad + k * SIZE + ((m * C + c) * TALL + i) * WIDE + j, total.to(grad.dtype.element_ty), mask=e < SIZE)

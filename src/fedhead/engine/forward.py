@@ -7,7 +7,6 @@ out the stacks are halved; where a model can't be stacked, its clients go one af
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar, cast
 
@@ -19,9 +18,9 @@ from torch.utils import _pytree as pytree
 
 from fedhead.client import Sight
 from fedhead.data.pool import Pool
-from fedhead.engine import convolve
 from fedhead.engine.graphs import first_line
 from fedhead.engine.job import Executor, Job, Rows
+from fedhead.engine.layers import stacked_layers
 from fedhead.engine.loop import Loop
 from fedhead.engine.stack import SIGHT, VmapLift
 from fedhead.errors import BadInput
@@ -128,14 +127,10 @@ def lifted(function: Callable[..., Any], device: torch.device, in_dims: Any) -> 
     many = vmap(function, in_dims=in_dims)
 
     def call(*args: Any) -> Any:
-        with torch.no_grad(), _stacked_layers(device):
+        with torch.no_grad(), stacked_layers(device):
             return many(*args)
 
     return call
-
-
-def _stacked_layers(device: torch.device) -> AbstractContextManager[object]:
-    return convolve.StackedConvolutions() if device.type == "cuda" and convolve.available() else nullcontext()
 
 
 def each_on_its_own(

@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.func import vmap
 
 from fedhead.client import Sight
-from fedhead.engine import convolve
 from fedhead.engine.graphs import Graphs
 from fedhead.engine.job import Executor, Job
+from fedhead.engine.layers import stacked_layers
 from fedhead.engine.local import Lift, Program, local_round
 from fedhead.engine.steps import train_eagerly
 from fedhead.errors import BadInput
@@ -41,16 +41,14 @@ class VmapLift(Lift):
         return vmap(program.correct, in_dims=(0, SIGHT))
 
     def loss(self, program: Program, phase: Phase) -> Callable[..., tuple[Tensor, Tree]]:
-        """`Program.loss` over the client axis; on a GPU with convolutions made for stacks."""
+        """`Program.loss` over the client axis, with layers made for stacks."""
         loss = vmap(program.loss(phase), in_dims=(0, 0, 0, 0, SIGHT))
-        if program.pool.device.type != "cuda" or not convolve.available():
-            return loss
 
-        def with_own_convolutions(*args: Any) -> tuple[Tensor, Tree]:
-            with convolve.StackedConvolutions():
+        def with_own_layers(*args: Any) -> tuple[Tensor, Tree]:
+            with stacked_layers(program.pool.device):
                 return loss(*args)
 
-        return with_own_convolutions
+        return with_own_layers
 
     def init(self, optimizer: Optimizer) -> Callable[[Tree], Tree]:
         """`Optimizer.init` over the client axis."""

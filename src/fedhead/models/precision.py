@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
-from torch import Tensor, nn
 
 from fedhead.errors import unknown
 
@@ -23,17 +20,3 @@ def settle(name: str) -> bool:
     torch.backends.cuda.matmul.allow_tf32 = name != "fp32"
     torch.backends.cudnn.allow_tf32 = name != "fp32"
     return name == "bf16"
-
-
-def norms_in_float32(model: nn.Module) -> None:
-    """Let BatchNorm layers see float32, whatever the layers before them compute in.
-
-    Stacked over clients on a GPU, their backward pass refuses bfloat16 inputs beside float32 weights.
-    """
-    for module in model.modules():
-        if isinstance(module, nn.modules.batchnorm._BatchNorm):
-            module.register_forward_pre_hook(_to_float32)
-
-
-def _to_float32(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Tensor, ...]:
-    return (inputs[0].float(),)
