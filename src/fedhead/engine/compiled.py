@@ -34,7 +34,7 @@ def compiled(function: InPlace, arguments: list[Tensor]) -> InPlace:
     graph = trace(function, arguments)
     # The compiler looks into its cache only where it has a place for symbolic shapes, though there are none here.
     shapes = FakeTensorMode(shape_env=ShapeEnv())
-    examples = [shapes.from_tensor(t, static_shapes=True) for t in arguments]
+    examples: list[Any] = [shapes.from_tensor(t, static_shapes=True) for t in arguments]
     with tracing(TracingContext(shapes)):
         kernel: Any = inductor(graph, examples)
 
