@@ -24,33 +24,40 @@ pytestmark = [
 ]
 DEVICE = "cpu" if INTERPRETED else "cuda"
 
-# clients, batch, channels, side, filters, kernel, stride, padding
+# clients, batch, channels, height, width, filters, kernel, stride, padding
 FORMS = [
-    (2, 2, 3, 9, 6, 5, 1, 0),
-    (3, 2, 4, 8, 20, 3, 2, 1),
-    (2, 1, 5, 7, 3, 1, 2, 0),
-    (2, 2, 2, 8, 17, 3, 1, 1),
-    (2, 2, 16, 6, 16, 3, 1, 1),
-    (2, 1, 32, 6, 16, 3, 2, 1),
-    (1, 2, 48, 4, 32, 1, 2, 0),
+    (2, 2, 3, 9, 10, 6, 5, 1, 0),
+    (2, 2, 3, 8, 8, 6, 5, 1, 0),
+    (3, 2, 4, 8, 9, 20, 3, 2, 1),
+    (2, 1, 5, 7, 8, 3, 1, 2, 0),
+    (2, 2, 2, 8, 9, 17, 3, 1, 1),
+    (2, 2, 16, 6, 8, 16, 3, 1, 1),
+    (2, 1, 32, 6, 6, 16, 3, 2, 1),
+    (2, 1, 32, 4, 4, 32, 3, 1, 1),
+    (1, 2, 48, 4, 5, 32, 1, 2, 0),
+    (1, 1, 64, 3, 3, 64, 3, 1, 1),
+    (1, 2, 3, 11, 12, 4, 5, 3, 2),
+    (1, 1, 2, 3, 3, 600, 1, 1, 1),
 ]
 
 
+@pytest.mark.parametrize("biased", [True, False], ids=["bias", "plain"])
 @pytest.mark.parametrize("form", FORMS)
-def test_stacked_convolutions_and_their_gradients(form: tuple[int, ...]) -> None:
-    clients, batch, channels, side, filters, kernel, stride, padding = form
+def test_stacked_convolutions_and_their_gradients(form: tuple[int, ...], biased: bool) -> None:
+    clients, batch, channels, height, width, filters, kernel, stride, padding = form
     settle("fp32")
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn(clients, batch, channels, side, side + 1, generator=generator, dtype=torch.float64)
-    w = torch.randn(clients, filters, channels, kernel, kernel, generator=generator, dtype=torch.float64)
-    layer = nn.Conv2d(channels, filters, kernel, stride, padding, bias=False).to(DEVICE)
+    shapes = [(batch, channels, height, width), (filters, channels, kernel, kernel), (filters,)][: 2 + biased]
+    exact = [torch.randn(clients, *s, generator=generator, dtype=torch.float64).requires_grad_() for s in shapes]
+    layer = nn.Conv2d(channels, filters, kernel, stride, padding, bias=biased).to(DEVICE)
 
-    def convolved(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-        return functional_call(layer, {"weight": w}, (x,))  # type: ignore[no-any-return]
+    def convolved(x: torch.Tensor, *own: torch.Tensor) -> torch.Tensor:
+        return functional_call(layer, dict(zip(("weight", "bias"), own, strict=False)), (x,))  # type: ignore[no-any-return]
 
-    exact = [t.clone().requires_grad_() for t in (x, w)]
-    plain = torch.stack([torch.conv2d(a, b, None, stride, padding) for a, b in zip(*exact, strict=True)])
-    ours = [t.float().to(DEVICE).requires_grad_() for t in (x, w)]
+    plain = torch.stack(
+        [torch.conv2d(x, *own, stride=stride, padding=padding) for x, *own in zip(*exact, strict=True)]  # type: ignore[misc]
+    )
+    ours = [t.detach().float().to(DEVICE).requires_grad_() for t in exact]
     with StackedLayers():
         found = vmap(convolved)(*ours)
     slope = torch.randn(plain.shape, generator=generator, dtype=torch.float64)

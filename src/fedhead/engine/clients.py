@@ -16,6 +16,7 @@ import torch
 from fedhead import plan
 from fedhead.data.pool import Pool
 from fedhead.engine import evaluate, forward, refuse
+from fedhead.engine.ahead import Ahead, Form
 from fedhead.engine.job import Executor, Job, Rows
 from fedhead.engine.local import OPTIMIZER, Program, initial_optimizers
 from fedhead.engine.server import Post
@@ -78,6 +79,7 @@ class Clients:
         ]
         self.counts = torch.as_tensor(federation.counts(), dtype=dtype, device=self.device)
         self.memory = Memory(self.initial_state)
+        self.ahead = Ahead()
         self.rooms = [forward.Room.on(self.device) for _ in templates]  # for testing the clients of each architecture
 
     def _held(self) -> Pool:
@@ -146,21 +148,22 @@ class Clients:
     def _schedules(
         self, exchange: Exchange, task: Task, client: int, round: int, label: str, drawn: bool
     ) -> list[plan.Schedule]:
+        forms = self.forms(exchange, task, client, round, label)
+        return [self.ahead.schedule(form) if drawn else plan.undrawn(*form[:4]) for form in forms]
+
+    def forms(self, exchange: Exchange, task: Task, client: int, round: int, label: str = "train") -> list[Form]:
+        """What the batches of a client's phases are drawn from."""
         local = task.local
-        schedules = []
+        forms = []
         for number, phase in enumerate(exchange.phases(task)):
             if phase.data == "public" and self.public is None:
                 raise BadInput(f"{exchange.name} needs public data: give the federation some (public=...)")
             n = len(self.federation.rows[client]) if phase.data == "private" else len(self._public_rows())
-            size = phase.batch_size or local.batch_size
             epochs = local.epochs if phase.epochs is None else phase.epochs
             epochs = epochs if round >= phase.begins else 0
-            if drawn:
-                key = plan.phase_key(task.seed, round, label, number, client)
-                schedules.append(plan.schedule(n, size, epochs, local.drop_last, key))
-            else:
-                schedules.append(plan.undrawn(n, size, epochs, local.drop_last))
-        return schedules
+            key = plan.phase_key(task.seed, round, label, number, client)
+            forms.append((n, phase.batch_size or local.batch_size, epochs, local.drop_last, key))
+        return forms
 
     def _public_rows(self) -> Rows:
         return np.arange(0 if self.public is None else len(self.public), dtype=np.int64)

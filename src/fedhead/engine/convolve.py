@@ -36,39 +36,43 @@ def conv2d(x: Tensor, weight: Tensor, bias: Tensor | None, stride: tuple[int, in
     """`torch.conv2d` for a client in a stack."""
     kind = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else x.dtype
     images = x.to(kind).permute(0, 2, 3, 1).contiguous()
-    y: Tensor = convolve(images, weight, stride[0], *padding).permute(0, 3, 1, 2)
-    return y if bias is None else y + bias.to(kind).reshape(-1, 1, 1)
+    y: Tensor = convolve(images, weight, bias, stride[0], *padding).permute(0, 3, 1, 2)
+    return y
 
 
 # -- operators ------------------------------------------------------------------------------------------------------
 @torch.library.custom_op("fedhead::convolve", mutates_args=())
-def convolve(x: Tensor, weight: Tensor, stride: int, top: int, left: int) -> Tensor:
+def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, top: int, left: int) -> Tensor:
     """One client's convolution in the type of x, [B, H, W, C], with [O, C, k, l]; `top` and `left` are its padding."""
-    return _ordinary(x, weight, stride, top, left)
+    return _ordinary(x, weight, bias, stride, top, left)
 
 
-def _ordinary(x: Tensor, weight: Tensor, stride: int, top: int, left: int) -> Tensor:
-    y = torch.conv2d(x.permute(0, 3, 1, 2), weight.to(x.dtype), None, stride, (top, left))
+def _ordinary(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, top: int, left: int) -> Tensor:
+    bias = None if bias is None else bias.to(x.dtype)
+    y = torch.conv2d(x.permute(0, 3, 1, 2), weight.to(x.dtype), bias, stride, (top, left))
     return y.permute(0, 2, 3, 1).contiguous()
 
 
 @convolve.register_vmap
 def _(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int]:
-    x, weight, stride, top, left = args
-    across, own = in_dims[:2]
-    if own is None:  # one filter for all clients, as a frozen global model's: an ordinary, larger batch
+    x, weight, bias, stride, top, left = args
+    across, own, own_bias = in_dims[:3]
+    if own is None and own_bias is None:  # filters of all clients, as a frozen global model's: one larger batch
         x = x.movedim(across, 0)
-        y = _ordinary(x.flatten(0, 1), weight, stride, top, left)
+        y = _ordinary(x.flatten(0, 1), weight, bias, stride, top, left)
         return y.reshape(*x.shape[:2], *y.shape[1:]), 0
-    weight = weight.movedim(own, 0)
-    x = x.expand(info.batch_size, *x.shape) if across is None else x.movedim(across, 0)
-    return stacked(x, weight, stride, top, left), 0
+
+    def every(t: Tensor, dim: int | None) -> Tensor:
+        return t.expand(info.batch_size, *t.shape) if dim is None else t.movedim(dim, 0)
+
+    bias = None if bias is None else every(bias, own_bias)
+    return stacked(every(x, across), every(weight, own), bias, stride, top, left), 0
 
 
 @torch.library.custom_op("fedhead::stacked_convolve", mutates_args=())
-def stacked(x: Tensor, weight: Tensor, stride: int, top: int, left: int) -> Tensor:
-    """The convolution of every client: x [K, B, H, W, C], weight [K, O, C, k, l]."""
-    return launch_forward(x, weight, stride, top, left)
+def stacked(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, top: int, left: int) -> Tensor:
+    """The convolution of every client: x [K, B, H, W, C], weight [K, O, C, k, l], bias [K, O]."""
+    return launch_forward(x, weight, bias, stride, top, left)
 
 
 @torch.library.custom_op("fedhead::stacked_convolve_input", mutates_args=())
@@ -78,13 +82,15 @@ def stacked_input(grad: Tensor, weight: Tensor, height: int, width: int, stride:
 
 
 @torch.library.custom_op("fedhead::stacked_convolve_weight", mutates_args=())
-def stacked_weight(x: Tensor, grad: Tensor, height: int, width: int, stride: int, top: int, left: int) -> Tensor:
-    """The gradient of `stacked`'s filters of the given size, in float32."""
-    return launch_weight(x, grad, (height, width), stride, top, left)
+def stacked_weight(
+    x: Tensor, grad: Tensor, height: int, width: int, biased: bool, stride: int, top: int, left: int
+) -> tuple[Tensor, Tensor]:
+    """The gradients of `stacked`'s filters of the given size and of its bias (empty unless wanted), in float32."""
+    return launch_weight(x, grad, (height, width), biased, stride, top, left)
 
 
 @stacked.register_fake
-def _(x: Tensor, weight: Tensor, stride: int, top: int, left: int) -> Tensor:
+def _(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, top: int, left: int) -> Tensor:
     return x.new_empty(*x.shape[:2], *_sides(x, weight, stride, top, left), weight.shape[1])
 
 
@@ -94,22 +100,34 @@ def _(grad: Tensor, weight: Tensor, height: int, width: int, stride: int, top: i
 
 
 @stacked_weight.register_fake
-def _(x: Tensor, grad: Tensor, height: int, width: int, stride: int, top: int, left: int) -> Tensor:
-    return x.new_empty(x.shape[0], grad.shape[4], x.shape[4], height, width, dtype=torch.float32)
+def _(
+    x: Tensor, grad: Tensor, height: int, width: int, biased: bool, stride: int, top: int, left: int
+) -> tuple[Tensor, Tensor]:
+    return _gradients(x, grad, (height, width), biased)
+
+
+def _gradients(x: Tensor, grad: Tensor, size: tuple[int, int], biased: bool) -> tuple[Tensor, Tensor]:
+    clients, filters = len(x), grad.shape[4]
+    weight = x.new_empty(clients, filters, x.shape[4], *size, dtype=torch.float32)
+    return weight, x.new_empty(clients, filters if biased else 0, dtype=torch.float32)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs[:2])
-    ctx.form = inputs[2:]
+    x, weight, bias, *ctx.form = inputs
+    ctx.save_for_backward(x, weight)
+    ctx.biased = None if bias is None else bias.dtype
 
 
-def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
+def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None, None]:
     x, weight = ctx.saved_tensors
-    wanted = ctx.needs_input_grad
     grad = grad.contiguous()
-    dx = stacked_input(grad, weight, *x.shape[2:4], *ctx.form) if wanted[0] else None
-    dw = stacked_weight(x, grad, *weight.shape[3:], *ctx.form).to(weight.dtype) if wanted[1] else None
-    return dx, dw, None, None, None
+    dx = dw = db = None
+    if ctx.needs_input_grad[0]:
+        dx = stacked_input(grad, weight, *x.shape[2:4], *ctx.form)
+    if ctx.needs_input_grad[1] or ctx.needs_input_grad[2]:
+        dw, db = stacked_weight(x, grad, *weight.shape[3:], ctx.biased is not None, *ctx.form)
+        dw, db = dw.to(weight.dtype), None if ctx.biased is None else db.to(ctx.biased)
+    return dx, dw, db, None, None, None
 
 
 stacked.register_autograd(_backward, setup_context=_save)
@@ -132,7 +150,9 @@ class Tiles(NamedTuple):
     stages: int  # how far ahead it reads
 
 
-def launch_forward(x: Tensor, weight: Tensor, stride: int, top: int, left: int, tiles: Tiles | None = None) -> Tensor:
+def launch_forward(
+    x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, top: int, left: int, tiles: Tiles | None = None
+) -> Tensor:
     """Run the convolution."""
     clients, batch, height, width, channels = x.shape
     filters, _, tall, wide = weight.shape[1:]
@@ -146,7 +166,7 @@ def launch_forward(x: Tensor, weight: Tensor, stride: int, top: int, left: int, 
     q = out[1] // group
     over = left > 0 or (q - 1) * stride * group + span > width
     sizes = (channels, height, width, group * filters, out[0], q, 1, tall, span, stride, stride * group, top, left)
-    _convolve(x, laid_out, y, batch * out[0] * q, (*sizes, over), tiles)
+    _convolve(x, laid_out, bias, y, batch * out[0] * q, (*sizes, over), tiles)
     return y
 
 
@@ -167,14 +187,21 @@ def launch_input(
     right = group // stride
     over = before > 0 or (q - 1) * right - before + span > width
     sizes = (filters, height, width, group * channels, p, q, stride, runs, span, 1, right, above, before)
-    _convolve(grad, laid_out, dx, batch * p * q, (*sizes, over), tiles)
+    _convolve(grad, laid_out, None, dx, batch * p * q, (*sizes, over), tiles)
     return dx[:, :, : size[0], : size[1]].contiguous()
 
 
 def launch_weight(
-    x: Tensor, grad: Tensor, size: tuple[int, int], stride: int, top: int, left: int, tiles: Tiles | None = None
-) -> Tensor:
-    """Run the gradient of the filters: parts over slices of the pixels, then their sum in a fixed order."""
+    x: Tensor,
+    grad: Tensor,
+    size: tuple[int, int],
+    biased: bool,
+    stride: int,
+    top: int,
+    left: int,
+    tiles: Tiles | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Run the gradients of filters and bias: parts over slices of the pixels, then their sum in a fixed order."""
     clients, batch, height, width, channels = x.shape
     tall, wide = size
     filters = grad.shape[4]
@@ -188,25 +215,29 @@ def launch_weight(
     slices = max(1, min(-(-PROGRAMS // (columns * clients)), pixels // (4 * tiles.pixels)))
     turns = -(-pixels // (slices * tiles.pixels))
     part = x.new_empty(clients, slices, tall, span, channels, many, dtype=torch.float32)
+    bias_part = x.new_empty(clients, slices, many if biased else 0, dtype=torch.float32)
     over = left > 0 or (q - 1) * stride * group + span > width
-    sizes = (channels, height, width, many, p, q, tall, span, stride, stride * group, top, left, over)
+    sizes = (channels, height, width, many, p, q, tall, span, stride, stride * group, top, left, over, biased)
     blocks = (tiles.pixels, block_m, block_r, _exactness())
     _kernels().filter_gradient[columns, slices, clients](
-        x.contiguous(), grad.contiguous(), part, pixels, slices, turns, *sizes, *blocks, **_how(tiles)
+        x.contiguous(), grad.contiguous(), part, bias_part, pixels, slices, turns, *sizes, *blocks, **_how(tiles)
     )
-    total = x.new_empty(clients, filters, channels, tall, wide, dtype=torch.float32)
-    _kernels().collect[-(-total[0].numel() // BLOCK), clients](
-        part, total, slices, tall, wide, filters, channels, group, span, stride, BLOCK
-    )
-    return total
+    found = _gradients(x, grad, size, biased)
+    form = (slices, tall, wide, filters, channels, group, span, stride, biased)
+    _kernels().collect[-(-found[0][0].numel() // BLOCK), clients](part, bias_part, *found, *form, BLOCK)
+    return found
 
 
-def _convolve(x: Tensor, laid_out: Tensor, y: Tensor, pixels: int, sizes: tuple[int, ...], tiles: Tiles) -> None:
+def _convolve(
+    x: Tensor, laid_out: Tensor, bias: Tensor | None, y: Tensor, pixels: int, sizes: tuple[int, ...], tiles: Tiles
+) -> None:
     channels, filters, rows, span = sizes[0], sizes[3], sizes[6], sizes[8]
     block_m, block_r = _power(rows * filters, tiles.filters), _power(span * channels, tiles.taps)
     grid = (-(-pixels // tiles.pixels), -(-rows * filters // block_m), len(x))
     blocks = (tiles.pixels, block_m, block_r, _exactness())
-    _kernels().convolution[grid](x.contiguous(), laid_out, y, pixels, *sizes, *blocks, **_how(tiles))
+    biased = 0 if bias is None else bias.shape[1]
+    bias = y if bias is None else bias.contiguous()  # a stand-in that is never read
+    _kernels().convolution[grid](x.contiguous(), laid_out, bias, y, pixels, *sizes, biased, *blocks, **_how(tiles))
 
 
 def _expanded(
@@ -238,11 +269,37 @@ PROGRAMS = 1024  # enough to fill a large GPU several times
 
 
 def _tiles(x: Tensor, channels: int, filters: int, wide: int, stride: int, columns: int) -> Tiles:
-    return Tiles(1, 128, 64, 64, 4, 3)
+    """Tiles of a convolution, as they were fastest on an H200."""
+    exact = x.dtype == torch.float32
+    group = _group(channels, filters, stride, columns, exact)
+    ahead = 3 if channels % 16 == 0 else 1  # what lies at odd places is not read ahead
+    run, many = (stride * (group - 1) + wide) * channels, group * filters
+    if exact:
+        return Tiles(group, 64, 64, _taps(run), 4, ahead) if many <= 32 else Tiles(group, 128, 64, _taps(run), 8, ahead)
+    return Tiles(group, 128, 64, _taps(run), 4, ahead)
 
 
 def _gradient_tiles(x: Tensor, channels: int, filters: int, wide: int, stride: int, columns: int) -> Tiles:
-    return Tiles(1, 64, 64, 64, 4, 3)
+    """Tiles of the filters' gradient, likewise."""
+    exact = x.dtype == torch.float32
+    group = _group(channels, filters, stride, columns, exact)
+    run = (stride * (group - 1) + wide) * channels
+    small = exact or channels % 16 != 0
+    return Tiles(group, 32 if exact else 64, 64, _taps(run), 2 if small else 4, 3 if channels % 16 == 0 else 1)
+
+
+def _group(channels: int, filters: int, stride: int, columns: int, exact: bool) -> int:
+    """How many pixels share a run: the fewer channels, the more, so that the matrix units are filled."""
+    if channels < 16:
+        wanted = 4 if filters <= 8 else 2
+    else:
+        wanted = 2 if stride == 1 and channels <= (16 if exact else 32) else 1
+    return next(group for group in (wanted, 2, 1) if columns % group == 0)
+
+
+def _taps(run: int) -> int:
+    """The block of taps that wastes least on a run; the larger of two equals."""
+    return min((64, 32), key=lambda block: -(-run // block) * block)
 
 
 def _power(count: int, most: int) -> int:

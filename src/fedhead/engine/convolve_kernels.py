@@ -60,6 +60,7 @@ def expand(
 def convolution(
     x,
     wide,
+    bias,
     y,
     pixels,
     C: tl.constexpr,
@@ -76,6 +77,7 @@ def convolution(
     TOP: tl.constexpr,
     LEFT: tl.constexpr,
     OVER: tl.constexpr,
+    BIASED: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_R: tl.constexpr,
@@ -83,7 +85,8 @@ def convolution(
 ):
     """y[k, b, p, row, q, m] = sum over run, t, c of x[k, b, DOWN p + run - TOP, RIGHT q + t - LEFT, c] * wide.
 
-    The filters are wide[k, (row, m), run, t, c]; OVER says whether a run may reach over the image's sides.
+    The filters are wide[k, (row, m), run, t, c]; OVER says whether a run may reach over the image's sides. Unless
+    BIASED is 0, it is the number of filters, and bias[k, m % BIASED] is added.
     """
     RUN: tl.constexpr = SPAN * C
     BLOCKS: tl.constexpr = (RUN + BLOCK_R - 1) // BLOCK_R
@@ -107,6 +110,8 @@ def convolution(
         place = m[None, :] * (RUNS * RUN) + (turn // BLOCKS) * RUN + r[:, None]
         taps = tl.load(wide + place, mask=(r < RUN)[:, None] & (m < ROWS * M)[None, :], other=0.0)
         total = tl.dot(patch, taps, total, input_precision=EXACTNESS)
+    if BIASED > 0:
+        total += tl.load(bias + k * BIASED + m % BIASED)[None, :]
     y += k * pixels * (ROWS * M)
     if ROWS == 1:
         spot = y + n[:, None] * M + m[None, :]
@@ -120,6 +125,7 @@ def filter_gradient(
     x,
     grad,
     part,
+    bias_part,
     pixels,
     SLICES: tl.constexpr,
     TURNS: tl.constexpr,
@@ -136,12 +142,16 @@ def filter_gradient(
     TOP: tl.constexpr,
     LEFT: tl.constexpr,
     OVER: tl.constexpr,
+    BIASED: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_R: tl.constexpr,
     EXACTNESS: tl.constexpr,
 ):
-    """part[k, s, run, t, c, m] = sum over a slice of x[k, b, DOWN p + run - TOP, RIGHT q + t - LEFT, c] * grad."""
+    """part[k, s, run, t, c, m] = sum over a slice of x[k, b, DOWN p + run - TOP, RIGHT q + t - LEFT, c] * grad.
+
+    BIASED asks for bias_part[k, s, m], the sum of grad, as well.
+    """
     RUN: tl.constexpr = SPAN * C
     BLOCKS: tl.constexpr = (RUN + BLOCK_R - 1) // BLOCK_R
     k = tl.program_id(2).to(tl.int64)
@@ -153,6 +163,7 @@ def filter_gradient(
     x += k * (pixels // (P * Q)) * (H * W * C)
     grad += k * pixels * M
     total = tl.zeros((BLOCK_R, BLOCK_M), dtype=tl.float32)
+    plain = tl.zeros((BLOCK_N, BLOCK_M), dtype=tl.float32)
     for turn in range(TURNS):
         n = (s * TURNS + turn) * BLOCK_N + tl.arange(0, BLOCK_N)
         h = (n // Q % P) * DOWN - TOP + run
@@ -163,6 +174,11 @@ def filter_gradient(
         patch = tl.load(x + ((n // (P * Q) * H + h) * (W * C))[:, None] + along, mask=inside, other=0.0)
         slope = tl.load(grad + n[:, None] * M + m[None, :], mask=(n < pixels)[:, None] & (m < M)[None, :], other=0.0)
         total = tl.dot(tl.trans(patch), slope, total, input_precision=EXACTNESS)
+        if BIASED:
+            plain += slope.to(tl.float32)
+    if BIASED:  # noqa: SIM102  (this is asked when it is compiled, the next when it runs)
+        if column == 0:
+            tl.store(bias_part + (k * SLICES + s) * M + m, tl.sum(plain, 0), mask=m < M)
     spot = part + ((k * SLICES + s) * RUNS + run) * (RUN * M) + r[:, None] * M + m[None, :]
     tl.store(spot, total, mask=(r < RUN)[:, None] & (m < M)[None, :])
 
@@ -170,7 +186,9 @@ def filter_gradient(
 @triton.jit
 def collect(
     part,
+    bias_part,
     grad,
+    bias_grad,
     SLICES: tl.constexpr,
     TALL: tl.constexpr,
     WIDE: tl.constexpr,
@@ -179,9 +197,13 @@ def collect(
     GROUP: tl.constexpr,
     SPAN: tl.constexpr,
     STRIDE: tl.constexpr,
+    BIASED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """grad[k, m, c, i, j] = sum over slices s and the pixels g of a group of part[k, s, i, STRIDE g + j, c, (g, m)]."""
+    """grad[k, m, c, i, j] = sum over slices s and the pixels g of a group of part[k, s, i, STRIDE g + j, c, (g, m)].
+
+    The bias's gradient likewise, where it is wanted.
+    """
     SIZE: tl.constexpr = M * C * TALL * WIDE
     k = tl.program_id(1).to(tl.int64)
     e = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -195,3 +217,11 @@ def collect(
             place = (((k * SLICES + s) * TALL + i) * SPAN + STRIDE * g + j) * C + c
             total += tl.load(part + (place * GROUP + g) * M + m, mask=e < SIZE, other=0.0)
     tl.store(grad + k * SIZE + ((m * C + c) * TALL + i) * WIDE + j, total.to(grad.dtype.element_ty), mask=e < SIZE)
+    if BIASED:  # noqa: SIM102  (as above)
+        if tl.program_id(0) * BLOCK < M:
+            bias = tl.zeros((BLOCK,), dtype=tl.float32)
+            for s in range(SLICES):
+                for g in tl.static_range(GROUP):
+                    place = ((k * SLICES + s) * GROUP + g) * M + e
+                    bias += tl.load(bias_part + place, mask=e < M, other=0.0)
+            tl.store(bias_grad + k * M + e, bias, mask=e < M)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
+from torch import Tensor
 
 from fedhead.errors import Diverged, FedheadError
 from fedhead.tree import Tree
@@ -32,6 +35,12 @@ def check(send: Tree, expected: Schema | None, client: int, round: int) -> None:
                 got = f"{tuple(leaves[name].shape)} {leaves[name].dtype}"
                 raise Refused(f"{where}: tensor {name!r} is {got}, expected {shape} {dtype}")
     floats = {n: t for n, t in leaves.items() if t.is_floating_point() and t.numel()}
-    if floats and not bool(torch.stack([torch.isfinite(t).all() for t in floats.values()]).all()):
+    if floats and not _all_finite(list(floats.values())):
         name = next(n for n, t in floats.items() if not bool(torch.isfinite(t).all()))
         raise Diverged(f"{where}: {name!r} is not finite any more; a smaller learning rate (lr) is the usual mend")
+
+
+def _all_finite(tensors: list[Tensor]) -> bool:
+    """Whether all numbers are finite: the largest of each tensor tells, and a GPU is asked only once."""
+    largest = torch._foreach_norm(tensors, ord=math.inf)
+    return bool(torch.isfinite(torch.stack([t.double() for t in largest])).all())

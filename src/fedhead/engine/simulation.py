@@ -62,10 +62,17 @@ class Simulation(Clients):
             memory[k] = replies[k].keep
         return server, Traffic(sum(send.nbytes for send in sent.values()), post.nbytes(), len(cohort))
 
+    def cohort(self, number: int) -> list[int]:
+        """The clients that take part in a round."""
+        task = self.task
+        return plan.cohort(task.seed, number, self.holders, task.clients, task.participation)
+
     def round(self, number: int, executor: Executor) -> Traffic:
         """One round of training."""
-        task = self.task
-        cohort = plan.cohort(task.seed, number, self.holders, task.clients, task.participation)
+        cohort = self.cohort(number)
+        if self.device.type == "cuda" and number < self.task.rounds:  # a CPU has no time to spare
+            later = self.cohort(number + 1)
+            self.ahead.begin(f for k in later for f in self.forms(self.method, self.task_of(k), k, number + 1))
         self.server, traffic = self.exchange(self.method, self.server, self.memory, cohort, number, executor)
         return traffic
 
