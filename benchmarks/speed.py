@@ -72,6 +72,7 @@ def side(who: str, name: str, precision: str, threads: int, pipe: Connection) ->
     simulation = Simulation(fed, [model], fh.FedAvg(), rounds=1, local=local, bf16=precision == "bf16")
     job = simulation.jobs(simulation.method, simulation.server, simulation.memory, simulation.holders, 1)[0]
     worker: Executor | None = choose.executor("auto", simulation) if who == "fedhead" else None
+    pipe.send("ready")
     while pipe.recv():
         taken = seconds(lambda: plain_round(model, fed, job) if worker is None else worker.run(job))
         pipe.send((taken, sum(len(s[0]) for s in job.schedules), "plain" if worker is None else worker.name))
@@ -84,6 +85,7 @@ def measure(name: str, precision: str, repeats: int, threads: int) -> dict[str, 
         ours, theirs = Pipe()
         process = get_context("spawn").Process(target=side, args=(who, name, precision, threads, theirs))
         process.start()
+        ours.recv()  # one after another: an executor that is timed while the other side starts is timed wrongly
         processes.append(process)
         pipes.append(ours)
     best, steps, executor = [float("inf")] * 2, 0, ""
