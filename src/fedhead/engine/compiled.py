@@ -12,16 +12,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._guards import TracingContext, tracing
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 InPlace = Callable[..., None]  # takes tensors, changes some of them, returns nothing
 
 
 def trace(function: InPlace, arguments: list[Tensor]) -> torch.fx.GraphModule:
     """The operations that `function(*arguments)` performs, changes to its arguments included."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
     copies = [t.clone() for t in arguments]  # the traced run changes what it is given
     with torch.autograd.set_multithreading_enabled(False):
         return make_fx(function, tracing_mode="real")(*copies)
@@ -29,8 +27,13 @@ def trace(function: InPlace, arguments: list[Tensor]) -> torch.fx.GraphModule:
 
 def compiled(function: InPlace, arguments: list[Tensor]) -> InPlace:
     """`function`, compiled for arguments of these shapes."""
+    from torch._guards import TracingContext, tracing
     from torch._inductor import compile as inductor
+    from torch._inductor.async_compile import AsyncCompile
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+    AsyncCompile.warm_pool()  # its helpers start while the step is traced
     graph = trace(function, arguments)
     # The compiler looks into its cache only where it has a place for symbolic shapes, though there are none here.
     shapes = FakeTensorMode(shape_env=ShapeEnv())

@@ -178,7 +178,7 @@ def personal(job: Job, pool: Pool, rows: Sequence[Rows], room: Room | None = Non
 
     def stacked(places: list[int]) -> Say:
         sights, predict = job.take(places).sights(), lifted(scores, pool.device, (SIGHT, 0))
-        return lambda width, batch: read(predict(VmapLift().select(sights, lambda t: t[:width]), batch.x), batch)
+        return lambda width, batch: read(predict(VmapLift().narrow(sights, width), batch.x), batch)
 
     def alone(k: int) -> Say:
         sight = job.sight(k)

@@ -26,19 +26,15 @@ from fedhead.notice import notice
 
 
 def buckets(width: int, least: int = 8) -> list[int]:
-    """The widths for which graphs are made: the whole stack, half of it, and a quarter where that is still many.
+    """The widths for which graphs are made: the whole stack, half of it and a quarter, if that is still many.
 
     Each costs a compilation, and a small stack takes hardly less time than one twice its size.
 
-    >>> buckets(40), buckets(20), buckets(1)
-    ([40, 20, 10], [20, 10], [1])
+    >>> buckets(40), buckets(20), buckets(10)
+    ([40, 20, 10], [20, 10], [10])
     """
-    found = [width]
-    for _ in range(2):
-        half = math.ceil(found[-1] / 2)
-        if half < found[-1] and (len(found) == 1 or half >= least):
-            found.append(half)
-    return found
+    halves = [math.ceil(width / 2), math.ceil(width / 4)]
+    return [width, *(half for half in dict.fromkeys(halves) if least <= half < width)]
 
 
 def bucket(width: int, sizes: list[int]) -> int:
@@ -47,72 +43,40 @@ def bucket(width: int, sizes: list[int]) -> int:
 
 
 class Graphs:
-    """A trainer that keeps a rig for every kind of stack it has seen, a few at a time.
+    """A trainer that keeps a rig for every kind of stack it has seen, a few at a time."""
 
-    A stack of more than `width` clients is cut into several, which train side by side, a stream each: the kernels of
-    a small model take hardly any time, and those of several streams fill each other's gaps.
-    """
-
-    def __init__(self, compile: bool = True, width: int | None = None, most: int = 12):
-        self.compile, self.width = compile, width
+    def __init__(self, compile: bool = True, most: int = 6):
+        self.compile = compile
         self.preparing = 0.0  # seconds spent on compiling and capturing
         self._rigs: OrderedDict[Any, Rig] = OrderedDict()
-        self._steps: dict[Any, Callable[..., None]] = {}
         self._most = most
 
     def __call__(self, stretch: Stretch) -> Carry:
         """All steps of a phase."""
         if not len(stretch.table):
             return stretch.carry
-        parts = cut(blind(stretch), self.width)
-        rigs = [self.rig(part, place) for place, part in enumerate(parts)]
-        for rig, part in zip(rigs, parts, strict=True):
-            rig.load(part)
-        for number in range(max(len(part.table) for part in parts)):
-            for rig, part in zip(rigs, parts, strict=True):
-                if number < len(part.table):
-                    rig.advance(number)
-        whole = join([rig.outcome() for rig in rigs])
-        return rows(whole, slice(0, len(stretch.table.key)))
-
-    def rig(self, part: Stretch, place: int) -> Rig:
-        """The rig for a part of a stack, new or from an earlier round."""
-        key = (kind(part, steps=False), place)
+        stretch = blind(stretch)
+        key = kind(stretch, steps=False)
         rig = self._rigs.get(key)
-        if rig is None or rig.capacity < len(part.table):
-            rig = self._rigs[key] = Rig(self, part)
+        if rig is None or rig.capacity < len(stretch.table):
+            rig = self._rigs[key] = Rig(self, stretch)
             while len(self._rigs) > self._most:
                 self._rigs.popitem(last=False)
         self._rigs.move_to_end(key)
-        return rig
-
-    def step(self, rig: Rig, size: int, function: Callable[..., None], arguments: list[Tensor]) -> Callable[..., None]:
-        """The step as it is captured: compiled, once for all rigs of a kind, if that is wanted and works."""
-        if not self.compile:
-            return function
-        key = (rig.kind, size)
-        if key not in self._steps:
-            try:
-                self._steps[key] = compiled(function, arguments)
-            except Exception as error:  # any failure of the compiler leaves the uncompiled step, which is right too
-                notice(f"the step could not be compiled ({first_line(error)}); going on without compilation")
-                self.compile = False
-                return function
-        return self._steps[key]
+        return rig.train(stretch)
 
     def forget(self) -> None:
         """Let go of all graphs and of the memory behind them."""
         self._rigs.clear()
-        self._steps.clear()
         torch.cuda.empty_cache()
 
 
 class Rig:
-    """Static tensors for one kind of stack, the graphs that work on them, and the stream that they run on."""
+    """Static tensors for one kind of stack, and the graphs that work on them."""
 
     def __init__(self, owner: Graphs, stretch: Stretch):
         step, table, carry, w, sight = stretch
-        self.owner, self.step, self.kind = owner, step, kind(stretch, steps=False)
+        self.owner, self.step = owner, step
         self.capacity = max(len(table), _most_steps(step))
         self.carry, self.w, self.sight, self.key = static((carry, w, sight, table.key))
         shape = (self.capacity, *table.rows.shape[1:])
@@ -120,54 +84,48 @@ class Rig:
         self.counter = torch.zeros((), dtype=torch.int64, device=table.rows.device)
         self.sizes = buckets(len(table.key))
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
-        self.stream = torch.cuda.Stream() if table.rows.is_cuda else None  # type: ignore[no-untyped-call]  # torch's
 
-    def load(self, stretch: Stretch) -> None:
-        """Copy a round's tensors in."""
+    def train(self, stretch: Stretch) -> Carry:
+        """Copy a round's tensors in, replay its steps, copy the outcome out."""
         _, table, carry, w, sight = stretch
         copy_into((self.carry, self.w, self.sight, self.key), (carry, w, sight, table.key))
         self.rows[: len(table)].copy_(table.rows)
         self.weight[: len(table)].copy_(table.weight)
         self.counter.zero_()
         assert table.widths is not None, "a stack has widths"
-        self._widths, self._width = table.widths, len(table.key)
-        self._done: list[Carry] = []
-        if self.stream is not None:
-            self.stream.wait_stream(torch.cuda.current_stream())
-
-    def advance(self, number: int) -> None:
-        """One step; clients that have run out of batches are copied out first."""
-        now = self._widths[number]
-        with torch.cuda.stream(self.stream):
-            if now < self._width:
-                self._done.append(_clone(rows(self.carry, slice(now, self._width))))
-                self._width = now
-            size = bucket(now, self.sizes)
+        done, width = [], len(table.key)
+        for now in table.widths:
+            if now < width:
+                done.append(_clone(rows(self.carry, slice(now, width))))
+                width = now
+            size = bucket(width, self.sizes)
             if size not in self.graphs:
-                self.graphs[size] = self.capture(size)
+                self.graphs[size] = self._capture(size)
             self.graphs[size].replay()
-
-    def outcome(self) -> Carry:
-        """What the steps made of the carry, all clients."""
-        if self.stream is not None:
-            torch.cuda.current_stream().wait_stream(self.stream)
-        found = join([_clone(rows(self.carry, slice(0, self._width))), *reversed(self._done)])
-        self._done = []
-        return found
+        return join([_clone(rows(self.carry, slice(0, width))), *reversed(done)])
 
     # -- capture ----------------------------------------------------------------------------------
-    def capture(self, size: int) -> torch.cuda.CUDAGraph:
-        """The graph of a step of the first clients."""
+    def _capture(self, size: int) -> torch.cuda.CUDAGraph:
         begin = time.perf_counter()
         torch.cuda.synchronize()
         function, arguments = self._flat(size)
         before = [t.clone() for t in arguments[: self._changed]]
-        call = self.owner.step(self, size, function, arguments)
-        for _ in range(2):  # libraries choose their kernels and take their work space, a stream's own, at first calls
-            call(*arguments)
+        call: Callable[..., None] = function
+        if self.owner.compile:
+            try:
+                call = compiled(function, arguments)
+            except Exception as error:  # any failure of the compiler leaves the uncompiled step, which is right too
+                notice(f"the step could not be compiled ({first_line(error)}); going on without compilation")
+                self.owner.compile = False
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(2):  # libraries choose their kernels and take their work space at the first calls
+                call(*arguments)
+        torch.cuda.current_stream().wait_stream(side)
         for t, value in zip(arguments, before, strict=False):
             t.copy_(value)
-        graph = captured(lambda: call(*arguments), self.stream)
+        graph = captured(lambda: call(*arguments))
         self.owner.preparing += time.perf_counter() - begin
         return graph
 
@@ -175,7 +133,7 @@ class Rig:
         """The step as a function of flat tensors that changes the first of them in place."""
         first = slice(0, size)
         carry, w = rows(self.carry, first), self.w.map(lambda t: t[:size])
-        sight = self.step.lift.select(self.sight, lambda t: t[:size])
+        sight = self.step.lift.narrow(self.sight, size)
         pool = self.step.program.source(self.step.phase.data)
         changed, shape = pytree.tree_flatten((carry, self.counter))
         read, read_shape = pytree.tree_flatten((w, sight, self.rows, self.weight, self.key, pool.x, pool.y))
@@ -195,43 +153,18 @@ class Rig:
         return function, [*changed, *read]
 
 
-def captured(work: Callable[[], None], stream: torch.cuda.Stream | None = None) -> torch.cuda.CUDAGraph:
+def captured(work: Callable[[], None]) -> torch.cuda.CUDAGraph:
     """A CUDA graph of what `work` launches."""
-    torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     gc.collect()
     gc.disable()  # an old graph that is collected now would end the capture: freeing is not permitted in it
     try:
-        with torch.cuda.graph(graph, stream=stream):
+        with torch.cuda.graph(graph):
             work()
     finally:
         gc.enable()
     torch.cuda.synchronize()
     return graph
-
-
-def cut(stretch: Stretch, width: int | None) -> list[Stretch]:
-    """A stack of clients as several of one size, at most `width`; the last is topped up with its last client."""
-    step, table, carry, w, sight = stretch
-    clients = len(table.key)
-    if width is None or clients <= width:
-        return [stretch]
-    size = math.ceil(clients / math.ceil(clients / width))
-    assert table.widths is not None, "a stack has widths"
-    parts = []
-    for begin in range(0, clients, size):
-        places = torch.arange(begin, begin + size, device=table.key.device).clamp(max=clients - 1)
-        widths = [min(now - begin, size) for now in table.widths if now > begin]
-        short = Table(
-            table.rows[: len(widths)].index_select(1, places),
-            table.weight[: len(widths)].index_select(1, places),
-            table.key[places],
-            widths,
-        )
-        mine = Carry(*(tree.map(lambda t, p=places: t[p]) for tree in carry))
-        own = step.lift.select(sight, lambda t, p=places: t[p])  # type: ignore[misc]  # defaults bind the loop's value
-        parts.append(Stretch(step, short, mine, w.map(lambda t, p=places: t[p]), own))
-    return parts
 
 
 def blind(stretch: Stretch) -> Stretch:

@@ -51,7 +51,7 @@ class Bundle:
 
     def __init__(self, work: list[Stretch]):
         self.lanes = [Lane(stretch) for stretch in work]
-        self.sizes = buckets(len(work))
+        self.sizes = buckets(len(work), least=1)
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self.preparing = 0.0
 

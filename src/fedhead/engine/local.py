@@ -104,9 +104,9 @@ class Lift:
         """`Optimizer.init` for this executor."""
         return optimizer.init
 
-    def select(self, sight: Sight, pick: Callable[[Tensor], Tensor]) -> Sight:
-        """Some clients of a stack: `pick` is applied to every tensor with a client axis."""
-        raise AssertionError("one client has no client axis")
+    def narrow(self, sight: Sight, width: int) -> Sight:
+        """The first clients of a stack."""
+        raise AssertionError("one client has no width")
 
 
 def stretches(program: Program, sight: Sight, tables: list[Table], lift: Lift) -> Generator[Stretch, Carry, Reply]:

@@ -54,15 +54,15 @@ class VmapLift(Lift):
         """`Optimizer.init` over the client axis."""
         return vmap(optimizer.init)
 
-    def select(self, sight: Sight, pick: Callable[[Tensor], Tensor]) -> Sight:
-        """Some clients of the stack: `pick` is applied to every tensor with a client axis."""
+    def narrow(self, sight: Sight, width: int) -> Sight:
+        """The first clients of the stack."""
 
-        def chosen(value: Any, dim: object) -> Any:
+        def cut(value: Any, dim: object) -> Any:
             if dim is None:
                 return value
-            return value.map(pick) if isinstance(value, Tree) else pick(value)
+            return value.map(lambda t: t[:width]) if isinstance(value, Tree) else value[:width]
 
-        return Sight(*(chosen(v, d) for v, d in zip(sight, SIGHT, strict=True)))
+        return Sight(*(cut(v, d) for v, d in zip(sight, SIGHT, strict=True)))
 
 
 class Stack(Executor):

@@ -117,7 +117,7 @@ def train_eagerly(stretch: Stretch) -> Carry:
             carry, w, sight, width = (
                 rows(carry, slice(0, now)),
                 w.map(lambda t, n=now: t[:n]),
-                step.lift.select(sight, lambda t, n=now: t[:n]),  # type: ignore[misc]  # a default binds the value
+                step.lift.narrow(sight, now),
                 now,
             )
         batch, key = table.batch(number, pool, width)
