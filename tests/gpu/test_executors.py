@@ -52,7 +52,7 @@ def test_every_method(name: str, norm: str, executor: type[Executor]) -> None:
     close(simulate(name, norm, Loop()), simulate(name, norm, executor()))
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # the compiler's own: as an error it would stop it
+@pytest.mark.filterwarnings("ignore")  # the compiler's own: as errors they would stop it
 @pytest.mark.parametrize("name", sorted(METHODS))
 def test_compiled_stacks(name: str) -> None:
     graphs = Graphs(compile=True)

@@ -25,6 +25,14 @@ def trace(function: InPlace, arguments: list[Tensor]) -> torch.fx.GraphModule:
         return make_fx(function, tracing_mode="real")(*copies)
 
 
+def start_helpers() -> None:
+    """Start the processes that compile kernels; they need some seconds to come up, which other work can fill."""
+    from torch._inductor.async_compile import AsyncCompile
+
+    for name in ("warm_pool", "wakeup"):  # not every release of torch has both
+        getattr(AsyncCompile, name, bool)()
+
+
 def compiled(function: InPlace, arguments: list[Tensor]) -> InPlace:
     """`function`, compiled for arguments of these shapes."""
     from torch._guards import TracingContext, tracing
@@ -33,8 +41,9 @@ def compiled(function: InPlace, arguments: list[Tensor]) -> InPlace:
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-    AsyncCompile.warm_pool()  # its helpers start while the step is traced
+    start_helpers()
     graph = trace(function, arguments)
+    getattr(AsyncCompile, "wait_pool_ready", bool)()  # before they are there, one kernel after another is compiled here
     # The compiler looks into its cache only where it has a place for symbolic shapes, though there are none here.
     shapes = FakeTensorMode(shape_env=ShapeEnv())
     examples: list[Any] = [shapes.from_tensor(t, static_shapes=True) for t in arguments]

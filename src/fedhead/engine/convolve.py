@@ -224,7 +224,8 @@ def launch_weight(
     )
     found = _gradients(x, grad, size, biased)
     form = (slices, tall, wide, filters, channels, group, span, stride, biased)
-    _kernels().collect[-(-found[0][0].numel() // BLOCK), clients](part, bias_part, *found, *form, BLOCK)
+    grid = (-(-found[0][0].numel() // COLLECTED), clients)
+    _kernels().collect[grid](part, bias_part, *found, *form, COLLECTED, min(32, 1 << (slices - 1).bit_length()))
     return found
 
 
@@ -264,7 +265,7 @@ def _expanded(
     return laid_out
 
 
-BLOCK = 512  # elements a program of the kernels that only move them
+BLOCK, COLLECTED = 512, 64  # elements a program of the kernels that only move them
 PROGRAMS = 1024  # enough to fill a large GPU several times
 
 

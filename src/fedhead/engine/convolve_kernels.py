@@ -199,6 +199,7 @@ def collect(
     STRIDE: tl.constexpr,
     BIASED: tl.constexpr,
     BLOCK: tl.constexpr,
+    BLOCK_S: tl.constexpr,
 ):
     """grad[k, m, c, i, j] = sum over slices s and the pixels g of a group of part[k, s, i, STRIDE g + j, c, (g, m)].
 
@@ -211,17 +212,20 @@ def collect(
     c = e // M % C
     j = e // (M * C) % WIDE
     i = e // (M * C * WIDE)
-    total = tl.zeros((BLOCK,), dtype=tl.float32)
-    for s in range(SLICES):
+    total = tl.zeros((BLOCK_S, BLOCK), dtype=tl.float32)
+    bias = tl.zeros((BLOCK_S, BLOCK), dtype=tl.float32)
+    for first in range(0, SLICES, BLOCK_S):
+        s = first + tl.arange(0, BLOCK_S)
         for g in tl.static_range(GROUP):
-            place = (((k * SLICES + s) * TALL + i) * SPAN + STRIDE * g + j) * C + c
-            total += tl.load(part + (place * GROUP + g) * M + m, mask=e < SIZE, other=0.0)
-    tl.store(grad + k * SIZE + ((m * C + c) * TALL + i) * WIDE + j, total.to(grad.dtype.element_ty), mask=e < SIZE)
-    if BIASED:  # noqa: SIM102  (as above)
-        if tl.program_id(0) * BLOCK < M:
-            bias = tl.zeros((BLOCK,), dtype=tl.float32)
-            for s in range(SLICES):
-                for g in tl.static_range(GROUP):
-                    place = ((k * SLICES + s) * GROUP + g) * M + e
-                    bias += tl.load(bias_part + place, mask=e < M, other=0.0)
-            tl.store(bias_grad + k * M + e, bias, mask=e < M)
+            place = ((i * SPAN + STRIDE * g + j) * C + c) * (GROUP * M) + g * M + m
+            slices = (k * SLICES + s) * (TALL * SPAN * C * GROUP * M)
+            there = (s < SLICES)[:, None] & (e < SIZE)[None, :]
+            total += tl.load(part + slices[:, None] + place[None, :], mask=there, other=0.0)
+            if BIASED:
+                slices = (k * SLICES + s) * (GROUP * M) + g * M
+                there = (s < SLICES)[:, None] & (e < M)[None, :]
+                bias += tl.load(bias_part + slices[:, None] + e[None, :], mask=there, other=0.0)
+    spot = grad + k * SIZE + ((m * C + c) * TALL + i) * WIDE + j
+    tl.store(spot, tl.sum(total, 0).to(grad.dtype.element_ty), mask=e < SIZE)
+    if BIASED:
+        tl.store(bias_grad + k * M + e, tl.sum(bias, 0), mask=e < M)

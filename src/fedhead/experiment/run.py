@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from fedhead.engine import choose
+from fedhead.engine.compiled import start_helpers
 from fedhead.engine.figures import Figures
 from fedhead.engine.job import Executor
 from fedhead.engine.joined import together
@@ -27,6 +28,7 @@ from fedhead.treefile import save_tree
 
 Row = dict[str, Any]
 STAGES = "stages.safetensors"  # the server's state after each stage
+LONG = 50  # local epochs of a client from which on a run on a GPU is likely to be compiled
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,8 @@ def execute(
         RunFolder.refuse_taken(out)
     models = build.validate(recipe)
     device = choose.device(settings.device)
+    if device.type == "cuda" and recipe.rounds * recipe.local_epochs >= LONG:
+        start_helpers()  # while the data is read
     federation = build.federation(recipe, settings.data)
     for exchange in (build.method(recipe), *build.stages(recipe)):
         exchange.check(models, federation)  # before there is a folder
