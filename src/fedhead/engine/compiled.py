@@ -7,7 +7,10 @@ What the compiler made is kept on disk (TORCHINDUCTOR_CACHE_DIR) and found again
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,32 +28,48 @@ def trace(function: InPlace, arguments: list[Tensor]) -> torch.fx.GraphModule:
         return make_fx(function, tracing_mode="real")(*copies)
 
 
-def start_helpers() -> None:
-    """Start the processes that compile kernels; they need some seconds to come up, which other work can fill."""
-    from torch._inductor.async_compile import AsyncCompile
-
-    for name in ("warm_pool", "wakeup"):  # not every release of torch has both
-        getattr(AsyncCompile, name, bool)()
-
-
 def compiled(function: InPlace, arguments: list[Tensor]) -> InPlace:
     """`function`, compiled for arguments of these shapes."""
     from torch._guards import TracingContext, tracing
     from torch._inductor import compile as inductor
-    from torch._inductor.async_compile import AsyncCompile
+    from torch._inductor import config
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-    start_helpers()
     graph = trace(function, arguments)
-    getattr(AsyncCompile, "wait_pool_ready", bool)()  # before they are there, one kernel after another is compiled here
+    mark = _marks() / _digest(graph, arguments)
+    known = mark.exists()
     # The compiler looks into its cache only where it has a place for symbolic shapes, though there are none here.
     shapes = FakeTensorMode(shape_env=ShapeEnv())
     examples: list[Any] = [shapes.from_tensor(t, static_shapes=True) for t in arguments]
-    with tracing(TracingContext(shapes)):
+    with tracing(TracingContext(shapes)), config.patch(compile_threads=1) if known else nullcontext():
         kernel: Any = inductor(graph, examples)
+    mark.parent.mkdir(parents=True, exist_ok=True)
+    mark.touch()
 
     def run(*tensors: Tensor) -> None:
         kernel(*tensors)
 
     return run
+
+
+# The compiler has helpers, processes that compile kernels side by side. They need some seconds to come up, and where
+# all kernels are cached those are lost: so each step that was compiled leaves a mark beside the compiler's cache.
+def start_helpers() -> None:
+    """Start the compiler's helpers now, while there is other work to do, if nothing was ever compiled here."""
+    from torch._inductor.async_compile import AsyncCompile
+
+    if not _marks().exists():
+        for name in ("warm_pool", "wakeup"):  # not every release of torch has both
+            getattr(AsyncCompile, name, bool)()
+
+
+def _marks() -> Path:
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+    return Path(cache_dir()) / "fedhead"
+
+
+def _digest(graph: torch.fx.GraphModule, arguments: list[Tensor]) -> str:
+    forms = [(tuple(t.shape), t.dtype, t.device) for t in arguments]
+    return hashlib.sha256(repr((graph.code, forms, torch.__version__)).encode()).hexdigest()

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 
-def takes(stride: Any, padding: Any, dilation: Any, groups: int) -> bool:
-    """Whether the kernels here know these settings of `conv2d`, and their compiler is installed."""
+def takes(x: Tensor, stride: Any, padding: Any, dilation: Any, groups: int) -> bool:
+    """Whether the kernels here know such an input and these settings of `conv2d`, and their compiler is installed."""
     plain = isinstance(padding, tuple) and stride[0] == stride[1] and tuple(dilation) == (1, 1) and groups == 1
-    return plain and available()
+    return plain and x.dim() == 4 and x.dtype != torch.float64 and available()
 
 
 @cache
@@ -209,7 +209,7 @@ def launch_weight(
     group = tiles.group
     span = stride * (group - 1) + wide
     p, q, many = grad.shape[2], grad.shape[3] // group, group * filters
-    block_m, block_r = _power(many, tiles.filters), _power(span * channels, tiles.taps)
+    block_m, block_r = power(many, tiles.filters), power(span * channels, tiles.taps)
     columns = tall * -(-span * channels // block_r) * -(-many // block_m)
     pixels = batch * p * q
     slices = max(1, min(-(-PROGRAMS // (columns * clients)), pixels // (4 * tiles.pixels)))
@@ -218,7 +218,7 @@ def launch_weight(
     bias_part = x.new_empty(clients, slices, many if biased else 0, dtype=torch.float32)
     over = left > 0 or (q - 1) * stride * group + span > width
     sizes = (channels, height, width, many, p, q, tall, span, stride, stride * group, top, left, over, biased)
-    blocks = (tiles.pixels, block_m, block_r, _exactness())
+    blocks = (tiles.pixels, block_m, block_r, exactness())
     _kernels().filter_gradient[columns, slices, clients](
         x.contiguous(), grad.contiguous(), part, bias_part, pixels, slices, turns, *sizes, *blocks, **_how(tiles)
     )
@@ -233,9 +233,9 @@ def _convolve(
     x: Tensor, laid_out: Tensor, bias: Tensor | None, y: Tensor, pixels: int, sizes: tuple[int, ...], tiles: Tiles
 ) -> None:
     channels, filters, rows, span = sizes[0], sizes[3], sizes[6], sizes[8]
-    block_m, block_r = _power(rows * filters, tiles.filters), _power(span * channels, tiles.taps)
+    block_m, block_r = power(rows * filters, tiles.filters), power(span * channels, tiles.taps)
     grid = (-(-pixels // tiles.pixels), -(-rows * filters // block_m), len(x))
-    blocks = (tiles.pixels, block_m, block_r, _exactness())
+    blocks = (tiles.pixels, block_m, block_r, exactness())
     biased = 0 if bias is None else bias.shape[1]
     bias = y if bias is None else bias.contiguous()  # a stand-in that is never read
     _kernels().convolution[grid](x.contiguous(), laid_out, bias, y, pixels, *sizes, biased, *blocks, **_how(tiles))
@@ -303,7 +303,7 @@ def _taps(run: int) -> int:
     return min((64, 32), key=lambda block: -(-run // block) * block)
 
 
-def _power(count: int, most: int) -> int:
+def power(count: int, most: int) -> int:
     """The next power of two, from 16 up to `most`."""
     return max(16, min(most, 1 << (count - 1).bit_length()))
 
@@ -312,7 +312,7 @@ def _how(tiles: Tiles) -> dict[str, int]:
     return {"num_warps": tiles.warps, "num_stages": tiles.stages}
 
 
-def _exactness() -> str:
+def exactness() -> str:
     """How float32 factors are multiplied: rounded to TF32, or split in three for float32's own accuracy."""
     return "tf32" if torch.backends.cudnn.allow_tf32 else "tf32x3"
 

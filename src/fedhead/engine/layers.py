@@ -10,11 +10,11 @@ import torch
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from fedhead.engine import convolve, normalize
+from fedhead.engine import convolve, linear, normalize
 
 
 class StackedLayers(TorchFunctionMode):
-    """Within this context, plain convolutions and batch norms under `vmap` run all clients at once."""
+    """Within this context, plain convolutions, small linear layers and batch norms under `vmap` run as one."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -22,7 +22,9 @@ class StackedLayers(TorchFunctionMode):
         """Take over the layers that have a form of their own for stacks; leave all else as it is."""
         if func is F.batch_norm:
             return normalize.batch_norm(*args, **(kwargs or {}))
-        if func is torch.conv2d and not kwargs and len(args) == 7 and convolve.takes(*args[3:]):
+        if func is F.linear and linear.takes(*args[:2]):
+            return linear.linear(*args, **(kwargs or {}))
+        if func is torch.conv2d and not kwargs and len(args) == 7 and convolve.takes(args[0], *args[3:]):
             return convolve.conv2d(*args[:5])
         return func(*args, **(kwargs or {}))
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from fedhead.errors import BadInput
+from fedhead.models import functional
 from fedhead.tree import Tree, Weights
 from fedhead.types import Output
 
@@ -109,7 +110,7 @@ def load(model: nn.Module, weights: Tree) -> None:
 def classify(model: Split, weights: Tree, z: Tensor) -> Tensor:
     """The logits that a model's classifier gives to features z, with the weights of the whole model."""
     own = {name.removeprefix("classifier."): t for name, t in weights.part("classifier").items()}
-    return cast(Tensor, torch.func.functional_call(model.classifier, own, (z,)))
+    return cast(Tensor, functional.call(model.classifier, own, z))
 
 
 # -- taking a user's module apart -----------------------------------------------------------------------------------

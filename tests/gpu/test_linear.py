@@ -1,0 +1,58 @@
+"""The kernel of stacked linear layers against plain ones in float64.
+
+It runs on a GPU or, with Triton installed and TRITON_INTERPRET=1 set, in Triton's interpreter on the CPU.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+from torch import nn
+from torch.func import functional_call, vmap
+
+from fedhead.engine import convolve
+from fedhead.engine.layers import StackedLayers
+from fedhead.models.precision import settle
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not convolve.available(), reason="needs Triton"),
+    pytest.mark.skipif(not (INTERPRETED or torch.cuda.is_available()), reason="needs a CUDA device"),
+]
+DEVICE = "cpu" if INTERPRETED else "cuda"
+
+
+@pytest.mark.parametrize("biased", [True, False], ids=["bias", "plain"])
+@pytest.mark.parametrize("sizes", [(3, 5, 7, 4), (2, 64, 400, 120), (1, 70, 33, 130), (2, 16, 16, 10)])
+def test_stacked_layers_and_their_gradients(sizes: tuple[int, ...], biased: bool) -> None:
+    clients, batch, entering, leaving = sizes
+    settle("fp32")
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(batch, entering), (leaving, entering), (leaving,)][: 2 + biased]
+    exact = [torch.randn(clients, *s, generator=generator, dtype=torch.float64).requires_grad_() for s in shapes]
+    layer = nn.Linear(entering, leaving, bias=biased).to(DEVICE)
+
+    def applied(x: torch.Tensor, *own: torch.Tensor) -> torch.Tensor:
+        return functional_call(layer, dict(zip(("weight", "bias"), own, strict=False)), (x,))  # type: ignore[no-any-return]
+
+    plain = torch.stack([nn.functional.linear(*one) for one in zip(*exact, strict=True)])
+    ours = [t.detach().float().to(DEVICE).requires_grad_() for t in exact]
+    with StackedLayers():
+        found = vmap(applied)(*ours)
+    slope = torch.randn(plain.shape, generator=generator, dtype=torch.float64)
+    pairs = [(found, plain)]
+    grads = torch.autograd.grad(found, ours, slope.float().to(DEVICE)), torch.autograd.grad(plain, exact, slope)
+    pairs += list(zip(*grads, strict=True))
+    for mine, theirs in pairs:
+        torch.testing.assert_close(mine.cpu().double(), theirs.detach(), atol=1e-4, rtol=1e-4)
+
+
+def test_weights_that_all_clients_share_make_an_ordinary_layer() -> None:
+    layer = nn.Linear(3, 4).to(DEVICE)
+    x = torch.randn(2, 5, 3, device=DEVICE)
+    with StackedLayers():
+        found = vmap(layer)(x)
+    torch.testing.assert_close(found, layer(x))
