@@ -125,6 +125,7 @@ def _run_seeds(recipe: Recipe, out: Path, settings: Settings, resume: bool, quie
             results = [execute(r, folder, settings, resume=resume, on_row=on_row) for r, folder in pairs]
     means = {name: _mean([r[name] for r in results]) for name in ("accuracy", "accuracy_mean", "personal")}
     totals = {name: sum(r[name] for r in results) for name in ("bytes_up", "bytes_down", "seconds")}
+    totals["preparing"] = max(r.get("preparing") or 0.0 for r in results)  # runs that train together share it
     stages = {name: _mean([r["stages"][name] for r in results]) for name in recipe.stages}
     measured = {
         name: {
@@ -172,7 +173,8 @@ def _print_result(result: Row) -> None:
     if result.get("client_bytes"):
         each = {way: f"{value / 1e3:,.1f} kB {way}" for way, value in result["client_bytes"].items()}
         print(f"            of which a client in a round {each['up']}, {each['down']}")
-    print(f"time        {result['seconds']:.1f} s")
+    prepared = result.get("preparing") or 0.0
+    print(f"time        {result['seconds']:.1f} s" + (f", after {prepared:.1f} s of compiling" if prepared else ""))
     print(f"run         {result['run']}")
 
 

@@ -33,12 +33,15 @@ def compiled(function: InPlace, arguments: list[Tensor]) -> InPlace:
     from torch._guards import TracingContext, tracing
     from torch._inductor import compile as inductor
     from torch._inductor import config
+    from torch._inductor.async_compile import AsyncCompile
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
     graph = trace(function, arguments)
     mark = _marks() / _digest(graph, arguments)
     known = mark.exists()
+    if not known:  # before its helpers are there, the compiler makes one kernel after another by itself
+        getattr(AsyncCompile, "wait_pool_ready", bool)()
     # The compiler looks into its cache only where it has a place for symbolic shapes, though there are none here.
     shapes = FakeTensorMode(shape_env=ShapeEnv())
     examples: list[Any] = [shapes.from_tensor(t, static_shapes=True) for t in arguments]

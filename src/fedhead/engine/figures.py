@@ -14,6 +14,7 @@ class Figures:
     executor: str
     history: list[Row]
     last_rounds: int
+    preparing: float = 0.0  # seconds spent on compiling and capturing, which `seconds` leaves out
 
     @property
     def measured(self) -> Mapping[str, Row]:

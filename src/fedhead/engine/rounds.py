@@ -53,6 +53,7 @@ class Result(Figures):
     history: list[Row] = field(repr=False)
     outcomes: dict[str, StageResult] = field(repr=False, default_factory=dict)
     last_rounds: int = 1
+    preparing: float = 0.0
 
     @property
     def server(self) -> Tree:
@@ -134,6 +135,7 @@ def run(
     result = Result(simulation, worker.name, history, last_rounds=last_rounds)
     for stage in stages:
         result.outcomes[stage.name] = run_stage(simulation, stage, worker)
+    result.preparing = worker.preparing
     return result
 
 

@@ -243,5 +243,6 @@ def figures(out: Path, recipe: Recipe, result: Figures) -> Row:
         "bytes_down": result.bytes_down,
         "client_bytes": result.client_bytes,
         "seconds": result.seconds,
+        "preparing": result.preparing,
         "executor": result.executor,
     }
