@@ -12,14 +12,14 @@ import torch
 from torch import nn
 from torch.func import functional_call, vmap
 
-from fedhead.engine import convolve
-from fedhead.engine.layers import StackedLayers
 from fedhead.models.precision import settle
+from fedhead.stacked import common
+from fedhead.stacked.layers import StackedLayers
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(not convolve.available(), reason="needs Triton"),
+    pytest.mark.skipif(not common.available(), reason="needs Triton"),
     pytest.mark.skipif(not (INTERPRETED or torch.cuda.is_available()), reason="needs a CUDA device"),
 ]
 DEVICE = "cpu" if INTERPRETED else "cuda"

@@ -20,12 +20,12 @@ from fedhead.client import Sight
 from fedhead.data.pool import Pool
 from fedhead.engine.graphs import first_line
 from fedhead.engine.job import Executor, Job, Rows
-from fedhead.engine.layers import stacked_layers
 from fedhead.engine.loop import Loop
 from fedhead.engine.stack import SIGHT, VmapLift
 from fedhead.errors import BadInput
 from fedhead.models.split import Split
 from fedhead.notice import notice
+from fedhead.stacked.layers import stacked_layers
 from fedhead.tree import Weights, stack, unstack
 from fedhead.types import Batch, Reply
 

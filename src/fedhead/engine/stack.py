@@ -12,12 +12,12 @@ from torch.func import vmap
 from fedhead.client import Sight
 from fedhead.engine.graphs import Graphs
 from fedhead.engine.job import Executor, Job
-from fedhead.engine.layers import stacked_layers
 from fedhead.engine.local import Lift, Program, local_round
 from fedhead.engine.steps import train_eagerly
 from fedhead.errors import BadInput
 from fedhead.notice import notice
 from fedhead.optim import Optimizer
+from fedhead.stacked.layers import stacked_layers
 from fedhead.tree import Tree, Weights, unstack
 from fedhead.types import Phase, Reply
 

@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from fedhead.engine import convolve, linear, normalize
+from fedhead.stacked import convolve, linear, normalize
 
 
 class StackedLayers(TorchFunctionMode):

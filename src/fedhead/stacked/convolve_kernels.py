@@ -1,4 +1,4 @@
-"""The kernels behind `fedhead.engine.convolve`, in Triton; imported only where there is a GPU.
+"""The kernels behind `fedhead.stacked.convolve`, in Triton; imported only where there is a GPU.
 
 Images are [k, b, h, w, c], channels last, for clients k. Where a row of a filter meets an image, its taps (t, c) lie
 side by side in memory: such a run is what is read and multiplied at a time, so a place in it costs one addition and

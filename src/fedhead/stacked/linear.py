@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedhead.engine.convolve import available, exactness, power
+from fedhead.stacked.common import available, exactness, power
 
 LARGEST = 1 << 18  # numbers of a weight; libraries are better at large products
 
@@ -129,6 +129,6 @@ def _product(
 
 @cache
 def _kernels() -> Any:
-    from fedhead.engine import linear_kernels
+    from fedhead.stacked import linear_kernels
 
     return linear_kernels

@@ -1,4 +1,4 @@
-"""The kernel behind `fedhead.engine.linear`, in Triton; imported only where there is a GPU."""
+"""The kernel behind `fedhead.stacked.linear`, in Triton; imported only where there is a GPU."""
 
 from __future__ import annotations
 
