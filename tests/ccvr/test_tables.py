@@ -169,6 +169,21 @@ def test_seeds_that_train_together_end_as_they_would_alone(tmp_path: Path) -> No
         assert mine.values == pytest.approx(theirs.values, abs=0.5)
 
 
+def test_cells_that_differ_in_their_split_alone_train_together(tmp_path: Path) -> None:
+    table, settings = parse("paper/tiny", TINY.lstrip()), Settings(device="cpu", executor="stack")
+    pick, said = ["mild fedavg before", "hard fedavg before", "hard fedprox before"], list[str]()
+    reproduce(table, tmp_path / "apart", pick=pick, seeds=2, settings=settings, together=False)
+    reproduce(table, tmp_path / "joined", pick=pick, seeds=2, settings=settings, together=True, say=said.append)
+    assert said == [
+        "[1-4/6] digits dirichlet(0.5), dirichlet(0.1) fedavg seeds 0, 1",
+        "[5-6/6] digits dirichlet(0.1) fedprox seeds 0, 1",
+    ]
+    found, expected = weights(tmp_path / "joined"), weights(tmp_path / "apart")
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, atol=1e-5, rtol=1e-4)
+
+
 def test_seeds_that_train_together_go_on_after_a_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table, settings = parse("paper/tiny", TINY.lstrip()), Settings(device="cpu")
     whole = reproduce(table, tmp_path / "whole", pick=PICK, settings=settings, together=True)

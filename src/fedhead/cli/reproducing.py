@@ -41,7 +41,7 @@ def reproduce(
         bool | None,
         typer.Option(
             "--together/--one-by-one",
-            help="Train the seeds of a cell in one stack. [default: together on a GPU, where a stack is fastest]",
+            help="Train a method's seeds and splits in one stack. [default: on a GPU, where a stack is fastest]",
             show_default=False,
         ),
     ] = None,

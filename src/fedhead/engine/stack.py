@@ -72,8 +72,9 @@ class Stack(Executor):
     """
 
     name = "stack"
+    SIZE = 64  # clients at most, unless told
 
-    def __init__(self, size: int = 64, graphs: Graphs | None = None):
+    def __init__(self, size: int = SIZE, graphs: Graphs | None = None):
         self.size = size
         self.graphs = graphs or Graphs()
 

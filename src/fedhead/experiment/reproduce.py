@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fedhead.engine import choose
+from fedhead.engine.stack import Stack
 from fedhead.errors import BadInput
 from fedhead.experiment import build, reopen
 from fedhead.experiment.config import Recipe
@@ -74,8 +75,9 @@ def reproduce(
 ) -> Outcome:
     """Run what is not there yet of a table, and write table.json and table.csv into the folder `out`.
 
-    Runs that were finished are not run again, interrupted ones go on where they stopped. With `together` the seeds of
-    a cell train in one stack, each to its own single run's figures; None: on a GPU, where a stack is fastest.
+    Runs that were finished are not run again, interrupted ones go on where they stopped. With `together` the seeds
+    and splits of a method train in one stack, each to its own single run's figures; None: on a GPU, where a stack is
+    fastest.
     """
     settings, count = settings or Settings(), table.seeds(scale) if seeds is None else seeds
     if count < 1:
@@ -93,9 +95,10 @@ def reproduce(
     for number, paths in _in_order(jobs, together, settings):
         recipes = [jobs[path][0] for path in paths]
         last = f"-{number + len(paths) - 1}" if len(paths) > 1 else ""
-        what = f"{recipes[0].dataset} {recipes[0].partition} {recipes[0].method}"
-        which = f"seed{'s' if len(paths) > 1 else ''} {', '.join(str(r.seed) for r in recipes)}"
-        say(f"[{number}{last}/{len(jobs)}] {what} {which}")
+        splits = ", ".join(dict.fromkeys(r.partition for r in recipes))
+        numbers = ", ".join(dict.fromkeys(str(r.seed) for r in recipes))
+        what = f"{recipes[0].dataset} {splits} {recipes[0].method}"
+        say(f"[{number}{last}/{len(jobs)}] {what} seed{'s' if ',' in numbers else ''} {numbers}")
         _train(dict(zip(paths, recipes, strict=True)), together, settings)
         for path, recipe in zip(paths, recipes, strict=True):
             _stages(path, recipe, jobs[path][1], settings)
@@ -113,20 +116,35 @@ def folder(out: Path, recipe: Recipe) -> Path:
     return out / "runs" / f"{words.strip('-')}-{digest}" / f"seed-{recipe.seed}"
 
 
-def _in_order(jobs: Mapping[Path, Any], together: bool | None, settings: Settings) -> Iterator[tuple[int, list[Path]]]:
-    """The runs with the number of the first: seed after seed, or, where they may train together, cell after cell."""
-    groups: dict[Path, list[Path]] = {}
+def _in_order(
+    jobs: Mapping[Path, tuple[Recipe, Any]], together: bool | None, settings: Settings
+) -> Iterator[tuple[int, list[Path]]]:
+    """The runs with the number of the first: one after another, or those in groups that may train together.
+
+    Runs that differ in nothing but their seed and their split do the same work, whichever cells they belong to; a
+    group has as many of them as a stack holds clients.
+    """
+    groups: dict[Any, list[list[Path]]] = {}
     joined = choose.device(settings.device).type == "cuda" if together is None else together
-    for path in jobs:
-        groups.setdefault(path.parent if joined else path, []).append(path)
+    for path, (recipe, _) in jobs.items():
+        mine = groups.setdefault(_work(recipe) if joined else path, [[]])
+        if (len(mine[-1]) + 1) * recipe.clients > Stack.SIZE and mine[-1]:
+            mine.append([])
+        mine[-1].append(path)
     number = 1
-    for paths in groups.values():
+    for paths in (group for mine in groups.values() for group in mine):
         yield number, paths
         number += len(paths)
 
 
+def _work(recipe: Recipe) -> str:
+    """What a recipe's training has in common with those that can share its stack."""
+    apart = ("seed", "seeds", "partition", "partition_seed", "stages", "stage.")
+    return json.dumps({k: v for k, v in recipe.flat().items() if not k.startswith(apart)}, sort_keys=True)
+
+
 def _train(runs: Mapping[Path, Recipe], together: bool | None, settings: Settings) -> None:
-    """Carry out runs that differ in their seed alone, as far as they are not finished."""
+    """Carry out runs that differ in their seed and split alone, as far as they are not finished."""
     for path in runs:
         path.parent.mkdir(parents=True, exist_ok=True)
     # a run that was begun with another executor goes on with that one, alone
