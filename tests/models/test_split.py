@@ -155,3 +155,16 @@ def test_load_refuses_another_architecture() -> None:
     with pytest.raises(BadInput, match="the weights lack"):
         load(deep, before)
     assert all(torch.equal(t, before[name]) for name, t in weights(small).items()), "nothing is half loaded"
+
+
+def test_checkpoints_with_and_without_counters_are_loaded() -> None:
+    model, other = build("resnet20", (3, 8, 8), 4), build("resnet20", (3, 8, 8), 4)
+    plain = {name: torch.rand_like(value) for name, value in model.state_dict().items()}  # as safetensors gives it
+    model.load_state_dict(plain)
+    norm = next(name for name in plain if name.endswith("running_mean")).removesuffix("running_mean")
+    other.load_state_dict({**plain, norm + "num_batches_tracked": torch.tensor(3)})
+    for name, value in plain.items():
+        assert torch.equal(model.state_dict()[name], value)
+        assert torch.equal(other.state_dict()[name], value)
+    with pytest.raises(RuntimeError, match="Unexpected key"):
+        model.load_state_dict({**plain, "extractor.nothing": torch.zeros(1)})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import difflib
 from collections.abc import Iterable
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, fx, nn
@@ -39,12 +39,18 @@ class Split(nn.Module):
         held = {f"classifier.{name}" for name in cast(Iterable[str], getattr(classifier, "fixed", ()))}
         frozen = {name for name, p in self.named_parameters() if not p.requires_grad}
         self.fixed = frozenset(held | frozen)
+        self.register_load_state_dict_post_hook(_forgive_counters)
 
     def forward(self, x: Tensor) -> Output:
         """The features, the projected features and the logits of a batch."""
         h = self.extractor(x)
         z = self.projection(h)
         return Output(h, z, self.classifier(z))
+
+
+def _forgive_counters(module: nn.Module, keys: Any) -> None:
+    """Let `load_state_dict` take checkpoints with BatchNorm's counters: the layers here have none."""
+    keys.unexpected_keys[:] = [key for key in keys.unexpected_keys if not key.endswith("num_batches_tracked")]
 
 
 class Hole(nn.Identity):
