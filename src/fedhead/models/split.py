@@ -39,7 +39,7 @@ class Split(nn.Module):
         held = {f"classifier.{name}" for name in cast(Iterable[str], getattr(classifier, "fixed", ()))}
         frozen = {name for name, p in self.named_parameters() if not p.requires_grad}
         self.fixed = frozenset(held | frozen)
-        self.register_load_state_dict_post_hook(_forgive_counters)
+        self.register_load_state_dict_post_hook(_forgive_counters)  # type: ignore[no-untyped-call]  # torch's
 
     def forward(self, x: Tensor) -> Output:
         """The features, the projected features and the logits of a batch."""
