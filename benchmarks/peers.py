@@ -5,9 +5,10 @@
 
 Ten clients hold the same random 32x32 images in memory and train the same module for one epoch (batch 64, SGD with
 momentum); the server averages. Every side runs in processes of its own, one side after another, and that several times
-over; the first round of each time only warms up, the best of the others counts. No side starts, samples, tests or
-writes anything while it is timed. The peers get float images, ready for the model; fedhead takes bytes and normalises
-each batch. Where a library can work on several clients at once, both ways of sharing the threads are tried.
+over; the first round of each time only warms up, and of the others the best and the median are given. No side starts,
+samples, tests or writes anything while it is timed. The peers get float images, ready for the model; fedhead takes
+bytes and normalises each batch. Where a library can work on several clients at once, both ways of sharing the threads
+are tried.
 """
 
 from __future__ import annotations
@@ -295,18 +296,27 @@ def turn(key: str, name: str, rounds: int, threads: int) -> list[float]:
 
 
 def measure(name: str, keys: list[str], options: argparse.Namespace) -> list[dict[str, Any]]:
-    """A row for each side: its best steps a second, and how often fedhead's fit into it."""
+    """A row for each side: its steps a second at best and in the median, and by what factor fedhead is faster."""
     taken: dict[str, list[float]] = {key: [] for key in keys}
     for _ in range(options.turns):
         for key in keys:
             taken[key] += turn(key, name, options.rounds, options.threads)
             print(f"{name} {key}: {', '.join(f'{s:.2f}' for s in taken[key])} s a round", file=sys.stderr, flush=True)
     steps = CLIENTS * STEPS[name]
-    rate = {key: steps / min(seconds) for key, seconds in taken.items() if seconds}
+    best = {key: steps / min(seconds) for key, seconds in taken.items() if seconds}
+    median = {key: steps / float(np.median(taken[key])) for key in best}
+    nothing = float("nan")
     return [
-        {"model": name, "side": key, "steps_per_s": rate[key], "seconds": taken[key]}
-        | ({"ratio": rate["fedhead"] / rate[key]} if "fedhead" in rate else {})
-        for key in rate
+        {
+            "model": name,
+            "side": key,
+            "steps_per_s": best[key],
+            "ratio": best.get("fedhead", nothing) / best[key],
+            "median_steps_per_s": median[key],
+            "median_ratio": median.get("fedhead", nothing) / median[key],
+            "seconds": taken[key],
+        }
+        for key in best
     ]
 
 
@@ -345,10 +355,10 @@ def main() -> None:
     packages = ["torch", *sorted({p for key in keys for p in SIDES[key].packages})]
     versions = {name: importlib.metadata.version(name) for name in packages}
     print(", ".join(f"{name} {version}" for name, version in versions.items()))
-    print("| model | side | steps/s | fedhead is faster by |\n|---|---|---|---|")
+    print("| model | side | steps/s, best | fedhead is faster by | steps/s, median | by |\n|---|---|---|---|---|---|")
     for row in rows:
-        words = SIDES[row["side"]].words
-        print(f"| {row['model']} | {words} | {row['steps_per_s']:.1f} | {row.get('ratio', float('nan')):.2f} |")
+        best, median = (f"{row[k + 'steps_per_s']:.1f} | {row[k + 'ratio']:.2f}" for k in ("", "median_"))
+        print(f"| {row['model']} | {SIDES[row['side']].words} | {best} | {median} |")
     if options.json:
         options.json.write_text(json.dumps({"versions": versions, "rows": rows}, indent=1) + "\n")
 
