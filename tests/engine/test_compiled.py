@@ -33,8 +33,9 @@ class _Traced:
         function, self.arguments = rig._flat(size)
         self.graph = trace(function, self.arguments)
 
-    def replay(self) -> None:
-        self.graph(*self.arguments)
+    def replay(self, count: int) -> None:
+        for _ in range(count):
+            self.graph(*self.arguments)
 
 
 def prepared(name: str, norm: str) -> Job:

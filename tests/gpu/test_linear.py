@@ -1,6 +1,6 @@
-"""The kernel of stacked linear layers against plain ones in float64.
+"""The kernels of stacked linear layers against plain ones in float64.
 
-It runs on a GPU or, with Triton installed and TRITON_INTERPRET=1 set, in Triton's interpreter on the CPU.
+They run on a GPU or, with Triton installed and TRITON_INTERPRET=1 set, in Triton's interpreter on the CPU.
 """
 
 from __future__ import annotations
@@ -48,6 +48,15 @@ def test_stacked_layers_and_their_gradients(sizes: tuple[int, ...], biased: bool
     pairs += list(zip(*grads, strict=True))
     for mine, theirs in pairs:
         torch.testing.assert_close(mine.cpu().double(), theirs.detach(), atol=1e-4, rtol=1e-4)
+
+
+def test_an_input_that_needs_no_gradient_gets_none() -> None:
+    settle("fp32")
+    x, weight = torch.randn(2, 5, 3, device=DEVICE), torch.randn(2, 4, 3, device=DEVICE, requires_grad=True)
+    with StackedLayers():
+        found = vmap(nn.functional.linear)(x, weight)
+    (grad,) = torch.autograd.grad(found.sum(), weight)
+    torch.testing.assert_close(grad, x.sum(1, keepdim=True).expand_as(grad))
 
 
 def test_weights_that_all_clients_share_make_an_ordinary_layer() -> None:

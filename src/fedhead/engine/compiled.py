@@ -8,8 +8,9 @@ What the compiler made is kept on disk (TORCHINDUCTOR_CACHE_DIR) and found again
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
-from contextlib import nullcontext
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +21,15 @@ InPlace = Callable[..., None]  # takes tensors, changes some of them, returns no
 
 
 def trace(function: InPlace, arguments: list[Tensor]) -> torch.fx.GraphModule:
-    """The operations that `function(*arguments)` performs, changes to its arguments included."""
+    """The operations that `function(*arguments)` performs, changes to its arguments included; none is carried out."""
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    copies = [t.clone() for t in arguments]  # the traced run changes what it is given
     with torch.autograd.set_multithreading_enabled(False):
-        return make_fx(function, tracing_mode="real")(*copies)
+        return make_fx(function, tracing_mode="fake", _allow_non_fake_inputs=True)(*arguments)
 
 
-def compiled(function: InPlace, arguments: list[Tensor]) -> InPlace:
-    """`function`, compiled for arguments of these shapes."""
+def compiled(function: InPlace, arguments: list[Tensor], changed: int) -> InPlace:
+    """`function`, which changes the first of its arguments, compiled for arguments of these shapes."""
     from torch._guards import TracingContext, tracing
     from torch._inductor import compile as inductor
     from torch._inductor import config
@@ -37,16 +37,19 @@ def compiled(function: InPlace, arguments: list[Tensor]) -> InPlace:
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+    _choose_assembler()
     graph = trace(function, arguments)
     mark = _marks() / _digest(graph, arguments)
     known = mark.exists()
-    if not known:  # before its helpers are there, the compiler makes one kernel after another by itself
-        getattr(AsyncCompile, "wait_pool_ready", bool)()
     # The compiler looks into its cache only where it has a place for symbolic shapes, though there are none here.
     shapes = FakeTensorMode(shape_env=ShapeEnv())
     examples: list[Any] = [shapes.from_tensor(t, static_shapes=True) for t in arguments]
-    with tracing(TracingContext(shapes)), config.patch(compile_threads=1) if known else nullcontext():
-        kernel: Any = inductor(graph, examples)
+    copies = [t.clone() for t in arguments[:changed]]
+    with rehearsed(function, [*copies, *arguments[changed:]]), tracing(TracingContext(shapes)):
+        if not known:  # before its helpers are there, the compiler makes one kernel after another by itself
+            getattr(AsyncCompile, "wait_pool_ready", bool)()
+        with config.patch(compile_threads=1) if known else nullcontext():
+            kernel: Any = inductor(graph, examples)
     mark.parent.mkdir(parents=True, exist_ok=True)
     mark.touch()
 
@@ -54,6 +57,22 @@ def compiled(function: InPlace, arguments: list[Tensor]) -> InPlace:
         kernel(*tensors)
 
     return run
+
+
+@contextmanager
+def rehearsed(function: InPlace, arguments: list[Tensor]) -> Iterator[None]:
+    """Run the step once as it is, beside other work: what kernels it has of its own are compiled by that."""
+
+    def rehearse() -> None:
+        with suppress(Exception):  # it will fail again where someone listens
+            function(*arguments)
+
+    thread = threading.Thread(target=rehearse, name="rehearsal")
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
 
 
 # The compiler has helpers, processes that compile kernels side by side. They need some seconds to come up, and where
@@ -65,6 +84,17 @@ def start_helpers() -> None:
     if not _marks().exists():
         for name in ("warm_pool", "wakeup"):  # not every release of torch has both
             getattr(AsyncCompile, name, bool)()
+
+
+def _choose_assembler() -> None:
+    """Let kernels of our own be made by the assembler that torch brings, as its compiler's are.
+
+    The compiler sees to that only when it comes to its first kernel. What was made before, with Triton's own assembler,
+    would not be found in the cache by a process in which it was later.
+    """
+    from torch._inductor.runtime import compile_tasks
+
+    getattr(compile_tasks, "_set_triton_ptxas_path", bool)()
 
 
 def _marks() -> Path:

@@ -9,11 +9,13 @@ bucket are carried along and thrown away.
 from __future__ import annotations
 
 import gc
+import itertools
 import math
 import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -83,7 +85,7 @@ class Rig:
         self.rows, self.weight = table.rows.new_zeros(shape), table.weight.new_zeros(shape)
         self.counter = torch.zeros((), dtype=torch.int64, device=table.rows.device)
         self.sizes = buckets(len(table.key))
-        self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self.graphs: dict[int, Steps] = {}  # by bucket
 
     def train(self, stretch: Stretch) -> Carry:
         """Copy a round's tensors in, replay its steps, copy the outcome out."""
@@ -94,18 +96,18 @@ class Rig:
         self.counter.zero_()
         assert table.widths is not None, "a stack has widths"
         done, width = [], len(table.key)
-        for now in table.widths:
+        for now, steps in itertools.groupby(table.widths):
             if now < width:
                 done.append(_clone(rows(self.carry, slice(now, width))))
                 width = now
             size = bucket(width, self.sizes)
             if size not in self.graphs:
-                self.graphs[size] = self._capture(size)
-            self.graphs[size].replay()
+                self.graphs[size] = self._prepare(size)
+            self.graphs[size].replay(len(list(steps)))
         return join([_clone(rows(self.carry, slice(0, width))), *reversed(done)])
 
     # -- capture ----------------------------------------------------------------------------------
-    def _capture(self, size: int) -> torch.cuda.CUDAGraph:
+    def _prepare(self, size: int) -> Steps:
         begin = time.perf_counter()
         torch.cuda.synchronize()
         function, arguments = self._flat(size)
@@ -113,7 +115,7 @@ class Rig:
         call: Callable[..., None] = function
         if self.owner.compile:
             try:
-                call = compiled(function, arguments)
+                call = compiled(function, arguments, self._changed)
             except Exception as error:  # any failure of the compiler leaves the uncompiled step, which is right too
                 notice(f"the step could not be compiled ({first_line(error)}); going on without compilation")
                 self.owner.compile = False
@@ -125,9 +127,13 @@ class Rig:
         torch.cuda.current_stream().wait_stream(side)
         for t, value in zip(arguments, before, strict=False):
             t.copy_(value)
-        graph = captured(lambda: call(*arguments))
         self.owner.preparing += time.perf_counter() - begin
-        return graph
+
+        def work(steps: int) -> None:
+            for _ in range(steps):
+                call(*arguments)
+
+        return Steps(self.owner, work)
 
     def _flat(self, size: int) -> tuple[Callable[..., None], list[Tensor]]:
         """The step as a function of flat tensors that changes the first of them in place."""
@@ -151,6 +157,24 @@ class Rig:
             counter.add_(1)
 
         return function, [*changed, *read]
+
+
+class Steps:
+    """Graphs of one step and of several in a row: between two graphs a GPU waits longer than between two kernels."""
+
+    def __init__(self, owner: Any, work: Callable[[int], None], many: int = 8):
+        self.owner, self.work, self.many = owner, work, many
+        self.graphs: dict[int, torch.cuda.CUDAGraph] = {}  # by number of steps
+
+    def replay(self, count: int) -> None:
+        """That many steps; what is captured for them adds to the owner's `preparing`."""
+        for steps, times in ((self.many, count // self.many), (1, count % self.many)):
+            if times and steps not in self.graphs:
+                begin = time.perf_counter()
+                self.graphs[steps] = captured(partial(self.work, steps))
+                self.owner.preparing += time.perf_counter() - begin
+            for _ in range(times):
+                self.graphs[steps].replay()
 
 
 def captured(work: Callable[[], None]) -> torch.cuda.CUDAGraph:

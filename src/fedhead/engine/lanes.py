@@ -2,7 +2,7 @@
 
 For models that can't be stacked, and for federations of differing architectures: clients that share nothing but the
 GPU train at the same time. Every lane is a plain, unlifted step on static tensors of its own; one graph makes one step
-of every lane that is still active.
+of every lane that is still active, or a few, after which the lanes wait for each other.
 """
 
 from __future__ import annotations
@@ -11,14 +11,17 @@ import time
 from collections import OrderedDict
 from collections.abc import Generator
 from dataclasses import replace
+from functools import partial
 
 import torch
 
-from fedhead.engine.graphs import blind, bucket, buckets, captured, copy_into, kind, static
+from fedhead.engine.graphs import Steps, blind, bucket, buckets, copy_into, kind, static
 from fedhead.engine.job import Executor, Job
 from fedhead.engine.local import Lift, stretches
 from fedhead.engine.steps import Carry, Stretch, Table
 from fedhead.types import Reply
+
+MANY = 4  # steps in a graph: each takes its time to be captured, for every lane
 
 
 class Lane:
@@ -52,7 +55,7 @@ class Bundle:
     def __init__(self, work: list[Stretch]):
         self.lanes = [Lane(stretch) for stretch in work]
         self.sizes = buckets(len(work), least=1)
-        self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self.graphs: dict[int, Steps] = {}  # by bucket
         self.preparing = 0.0
 
     def train(self, work: list[Stretch]) -> list[Carry]:
@@ -60,38 +63,38 @@ class Bundle:
         for lane, stretch in zip(self.lanes, work, strict=True):
             lane.load(stretch)
         done: dict[int, Carry] = {}
-        active = len(work)
-        for number in range(len(work[0].table)):
-            while len(work[active - 1].table) <= number:
-                active -= 1
-                done[active] = _copy(self.lanes[active].carry)
+        lengths = [len(stretch.table) for stretch in work]
+        ends = sorted(set(lengths))
+        for begin, end in zip([0, *ends], ends, strict=False):
+            active = sum(length >= end for length in lengths)
+            done |= {k: _copy(self.lanes[k].carry) for k in range(active, len(work)) if k not in done}
             size = bucket(active, self.sizes)
             if size not in self.graphs:
-                self.graphs[size] = self._capture(size)
-            self.graphs[size].replay()
+                self.graphs[size] = self._prepare(size)
+            self.graphs[size].replay(end - begin)
         return [done.get(k) or _copy(lane.carry) for k, lane in enumerate(self.lanes)]
 
-    def _capture(self, size: int) -> torch.cuda.CUDAGraph:
+    def _prepare(self, size: int) -> Steps:
         begin = time.perf_counter()
         torch.cuda.synchronize()
         lanes = self.lanes[:size]
         before = [(lane.carry, _copy(lane.carry), lane.counter.clone()) for lane in lanes]
         for _ in range(2):  # libraries choose their kernels and take their work space at the first calls
-            self._fork(lanes)
+            self._fork(lanes, 1)
         for lane, (carry, values, counter) in zip(lanes, before, strict=True):
             copy_into(carry, values)
             lane.counter.copy_(counter)
         torch.cuda.synchronize()
-        graph = captured(lambda: self._fork(lanes))
         self.preparing += time.perf_counter() - begin
-        return graph
+        return Steps(self, partial(self._fork, lanes), many=MANY)
 
-    def _fork(self, lanes: list[Lane]) -> None:
+    def _fork(self, lanes: list[Lane], steps: int) -> None:
         main = torch.cuda.current_stream()
         for lane in lanes:
             lane.stream.wait_stream(main)
             with torch.cuda.stream(lane.stream):
-                lane()
+                for _ in range(steps):
+                    lane()
         for lane in lanes:
             main.wait_stream(lane.stream)
 

@@ -1,4 +1,5 @@
-"""Small linear layers of stacked clients: product, bias and the casts around them in one kernel for all clients.
+"""Small linear layers of stacked clients: product, bias and the casts around them in one kernel for all clients, and
+another for the way back.
 
 The layers of a small network take as long to launch as to compute, so what counts is how few kernels they are.
 """
@@ -6,7 +7,7 @@ The layers of a small network take as long to launch as to compute, so what coun
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -58,19 +59,27 @@ def _(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, i
 @torch.library.custom_op("fedhead::stacked_linear", mutates_args=())
 def stacked(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """The layer of every client: x [K, B, I], weight [K, O, I], bias [K, O]."""
-    return _product(x.contiguous(), weight.contiguous().transpose(1, 2), bias, x.dtype)[0]
+    x, weight = x.contiguous(), weight.contiguous()
+    (clients, batch, entering), leaving = x.shape, weight.shape[1]
+    y, form = x.new_empty(clients, batch, leaving), Form(batch, leaving, entering)
+    added = y if bias is None else bias.contiguous()  # a stand-in that is never read
+    grid = (form.programs, clients)
+    _kernels().forth[grid](x, weight, added, y, *form, bias is not None, *form.blocks, exactness(), num_warps=4)
+    return y
 
 
-@torch.library.custom_op("fedhead::stacked_linear_input", mutates_args=())
-def stacked_input(grad: Tensor, weight: Tensor) -> Tensor:
-    """The gradient of `stacked`'s input."""
-    return _product(grad.contiguous(), weight.contiguous(), None, grad.dtype)[0]
-
-
-@torch.library.custom_op("fedhead::stacked_linear_weight", mutates_args=())
-def stacked_weight(x: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradients of `stacked`'s weight and bias, in float32."""
-    return _product(grad.contiguous().transpose(1, 2), x.contiguous(), None, torch.float32, summed=True)
+@torch.library.custom_op("fedhead::stacked_linear_back", mutates_args=())
+def stacked_back(x: Tensor, weight: Tensor, grad: Tensor, whole: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of `stacked`'s input (empty unless `whole`), and of its weight and bias, these in float32."""
+    x, weight, grad = x.contiguous(), weight.contiguous(), grad.contiguous()
+    found = _gradients(x, weight, whole)
+    (clients, batch, entering), leaving = x.shape, grad.shape[2]
+    input_form, weight_form = Form(batch, entering, leaving), Form(leaving, entering, batch)
+    first = input_form.programs if whole else 0
+    blocks = (*input_form.blocks, *weight_form.blocks, exactness())
+    grid = (first + weight_form.programs, clients)
+    _kernels().back[grid](x, weight, grad, *found, batch, entering, leaving, first, *blocks, num_warps=4)
+    return found
 
 
 @stacked.register_fake
@@ -78,15 +87,14 @@ def _(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return x.new_empty(*x.shape[:2], weight.shape[1])
 
 
-@stacked_input.register_fake
-def _(grad: Tensor, weight: Tensor) -> Tensor:
-    return grad.new_empty(*grad.shape[:2], weight.shape[2])
+@stacked_back.register_fake
+def _(x: Tensor, weight: Tensor, grad: Tensor, whole: bool) -> tuple[Tensor, Tensor, Tensor]:
+    return _gradients(x, weight, whole)
 
 
-@stacked_weight.register_fake
-def _(x: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
-    shape = (len(x), grad.shape[2], x.shape[2])
-    return x.new_empty(shape, dtype=torch.float32), x.new_empty(shape[:2], dtype=torch.float32)
+def _gradients(x: Tensor, weight: Tensor, whole: bool) -> tuple[Tensor, Tensor, Tensor]:
+    exact = weight.new_empty(weight.shape, dtype=torch.float32)
+    return x.new_empty(x.shape if whole else (0,)), exact, exact.new_empty(weight.shape[:2])
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -95,36 +103,33 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.biased = None if bias is None else bias.dtype
 
 
-def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor, Tensor | None]:
     x, weight = ctx.saved_tensors
-    grad = grad.contiguous()
-    dx = dw = db = None
-    if ctx.needs_input_grad[0]:
-        dx = stacked_input(grad, weight)
-    if ctx.needs_input_grad[1] or ctx.needs_input_grad[2]:
-        dw, db = stacked_weight(x, grad)
-        dw, db = dw.to(weight.dtype), None if ctx.biased is None else db.to(ctx.biased)
-    return dx, dw, db
+    whole = ctx.needs_input_grad[0]
+    dx, dw, db = stacked_back(x, weight, grad, whole)
+    return dx if whole else None, dw.to(weight.dtype), None if ctx.biased is None else db.to(ctx.biased)
 
 
 stacked.register_autograd(_backward, setup_context=_save)
 
 
 # -- launching ------------------------------------------------------------------------------------------------------
-def _product(
-    a: Tensor, b: Tensor, bias: Tensor | None, kind: torch.dtype, summed: bool = False
-) -> tuple[Tensor, Tensor]:
-    """a [K, M, R] times b [K, R, N], each contiguous or the transpose of that; and a's sums over R if `summed`."""
-    clients, rows, inner = a.shape
-    columns = b.shape[2]
-    c = a.new_empty(clients, rows, columns, dtype=kind)
-    sums = a.new_empty(clients, rows if summed else 0, dtype=torch.float32)
-    block_m, block_n, block_r = power(rows, 64), power(columns, 32), power(inner, 64)
-    grid = (-(-rows // block_m), -(-columns // block_n), clients)
-    sizes = (rows, columns, inner, *a.stride()[1:], *b.stride()[1:], bias is not None, summed)
-    added = c if bias is None else bias.contiguous()  # a stand-in that is never read
-    _kernels().product[grid](a, b, added, c, sums, *sizes, block_m, block_n, block_r, exactness(), num_warps=4)
-    return c, sums
+class Form(NamedTuple):
+    """A product of [rows, inner] with [inner, columns]."""
+
+    rows: int
+    columns: int
+    inner: int
+
+    @property
+    def blocks(self) -> tuple[int, int, int]:
+        """What a program computes at a time."""
+        return power(self.rows, 64), power(self.columns, 32), power(self.inner, 64)
+
+    @property
+    def programs(self) -> int:
+        """How many it takes."""
+        return -(-self.rows // self.blocks[0]) * -(-self.columns // self.blocks[1])
 
 
 @cache
