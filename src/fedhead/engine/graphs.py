@@ -13,7 +13,8 @@ import itertools
 import math
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -108,11 +109,20 @@ class Rig:
 
     # -- capture ----------------------------------------------------------------------------------
     def _prepare(self, size: int) -> Steps:
-        begin = time.perf_counter()
-        torch.cuda.synchronize()
         function, arguments = self._flat(size)
+        with preparing(self.owner):
+            call = self._rehearsed(function, arguments)
+
+        def work(steps: int) -> None:
+            for _ in range(steps):
+                call(*arguments)
+
+        return Steps(self.owner, work)
+
+    def _rehearsed(self, function: Callable[..., None], arguments: list[Tensor]) -> Callable[..., None]:
+        """The step, compiled if that is wanted, after calls that change nothing in the end."""
         before = [t.clone() for t in arguments[: self._changed]]
-        call: Callable[..., None] = function
+        call = function
         if self.owner.compile:
             try:
                 call = compiled(function, arguments, self._changed)
@@ -127,13 +137,7 @@ class Rig:
         torch.cuda.current_stream().wait_stream(side)
         for t, value in zip(arguments, before, strict=False):
             t.copy_(value)
-        self.owner.preparing += time.perf_counter() - begin
-
-        def work(steps: int) -> None:
-            for _ in range(steps):
-                call(*arguments)
-
-        return Steps(self.owner, work)
+        return call
 
     def _flat(self, size: int) -> tuple[Callable[..., None], list[Tensor]]:
         """The step as a function of flat tensors that changes the first of them in place."""
@@ -170,11 +174,20 @@ class Steps:
         """That many steps; what is captured for them adds to the owner's `preparing`."""
         for steps, times in ((self.many, count // self.many), (1, count % self.many)):
             if times and steps not in self.graphs:
-                begin = time.perf_counter()
-                self.graphs[steps] = captured(partial(self.work, steps))
-                self.owner.preparing += time.perf_counter() - begin
+                with preparing(self.owner):
+                    self.graphs[steps] = captured(partial(self.work, steps))
             for _ in range(times):
                 self.graphs[steps].replay()
+
+
+@contextmanager
+def preparing(owner: Any) -> Iterator[None]:
+    """Count the time of what is done here as the owner's preparation, and nothing that was under way before."""
+    torch.cuda.synchronize()
+    begin = time.perf_counter()
+    yield
+    torch.cuda.synchronize()
+    owner.preparing += time.perf_counter() - begin
 
 
 def captured(work: Callable[[], None]) -> torch.cuda.CUDAGraph:
@@ -187,7 +200,6 @@ def captured(work: Callable[[], None]) -> torch.cuda.CUDAGraph:
             work()
     finally:
         gc.enable()
-    torch.cuda.synchronize()
     return graph
 
 

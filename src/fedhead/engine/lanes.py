@@ -7,7 +7,6 @@ of every lane that is still active, or a few, after which the lanes wait for eac
 
 from __future__ import annotations
 
-import time
 from collections import OrderedDict
 from collections.abc import Generator
 from dataclasses import replace
@@ -15,7 +14,7 @@ from functools import partial
 
 import torch
 
-from fedhead.engine.graphs import Steps, blind, bucket, buckets, copy_into, kind, static
+from fedhead.engine.graphs import Steps, blind, bucket, buckets, copy_into, kind, preparing, static
 from fedhead.engine.job import Executor, Job
 from fedhead.engine.local import Lift, stretches
 from fedhead.engine.steps import Carry, Stretch, Table
@@ -75,17 +74,14 @@ class Bundle:
         return [done.get(k) or _copy(lane.carry) for k, lane in enumerate(self.lanes)]
 
     def _prepare(self, size: int) -> Steps:
-        begin = time.perf_counter()
-        torch.cuda.synchronize()
         lanes = self.lanes[:size]
-        before = [(lane.carry, _copy(lane.carry), lane.counter.clone()) for lane in lanes]
-        for _ in range(2):  # libraries choose their kernels and take their work space at the first calls
-            self._fork(lanes, 1)
-        for lane, (carry, values, counter) in zip(lanes, before, strict=True):
-            copy_into(carry, values)
-            lane.counter.copy_(counter)
-        torch.cuda.synchronize()
-        self.preparing += time.perf_counter() - begin
+        with preparing(self):
+            before = [(lane.carry, _copy(lane.carry), lane.counter.clone()) for lane in lanes]
+            for _ in range(2):  # libraries choose their kernels and take their work space at the first calls
+                self._fork(lanes, 1)
+            for lane, (carry, values, counter) in zip(lanes, before, strict=True):
+                copy_into(carry, values)
+                lane.counter.copy_(counter)
         return Steps(self, partial(self._fork, lanes), many=MANY)
 
     def _fork(self, lanes: list[Lane], steps: int) -> None:
