@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
 import torch
 from small import federation, network
+from torch import Tensor
 
-from fedhead.engine.compiled import trace
-from fedhead.engine.graphs import Graphs, Rig, blind
+from fedhead.engine import graphs
+from fedhead.engine.compiled import compiled, rehearsed, trace
+from fedhead.engine.graphs import Graphs, Rig, Steps, blind
 from fedhead.engine.job import Job
 from fedhead.engine.local import local_round
 from fedhead.engine.simulation import Simulation
@@ -61,3 +67,60 @@ def test_replayed_steps_equal_plain_ones(name: str, norm: str) -> None:
         assert mine.leaves().keys() == theirs.leaves().keys()
         for path, value in theirs.leaves().items():
             torch.testing.assert_close(mine.leaves()[path], value, atol=1e-11, rtol=1e-10)
+
+
+@pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 31])
+def test_graphs_of_one_step_and_of_many_make_as_many_steps_as_wanted(
+    count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Graph:
+        def __init__(self, work: Callable[[], None]):
+            self.replay = work
+            captures.append(work)
+
+    captures: list[object] = []
+    monkeypatch.setattr(graphs, "captured", Graph)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    owner, made = Graphs(), []
+    steps = Steps(owner, lambda n: made.extend(range(n)))
+    for _ in range(2):
+        steps.replay(count)
+    assert len(made) == 2 * count
+    assert len(captures) == (count >= 8) + (count % 8 > 0), "each graph is captured once, and only if it is needed"
+    assert (owner.preparing > 0) == bool(captures)
+
+
+def test_a_rehearsal_runs_the_step_once_and_keeps_its_troubles_to_itself() -> None:
+    seen = []
+
+    def step(t: Tensor) -> None:
+        seen.append(t.add_(1))
+        raise RuntimeError("this comes again when the step is called in earnest")
+
+    with rehearsed(step, [torch.zeros(2)]):
+        pass
+    assert seen[0].tolist() == [1, 1]
+    assert len(seen) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # the compiler's own: as errors they would stop it
+@pytest.mark.skipif(shutil.which("g++") is None, reason="on a CPU the compiler needs g++")
+def test_a_compiled_step_works_in_place_and_is_known_the_second_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+
+    def step(total: Tensor, x: Tensor) -> None:
+        total.add_(x * 2)
+
+    total, x = torch.ones(3), torch.ones(3)
+    marks = []
+    for _ in range(2):
+        call = compiled(step, [total, x], changed=1)
+        marks.append({mark.name for mark in (tmp_path / "fedhead").iterdir()})
+    assert total.tolist() == [1, 1, 1], "compiling changes nothing"
+    call(total, x)
+    assert total.tolist() == [3, 3, 3]
+    assert len(marks[0]) == 1
+    assert marks[0] == marks[1]

@@ -62,15 +62,12 @@ class Bundle:
         for lane, stretch in zip(self.lanes, work, strict=True):
             lane.load(stretch)
         done: dict[int, Carry] = {}
-        lengths = [len(stretch.table) for stretch in work]
-        ends = sorted(set(lengths))
-        for begin, end in zip([0, *ends], ends, strict=False):
-            active = sum(length >= end for length in lengths)
+        for active, steps in spans([len(stretch.table) for stretch in work]):
             done |= {k: _copy(self.lanes[k].carry) for k in range(active, len(work)) if k not in done}
             size = bucket(active, self.sizes)
             if size not in self.graphs:
                 self.graphs[size] = self._prepare(size)
-            self.graphs[size].replay(end - begin)
+            self.graphs[size].replay(steps)
         return [done.get(k) or _copy(lane.carry) for k, lane in enumerate(self.lanes)]
 
     def _prepare(self, size: int) -> Steps:
@@ -153,6 +150,16 @@ class Lanes(Executor):
         found = bundle.train(stretched)
         self.preparing += bundle.preparing - before
         return idle | dict(zip(order, found, strict=True))
+
+
+def spans(lengths: list[int]) -> list[tuple[int, int]]:
+    """How many lanes are active for how many steps, given the steps of each, most first.
+
+    >>> spans([7, 4, 4, 1])
+    [(4, 1), (3, 3), (1, 3)]
+    """
+    ends = sorted(set(lengths))
+    return [(sum(n >= end for n in lengths), end - begin) for begin, end in zip([0, *ends], ends, strict=False)]
 
 
 def _copy(carry: Carry) -> Carry:
