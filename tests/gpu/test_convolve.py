@@ -1,11 +1,6 @@
-"""The kernels of stacked convolutions against plain ones in float64.
-
-They run on a GPU or, with Triton installed and TRITON_INTERPRET=1 set, in Triton's interpreter on the CPU.
-"""
+"""The kernels of stacked convolutions against plain ones in float64."""
 
 from __future__ import annotations
-
-import os
 
 import pytest
 import torch
@@ -13,16 +8,10 @@ from torch import nn
 from torch.func import functional_call, vmap
 
 from fedhead.models.precision import settle
-from fedhead.stacked import common
 from fedhead.stacked.layers import StackedLayers
+from gpu import DEVICE, KERNELS
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not common.available(), reason="needs Triton"),
-    pytest.mark.skipif(not (INTERPRETED or torch.cuda.is_available()), reason="needs a CUDA device"),
-]
-DEVICE = "cpu" if INTERPRETED else "cuda"
+pytestmark = KERNELS
 
 # clients, batch, channels, height, width, filters, kernel, stride, padding
 FORMS = [

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-import torch
 from small import federation, network
 
 import fedhead.methods  # noqa: F401  registers all methods
@@ -19,11 +18,9 @@ from fedhead.method import METHODS
 from fedhead.models.precision import settle
 from fedhead.optim import SGD
 from fedhead.types import Local
+from gpu import GPU
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = GPU
 LOCAL = Local(epochs=2, batch_size=4, optimizer=SGD(lr=0.02, momentum=0.9, weight_decay=1e-3))
 
 

@@ -18,11 +18,9 @@ from fedhead.models.precision import settle
 from fedhead.optim import SGD
 from fedhead.stages.ccvr import CCVR
 from fedhead.types import Batch, Local
+from gpu import GPU
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = GPU
 LOCAL = Local(epochs=1, batch_size=4, optimizer=SGD(lr=0.02))
 
 

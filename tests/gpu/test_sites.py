@@ -17,6 +17,7 @@ from fedhead.method import METHODS
 from fedhead.optim import SGD
 from fedhead.tree import Tree
 from fedhead.types import Local
+from gpu import needs_cuda
 
 TERMS = Terms("ab" * 8, {"seed": 0}, [f"site-{k}" for k in range(5)], 3, [1, 6, 6])
 
@@ -47,6 +48,7 @@ def test_a_site_answers_round_after_round(tmp_path: Path) -> None:
 
 
 @pytest.mark.gpu
+@needs_cuda
 def test_a_gpu_site_answers_as_a_cpu_site(tmp_path: Path) -> None:
     for cpu, gpu in zip(answers("cpu", tmp_path / "cpu"), answers("cuda", tmp_path / "gpu"), strict=True):
         for name, t in cpu.leaves().items():

@@ -1,8 +1,9 @@
 """A step compiled: traced to a flat graph of tensor operations, which TorchInductor turns into fused kernels.
 
-Tracing runs the step once and records what reaches the tensors, so a method may be written in any Python: no hook has
-to be known to a Python-level compiler. The result works in place on its first arguments, as a CUDA graph needs it.
-What the compiler made is kept on disk (TORCHINDUCTOR_CACHE_DIR) and found again by the next process.
+Tracing runs the step once, on tensors without contents, and records what reaches them, so a method may be written in
+any Python: no hook has to be known to a Python-level compiler. The result works in place on its first arguments, as a
+CUDA graph needs it. What the compiler made is kept on disk (TORCHINDUCTOR_CACHE_DIR) and found again by the next
+process.
 """
 
 from __future__ import annotations

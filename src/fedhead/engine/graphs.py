@@ -111,7 +111,7 @@ class Rig:
     def _prepare(self, size: int) -> Steps:
         function, arguments = self._flat(size)
         with preparing(self.owner):
-            call = self._rehearsed(function, arguments)
+            call = self._warmed_up(function, arguments)
 
         def work(steps: int) -> None:
             for _ in range(steps):
@@ -119,7 +119,7 @@ class Rig:
 
         return Steps(self.owner, work)
 
-    def _rehearsed(self, function: Callable[..., None], arguments: list[Tensor]) -> Callable[..., None]:
+    def _warmed_up(self, function: Callable[..., None], arguments: list[Tensor]) -> Callable[..., None]:
         """The step, compiled if that is wanted, after calls that change nothing in the end."""
         before = [t.clone() for t in arguments[: self._changed]]
         call = function
