@@ -18,7 +18,8 @@ from fedhead.data.pool import Pool
 from fedhead.engine import evaluate, forward, refuse
 from fedhead.engine.ahead import Ahead, Form
 from fedhead.engine.job import Executor, Job, Rows
-from fedhead.engine.local import OPTIMIZER, Program, initial_optimizers
+from fedhead.engine.local import OPTIMIZER, initial_optimizers
+from fedhead.engine.program import Program
 from fedhead.engine.server import Post
 from fedhead.engine.state import Memory
 from fedhead.errors import BadInput

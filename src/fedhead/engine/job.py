@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedhead.client import Sight
-from fedhead.engine.local import Program
+from fedhead.engine.program import Program
 from fedhead.engine.steps import Table
 from fedhead.plan import Schedule
 from fedhead.tree import Tree, stack

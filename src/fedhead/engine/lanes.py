@@ -16,7 +16,8 @@ import torch
 
 from fedhead.engine.graphs import Steps, blind, bucket, buckets, copy_into, kind, preparing, static
 from fedhead.engine.job import Executor, Job
-from fedhead.engine.local import Lift, stretches
+from fedhead.engine.local import stretches
+from fedhead.engine.program import Lift
 from fedhead.engine.steps import Carry, Stretch, Table
 from fedhead.types import Reply
 

@@ -11,7 +11,8 @@ import torch
 
 from fedhead.engine.heap import keep_freed_memory
 from fedhead.engine.job import Executor, Job
-from fedhead.engine.local import Lift, Program, local_round
+from fedhead.engine.local import local_round
+from fedhead.engine.program import Lift, Program
 from fedhead.types import Reply
 
 

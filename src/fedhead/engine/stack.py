@@ -12,7 +12,8 @@ from torch.func import vmap
 from fedhead.client import Sight
 from fedhead.engine.graphs import Graphs
 from fedhead.engine.job import Executor, Job
-from fedhead.engine.local import Lift, Program, local_round
+from fedhead.engine.local import local_round
+from fedhead.engine.program import Lift, Program
 from fedhead.engine.steps import train_eagerly
 from fedhead.errors import BadInput
 from fedhead.notice import notice

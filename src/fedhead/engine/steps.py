@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,12 +12,10 @@ from torch import Tensor
 from fedhead import keyed
 from fedhead.client import Sight
 from fedhead.data.pool import Pool
+from fedhead.engine.program import Lift, Program
 from fedhead.optim import Optimizer, owned
 from fedhead.tree import Tree, Weights
 from fedhead.types import Batch, Phase
-
-if TYPE_CHECKING:
-    from fedhead.engine.local import Lift, Program
 
 
 class Table(NamedTuple):
