@@ -23,7 +23,8 @@ from fedhead.methods.local import Local
 from fedhead.methods.moon import Moon
 from fedhead.methods.scaffold import Scaffold
 from fedhead.models.registry import build, with_head
-from fedhead.models.split import Split, split
+from fedhead.models.split import Split
+from fedhead.models.wrap import split
 from fedhead.stages.ccvr import CCVR
 from fedhead.stages.finetune import FineTune, FineTuneCCVR, FineTuneETF
 from fedhead.stages.recalibrate import Recalibrate

@@ -24,7 +24,8 @@ from fedhead.engine.simulation import Simulation
 from fedhead.engine.stack import Stack
 from fedhead.errors import BadInput
 from fedhead.method import METHODS, STAGES
-from fedhead.models.split import Split, split
+from fedhead.models.split import Split
+from fedhead.models.wrap import split
 from fedhead.optim import SGD
 from fedhead.stages.ccvr import CCVR
 from fedhead.stages.finetune import FineTune, FineTuneETF

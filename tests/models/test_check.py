@@ -12,7 +12,7 @@ from fedhead.errors import BadInput
 from fedhead.models import MODELS, Split, build, weights
 from fedhead.models.check import check, mend, require
 from fedhead.models.dropout import Dropout
-from fedhead.models.split import split
+from fedhead.models.wrap import split
 
 
 def wrap(*layers: nn.Module, width: int = 6) -> Split:

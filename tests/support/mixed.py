@@ -7,7 +7,8 @@ from small import CLASSES, network
 from torch import nn
 
 from fedhead.experiment.config import Recipe
-from fedhead.models.split import Split, split
+from fedhead.models.split import Split
+from fedhead.models.wrap import split
 
 RECIPE = Recipe(
     dataset="digits",

@@ -9,7 +9,8 @@ from torch import nn
 from fedhead.data.augment import Transform
 from fedhead.data.federation import Federation, Samples
 from fedhead.models.registry import with_head
-from fedhead.models.split import Split, split
+from fedhead.models.split import Split
+from fedhead.models.wrap import split
 
 SIZES = (9, 5, 0, 14, 3)  # uneven on purpose, one client empty, one smaller than a batch
 CLASSES = 3

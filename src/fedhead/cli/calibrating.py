@@ -209,7 +209,8 @@ def _architecture(model: str | None, classifier: str, w: dict[str, Tensor], fede
     import sys
 
     from fedhead.models import MODELS, build, load
-    from fedhead.models.split import Split, split
+    from fedhead.models.split import Split
+    from fedhead.models.wrap import split
 
     if model is None:
         raise BadInput("--model: which architecture do the weights belong to? A built-in name, or module:function")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -13,10 +13,8 @@ from torch.func import functional_call, vmap
 from fedhead import keyed
 from fedhead.errors import BadInput
 from fedhead.models.dropout import Dropout, drawing
+from fedhead.models.split import Hole, Split
 from fedhead.types import Output
-
-if TYPE_CHECKING:
-    from fedhead.models.split import Split
 
 M = TypeVar("M", bound=nn.Module)
 T = TypeVar("T")
@@ -215,8 +213,6 @@ def _odd_outputs(model: Split, out: Output) -> Iterator[Finding]:
 
 def _odd_order(model: Split, trial: _Trial) -> list[Finding]:
     """Where parts were taken out of a user's module, what comes after them must be what the parts get."""
-    from fedhead.models.split import Hole
-
     calls: list[tuple[Tensor, ...]] = []
     holes = [module for module in model.extractor.modules() if isinstance(module, Hole)]
     hooks = [hole.register_forward_hook(lambda _, entering, leaving: calls.append(entering)) for hole in holes]

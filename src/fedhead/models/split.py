@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import copy
-import difflib
 from collections.abc import Iterable
 from typing import Any, cast
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 
 from fedhead.errors import BadInput
 from fedhead.models import functional
@@ -57,36 +55,6 @@ class Hole(nn.Identity):
     """The place of a part that was taken out of a user's module: it hands its input on."""
 
 
-def split(module: nn.Module, classifier: str = "fc", projection: str | None = None) -> Split:
-    """Wrap any module as a `Split` by the dotted names of its classifier and, where it has one, its projection.
-
-    The module itself is left as it is: the parts are copies. The classifier must be linear and applied last, to the
-    projection's output where there is one. What keeps a module from running on every executor is mended where it can
-    be (see `fedhead.models.check`).
-
-    >>> net = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
-    >>> model = split(net, classifier="3")
-    >>> model.features, model.classes
-    (32, 10)
-    """
-    from fedhead.models.check import mend
-
-    if any(nn.parameter.is_lazy(p) for p in module.parameters()):
-        raise BadInput(f"{type(module).__name__} has lazy layers without weights: run one batch through it first")
-    body = copy.deepcopy(module)
-    head = _find(body, classifier, "classifier")
-    _refuse_odd_classifier(body, classifier, head)
-    middle = None if projection is None else _find(body, projection, "projection")
-    if projection is not None and _overlap(classifier, projection):
-        raise BadInput(f"projection {projection!r} and classifier {classifier!r} overlap: name two separate submodules")
-    body = _replace(body, classifier, Hole())
-    if projection is not None:
-        body = _replace(body, projection, Hole())
-    _refuse_shared(body, middle, head)
-    _refuse_wrong_order(body, classifier, projection)
-    return mend(Split(body, head, middle))
-
-
 def weights(model: nn.Module) -> Weights:
     """A copy of a model's parameters and running statistics, by name."""
     # num_batches_tracked and other counters are left out: a mean of models has no use for them
@@ -117,74 +85,3 @@ def classify(model: Split, weights: Tree, z: Tensor) -> Tensor:
     """The logits that a model's classifier gives to features z, with the weights of the whole model."""
     own = {name.removeprefix("classifier."): t for name, t in weights.part("classifier").items()}
     return cast(Tensor, functional.call(model.classifier, own, z))
-
-
-# -- taking a user's module apart -----------------------------------------------------------------------------------
-def _find(module: nn.Module, name: str, role: str) -> nn.Module:
-    """The submodule of a dotted name, or an error that names the nearest."""
-    found: dict[str, nn.Module] = dict(module.named_modules(remove_duplicate=False))
-    if name in found and name:
-        return found[name]
-    linear = [n for n, m in found.items() if isinstance(m, nn.Linear) and n]
-    near = difflib.get_close_matches(name, [n for n in found if n], n=1, cutoff=0.5) or linear[-1:]
-    hint = f": did you mean {near[0]!r}?" if near else "."
-    listed = f" Linear layers: {', '.join(linear)}" if linear else " It has no Linear layer"
-    raise BadInput(f"{type(module).__name__} has no submodule {name!r} to be the {role}{hint}{listed}")
-
-
-def _refuse_odd_classifier(module: nn.Module, name: str, head: nn.Module) -> None:
-    if isinstance(getattr(head, "in_features", None), int) and isinstance(getattr(head, "out_features", None), int):
-        return
-    inside = [f"{name}.{n}" for n, m in head.named_modules() if isinstance(m, nn.Linear)]
-    mend = f"name its Linear layer: classifier={inside[-1]!r}" if inside else "name a Linear layer"
-    raise BadInput(f"classifier {name!r} of {type(module).__name__} is {type(head).__name__}, not linear: {mend}")
-
-
-def _overlap(a: str, b: str) -> bool:
-    return a == b or a.startswith(b + ".") or b.startswith(a + ".")
-
-
-def _replace(module: nn.Module, name: str, part: nn.Module) -> nn.Module:
-    parent, _, child = name.rpartition(".")
-    setattr(module.get_submodule(parent), child, part)
-    return module
-
-
-def _refuse_shared(extractor: nn.Module, projection: nn.Module | None, classifier: nn.Module) -> None:
-    """Tied parameters may stand inside one part but not in two: the parts travel and train apart."""
-    owners: dict[int, str] = {}
-    for part, module in (("extractor", extractor), ("projection", projection), ("classifier", classifier)):
-        for name, parameter in module.named_parameters() if module is not None else ():
-            before = owners.setdefault(id(parameter), part)
-            if before != part:
-                raise BadInput(f"parameter {name!r} of the {part} is tied to the {before}: give each part its own")
-
-
-class _Tracer(fx.Tracer):
-    """Keeps the holes as calls of their own; by default only torch's own layers are."""
-
-    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        """Whether a module is one call in the graph."""
-        return isinstance(m, Hole) or super().is_leaf_module(m, module_qualified_name)
-
-
-def _refuse_wrong_order(extractor: nn.Module, classifier: str, projection: str | None) -> None:
-    """Refuse a classifier that is not applied last, where the module can be traced without data.
-
-    A module that can't be traced is looked at again by `check`, which runs a batch through it.
-    """
-    try:
-        graph = _Tracer().trace(extractor)
-    except Exception:  # tracing runs the user's forward, which may raise anything
-        return
-    calls = {str(node.target): node for node in graph.nodes if node.op == "call_module"}
-    last = next(node for node in graph.nodes if node.op == "output").args[0]
-    name = type(extractor).__name__
-    if classifier not in calls:
-        raise BadInput(f"classifier {classifier!r} is never applied in {name}: name the layer that gives the logits")
-    if last is not calls[classifier]:
-        raise BadInput(f"classifier {classifier!r} is not the last one applied in {name}: name the last Linear layer")
-    if projection is None:
-        return
-    if projection not in calls or calls[classifier].args != (calls[projection],):
-        raise BadInput(f"projection {projection!r} of {name} does not feed classifier {classifier!r} directly")

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fedhead.errors import BadInput
 from fedhead.models import build, classify, load, weights
-from fedhead.models.split import split
+from fedhead.models.wrap import split
 
 
 class Net(nn.Module):
