@@ -130,7 +130,7 @@ def test_scaffold(fed: Federation, model: Split, plain: Plain) -> None:
                 new = ci[k][name] - c[name] + (x[name] - value) / (steps * plain.lr)
                 change[name] = change[name] + new - ci[k][name]
                 ci[k][name] = new
-        mean = values(average(trained, sizes(fed)))
+        mean = values(average(trained, [1.0] * len(CLIENTS)))  # 1/|S| for everyone (Algorithm 1, line 16)
         with torch.no_grad():
             for name, p in model.named_parameters():
                 p.copy_(x[name] + 0.8 * (mean[name] - x[name]))

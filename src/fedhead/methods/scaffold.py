@@ -51,8 +51,9 @@ class Scaffold(Method):
         return Reply(send=sent.replace(control=control - me.state["control"]), keep=Tree(control=control))
 
     def aggregate(self, server: Tree, replies: Replies, task: Task) -> Tree:
-        """x ← x + η_g mean(y_i − x), c ← c + (1/N) Σ Δc_i (lines 16–17)."""
-        old, new = server["model"], super().aggregate(server, replies, task)["model"]
+        """x ← x + η_g/|S| Σ (y_i − x), c ← c + 1/N Σ Δc_i (lines 16–17): every client counts alike in both."""
+        old = server["model"]
+        new = old.replace(replies.mean("model", [1.0] * len(replies)))
         params = old.params + self.server_lr * (new.params - old.params)
         control = server["control"] + replies.sum("control") / task.clients
         return server.replace(model=new.replace(params), control=control)
