@@ -29,7 +29,9 @@ from fedhead.types import Local
 
 ADAM = Local(epochs=2, batch_size=4, optimizer=Adam(lr=0.01, betas=(0.5, 0.999)))
 PLAIN = Local(epochs=2, batch_size=4, optimizer=SGD(lr=0.05, momentum=0.9), lr_decay=0.9)
-PUBLIC_CODE = FedClassAvg(temperature=100, base_temperature=0.07, normalize=False, proximal="mean_squared")
+PUBLIC_CODE = FedClassAvg(
+    rho=3.0, temperature=100, base_temperature=0.07, normalize=False, proximal="mean_squared"
+)
 
 
 def simulate(method: Method, models: list[Split] | None = None, local: Local = ADAM, **settings: float) -> Simulation:
@@ -71,13 +73,12 @@ def plain_round(simulation: Simulation, method: FedClassAvg) -> tuple[Tree, dict
                 if method.cl:
                     second = model(pool.view(batch.rows, keyed.fold(batch.key, 1)))
                     loss = loss + contrast(first.h[real], second.h[real], batch.y[real], method)
-                apart = torch.cat(
-                    [(p - classifier[n]).flatten() for n, p in model.named_parameters() if n.startswith("classifier")]
-                )
-                if method.proximal == "mean_squared":
-                    loss = loss + method.rho * (apart**2).mean() / 2
+                now = dict(model.named_parameters())
+                apart = [(now[n] - classifier[n]).flatten() for n in ("classifier.weight", "classifier.bias")]
+                if method.proximal == "mean_squared":  # nn.MSELoss, a parameter after the other
+                    loss = loss + method.rho / 2 * sum((t**2).mean() for t in apart)
                 elif step > 0:  # a norm has no gradient at 0, where the two classifiers are one
-                    loss = loss + method.rho * (apart**2).sum().sqrt()
+                    loss = loss + method.rho * (torch.cat(apart) ** 2).sum().sqrt()
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()

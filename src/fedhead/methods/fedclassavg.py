@@ -30,7 +30,8 @@ class FedClassAvg(Method):
     temperature: float = 0.07  # τ of the contrastive loss
     base_temperature: float | None = None  # the contrastive loss is scaled by τ / τ_base; None: not at all
     normalize: bool = True  # whether features have unit length in the contrastive loss
-    proximal: Literal["distance", "mean_squared"] = "distance"  # ‖w_Ck − w_C‖₂ (Eq. 5), or half its mean square
+    # ‖w_Ck − w_C‖₂ (Eq. 5), or half the mean square of the weights' difference plus half that of the biases'
+    proximal: Literal["distance", "mean_squared"] = "distance"
     ca: bool = True  # classifier averaging; without it nothing is shared
     pr: bool = True  # proximal regularisation
     cl: bool = True  # contrastive loss
@@ -77,10 +78,9 @@ class FedClassAvg(Method):
     def distance(self, w: Weights, start: Weights) -> Tensor:
         """L_R(C_k, C) = ‖w_Ck − w_C‖₂ (Eq. 5); its gradient where the two are one is 0."""
         drift = w.part("classifier").params - start.part("classifier").params
-        apart = torch.cat([t.flatten() for t in drift.values()])
         if self.proximal == "mean_squared":
-            return apart.square().mean() / 2
-        return cast(Tensor, torch.linalg.vector_norm(apart))
+            return torch.stack([t.square().mean() for t in drift.values()]).sum() / 2
+        return cast(Tensor, torch.linalg.vector_norm(torch.cat([t.flatten() for t in drift.values()])))
 
     def finish(self, w: Weights, me: Client) -> Reply:
         """Send the shared part, keep the whole model: it is what the client uses."""
