@@ -15,6 +15,8 @@ import pytest
 from fedhead.experiment import build, tables
 from fedhead.experiment.reproduce import reproduce
 from fedhead.experiment.run import Settings
+from fedhead.stages.ccvr import CCVR
+from fedhead.stages.finetune import FineTuneCCVR
 
 TABLES = ["table1", "table2", "table3", "table4", "table5", "figure6"]
 
@@ -47,7 +49,12 @@ def test_the_papers_settings() -> None:
     assert (tiny.model, tiny.rounds, tiny.local_epochs, tiny.lr) == ("resnet18", 50, 1, 0.01)
     assert cells["fedetf cifar10-0.1 personal"].stage == "finetune_etf"
     assert cells["fedavg cifar10-0.1 personal"].stage == "finetune"
-    assert cells["ccvr cifar10-0.1 general"].parameters["samples"] == 10
+    calibrated, tuned = CCVR(**cells["ccvr cifar10-0.1 general"].parameters), FineTuneCCVR()
+    assert cells["ccvr cifar10-0.1 personal"].stage == "finetune_ccvr"
+    assert not cells["ccvr cifar10-0.1 personal"].parameters
+    assert (calibrated.samples, calibrated.epochs, calibrated.batch_size) == (10, 100, 128)
+    assert (calibrated.lr, calibrated.momentum, calibrated.weight_decay) == (0.01, 0.0, 0.0)  # plain SGD
+    assert calibrated == tuned.earlier()  # what is tuned for Personal. is the model that is tested for General.
     ablation = {cell.name: cell for cell in tables.load("fedetf/table4").cells("small")}
     (model,) = build.validate(ablation["no-projection cifar10-0.1"].recipe(0))
     assert model.features == 200  # the ETF stands in the extractor's own dimension

@@ -72,6 +72,8 @@ class FineTuneCCVR(FineTune):
     samples: int = 10  # virtual features a class
     epochs: int = 100
     lr: float = 0.01
+    momentum: float = 0.0  # plain SGD, unlike CCVR's own experiments
+    weight_decay: float = 0.0
     batch_size: int = 128
     covariance: Literal["full", "diagonal"] = "diagonal"
 
@@ -94,6 +96,8 @@ class FineTuneCCVR(FineTune):
             samples=self.samples,
             epochs=self.epochs,
             lr=self.lr,
+            momentum=self.momentum,
+            weight_decay=self.weight_decay,
             batch_size=self.batch_size,
             covariance=self.covariance,
             method=self.method,
