@@ -89,6 +89,20 @@ def test_capped_gives_up_with_advice_instead_of_hanging():
         partition.parse("dirichlet(1e-9, capped)").split(y, 2, 50, 0)
     with pytest.raises(BadInput, match=r"need 1100 samples, there are 1000"):
         partition.parse("dirichlet(0.5, capped)").split(y, 2, 110, 0)
+    assert len(partition.CappedDirichlet(0.5, minimum=1000).split(y, 2, 1, 0)[0]) == 1000  # just enough
+
+
+def test_capped_draws_on_when_the_first_draws_leave_a_client_short():
+    y = np.repeat(np.arange(4), 25)
+    with pytest.raises(BadInput, match="100 draws left some"):
+        partition.CappedDirichlet(0.1, minimum=17, tries=100).split(y, 4, 5, 0)
+    assert min(len(r) for r in partition.CappedDirichlet(0.1, minimum=17).split(y, 4, 5, 0)) >= 17
+
+
+def test_capped_clients_that_hold_just_their_share_get_no_more():
+    y = np.repeat(np.arange(2), 50)
+    for seed in range(10):  # whoever gets the whole first class is full
+        assert [len(r) for r in partition.CappedDirichlet(1e-9, minimum=0).split(y, 2, 2, seed)] == [50, 50]
 
 
 def test_plain_dirichlet_may_leave_clients_empty():
@@ -172,6 +186,8 @@ def test_wrong_arguments_are_refused():
         partition.IID().split(y, 3, 0, 0)
     with pytest.raises(BadInput, match="labels"):
         partition.IID().split(y, 2, 2, 0)
+    with pytest.raises(BadInput, match=r"labels must lie in 0 … 2, they span -1 … 1"):
+        partition.IID().split(y - 1, 3, 2, 0)
     with pytest.raises(BadInput, match="not split by site"):
         partition.parse("given").split(y, 3, 2, 0)
 

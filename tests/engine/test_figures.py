@@ -1,0 +1,68 @@
+"""The figures of a run, from a history written by hand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fedhead.engine import evaluate
+from fedhead.engine.figures import Figures, Row
+
+
+class Written(Figures):
+    """A run that was never run."""
+
+    executor = "loop"
+
+    def __init__(self, history: list[Row], measured: dict[str, Row], last_rounds: int = 1):
+        self.history, self.last_rounds, self._measured = history, last_rounds, measured
+
+    @property
+    def measured(self) -> dict[str, Row]:
+        return self._measured
+
+
+def row(up: int, participants: int, **figures: float | None) -> Row:
+    return {"bytes_up": up, "bytes_down": 2 * up, "participants": participants, "seconds": 0.5, **figures}
+
+
+HISTORY = [
+    row(10, 2, accuracy=10.0, personal=50.0),
+    row(10, 2, accuracy=20.0, personal=60.0),
+    row(16, 4, accuracy=60.0, personal=None),
+    row(16, 4),  # a round that was not evaluated
+]
+STAGES: dict[str, Row] = {
+    "ccvr": {"accuracy": 70.0, "personal": 75.0, "bytes_up": 3, "bytes_down": 5, "seconds": 0.25},
+    "finetune": {"accuracy": None, "personal": 80.0, "bytes_up": 0, "bytes_down": 1, "seconds": 0.25},
+}
+
+
+def test_accuracies_are_those_of_the_last_evaluated_rounds() -> None:
+    found = Written(HISTORY, {}, last_rounds=2)
+    assert (found.accuracy, found.accuracy_mean, found.personal) == (60.0, 40.0, 60.0)
+    assert Written(HISTORY, {}, last_rounds=9).accuracy_mean == 30.0
+    nothing = Written([row(1, 1)], {})
+    assert (nothing.accuracy, nothing.accuracy_mean, nothing.personal) == (None, None, None)
+
+
+def test_stages_count_by_the_global_model_or_by_the_clients_where_there_is_none() -> None:
+    found = Written(HISTORY, STAGES)
+    assert found.stages == {"ccvr": 70.0, "finetune": 80.0}
+    assert found.personal_stages == {"ccvr": 75.0, "finetune": 80.0}
+
+
+def test_bytes_and_seconds_are_of_rounds_and_stages_but_a_clients_bytes_of_rounds() -> None:
+    found = Written(HISTORY, STAGES)
+    assert (found.bytes_up, found.bytes_down, found.seconds) == (55, 110, 2.5)
+    assert found.client_bytes == {"up": pytest.approx(52 / 12), "down": pytest.approx(104 / 12)}
+    assert Written([], {}).client_bytes == {}
+
+
+def test_what_was_not_tested_has_no_accuracy() -> None:
+    right, y = torch.tensor([True, False, True, True]), torch.tensor([0, 0, 2, 2])
+    assert evaluate.per_class(right, y, 4) == [50.0, None, 100.0, None]
+    assert evaluate.accuracy(right) == 75.0
+    assert evaluate.accuracy(right[:0]) is None
+    assert evaluate.mean([40.0, None, 60.0]) == 50.0
+    assert evaluate.mean([None]) is None
