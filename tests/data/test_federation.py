@@ -121,6 +121,16 @@ def test_a_fraction_splits_a_client_in_two(n, share, stratified, client):
         assert np.abs(np.bincount(y[test], minlength=4) - exact).max() <= 1
 
 
+def test_seeds_and_clients_draw_local_tests_of_their_own():
+    y, rows, counts = np.arange(90) % 3, np.arange(90), np.full(3, 30)
+    for draw in (
+        lambda seed, client: local_split.Fraction(0.3).split(rows, y, seed, client)[1],
+        lambda seed, client: local_split.Fraction(0.3, stratified=True).split(rows, y, seed, client)[1],
+        lambda seed, client: local_split.Matched(30).draw(counts, 90, y, seed, client),
+    ):
+        assert len({tuple(draw(seed, client)) for seed in range(3) for client in range(3)}) == 9
+
+
 def test_fedetf_local_test_sets_are_taken_from_training():
     x, y = arrays(100)
     fed = Federation.from_arrays(x, y, clients=4, local_test=0.3)
@@ -148,6 +158,7 @@ def test_matched_for_clients_without_samples_and_classes_without_tests():
     rule = local_split.Matched()
     assert len(rule.draw(np.zeros(3, np.int64), 10, np.array([0, 1, 2]), 0, 0)) == 0
     assert rule.draw(np.array([0, 0, 5]), 10, np.array([0, 1, 1]), 0, 0).tolist() == []
+    assert rule.draw(np.array([1, 0, 0]), 1000, np.array([0, 1, 2]), 0, 0).tolist() == [0]  # one sample at least
 
 
 # -- subsets and files ----------------------------------------------------------------------------

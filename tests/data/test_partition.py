@@ -95,8 +95,8 @@ def test_capped_gives_up_with_advice_instead_of_hanging():
 def test_capped_draws_on_when_the_first_draws_leave_a_client_short():
     y = np.repeat(np.arange(4), 25)
     with pytest.raises(BadInput, match="100 draws left some"):
-        partition.CappedDirichlet(0.1, minimum=17, tries=100).split(y, 4, 5, 0)
-    assert min(len(r) for r in partition.CappedDirichlet(0.1, minimum=17).split(y, 4, 5, 0)) >= 17
+        partition.CappedDirichlet(0.1, minimum=17, tries=100).split(y, 4, 5, 1)
+    assert min(len(r) for r in partition.CappedDirichlet(0.1, minimum=17).split(y, 4, 5, 1)) >= 17
 
 
 def test_capped_clients_that_hold_just_their_share_get_no_more():
