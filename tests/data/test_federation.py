@@ -106,6 +106,41 @@ def test_sites_keep_their_own_samples():
 
 
 # -- local test sets ------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    "rule",
+    [
+        local_split.Fraction(0.3),
+        local_split.Fraction(0.25, stratified=True),
+        local_split.Matched(),
+        local_split.Matched(500),
+    ],
+    ids=str,
+)
+def test_local_tests_are_written_as_they_are_read(rule):
+    assert local_split.parse(str(rule)) == rule
+    assert local_split.parse(rule) is rule
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (0, "between 0 and 1"),
+        (1.0, "between 0 and 1"),
+        ("stratified(1)", "between 0 and 1"),
+        ("stratified", "can't be read"),
+        ("matched(0)", "at least 1"),
+        ("matched(0.5)", "can't be read"),
+        ("matched(500", "can't be read"),
+        ("0.3)", "can't be read"),
+        ("-0.3", "can't be read"),
+        ("", "can't be read"),
+    ],
+)
+def test_wrong_local_tests_are_refused(text, says):
+    with pytest.raises(BadInput, match=says):
+        local_split.parse(text)
+
+
 @given(st.integers(0, 60), st.floats(0.01, 0.99), st.booleans(), st.integers(0, 9))
 def test_a_fraction_splits_a_client_in_two(n, share, stratified, client):
     y = np.random.RandomState(0).randint(0, 4, 100)

@@ -80,11 +80,12 @@ def parse(text: str | float | LocalTest | None) -> LocalTest | None:
     """
     if text is None or isinstance(text, Fraction | Matched):
         return text
-    match = re.fullmatch(r"(stratified|matched|fraction)?\s*\(?\s*(\d*\.?\d+)?\s*\)?", str(text).strip())
-    if match and match[1] == "matched" and (match[2] is None or match[2].isdigit()):
-        return Matched(int(match[2]) if match[2] else None)
-    if match and match[1] != "matched" and match[2] is not None:
-        return Fraction(float(match[2]), stratified=match[1] == "stratified")
+    match = re.fullmatch(r"(stratified|matched|fraction)?\s*(\()?\s*(\d*\.?\d+)?\s*(?(2)\))", str(text).strip())
+    word, number = (match[1], match[3]) if match else (None, None)
+    if word == "matched" and (number is None or number.isdigit()):
+        return Matched(int(number) if number else None)
+    if word != "matched" and number is not None:
+        return Fraction(float(number), stratified=word == "stratified")
     raise BadInput(
         f"local_test {text!r} can't be read; write a share such as 0.3, stratified(0.3), matched or matched(500)"
     )
