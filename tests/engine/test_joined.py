@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +12,7 @@ import torch
 from small import CLASSES, network
 
 from fedhead.data.augment import Transform
-from fedhead.data.federation import Federation
+from fedhead.data.federation import Federation, Samples
 from fedhead.engine.job import Executor, Job
 from fedhead.engine.joined import together
 from fedhead.engine.simulation import Simulation
@@ -23,16 +25,31 @@ LOCAL = Local(epochs=1, batch_size=4, optimizer=SGD(lr=0.05, momentum=0.9))
 ROUNDS = 3
 
 
-def simulation(seed: int, name: str, data: int = 0) -> Simulation:
+def simulation(
+    seed: int,
+    name: str,
+    data: int = 0,
+    *,
+    labels: int = 0,
+    normalize: str = "half",
+    norm: str = "batch",
+    local: Local = LOCAL,
+    public: Samples | None = None,
+) -> Simulation:
     rng = np.random.RandomState(data)
     x = rng.randint(0, 256, (60, 1, 6, 6)).astype(np.uint8)
-    transform = Transform.named("flip", "half")
-    fed = Federation.dirichlet(
-        x, rng.randint(0, CLASSES, 60), clients=4, alpha=0.5, seed=seed, transform=transform, classes=CLASSES
-    )
-    model = network("batch", METHODS[name].head)
+    transform = Transform.named("flip", normalize)
+    y = (rng.randint(0, CLASSES, 60) + labels) % CLASSES
+    fed = Federation.dirichlet(x, y, clients=4, alpha=0.5, seed=seed, transform=transform, classes=CLASSES)
     return Simulation(
-        fed, [model], METHODS[name](), rounds=ROUNDS, local=LOCAL, participation=0.75, seed=seed, dtype=torch.float64
+        replace(fed, public=public),
+        [network(norm, METHODS[name].head)],
+        METHODS[name](),
+        rounds=ROUNDS,
+        local=local,
+        participation=0.75,
+        seed=seed,
+        dtype=torch.float64,
     )
 
 
@@ -81,6 +98,27 @@ def test_runs_on_other_data_or_of_another_method_train_apart_but_in_step() -> No
     runs = [simulation(0, "fedavg"), simulation(1, "fedavg", data=1), simulation(0, "fedprox")]
     train(runs, worker, [1, 1, 1])
     assert sorted(worker.widths) == [3, 3, 3]
+
+
+PUBLIC = Samples(torch.zeros(2, 1, 6, 6, dtype=torch.uint8), torch.zeros(2, dtype=torch.int64))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"labels": 1},
+        {"normalize": "unit"},
+        {"norm": "group"},
+        {"public": PUBLIC},
+        {"local": replace(LOCAL, lr_decay=0.5)},
+        {"local": replace(LOCAL, optimizer=SGD(lr=0.05))},
+    ],
+    ids=str,
+)
+def test_whatever_differs_keeps_runs_out_of_one_stack(other: dict[str, Any]) -> None:
+    worker = Counting()
+    train([simulation(0, "fedavg"), simulation(1, "fedavg", **other)], worker, [2, 2])
+    assert worker.widths == [3] * 4
 
 
 def test_runs_that_were_resumed_at_different_rounds_come_level_and_go_on_in_one_stack() -> None:
