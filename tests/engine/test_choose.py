@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from small import federation, network
 
 from fedhead.engine import choose
+from fedhead.engine.job import Executor, Job
 from fedhead.engine.loop import Loop
 from fedhead.engine.simulation import Simulation
 from fedhead.engine.stack import Stack
 from fedhead.errors import BadInput
 from fedhead.method import METHODS
-from fedhead.types import Local
+from fedhead.types import Local, Reply
 
 
 def simulation(rounds: int = 1, participation: float = 1.0) -> Simulation:
@@ -25,6 +28,72 @@ def test_auto_times_the_executors_and_takes_one() -> None:
     assert choose.executor("auto", simulation()).name in ("loop", "stack")
 
 
+@pytest.mark.parametrize(
+    ("seconds", "taken"),
+    [
+        ({"loop": 2.0, "stack": 1.0}, "stack"),
+        ({"loop": 1.0, "stack": 2.0}, "loop"),
+        ({"loop": float("inf"), "stack": float("inf")}, "loop"),
+    ],
+)
+def test_auto_takes_the_fastest(monkeypatch: pytest.MonkeyPatch, seconds: dict[str, float], taken: str) -> None:
+    monkeypatch.setattr(choose, "seconds_a_client", lambda worker, jobs: seconds[worker.name])
+    assert choose.executor("auto", simulation()).name == taken
+
+
+class Watched(Executor):
+    """Notes what it is given to do, on a clock of its own that goes on by `takes` seconds a run, or fails."""
+
+    def __init__(self, name: str, clock: list[float], takes: list[float], fails: bool = False):
+        self.name, self.clock, self.takes, self.fails = name, clock, takes, fails
+        self.jobs: list[Job] = []
+
+    def run(self, job: Job) -> list[Reply]:
+        self.jobs.append(job)
+        self.clock[0] += self.takes[min(len(self.jobs), len(self.takes)) - 1]
+        if self.fails:
+            raise NotImplementedError("no rule for this layer")
+        return []
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    now = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    return now
+
+
+@pytest.mark.parametrize(("name", "clients"), [("loop", [3, 0]), ("stack", [3, 0, 1, 4])])
+def test_a_few_steps_of_the_largest_clients_are_timed_a_client(
+    clock: list[float], name: str, clients: list[int]
+) -> None:
+    made = simulation()
+    jobs = made.jobs(made.method, made.server, made.memory, made.cohort(1), 1)
+    worker = Watched(name, clock, [9.0, 0.5, 0.4, 7.0])  # the first run only warms up, and 0.9 seconds are enough
+    assert choose.seconds_a_client(worker, jobs) == pytest.approx(0.4 / len(clients))
+    assert len(worker.jobs) == 3
+    assert worker.jobs[0].clients == clients
+    assert [len(s) for s in worker.jobs[0].schedules[0]] == [3]
+
+
+def test_short_timings_are_repeated(clock: list[float]) -> None:
+    made = simulation()
+    worker = Watched("stack", clock, [0.01])
+    choose.seconds_a_client(worker, made.jobs(made.method, made.server, made.memory, made.cohort(1), 1))
+    assert len(worker.jobs) >= choose.TIMED_FOR / 0.01
+
+
+def test_an_executor_that_can_not_take_the_model_is_out_and_a_loop_that_can_not_fails(
+    clock: list[float], capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = simulation()
+    jobs = made.jobs(made.method, made.server, made.memory, made.cohort(1), 1)
+    assert choose.seconds_a_client(Watched("stack", clock, [1.0], fails=True), jobs) == float("inf")
+    assert "the stack executor can't take this model" in capsys.readouterr().err
+    with pytest.raises(NotImplementedError, match="no rule"):
+        choose.seconds_a_client(Watched("loop", clock, [1.0], fails=True), jobs)
+
+
 def test_one_client_needs_no_stack() -> None:
     assert isinstance(choose.executor("auto", simulation(participation=0.1)), Loop)
 
@@ -32,6 +101,10 @@ def test_one_client_needs_no_stack() -> None:
 def test_an_executor_that_is_given_is_taken() -> None:
     given = Loop()
     assert choose.executor(given, simulation()) is given
+
+
+def test_the_steps_of_a_run_are_those_of_the_clients_that_take_part() -> None:
+    assert choose.client_steps(simulation(rounds=2, participation=0.5)) == 30
 
 
 def test_only_long_runs_are_compiled() -> None:
