@@ -18,7 +18,7 @@ from fedhead.data.federation import Federation, Samples
 from fedhead.engine.loop import Loop
 from fedhead.engine.simulation import Simulation
 from fedhead.errors import BadInput
-from fedhead.methods.ktpfl import KTpFL
+from fedhead.methods.ktpfl import KTpFL, step_size
 from fedhead.models.split import load
 from fedhead.optim import SGD
 from fedhead.tree import Tree
@@ -52,6 +52,40 @@ def test_coefficients_follow_the_gradient_of_their_loss(seed: int, clients: int,
         loss.backward()
         expected = torch.softmax(method.sharpness * (row.detach() - lr * row.grad), dim=0)
         torch.testing.assert_close(got[k], expected, atol=1e-10, rtol=1e-9)
+
+
+@given(st.integers(0, 99), st.integers(2, 6), st.floats(-7, 4))
+def test_the_public_codes_step_goes_by_fives_until_it_is_neither_small_nor_large(
+    seed: int, clients: int, scale: float
+) -> None:
+    g = torch.randn(clients, clients, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * 10**scale
+    for row, found in zip(g, step_size(g), strict=True):
+        mean, lr = float(row.abs().mean()), 1.0
+        for _ in range(5):  # as the public code writes it
+            if mean > 0.01:
+                mean, lr = mean / 5, lr / 5
+            if mean < 0.01:
+                mean, lr = mean * 5, lr * 5
+        assert float(found) == pytest.approx(lr)
+
+
+def test_coefficients_are_learned_by_default() -> None:
+    """20 clients of two classes each, softened at T = 10: those who hold the same classes trust each other more."""
+    logits = torch.randn(20, 100, 10, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    for k in range(20):
+        logits[k][:, [2 * k % 10, 2 * k % 10 + 1]] += 6
+    method, c = KTpFL(), torch.full((20, 20), 1 / 20, dtype=torch.float64)
+    knowledge = Tree({str(k): Tree(soft=torch.softmax(t / method.temperature, dim=-1)) for k, t in enumerate(logits)})
+    for _ in range(20):
+        c = method.learn(c, knowledge, range(20))
+    alike = torch.arange(20).unsqueeze(0) % 5 == torch.arange(20).unsqueeze(1) % 5
+    assert c[alike].mean() > 1.2 * c[~alike].mean()
+
+
+def test_clients_that_say_the_same_keep_equal_coefficients() -> None:
+    knowledge = Tree({str(k): Tree(soft=soft(0, 1)[0]) for k in range(4)})
+    c = KTpFL(penalty=0).learn(torch.full((4, 4), 0.25, dtype=torch.float64), knowledge, range(4))
+    torch.testing.assert_close(c, torch.full((4, 4), 0.25, dtype=torch.float64))
 
 
 @given(

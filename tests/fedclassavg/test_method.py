@@ -29,9 +29,7 @@ from fedhead.types import Local
 
 ADAM = Local(epochs=2, batch_size=4, optimizer=Adam(lr=0.01, betas=(0.5, 0.999)))
 PLAIN = Local(epochs=2, batch_size=4, optimizer=SGD(lr=0.05, momentum=0.9), lr_decay=0.9)
-PUBLIC_CODE = FedClassAvg(
-    rho=3.0, temperature=100, base_temperature=0.07, normalize=False, proximal="mean_squared"
-)
+PUBLIC_CODE = FedClassAvg(rho=3.0, temperature=100, base_temperature=0.07, normalize=False, proximal="mean_squared")
 
 
 def simulate(method: Method, models: list[Split] | None = None, local: Local = ADAM, **settings: float) -> Simulation:

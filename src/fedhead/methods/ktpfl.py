@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal, cast
@@ -35,7 +36,7 @@ class KTpFL(Method):
     downlink: ClassVar[tuple[str, ...]] = ()
     temperature: float = 10.0  # T, of the soft predictions
     penalty: float = 0.7  # ρ, weight of the pull of the coefficients to 1/K
-    coefficient_lr: float = 0.02  # η₃, the step of the coefficients
+    coefficient_lr: float | None = None  # η₃, the step of the coefficients; None: the public code's (`step_size`)
     sharpness: float = 5.0  # the coefficients' rows are softmax(sharpness · c)
     distillation_epochs: int = 1
     distillation_batch: int = 256
@@ -44,9 +45,10 @@ class KTpFL(Method):
 
     def __post_init__(self) -> None:
         """Refuse numbers that distillation can't use."""
-        for name in ("temperature", "coefficient_lr", "distillation_epochs", "distillation_batch"):
-            if not getattr(self, name) > 0:
-                raise outside(f"method.{name}", getattr(self, name), "over 0")
+        for name in ("temperature", "coefficient_lr", "sharpness", "distillation_epochs", "distillation_batch"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise outside(f"method.{name}", value, "over 0")
         if not self.penalty >= 0:
             raise outside("method.penalty", self.penalty, "at least 0")
         if not 0 <= self.transfer <= 1:
@@ -91,7 +93,8 @@ class KTpFL(Method):
         rows = c[list(clients)][:, known]
         rows = rows / rows.sum(dim=1, keepdim=True)
         gradient = 2 * (rows @ gram - gram[place]) + 2 * self.penalty / len(known) * (rows - 1 / len(known))
-        rows = torch.softmax(self.sharpness * (rows - self.coefficient_lr * gradient), dim=1)
+        lr = step_size(gradient) if self.coefficient_lr is None else self.coefficient_lr
+        rows = torch.softmax(self.sharpness * (rows - lr * gradient), dim=1)
         spread = c.new_zeros(len(clients), len(c))
         spread[:, known] = rows
         new = c.clone()
@@ -148,6 +151,15 @@ class KTpFL(Method):
     def personal_model(self, me: Client) -> Weights:
         """The local model after training."""
         return cast(Weights, me.state["own"])
+
+
+def step_size(gradient: Tensor) -> Tensor:
+    """η₃ of the public code for each row [K, 1]: 5ⁿ, −5 ≤ n ≤ 5, that makes a coefficient's mean step 0.01 to 0.05.
+
+    Soft predictions differ by little and the gradient with them: one step size for all would leave them at 1/K.
+    """
+    mean = gradient.abs().mean(dim=1, keepdim=True)
+    return 5 ** torch.ceil(torch.log(0.01 / mean) / math.log(5)).clamp(-5, 5)
 
 
 def _inner_products(knowledge: Tree) -> Tensor:
