@@ -1,0 +1,191 @@
+"""Every option of every method and stage does something: a changed value changes what a run leaves behind."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from small import federation, network
+from torch import Tensor
+
+import fedhead.methods
+import fedhead.stages  # noqa: F401 (importing the two fills the registries)
+from fedhead.data.federation import Federation
+from fedhead.engine.loop import Loop
+from fedhead.engine.rounds import run_stage
+from fedhead.engine.simulation import Simulation
+from fedhead.errors import BadInput
+from fedhead.method import METHODS, STAGES, Exchange, Method, Stage
+from fedhead.optim import SGD
+from fedhead.tree import Tree
+from fedhead.types import Local
+
+ROUNDS = 3
+LOCAL = Local(epochs=2, batch_size=4, optimizer=SGD(lr=0.05, momentum=0.9))
+Left = dict[str, Tensor]
+
+# (who, option) -> what it is set to, and what else is needed for it to matter
+CHANGES: dict[tuple[str, str], tuple[Any, dict[str, Any]]] = {
+    ("clsprox", "mu"): (1.0, {}),
+    ("ditto", "lam"): (0.1, {}),
+    ("fedavgm", "beta"): (0.5, {}),
+    ("fedavgm", "damped"): (False, {}),
+    ("fedclassavg", "rho"): (1.0, {}),
+    ("fedclassavg", "temperature"): (0.5, {}),
+    ("fedclassavg", "base_temperature"): (0.7, {}),
+    ("fedclassavg", "normalize"): (False, {}),
+    ("fedclassavg", "proximal"): ("mean_squared", {}),
+    ("fedclassavg", "ca"): (False, {}),
+    ("fedclassavg", "pr"): (False, {}),
+    ("fedclassavg", "cl"): (False, {}),
+    ("fedclassavg", "share"): ("all", {}),
+    ("feddyn", "alpha"): (0.5, {}),
+    ("fedetf", "gamma"): (0.5, {}),
+    ("fedetf", "absent"): ("one", {}),
+    ("fedetf", "balanced_loss"): (False, {}),
+    ("fedetf", "learnable_temperature"): (False, {}),
+    ("fednh", "rho"): (0.5, {}),
+    ("fednh", "average_over"): ("samples", {}),
+    ("fedproto", "lam"): (0.1, {}),
+    ("fedproto", "predict_by"): ("logits", {}),
+    ("fedproto", "average_over"): ("clients", {}),
+    ("fedprox", "mu"): (1.0, {}),
+    ("fedrep", "head_epochs"): (None, {}),
+    ("fedrep", "body_epochs"): (None, {}),
+    ("fedrep", "untrained_head"): (True, {}),
+    ("fedrod", "gamma"): (0.5, {}),
+    ("fedrod", "absent"): ("one", {}),
+    ("fedrod_hyper", "gamma"): (0.5, {}),
+    ("fedrod_hyper", "absent"): ("one", {}),
+    ("fedrod_hyper", "hidden"): (5, {}),
+    ("ktpfl", "temperature"): (2.0, {}),
+    ("ktpfl", "penalty"): (5.0, {}),
+    ("ktpfl", "coefficient_lr"): (0.5, {}),
+    ("ktpfl", "sharpness"): (1.0, {}),
+    ("ktpfl", "distillation_epochs"): (2, {}),
+    ("ktpfl", "distillation_batch"): (8, {}),
+    ("ktpfl", "share"): ("all", {}),
+    ("ktpfl", "transfer"): (0.5, {"share": "all"}),
+    ("moon", "mu"): (5.0, {}),
+    ("moon", "temperature"): (0.1, {}),
+    ("scaffold", "server_lr"): (0.5, {}),
+    ("ccvr", "samples"): (30, {}),
+    ("ccvr", "proportional"): (True, {}),
+    ("ccvr", "epochs"): (2, {}),
+    ("ccvr", "lr"): (0.1, {}),
+    ("ccvr", "momentum"): (0.0, {}),
+    ("ccvr", "weight_decay"): (0.1, {}),
+    ("ccvr", "batch_size"): (16, {}),
+    ("ccvr", "tukey"): ("both", {}),
+    ("ccvr", "power"): (0.25, {"tukey": "both"}),
+    ("ccvr", "covariance"): ("diagonal", {}),
+    ("ccvr", "rank"): (1, {"covariance": "low-rank", "rank": 3}),
+    ("ccvr", "free"): (True, {"method": "fedetf"}),
+    ("finetune_ccvr", "samples"): (30, {}),
+    ("finetune_ccvr", "epochs"): (2, {}),
+    ("finetune_ccvr", "lr"): (0.1, {}),
+    ("finetune_ccvr", "momentum"): (0.9, {}),
+    ("finetune_ccvr", "weight_decay"): (0.1, {}),
+    ("finetune_ccvr", "batch_size"): (16, {}),
+    ("finetune_ccvr", "covariance"): ("full", {}),
+    ("finetune_etf", "iterations"): (1, {}),
+    ("finetune_etf", "epochs"): (1, {}),
+    ("finetune_etf", "variant"): ("code", {}),
+    ("finetune_etf", "record"): (False, {}),
+    ("finetune_etf", "at"): ("extractor", {}),
+    ("recalibrate", "per_class"): (2, {}),
+    ("recalibrate", "epochs"): (2, {}),
+    ("recalibrate", "lr"): (0.1, {}),
+    ("recalibrate", "momentum"): (0.0, {}),
+    ("recalibrate", "weight_decay"): (0.1, {}),
+    ("recalibrate", "batch_size"): (16, {}),
+    ("recalibrate", "free"): (True, {"method": "fedetf"}),
+}
+QUICK = {"ccvr": {"samples": 20}, "finetune_ccvr": {"epochs": 5}, "finetune_etf": {"iterations": 2}}
+
+
+def options(exchange: type[Exchange]) -> list[str]:
+    return [f.name for f in dataclasses.fields(exchange) if f.name != "method"]  # type: ignore[arg-type]  # all are dataclasses
+
+
+def test_no_option_is_left_out() -> None:
+    known = {(name, option) for name, kind in [*METHODS.items(), *STAGES.items()] for option in options(kind)}
+    assert known == CHANGES.keys()
+
+
+def skewed() -> Federation:
+    """The small federation, in which one client lacks a class."""
+    made = federation()
+    rows = [own[made.train.y[own] != 1] if k == 3 else own for k, own in enumerate(made.rows)]
+    return dataclasses.replace(made, rows=rows)
+
+
+@cache
+def trained(method: Method) -> Simulation:
+    model = network("group", method.head)
+    simulation = Simulation(skewed(), [model], method, rounds=ROUNDS, local=LOCAL, dtype=torch.float64)
+    for number in range(1, ROUNDS + 1):
+        simulation.round(number, Loop())
+    return simulation
+
+
+def left(simulation: Simulation, exchange: Exchange, server: Tree, memory: Any, **more: Tensor) -> Left:
+    """The states of server and clients, the global model, and what one client says of the test samples."""
+    found = dict(server.leaves())
+    found |= {f"{k}/{path}": t for k in simulation.holders for path, t in memory[k].leaves().items()}
+    found |= dict((exchange.global_model(server, simulation.task) or Tree()).leaves())
+    job = simulation.jobs(exchange, server, memory, [3], ROUNDS + 1)[0]
+    me, fed = job.program.me(job.sight(0)), simulation.federation
+    assert fed.test is not None
+    said = exchange.predict(exchange.personal_model(me), fed.transform(fed.test.x).double(), me)
+    return found | {"said": said} | more
+
+
+def after_rounds(method: Method) -> Left:
+    simulation = trained(method)
+    return left(simulation, method, simulation.server, simulation.memory)
+
+
+def after_stage(method: Method, stage: Stage) -> Left:
+    simulation = trained(method)
+    try:
+        result = run_stage(simulation, stage, Loop())
+    except BadInput:
+        return {}
+    recorded = torch.tensor(len(result.metrics.get("steps", {})))  # type: ignore[arg-type]  # a row's values are objects
+    return left(simulation, stage.after(method), result.server, result.memory, recorded=recorded)
+
+
+def differ(one: Left, other: Left) -> bool:
+    if one.keys() != other.keys() or any(t.shape != other[name].shape for name, t in one.items()):
+        return True
+    return any(bool(((t - other[name]).abs() > 1e-6).any()) for name, t in one.items())
+
+
+@pytest.mark.parametrize(("name", "option"), [key for key in CHANGES if key[0] in METHODS])
+def test_every_option_of_a_method_matters(name: str, option: str) -> None:
+    value, needs = CHANGES[name, option]
+    usual, changed = METHODS[name](**needs), METHODS[name](**needs | {option: value})
+    assert usual != changed
+    assert differ(after_rounds(usual), after_rounds(changed))
+
+
+@pytest.mark.parametrize(("name", "option"), [key for key in CHANGES if key[0] in STAGES])
+def test_every_option_of_a_stage_matters(name: str, option: str) -> None:
+    value, needs = CHANGES[name, option]
+    settings = QUICK.get(name, {}) | needs
+    method = METHODS[settings.pop("method", "fedetf" if STAGES[name].head else "fedavg")]()
+    usual, changed = STAGES[name](**settings), STAGES[name](**settings | {option: value})
+    assert usual != changed
+    assert differ(after_stage(method, usual), after_stage(method, changed))
+
+
+def test_the_same_options_leave_the_same() -> None:
+    """What the tests above call different is not mere chance."""
+    method = METHODS["fedproto"]()
+    once = after_rounds(method)
+    trained.cache_clear()
+    assert not differ(once, after_rounds(method))
