@@ -8,7 +8,7 @@ would. Sums are kept in float64. Of a symmetric matrix the upper triangle is kep
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -61,7 +61,8 @@ class Statistics:
 
     def __add__(self, other: Statistics) -> Statistics:
         _refuse_other(self, other)
-        return Statistics(self.count + other.count, self.sum + other.sum, self.outer + other.outer, self.extractor)
+        extractor = self.extractor or other.extractor
+        return Statistics(self.count + other.count, self.sum + other.sum, self.outer + other.outer, extractor)
 
     def mean(self) -> Tensor:
         """μ_c, [C, d] (Eq. 3); zero for a class without samples."""
@@ -98,6 +99,7 @@ def merge(parts: Iterable[Statistics]) -> Statistics:
             total = Statistics(part.count.clone(), part.sum.clone(), part.outer.clone(), part.extractor)
         else:
             _refuse_other(total, part)
+            total = replace(total, extractor=total.extractor or part.extractor)
             total.count.add_(part.count)
             total.sum.add_(part.sum)
             total.outer.add_(part.outer)

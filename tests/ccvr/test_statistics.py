@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -89,6 +91,34 @@ def test_the_operator_is_the_same_over_clients_and_leaves_padding_out() -> None:
         torch.testing.assert_close(rows.sum(0), total, atol=1e-12, rtol=0)
 
 
+def test_the_operator_takes_clients_along_any_axis_and_what_they_share() -> None:
+    z, y = sample(0, 24, 3, 4)
+    z, weight = z.reshape(4, 6, 3), torch.ones(6)
+    expected = [statistics.class_sums(own, y[:6], weight, 4, True) for own in z]
+    stacked = torch.func.vmap(lambda a: statistics.class_sums(a, y[:6], weight, 4, True), in_dims=1)(z.movedim(0, 1))
+    for found, *each in zip(stacked, *expected, strict=True):
+        torch.testing.assert_close(found, torch.stack(each))
+
+
+def test_rounding_gives_no_negative_variance() -> None:
+    z = torch.full((7, 1), 1e8 + 0.1, dtype=torch.float64)
+    one = statistics.of(z, torch.zeros(7, dtype=torch.int64), 1, diagonal=True)
+    for shift in (0.9999999, 1.0, 1.0000001):  # the sum of squares as it may have been rounded on the way
+        assert float(Statistics(one.count, one.sum, one.outer * shift).covariance().min()) >= 0
+
+
+def test_merging_leaves_the_parts_as_they_are() -> None:
+    z, y = sample(4, 20, 3, 2)
+    parts = [statistics.of(z[:10], y[:10], 2), statistics.of(z[10:], y[10:], 2)]
+    before = [part.tree().clone() for part in parts]
+    together = statistics.merge(parts)
+    for part, old in zip(parts, before, strict=True):
+        for name, value in part.tree().items():
+            assert torch.equal(value, old[name])
+    for name, value in (parts[0] + parts[1]).tree().items():
+        torch.testing.assert_close(value, together.tree()[name])
+
+
 @pytest.mark.parametrize("rank", [0, 2, 5])
 def test_low_rank_keeps_the_diagonal_and_becomes_exact(rank: int) -> None:
     z, y = sample(3, 40, 5, 2)
@@ -128,6 +158,8 @@ def broken(name: str) -> Statistics:
         count[2] = 2.5
     elif name == "ghost":
         count[0] = 0
+    elif name == "ghost squares":
+        count[0], total[0] = 0, 0
     elif name == "variance":
         outer[1, 0] = -1e3
     elif name == "indefinite":
@@ -143,6 +175,7 @@ def broken(name: str) -> Statistics:
         ("negative", "-3 samples of class 2"),
         ("fraction", "2.5 samples of class 2"),
         ("ghost", "class 0 has sums but no samples"),
+        ("ghost squares", "class 0 has sums but no samples"),
         ("variance", "class 1 is not positive semi-definite"),
         ("indefinite", "class 1 is not positive semi-definite"),
     ],
@@ -150,6 +183,21 @@ def broken(name: str) -> Statistics:
 def test_what_no_features_have_is_refused_by_name(name: str, words: str) -> None:
     with pytest.raises(BadInput, match=f"^client 4: .*{words}"):
         statistics.check(broken(name), "client 4")
+
+
+def test_the_costly_check_is_made_only_when_asked_for_and_is_strict() -> None:
+    sound = broken("indefinite")
+    assert statistics.check(sound, "client 4", whole=False) is sound  # its diagonals are
+    with pytest.raises(BadInput, match="covariance of class 1"):
+        statistics.check(broken("variance"), "client 4", whole=False)
+    count, total = torch.tensor([5.0]), torch.zeros(1, 2)
+    for excess, fits in ((0.0, True), (1e-12, True), (1e-5, False)):  # an eigenvalue below 0 by so much of the largest
+        outer = torch.tensor([[1.0, 1.0 + excess, 1.0]]).double()
+        if fits:
+            statistics.check(Statistics(count, total, outer), "client 4")
+        else:
+            with pytest.raises(BadInput, match="positive semi-definite"):
+                statistics.check(Statistics(count, total, outer), "client 4")
 
 
 def test_sound_statistics_pass_also_where_they_are_singular() -> None:
@@ -168,3 +216,17 @@ def test_statistics_of_other_models_do_not_merge() -> None:
         statistics.merge([statistics.of(z, y, 3), statistics.of(z, y, 3, diagonal=True)])
     with pytest.raises(BadInput, match="at least one client"):
         statistics.merge([])
+
+
+def test_one_known_model_is_enough_to_refuse_another() -> None:
+    z, y = sample(2, 30, 4, 3)
+    unknown = statistics.of(z, y, 3)
+    one, other = replace(unknown, extractor="one"), replace(unknown, extractor="other")
+    for found in (unknown + one, one + unknown, statistics.merge([unknown, one]), statistics.merge([one, unknown])):
+        assert found.extractor == found.diagonal().extractor == "one"
+        with pytest.raises(BadInput, match="weights that gave the features differ"):
+            found + other
+    with pytest.raises(BadInput, match="weights that gave the features differ"):
+        statistics.merge([unknown, one, other])
+    with pytest.raises(BadInput, match="another model: kind"):
+        unknown + unknown.diagonal()

@@ -14,7 +14,7 @@ CASES: list[tuple[Optimizer, type[torch.optim.Optimizer], dict[str, object]]] = 
     (SGD(0.1, 0.9, 0.01), torch.optim.SGD, {"momentum": 0.9, "weight_decay": 0.01}),
     (SGD(0.1, 0.9, 0.01, nesterov=True), torch.optim.SGD, {"momentum": 0.9, "weight_decay": 0.01, "nesterov": True}),
     (Adam(0.1), torch.optim.Adam, {}),
-    (Adam(0.1, (0.5, 0.999), 1e-8, 0.01), torch.optim.Adam, {"betas": (0.5, 0.999), "weight_decay": 0.01}),
+    (Adam(0.1, (0.5, 0.99), 0.1, 0.01), torch.optim.Adam, {"betas": (0.5, 0.99), "eps": 0.1, "weight_decay": 0.01}),
 ]
 
 
@@ -62,8 +62,9 @@ def test_a_step_in_place_is_the_pure_step_whatever_the_strides(mine: Optimizer) 
         return tree.replace(filter=tree["filter"].contiguous(memory_format=torch.channels_last))
 
     start, lr = draw(), torch.tensor(0.1, dtype=torch.float64)
-    params, state = start, mine.init(start)
-    given = start.clone(), state.clone()
+    fresh = mine.init(start)
+    params, state = start, fresh
+    given = start.clone(), fresh.clone()
     ours, its = owned(turned(start), state)  # the state keeps the strides of weights that were not turned
     for step in range(4):
         grads = draw()
@@ -71,4 +72,10 @@ def test_a_step_in_place_is_the_pure_step_whatever_the_strides(mine: Optimizer) 
         mine.step_in_place(ours, turned(grads) if step % 2 else grads, its, lr)
         torch.testing.assert_close(ours, params, atol=1e-12, rtol=1e-10)
         torch.testing.assert_close(its, state, atol=1e-12, rtol=1e-10)
-    torch.testing.assert_close((start, mine.init(start)), given, atol=0, rtol=0)
+    torch.testing.assert_close((start, fresh), given, atol=0, rtol=0)
+
+
+def test_without_momentum_there_is_nothing_to_keep() -> None:
+    params = Tree(a=torch.ones(2))
+    assert SGD(0.1).init(params) == {}
+    assert SGD(0.1).step(params, params, Tree(), 0.1)[1] == {}
