@@ -1,6 +1,7 @@
 """Run folders: nothing in one is lost or overwritten, and a run goes on from any moment."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -46,6 +47,15 @@ def test_a_folder_keeps_what_it_is_given(tmp_path: Path) -> None:
     again.finish({"accuracy": float("nan"), "stages": {"ccvr": 1.5}})
     assert again.finished
     assert again.result() == {"accuracy": None, "stages": {"ccvr": 1.5}}
+
+
+def test_a_round_is_on_record_at_once_and_a_folder_can_be_held_again(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "run", RECIPE)
+    for number in (1, 2):
+        with folder.locked():
+            folder.record({"round": number, "clients": [float("inf"), 50.0]})
+            rows = RunFolder.open(folder.path).metrics()  # as another process sees them
+            assert rows == [{"round": n, "clients": [None, 50.0]} for n in range(1, number + 1)]
 
 
 def test_rewinding_cuts_the_metrics_back_to_the_checkpoint(tmp_path: Path) -> None:
@@ -166,6 +176,15 @@ def test_the_split_is_kept_and_compared(tmp_path: Path) -> None:
     before = (folder.path / PARTITION).read_bytes()
     with pytest.raises(BadInput, match="the data has changed"):
         folder.save_partition(Federation.from_arrays(*data, clients=3, local_test=0.5, seed=1))
+    assert fed.local is not None
+    for changed in (
+        replace(fed, local=[fed.local[0][:1], *fed.local[1:]]),
+        replace(fed, local=None),
+        replace(fed, test=fed.train, local_from="test"),
+        replace(fed, rows=fed.rows[:2], local=fed.local[:2]),
+    ):
+        with pytest.raises(BadInput):
+            folder.save_partition(changed)
     assert (folder.path / PARTITION).read_bytes() == before
     assert {p.name for p in folder.path.iterdir()} == {CONFIG, PARTITION}
     (folder.path / PARTITION).write_bytes(before[: len(before) // 2])
