@@ -13,7 +13,6 @@ from torch import Tensor
 
 import fedhead.methods
 import fedhead.stages  # noqa: F401 (importing the two fills the registries)
-from fedhead.data.federation import Federation
 from fedhead.engine.loop import Loop
 from fedhead.engine.rounds import run_stage
 from fedhead.engine.simulation import Simulation
@@ -116,17 +115,10 @@ def test_no_option_is_left_out() -> None:
     assert known == CHANGES.keys()
 
 
-def skewed() -> Federation:
-    """The small federation, in which one client lacks a class."""
-    made = federation()
-    rows = [own[made.train.y[own] != 1] if k == 3 else own for k, own in enumerate(made.rows)]
-    return dataclasses.replace(made, rows=rows)
-
-
 @cache
 def trained(method: Method) -> Simulation:
     model = network("group", method.head)
-    simulation = Simulation(skewed(), [model], method, rounds=ROUNDS, local=LOCAL, dtype=torch.float64)
+    simulation = Simulation(federation(), [model], method, rounds=ROUNDS, local=LOCAL, dtype=torch.float64)
     for number in range(1, ROUNDS + 1):
         simulation.round(number, Loop())
     return simulation

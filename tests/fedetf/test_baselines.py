@@ -154,9 +154,17 @@ def balanced(logits: Tensor, y: Tensor, n: Tensor) -> Tensor:
     return -torch.log(scores[torch.arange(len(y)), y] / scores.sum(1)).mean()
 
 
+def weighed(fed: Federation, client: int, method: FedRoD | FedETF) -> Tensor:
+    """n_c^γ, absent classes left out or counted once."""
+    n = counts(fed, client)
+    return (n.clamp_min(1) if method.absent == "one" else n) ** method.gamma
+
+
+@pytest.mark.parametrize("method", [FedRoD(), FedRoD(gamma=0.5, absent="one")])
 @pytest.mark.parametrize("persistent", [False, True])
-def test_fedrod(fed: Federation, plain: Plain, persistent: bool) -> None:
-    found = simulate(fed, [network("group")], FedRoD(), rounds=1 if persistent else ROUNDS, persistent=persistent)
+def test_fedrod(fed: Federation, plain: Plain, persistent: bool, method: FedRoD) -> None:
+    assert (fed.counts()[list(CLIENTS)] == 0).any()
+    found = simulate(fed, [network("group")], method, rounds=1 if persistent else ROUNDS, persistent=persistent)
     shared = network("group").double()
     heads = {k: nn.Linear(shared.features, CLASSES).double() for k in CLIENTS}
     for head in heads.values():
@@ -165,7 +173,7 @@ def test_fedrod(fed: Federation, plain: Plain, persistent: bool) -> None:
     for number in range(1, found.task.rounds + 1):
         trained = []
         for k in CLIENTS:
-            model, head, n = copy.deepcopy(shared), heads[k], counts(fed, k)
+            model, head, n = copy.deepcopy(shared), heads[k], weighed(fed, k, method)
             generic = torch.optim.SGD(model.parameters(), LR, MOMENTUM)
             personal = torch.optim.SGD(head.parameters(), LR, MOMENTUM)
             for x, y in plain.batches(k, number):
@@ -187,6 +195,13 @@ def test_fedrod(fed: Federation, plain: Plain, persistent: bool) -> None:
     scores = found.method.predict(found.method.personal_model(me), x, me)
     out = shared(x)
     torch.testing.assert_close(scores, (out.logits + heads[0](out.z)).detach())
+
+
+def test_a_hypernetwork_without_hidden_units_is_refused() -> None:
+    with pytest.raises(BadInput, match=r"method\.hidden"):
+        FedRoDHyper(hidden=0)
+    with pytest.raises(BadInput, match=r"method\.gamma"):
+        FedRoDHyper(gamma=-1)
 
 
 def test_fedrods_hypernetwork(fed: Federation, plain: Plain) -> None:
@@ -310,14 +325,15 @@ def test_fedproto_among_differing_architectures() -> None:
             Simulation(fed, models, FedProto(), rounds=1, local=Local(), assign=assign)
 
 
-def test_fedetf_is_fedavg_with_the_balanced_loss(fed: Federation, plain: Plain) -> None:
-    found = simulate(fed, [network("group", "etf")], FedETF(gamma=0.5))
+@pytest.mark.parametrize("method", [FedETF(gamma=0.5), FedETF(absent="one")])
+def test_fedetf_is_fedavg_with_the_balanced_loss(fed: Federation, plain: Plain, method: FedETF) -> None:
+    found = simulate(fed, [network("group", "etf")], method)
     shared = network("group", "etf").double()
     frame = shared.classifier.weight.detach().clone()
     for number in range(1, ROUNDS + 1):
         trained = []
         for k in CLIENTS:
-            model, n = copy.deepcopy(shared), counts(fed, k) ** 0.5
+            model, n = copy.deepcopy(shared), weighed(fed, k, method)
             learned = [p for name, p in model.named_parameters() if name != "classifier.weight"]
             fit(learned, plain.batches(k, number), lambda x, y, m=model, n=n: balanced(m(x).logits, y, n))
             trained.append(model)

@@ -36,9 +36,11 @@ CLIENTS = (0, 1, 3, 4)
 STAGE = 3  # the round's number of a stage after two rounds
 
 
-def trained(method: Method, norm: str = "group", rounds: int = 2, **changes: Any) -> Simulation:
+def trained(
+    method: Method, norm: str = "group", rounds: int = 2, weight_decay: float = 0.0, **changes: Any
+) -> Simulation:
     fed = dataclasses.replace(federation(), transform=Transform.named("none", "half"), **changes)
-    local = Local(epochs=2, batch_size=4, optimizer=SGD(0.05), lr_decay=0.9)
+    local = Local(epochs=2, batch_size=4, optimizer=SGD(0.05, weight_decay=weight_decay), lr_decay=0.9)
     simulation = Simulation(fed, [network(norm, method.head)], method, rounds=rounds, local=local, dtype=torch.float64)
     for number in range(1, rounds + 1):
         simulation.round(number, Loop())
@@ -102,6 +104,34 @@ def test_algorithm_2_against_a_plain_loop() -> None:
             for x, y in plain.batches(k, STAGE, phase, "stage:finetune_etf"):
                 model.zero_grad()
                 F.cross_entropy(model(x).logits, y).backward()
+                optimizer.step()
+        for name, p in model.named_parameters():
+            torch.testing.assert_close(result.memory[k]["tuned"][name], p.detach(), atol=1e-10, rtol=1e-10)
+
+
+@pytest.mark.parametrize("epochs", [None, 2])
+def test_the_public_codes_fine_tuning_against_a_plain_loop(epochs: int | None) -> None:
+    """A local round of FedETF, then V by plain SGD at 0.1 and p by SGD at 0.05 with momentum and weight decay."""
+    simulation = trained(FedETF(), weight_decay=0.01)
+    result = run_stage(simulation, FineTuneETF(iterations=2, epochs=epochs, variant="code", record=False), Loop())
+    decay, fed = 0.9**2, simulation.federation
+    plain = Plain(fed)
+    for k in CLIENTS:
+        model = network("group", "etf").double()
+        load(model, simulation.server["model"])
+        n = torch.bincount(fed.train.y[fed.rows[k]], minlength=3).double()
+        vectors, layer = model.classifier.weight, list(model.projection.parameters())
+        everything = [*model.extractor.parameters(), *layer, model.classifier.scale]
+        steps = [torch.optim.SGD(everything, 0.05 * decay, weight_decay=0.01)]
+        for _ in range(2):
+            steps.append(torch.optim.SGD([vectors], 0.1 * decay))
+            steps.append(torch.optim.SGD(layer, 0.05 * decay, momentum=0.9, weight_decay=0.01))
+        for phase, optimizer in enumerate(steps):
+            length = None if phase == 0 else epochs or 3
+            for x, y in plain.batches(k, STAGE, phase, "stage:finetune_etf", epochs=length):
+                model.zero_grad()
+                logits = model(x).logits
+                F.cross_entropy(logits + n.log() if phase == 0 else logits, y).backward()
                 optimizer.step()
         for name, p in model.named_parameters():
             torch.testing.assert_close(result.memory[k]["tuned"][name], p.detach(), atol=1e-10, rtol=1e-10)

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from fedhead import keyed
 from fedhead.client import Client
-from fedhead.errors import BadInput
+from fedhead.errors import BadInput, outside
 from fedhead.losses import balanced_softmax, cross_entropy
 from fedhead.method import Method, method
 from fedhead.tree import Tree, Weights
@@ -70,6 +70,12 @@ class FedRoDHyper(FedRoD):
 
     shared: ClassVar[tuple[str, ...]] = (*PARTS, "personal")
     hidden: int = 32  # width of the hypernetwork's one hidden layer
+
+    def __post_init__(self) -> None:
+        """Refuse a hypernetwork that is none."""
+        super().__post_init__()
+        if self.hidden < 1:
+            raise outside("method.hidden", self.hidden, "at least 1")
 
     def init_server(self, w: Weights, task: Task) -> Tree:
         """The model and the hypernetwork H_ν; its last layer starts at 0, so that personal heads add nothing yet."""
