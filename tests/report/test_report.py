@@ -2,10 +2,12 @@
 
 import re
 import statistics
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
 
+import matplotlib.image
 import numpy as np
 import pytest
 
@@ -135,3 +137,47 @@ def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
         tables.read([tmp_path / "nowhere"])
     with pytest.raises(BadInput, match=r"must end in \.png"):
         figures.save(figures.bubbles(np.ones((2, 2), np.int64)), tmp_path / "picture.gif")
+
+
+@pytest.fixture
+def unlike(tmp_path: Path) -> Path:
+    """Runs of many settings, as `fedhead report runs/*` meets them."""
+    mixed = ("digitscnn(channels=8)", "mlp(hidden=[64])", "digitscnn(channels=4, features=48)")
+    common = {"rounds": 2, "clients": 12, "lr": 0.002, "optimizer": "adam", "local_epochs": 1, "model": mixed}
+    write_run(tmp_path / "iid", Recipe(partition="iid", rounds=2), [1.0, 2.0], {})
+    write_run(tmp_path / "skewed", Recipe(rounds=2, lr=0.5), [1.0, 2.0], {})
+    write_run(tmp_path / "mixed", Recipe(method="local", **common), [1.0, 2.0], {})  # type: ignore[arg-type] # of many kinds
+    return tmp_path
+
+
+def test_long_labels_shrink_to_what_tells_runs_of_a_method_apart(unlike: Path) -> None:
+    groups = tables.group(tables.read([unlike]))
+    assert [g.label for g in groups] == ["fedavg (partition=iid)", "local", "fedavg (partition=dirichlet(0.1))"]
+    assert {"clients", "lr", "model", "optimizer"} <= set(tables.unsaid(groups))
+    html = page.page(tables.read([unlike]))
+    settings = html[html.index("What differs") : html.index("Learning curves")]
+    for shown in ("<td>0.002</td>", "<td>0.5</td>", "<td>adam</td>", "<td>12</td>"):
+        assert shown in settings
+
+
+def test_stages_of_other_parameters_have_other_labels(tmp_path: Path) -> None:
+    for samples in (100, 500):
+        recipe = Recipe(rounds=1, stages=("ccvr",), stage_parameters={"ccvr": {"samples": samples}})
+        write_run(tmp_path / f"{samples}", recipe, [1.0], {"ccvr": 2.0})
+    labels = [line.label for line in tables.lines(tables.group(tables.read([tmp_path])))]
+    assert labels == ["fedavg", "fedavg + ccvr (samples=100)", "fedavg", "fedavg + ccvr (samples=500)"]
+
+
+def test_curves_keep_their_room_however_long_the_labels_are(unlike: Path) -> None:
+    groups = [replace(g, label=f"{g.label} {'and=more, ' * 40}") for g in tables.group(tables.read([unlike]))]
+    figure = figures.curves(groups)
+    figures.inline_svg(figure)  # lays it out; a layout that fails is a warning, and so an error here
+    room = figure.axes[0].get_window_extent()
+    assert room.width > 0.8 * figure.bbox.width
+    assert room.height > 2 * figure.dpi
+
+
+def test_a_saved_picture_is_opaque(tmp_path: Path) -> None:
+    figures.save(figures.bubbles(np.ones((2, 2), np.int64)), tmp_path / "split.png")
+    pixels = matplotlib.image.imread(tmp_path / "split.png")
+    assert pixels[..., 3].min() == 1.0

@@ -240,7 +240,10 @@ def report(
     """
     from fedhead.report import page, tables
 
-    print_results(tables.lines(tables.group(tables.read(runs))))
+    groups = tables.group(tables.read(runs))
+    print_results(tables.lines(groups))
+    if unsaid := tables.unsaid(groups):
+        print(f"they also differ in {', '.join(unsaid)}: the report says how")
     print(f"report: {page.write(runs, out)}")
 
 

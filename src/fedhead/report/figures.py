@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 # Of middling lightness, to be read on white and on black; lines also differ in their dashes.
 COLOURS = ("#3b82f6", "#e08a00", "#10a37f", "#ef4444", "#a855f7", "#0ea5b7", "#ec4899", "#7c9a0e")
 DASHES = ("-", "--", "-.", ":")
+_LEGEND_WIDTH = 90  # characters that fit beside each other in a figure of 7 inches
 _INK = "#123456"  # stands for the text's colour until the figure is written
 _STYLE: dict[Any, Any] = {
     "font.size": 10,
@@ -37,21 +39,25 @@ _STYLE: dict[Any, Any] = {
 def curves(groups: Sequence[Group], figure: str = "accuracy") -> Figure:
     """A figure's course over the rounds: the mean over seeds, with a band of one deviation around it."""
     fig, ax = _blank(7.0, 3.8)
+    names = 0  # lines of text in the legend
     for i, g in enumerate(groups):
         rounds, values = _aligned([run.rows for run in g.runs], figure)
         if not len(rounds):
             continue
         colour, mean = COLOURS[i % len(COLOURS)], values.mean(axis=0)
         dash = DASHES[i // len(COLOURS) % len(DASHES)]
-        ax.plot(rounds, mean, dash, color=colour, lw=1.8, label=g.label, marker="o" if len(rounds) == 1 else "")
+        label = textwrap.fill(g.label, _LEGEND_WIDTH)
+        names += 1 + label.count("\n")
+        ax.plot(rounds, mean, dash, color=colour, lw=1.8, label=label, marker="o" if len(rounds) == 1 else "")
         if len(values) > 1:
             deviation = values.std(axis=0, ddof=1)
             ax.fill_between(rounds, mean - deviation, mean + deviation, color=colour, alpha=0.18, lw=0)
     ax.set(xlabel="round", ylabel=f"{'personal ' if figure == 'personal' else ''}accuracy (%)")
     ax.grid(color=_INK, alpha=0.12, lw=0.6)
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
-    if ax.lines:
-        ax.legend(frameon=False, labelcolor=_INK, fontsize=9)
+    if ax.lines:  # below the curves, in room of its own: it hides none of them, however long the labels are
+        fig.set_figheight(fig.get_figheight() + 0.18 * names)
+        fig.legend(loc="outside lower left", frameon=False, labelcolor=_INK, fontsize=9)
     return fig
 
 
@@ -114,6 +120,7 @@ def save(fig: Figure, path: str | Path) -> None:
     try:
         with matplotlib.rc_context(_STYLE):
             path.parent.mkdir(parents=True, exist_ok=True)
+            fig.patch.set_alpha(1)  # figures made for a page are see-through there
             fig.savefig(path, dpi=150, facecolor="white", metadata=metadata)
     except OSError as error:
         raise BadInput(f"{path} can't be written to: {error.strerror}") from error

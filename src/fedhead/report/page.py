@@ -53,6 +53,7 @@ def page(runs: Sequence[Run]) -> str:
         f"<p>{len(runs)} runs, {len(groups)} settings. Accuracies in per cent, mean ± deviation over seeds.</p>",
         "<h2>Results</h2>",
         _results(lines),
+        _settings(groups),
         "<h2>Learning curves</h2>",
         _curves(groups),
         _classes(lines),
@@ -101,6 +102,15 @@ def _results(lines: Sequence[Line]) -> str:
         if len(lines) > 1 and max(means) > float("-inf"):
             best.add((means.index(max(means)), column))
     return _table(head, body, best)
+
+
+def _settings(groups: Sequence[Group]) -> str:
+    """What the groups differ in, where their labels do not say it."""
+    if not tables.unsaid(groups):
+        return ""
+    keys = list(dict.fromkeys(k for g in groups for k in g.settings))
+    body = [[g.label, *(str(g.settings.get(k, "")) for k in keys)] for g in groups]
+    return "<h2>What differs</h2>\n" + _table(["method", *keys], body)
 
 
 def _curves(groups: Sequence[Group]) -> str:

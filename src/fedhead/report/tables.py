@@ -39,6 +39,8 @@ class Group:
 
     label: str
     runs: list[Run]
+    settings: Row  # its values of the keys in which the groups differ, the method's and the stages' own aside
+    stage_settings: Row  # the same of its stages' parameters
 
 
 @dataclass(frozen=True)
@@ -78,16 +80,51 @@ def group(runs: Sequence[Run]) -> list[Group]:
         keyed.setdefault(repr(keys), []).append(run)
     recipes = [runs[0].recipe.flat() for runs in keyed.values()]
     names = dict.fromkeys(k for recipe in recipes for k in recipe)
-    own = {"method", "stages", "seed", "seeds"}
-    differing = [
-        k for k in names if k not in own and not k.startswith("stage.") and len({repr(r.get(k)) for r in recipes}) > 1
+    differing = [k for k in names if len({repr(r.get(k)) for r in recipes}) > 1 and k not in _OWN]
+    settings = [{k: r[k] for k in differing if k in r and not k.startswith("stage.")} for r in recipes]
+    return [
+        Group(label, runs, own, {k: r[k] for k in differing if k in r and k.startswith("stage.")})
+        for label, runs, own, r in zip(_labels(recipes, settings), keyed.values(), settings, recipes, strict=True)
     ]
-    return [Group(_label(r, differing), runs) for r, runs in zip(recipes, keyed.values(), strict=True)]
 
 
-def _label(recipe: Row, differing: list[str]) -> str:
-    details = [f"{k.removeprefix('method.')}={recipe[k]}" for k in differing if k in recipe]
-    return f"{recipe['method']} ({', '.join(details)})" if details else str(recipe["method"])
+_OWN = ("method", "stages", "seed", "seeds")  # the first two stand in labels anyway
+_LONGEST = 80  # characters that a legend and a table still have room for
+
+
+def _labels(recipes: list[Row], settings: list[Row]) -> list[str]:
+    """The method and all that differs; where that gets long, only what tells runs of one method apart."""
+    methods = [str(recipe["method"]) for recipe in recipes]
+    whole = [_label(method, own) for method, own in zip(methods, settings, strict=True)]
+    if max(map(len, whole), default=0) <= _LONGEST:
+        return whole
+    telling: dict[str, list[str]] = {}
+    for method in dict.fromkeys(methods):
+        rivals = [own for name, own in zip(methods, settings, strict=True) if name == method]
+        keys = telling[method] = []
+        for k in dict.fromkeys(k for own in rivals for k in own):
+            if _distinct(rivals, [*keys, k]) > _distinct(rivals, keys):
+                keys.append(k)
+    return [_label(m, {k: own[k] for k in telling[m] if k in own}) for m, own in zip(methods, settings, strict=True)]
+
+
+def _distinct(settings: list[Row], keys: list[str]) -> int:
+    return len({repr([own.get(k) for k in keys]) for own in settings})
+
+
+def _label(name: str, details: Row) -> str:
+    words = [f"{k.removeprefix('method.')}={v}" for k, v in details.items()]
+    return f"{name} ({', '.join(words)})" if words else name
+
+
+def unsaid(groups: Sequence[Group]) -> list[str]:
+    """The keys in which groups differ and that their labels leave out."""
+    keys = dict.fromkeys(k for g in groups for k in g.settings)
+    return [
+        k
+        for k in keys
+        if any(k in g.settings and f"{k.removeprefix('method.')}={g.settings[k]}" not in g.label for g in groups)
+    ]
 
 
 def lines(groups: Iterable[Group]) -> list[Line]:
@@ -99,7 +136,9 @@ def lines(groups: Iterable[Group]) -> list[Line]:
             finished = [run for run in g.runs if run.result and stage in run.result["stage_metrics"]]
             figures = [run.result["stage_metrics"][stage] for run in finished if run.result]
             if finished:
-                out.append(_line(f"{g.label} + {stage}", finished, figures, whole=False))
+                prefix = f"stage.{stage}."
+                own = {k.removeprefix(prefix): v for k, v in g.stage_settings.items() if k.startswith(prefix)}
+                out.append(_line(f"{g.label} + {_label(stage, own)}", finished, figures, whole=False))
     return out
 
 
