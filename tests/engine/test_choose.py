@@ -94,7 +94,8 @@ def test_an_executor_that_can_not_take_the_model_is_out_and_a_loop_that_can_not_
         choose.seconds_a_client(Watched("loop", clock, [1.0], fails=True), jobs)
 
 
-def test_one_client_needs_no_stack() -> None:
+def test_one_client_needs_no_stack(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choose, "seconds_a_client", lambda worker, jobs: float(worker.name == "loop"))
     assert isinstance(choose.executor("auto", simulation(participation=0.1)), Loop)
 
 

@@ -1,0 +1,98 @@
+"""A table's figures from results written by hand, and which of its runs train together."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedhead.errors import BadInput
+from fedhead.experiment import reproduce
+from fedhead.experiment.config import load
+from fedhead.experiment.run import Settings
+from fedhead.experiment.store import RunFolder
+from fedhead.experiment.tables import load as table
+from fedhead.experiment.tables import names, published
+
+CELL = replace(
+    next(c for name in names() for c in table(name).cells() if c.stage is None and published(c)),
+    value="accuracy",
+    deviation="seeds",
+)
+RECIPE = load("digits", ["clients=30"])
+CPU = Settings(device="cpu")
+
+
+def results(out: Path, *found: dict[str, Any]) -> list[Path]:
+    runs = [out / str(number) for number in range(len(found))]
+    for run, result in zip(runs, found, strict=True):
+        run.mkdir()
+        (run / "result.json").write_text(json.dumps(result))
+    return runs
+
+
+def test_a_figure_is_the_mean_of_the_seeds_that_have_it(tmp_path: Path) -> None:
+    runs = results(tmp_path, {"accuracy": 40.0}, {"accuracy": None}, {"accuracy": 50.0})
+    expected = published(CELL)
+    assert expected is not None
+    found = reproduce._figure(CELL, runs, "full")
+    assert (found.values, found.mean, found.published) == ([40.0, None, 50.0], 45.0, expected[0])
+    assert found.deviation == pytest.approx(50**0.5)  # of a sample: n - 1
+    assert found.difference == pytest.approx(45.0 - expected[0])
+    assert reproduce._figure(CELL, runs, "small").difference is None
+    one = reproduce._figure(CELL, runs[:1], "full")
+    assert (one.mean, one.deviation) == (40.0, None)
+    none = reproduce._figure(CELL, runs[1:2], "full")
+    assert (none.mean, none.deviation, none.difference) == (None, None, None)
+
+
+def test_a_deviation_over_clients_and_a_figure_deep_in_the_result(tmp_path: Path) -> None:
+    runs = results(tmp_path, {"client_bytes": {"up": 7}, "clients": [1.0, None, 2.0]}, {"clients": [6.0]})
+    found = reproduce._figure(replace(CELL, value="client_bytes.up", deviation="clients"), runs, "full")
+    assert found.values == [7.0, None]
+    assert found.deviation == pytest.approx(7**0.5)  # of 1, 2 and 6
+
+
+@pytest.mark.parametrize(
+    ("together", "sizes"),
+    [(True, [2, 2, 1]), (False, [1] * 5), (None, [1] * 5)],  # 64 clients at most in a stack; None: as the device is
+)
+def test_a_group_has_as_many_runs_as_a_stack_holds(tmp_path: Path, together: bool | None, sizes: list[int]) -> None:
+    recipes = [RECIPE.override([f"seed={k}", f"partition_seed={k}"]) for k in range(5)]
+    jobs = {reproduce.folder(tmp_path, recipe): (recipe, None) for recipe in recipes}
+    groups = list(reproduce._in_order(jobs, together, CPU))
+    assert [len(paths) for _, paths in groups] == sizes
+    assert [path for _, paths in groups for path in paths] == list(jobs)
+    assert [number for number, _ in groups] == [1 + sum(sizes[:k]) for k in range(len(sizes))]
+
+
+def test_a_run_larger_than_a_stack_is_a_group_and_other_work_another(tmp_path: Path) -> None:
+    recipes = [RECIPE.override(words) for words in (["clients=100"], ["clients=100", "seed=1"], ["lr=0.5"], [])]
+    jobs = {reproduce.folder(tmp_path, recipe): (recipe, None) for recipe in recipes}
+    assert [len(paths) for _, paths in reproduce._in_order(jobs, True, CPU)] == [1, 1, 1, 1]
+
+
+def test_seeds_of_a_training_lie_side_by_side_and_other_trainings_elsewhere(tmp_path: Path) -> None:
+    one, seed, other = (reproduce.folder(tmp_path, RECIPE.override(w)) for w in ([], ["seed=1"], ["lr=0.5"]))
+    assert one.parent == seed.parent != other.parent
+    assert (one.name, seed.name) == ("seed-0", "seed-1")
+
+
+def test_what_a_run_was_begun_with(tmp_path: Path) -> None:
+    assert reproduce._begun(tmp_path / "run") is None
+    (tmp_path / "run").mkdir()
+    assert reproduce._begun(tmp_path / "run") is None
+    folder = RunFolder.create(tmp_path / "run", RECIPE)
+    folder.save_environment({"executor": "loop"})
+    assert reproduce._begun(tmp_path / "run") == "loop"
+    folder.finish({})
+    assert reproduce._begun(tmp_path / "run") == ""
+
+
+def test_no_seeds_at_all_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="--seeds 0: at least 1"):
+        reproduce.reproduce(table("ccvr/table1"), tmp_path / "out", seeds=0, settings=CPU)
+    assert not (tmp_path / "out").exists()
