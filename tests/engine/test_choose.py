@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
+import torch
 from small import federation, network
 
 from fedhead.engine import choose
@@ -122,3 +123,14 @@ def test_only_long_runs_are_compiled() -> None:
 def test_what_cannot_be_had_is_refused(name: str, words: str) -> None:
     with pytest.raises(BadInput, match=words):
         choose.executor(name, simulation())
+
+
+def test_devices_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert choose.device("auto").type == choose.device("cpu").type == "cpu"
+    with pytest.raises(BadInput, match="no GPU is visible"):
+        choose.device("cuda")
+    with pytest.raises(BadInput, match="did you mean 'cuda'"):
+        choose.device("cuda0")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert choose.device("auto").type == choose.device("cuda").type == "cuda"

@@ -1,6 +1,8 @@
 """Run folders: nothing in one is lost or overwritten, and a run goes on from any moment."""
 
 import json
+import os
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,9 +12,11 @@ import torch
 
 from fedhead.data.federation import Federation
 from fedhead.errors import BadInput
+from fedhead.experiment import store
 from fedhead.experiment.config import Recipe
 from fedhead.experiment.store import CHECKPOINT, CONFIG, METRICS, PARTITION, RunFolder
 from fedhead.tree import Tree
+from fedhead.treefile import save_tree
 
 RECIPE = Recipe(rounds=5)
 
@@ -77,12 +81,37 @@ def test_rewinding_without_a_checkpoint_starts_over(tmp_path: Path) -> None:
     assert folder.metrics() == []
 
 
-def test_checkpoints_take_a_small_share_of_the_time_but_the_last_is_kept(tmp_path: Path) -> None:
+def test_checkpoints_take_a_small_share_of_the_time_but_the_last_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(store, "save_tree", lambda *_: now.__setitem__(0, now[0] + 1))  # a second each
     folder = RunFolder.create(tmp_path / "run", RECIPE)
-    assert folder.save_checkpoint(1, state(1))
-    folder._save_took = 1.0  # so that the next may come in 20 s
-    assert not folder.save_checkpoint(2, state(2))
-    assert folder.save_checkpoint(3, state(3), final=True)
+    saved = []
+    for number in range(1, 46):  # rounds of a second
+        now[0] += 1
+        if folder.save_checkpoint(number, state(number)):
+            saved.append(number)
+    assert saved == [1, 21, 41]  # 20 seconds lie between the end of one and the next: a twentieth of the time
+    assert folder.save_checkpoint(46, state(46), final=True)
+
+
+def test_what_a_checkpoint_counts_on_is_on_the_disk_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, order = RunFolder.create(tmp_path / "run", RECIPE), list[str]()
+    monkeypatch.setattr(os, "fsync", lambda _: order.append("metrics"))
+    monkeypatch.setattr(store, "save_tree", lambda *_: order.append("checkpoint"))
+    with folder.locked():
+        folder.record({"round": 1})
+        folder.save_checkpoint(1, state(1), final=True)
+    assert order == ["metrics", "checkpoint"]
+
+
+def test_a_checkpoint_of_no_round_is_refused(tmp_path: Path) -> None:
+    folder = with_rounds(tmp_path / "run", 2, 2)
+    save_tree(folder.path / CHECKPOINT, state(1))
+    with pytest.raises(BadInput, match=METRICS):
+        folder.rewind()
 
 
 def test_metrics_that_were_cut_are_not_taken_for_whole(tmp_path: Path) -> None:
