@@ -1,0 +1,109 @@
+"""The clients' half of an exchange: what they hold, when they train and on which batches."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from small import SIZES, federation, network
+
+from fedhead.engine import server as servers
+from fedhead.engine.loop import Loop
+from fedhead.engine.simulation import Simulation
+from fedhead.errors import BadInput
+from fedhead.method import METHODS
+from fedhead.optim import SGD
+from fedhead.types import Local, Phase, Task
+
+HOLDERS = [0, 1, 3, 4]  # client 2 has no samples
+
+
+def simulate(method: str = "fedavg", **local: object) -> Simulation:
+    settings = Local(epochs=2, batch_size=4, optimizer=SGD(0.5), **local)  # type: ignore[arg-type]  # any of its fields
+    return Simulation(federation(), [network("group")], METHODS[method](), rounds=3, local=settings)
+
+
+def test_the_learning_rate_decays_from_the_second_round_on() -> None:
+    made = simulate(lr_decay=0.1)
+    assert [made.lr(number) for number in (1, 2, 3)] == pytest.approx([0.5, 0.05, 0.005])
+
+
+def test_clients_without_samples_neither_train_nor_are_tested() -> None:
+    made = simulate()
+    assert made.holders == HOLDERS == made.cohort(1)
+    assert [accuracy is None for accuracy in made.personal(made.method, made.server, made.memory, 1)] == [
+        size == 0 for size in SIZES
+    ]
+
+
+def test_what_is_trained_on_leaves_local_test_samples_out() -> None:
+    fed = federation()
+    kept = [rows[1:] for rows in fed.rows]
+    held_out = replace(fed, rows=kept, local=[rows[:1] for rows in fed.rows], local_from="train")
+    local = Local(epochs=1, batch_size=4)
+    made = Simulation(held_out, [network("group")], METHODS["fedavg"](), rounds=1, local=local)
+    pool = made.task.pool
+    assert pool is not None
+    assert torch.equal(pool.x, fed.train.x[np.concatenate(kept)])
+    assert torch.equal(pool.y, fed.train.y[np.concatenate(kept)])
+    assert made.task.sizes == tuple(len(rows) for rows in kept)
+
+
+def test_public_samples_are_never_augmented() -> None:
+    made = simulate()
+    assert made.pool.transform.augment
+    assert made.public is not None
+    assert not made.public.transform.augment
+    assert made.public.transform.mean == made.pool.transform.mean
+
+
+def test_a_phase_on_public_samples_needs_some() -> None:
+    class Public(METHODS["fedavg"]):  # type: ignore[misc, name-defined]  # the class comes from a registry
+        def phases(self, task: Task) -> list[Phase]:
+            return [replace(phase, data="public") for phase in super().phases(task)]
+
+    fed, local = replace(federation(), public=None), Local(epochs=1, batch_size=4)
+    made = Simulation(fed, [network("group")], Public(), rounds=1, local=local)
+    with pytest.raises(BadInput, match="needs public data"):
+        made.round(1, Loop())
+
+
+@pytest.mark.parametrize(("drop_last", "steps"), [(False, [3, 2, 4, 1]), (True, [2, 1, 3, 1])])
+def test_batches_are_those_of_the_settings(drop_last: bool, steps: list[int]) -> None:
+    made = simulate(drop_last=drop_last)
+    (job,) = made.jobs(made.method, made.server, made.memory, HOLDERS, 1)
+    assert [len(schedule) for (schedule,) in job.schedules] == [2 * n for n in steps]
+    assert {schedule.positions.shape[1] for (schedule,) in job.schedules} == {4}
+
+
+def test_only_optimizers_that_persist_are_part_of_a_clients_state() -> None:
+    assert "~optimizer" not in simulate().initial_state(0)
+    assert "~optimizer" in simulate(persistent=True).initial_state(0)
+
+
+def test_what_is_posted_is_counted_for_every_client() -> None:
+    made = simulate("ktpfl")  # whose clients are sent something of their own from the second round on
+    made.round(1, Loop())
+    post = servers.post(made.method, made.server, HOLDERS, made.task_of)
+    each = [post.own[k].nbytes for k in HOLDERS]
+    assert min(each) > 0
+    assert post.nbytes() == 4 * post.down.nbytes + sum(each)
+    plain = simulate()
+    model = servers.post(plain.method, plain.server, HOLDERS, plain.task_of)
+    assert model.nbytes() == 4 * plain.server["model"].nbytes > 0
+
+
+def test_replies_are_aggregated_in_the_order_of_the_clients() -> None:
+    made = simulate()
+    seen = []
+
+    class Watching(METHODS["fedavg"]):  # type: ignore[misc, name-defined]  # the class comes from a registry
+        def aggregate(self, server, replies, task):  # type: ignore[no-untyped-def]  # as its parent's
+            seen.append((list(replies.clients), list(replies.samples)))
+            return super().aggregate(server, replies, task)
+
+    sent = dict.fromkeys((4, 0, 3), made.server)
+    servers.aggregate(Watching(), made.server, sent, {0: 9.0, 3: 14.0, 4: 3.0}, made.task)
+    assert seen == [([0, 3, 4], [9.0, 14.0, 3.0])]
