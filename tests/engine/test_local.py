@@ -1,0 +1,43 @@
+"""A client's round: what its phases train, and whose optimisers survive it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from small import federation, network
+
+from fedhead.engine.local import initial_optimizers, trained
+from fedhead.engine.simulation import Simulation
+from fedhead.method import METHODS, STAGES
+from fedhead.optim import SGD
+from fedhead.tree import Weights
+from fedhead.types import Local, Phase
+
+NAMES = ["extractor.weight", "extractor.mean", "classifier.weight", "classifier.bias"]
+MODEL = Weights({name: torch.zeros(1) for name in NAMES}, buffers=["extractor.mean"])
+
+
+def nothing(*_: object) -> torch.Tensor:
+    return torch.zeros(())
+
+
+@pytest.mark.parametrize(
+    ("trains", "names"),
+    [
+        (("extractor", "classifier"), ["extractor.weight", "classifier.bias"]),  # what a head fixes is left out
+        (("classifier",), ["classifier.bias"]),
+        (("classifier.weight",), ["classifier.weight"]),  # unless it is named in full
+        (("extractor",), ["extractor.weight"]),  # running statistics are measured, not trained
+    ],
+)
+def test_a_phase_trains_what_lies_under_its_names(trains: tuple[str, ...], names: list[str]) -> None:
+    assert trained(MODEL, Phase(nothing, trains), frozenset({"classifier.weight"})) == names
+
+
+def test_optimizers_survive_a_round_but_stages_start_afresh() -> None:
+    local = Local(epochs=1, batch_size=4, optimizer=SGD(0.1, 0.9), persistent=True)
+    made = Simulation(federation(), [network("batch")], METHODS["fedavg"](), rounds=1, local=local)
+    assert made.program(made.method, 0).persistent
+    assert not made.program(STAGES["finetune"](), 0).persistent
+    state = initial_optimizers(METHODS["fedavg"](), made.task, made.initial[0], made.initial_state(0))
+    assert state["0"]["velocity"].keys() == made.initial[0].params.keys()

@@ -1,0 +1,83 @@
+"""How a recipe is carried out: threads, settings that are kept on resuming, and those that don't go together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from mixed import perceptron
+from small import network
+
+from fedhead.errors import BadInput
+from fedhead.experiment import run
+from fedhead.experiment.config import load
+from fedhead.experiment.run import Settings, execute, execute_together
+from fedhead.experiment.store import RunFolder
+from fedhead.models.registry import build
+
+RECIPE = load("digits", ["rounds=3", "model.hidden=[8]", "clients=3", "subset=120"])
+
+
+@pytest.fixture(autouse=True)
+def threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+class Stopped(BaseException):
+    """Stands for a kill: nothing on the way catches it."""
+
+
+def test_a_resumed_run_tells_of_all_rounds_and_keeps_its_threads(tmp_path: Path) -> None:
+    seen: list[tuple[int, int]] = []
+
+    def note(row: dict[str, Any]) -> None:
+        seen.append((row["round"], torch.get_num_threads()))
+        if len(seen) == 2:
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        execute(RECIPE, tmp_path / "run", Settings(executor="loop", threads=2), on_row=note)
+    execute(RECIPE, tmp_path / "run", resume=True, on_row=note)
+    assert seen == [(1, 2), (2, 2), (1, 2), (2, 2), (3, 2)]
+
+
+def test_small_models_without_convolutions_take_one_thread() -> None:
+    torch.set_num_threads(2)
+    large = build("mlp", (1, 30, 30), 10, hidden=[1200])
+    assert run._threads([perceptron()]) == 1
+    assert run._threads([perceptron(), network("group")]) == 2  # it convolves
+    assert run._threads([large, perceptron()]) == 2  # more than a million weights
+
+
+def test_what_a_run_was_begun_with_holds_unless_something_else_is_asked_for(tmp_path: Path) -> None:
+    folder, cpu = RunFolder.create(tmp_path / "run", RECIPE), torch.device("cpu")
+    fresh = run._settle(folder, Settings(executor="loop", precision="bf16"), cpu)
+    assert fresh == {"executor": "loop", "precision": "bf16", "device": "cpu"}
+    folder.save_environment({"executor": "loop", "threads": 2})
+    for settings in (Settings(), Settings(executor="loop", device="cpu", precision="bf16"), Settings(precision="fp32")):
+        again = run._settle(folder, settings, cpu)
+        assert (again["executor"], again["precision"], again["device"]) == ("loop", "bf16", "cpu")
+        assert torch.get_num_threads() == 2
+    for settings, words in ((Settings(executor="stack"), "executor loop"), (Settings(device="cuda"), "device cpu")):
+        with pytest.raises(BadInput, match=f"was begun with {words}"):
+            run._settle(folder, settings, cpu)
+
+
+@pytest.mark.parametrize("name", ["device", "executor", "precision", "tensorboard"])
+def test_processes_have_no_settings_of_simulations(tmp_path: Path, name: str) -> None:
+    asked: dict[str, Any] = {"device": "cuda", "executor": "stack", "precision": "bf16", "tensorboard": True}
+    with pytest.raises(BadInput, match=f"--{name} .* is for simulations"):
+        execute(RECIPE, tmp_path / "run", Settings(engine="flower", **{name: asked[name]}))
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("settings", [Settings(executor="loop"), Settings(engine="flower")], ids=["loop", "flower"])
+def test_runs_train_together_in_a_stack_only(tmp_path: Path, settings: Settings) -> None:
+    with pytest.raises(BadInput, match="train together in a stack"):
+        execute_together([RECIPE], [tmp_path / "run"], settings)
+    assert not (tmp_path / "run").exists()
