@@ -7,6 +7,7 @@ import torch
 from small import federation, network
 
 from fedhead.engine.local import initial_optimizers, trained
+from fedhead.engine.loop import Loop
 from fedhead.engine.simulation import Simulation
 from fedhead.method import METHODS, STAGES
 from fedhead.optim import SGD
@@ -41,3 +42,13 @@ def test_optimizers_survive_a_round_but_stages_start_afresh() -> None:
     assert not made.program(STAGES["finetune"](), 0).persistent
     state = initial_optimizers(METHODS["fedavg"](), made.task, made.initial[0], made.initial_state(0))
     assert state["0"]["velocity"].keys() == made.initial[0].params.keys()
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_a_clients_first_optimizers_have_the_form_of_those_it_keeps(name: str) -> None:
+    local = Local(epochs=1, batch_size=8, optimizer=SGD(0.01, 0.9), persistent=True)
+    model = network("batch", METHODS[name].head)
+    made = Simulation(federation(), [model], METHODS[name](), rounds=1, local=local)
+    before = made.initial_state(4)
+    made.round(1, Loop())
+    assert list(made.memory[4].leaves()) == list(before.leaves())
