@@ -1,0 +1,85 @@
+"""The rounds of a run: which are evaluated, where it goes on, and what its stages leave alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from small import federation, network
+
+from fedhead.engine.job import Executor, Job
+from fedhead.engine.loop import Loop
+from fedhead.engine.rounds import Result, Snapshot, run
+from fedhead.errors import BadInput
+from fedhead.method import METHODS, STAGES
+from fedhead.optim import SGD
+from fedhead.types import Local, Reply
+
+LOCAL = Local(epochs=1, batch_size=8, optimizer=SGD(0.05, 0.9))
+
+
+def train(rounds: int = 4, method: str = "scaffold", executor: str | Executor = "loop", **settings: Any) -> Result:
+    made = METHODS[method]()
+    return run(federation(), network("group"), made, rounds=rounds, local=LOCAL, executor=executor, **settings)
+
+
+@pytest.mark.parametrize(("every", "evaluated"), [(1, [1, 2, 3, 4]), (2, [2, 4]), (3, [3, 4]), (9, [4])])
+def test_every_so_many_rounds_and_the_last_are_evaluated(every: int, evaluated: list[int]) -> None:
+    history = train(evaluate_every=every).history
+    assert [row["round"] for row in history] == [1, 2, 3, 4]
+    assert [row["round"] for row in history if "accuracy" in row] == evaluated
+
+
+def test_a_run_goes_on_from_a_snapshot_and_leaves_it_as_it_was() -> None:
+    kept: list[Snapshot] = []
+
+    def keep(now: Snapshot) -> None:
+        if now.round == 2:
+            clients = {k: state.clone() for k, state in now.clients.items()}
+            kept.append(Snapshot(2, now.server.clone(), clients, list(now.history)))
+
+    whole = train(on_round=keep)
+    again = train(resume=kept[0])
+    assert len(kept[0].history) == 2
+    assert [row["round"] for row in again.history] == [1, 2, 3, 4]
+    assert again.history[:2] == kept[0].history
+    for name, value in whole.server.leaves().items():
+        assert torch.equal(again.server.leaves()[name], value)
+
+
+def test_a_stage_leaves_the_trained_run_as_it_was() -> None:
+    result = train(rounds=1)
+    before = {k: state.clone() for k, state in result.clients.items()}
+    server = result.server.clone()
+    tuned = result.calibrate(STAGES["finetune"]())
+    assert tuned.memory.states.keys() == before.keys()
+    for now, then in ((result.server, server), *((result.clients[k], before[k]) for k in before)):
+        assert all(torch.equal(now.leaves()[name], value) for name, value in then.leaves().items())
+    changed = [name for k in before for name in tuned.memory[k].leaves() if name not in before[k].leaves()]
+    assert changed  # what the clients have tuned is in the stage's memory alone
+
+
+def test_a_stage_that_does_not_fit_is_refused_before_training() -> None:
+    class Never(STAGES["finetune"]):  # type: ignore[misc, name-defined]  # the class comes from a registry
+        def check(self, models: Any, federation: Any) -> None:
+            raise BadInput("never")
+
+    started: list[str] = []
+    with pytest.raises(BadInput, match="never"):
+        train(stages=[Never()], on_start=started.append)
+    assert not started
+
+
+class Preparing(Loop):
+    """A loop that says it has spent a thousand seconds of each round on compiling."""
+
+    def run(self, job: Job) -> list[Reply]:
+        self.preparing += 1000.0
+        return super().run(job)
+
+
+def test_preparation_is_no_training() -> None:
+    result = train(rounds=2, executor=Preparing())
+    assert result.preparing == 2000.0
+    assert all(-1000 < row["seconds"] < -500 for row in result.history)  # that much less than the moment it took
