@@ -15,6 +15,7 @@ import pytest
 from fedhead.experiment import build, tables
 from fedhead.experiment.reproduce import reproduce
 from fedhead.experiment.run import Settings
+from fedhead.methods.fedproto import FedProto
 from fedhead.stages.ccvr import CCVR
 from fedhead.stages.finetune import FineTuneCCVR
 
@@ -49,6 +50,8 @@ def test_the_papers_settings() -> None:
     assert (tiny.model, tiny.rounds, tiny.local_epochs, tiny.lr) == ("resnet18", 50, 1, 0.01)
     assert cells["fedetf cifar10-0.1 personal"].stage == "finetune_etf"
     assert cells["fedavg cifar10-0.1 personal"].stage == "finetune"
+    prototypes = build.method(cells["fedproto cifar10-0.1 personal"].recipe(0))
+    assert prototypes == FedProto(lam=0.1, predict_by="logits", average_over="clients")
     calibrated, tuned = CCVR(**cells["ccvr cifar10-0.1 general"].parameters), FineTuneCCVR()
     assert cells["ccvr cifar10-0.1 personal"].stage == "finetune_ccvr"
     assert not cells["ccvr cifar10-0.1 personal"].parameters

@@ -29,7 +29,7 @@ class FedProto(Local):
     """Pull each client's features towards the mean prototypes of all; models stay at home (Tan et al., 2022).
 
     Clients may differ in architecture as long as their features have one dimension. FedETF's experiments set
-    λ = 0.1 and predict by logits; the authors' code averages over clients.
+    λ = 0.1 and predict by logits. Both their code and the authors' average over clients.
     """
 
     downlink: ClassVar[tuple[str, ...]] = ("prototypes",)
