@@ -10,12 +10,14 @@ import torch
 from small import SIZES, federation, network
 
 from fedhead.engine import server as servers
+from fedhead.engine.gate import Refused
+from fedhead.engine.job import Job
 from fedhead.engine.loop import Loop
 from fedhead.engine.simulation import Simulation
 from fedhead.errors import BadInput
 from fedhead.method import METHODS
 from fedhead.optim import SGD
-from fedhead.types import Local, Phase, Task
+from fedhead.types import Local, Phase, Reply, Task
 
 HOLDERS = [0, 1, 3, 4]  # client 2 has no samples
 
@@ -107,3 +109,17 @@ def test_replies_are_aggregated_in_the_order_of_the_clients() -> None:
     sent = dict.fromkeys((4, 0, 3), made.server)
     servers.aggregate(Watching(), made.server, sent, {0: 9.0, 3: 14.0, 4: 3.0}, made.task)
     assert seen == [([0, 3, 4], [9.0, 14.0, 3.0])]
+
+
+def test_a_reply_that_is_unlike_the_others_is_refused_and_changes_nothing() -> None:
+    class Odd(Loop):
+        def run(self, job: Job) -> list[Reply]:
+            *replies, last = super().run(job)
+            return [*replies, last._replace(send=last.send.replace(more=torch.zeros(1)))]
+
+    made = simulate("scaffold")
+    before = made.server
+    with pytest.raises(Refused, match="client 4, round 1: unexpected tensor 'more'"):
+        made.round(1, Odd())
+    assert made.server is before
+    assert not made.memory.states

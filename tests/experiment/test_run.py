@@ -81,3 +81,12 @@ def test_runs_train_together_in_a_stack_only(tmp_path: Path, settings: Settings)
     with pytest.raises(BadInput, match="train together in a stack"):
         execute_together([RECIPE], [tmp_path / "run"], settings)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_that_is_taken_is_refused_before_any_data_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run.build, "federation", lambda *_: pytest.fail("data was read"))
+    RunFolder.create(tmp_path / "run", RECIPE)
+    with pytest.raises(BadInput, match="holds an unfinished run already"):
+        execute(RECIPE, tmp_path / "run", Settings(device="cpu"))
