@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedhead import statistics as class_statistics
@@ -30,8 +31,8 @@ _WHOLE, _LOW_RANK = {"count", "sum", "outer"}, {"count", "sum", "square", "facto
 @torch.no_grad()
 def statistics_of(
     model: Split,
-    x: Tensor,
-    y: Tensor,
+    x: Tensor | NDArray[Any],
+    y: Tensor | NDArray[Any],
     *,
     transform: Transform | None = None,
     diagonal: bool = False,
@@ -43,6 +44,7 @@ def statistics_of(
     """
     if len(x) != len(y) or not len(y):
         raise BadInput(f"{len(x)} samples with {len(y)} labels: give as many labels as samples, at least one")
+    x, y = torch.as_tensor(x), torch.as_tensor(y).long()
     if int(y.min()) < 0 or int(y.max()) >= model.classes:
         raise BadInput(f"labels span {int(y.min())} … {int(y.max())}, the model has classes 0 … {model.classes - 1}")
     device = next(model.parameters()).device

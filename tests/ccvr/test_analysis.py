@@ -241,6 +241,7 @@ def test_mistakes_are_answered_in_one_line(run: Path, tmp_path: Path, capsys: py
         (["analyse", "embed", str(run), str(run)], "one run at a time"),
         (["analyse", "norms", str(run), "--rounds", "9"], "round 9 is not among the run's 1 … 2"),
         (["analyse", "norms", str(run), "--rounds", "x"], "whole numbers"),
+        (["analyse", "norms", str(run), "--rounds", "2-1"], "the span 2-1 is empty; write 1-2"),
         (["forecast", str(tmp_path / "none")], "no run folder"),
     ):
         assert call(arguments) == 2

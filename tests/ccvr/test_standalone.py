@@ -333,3 +333,27 @@ def test_a_run_with_another_head_is_calibrated_by_its_own_rule_or_refused(
         execute(recipe, tmp_path / head, Settings(device="cpu", executor="loop"))
         assert call(["calibrate", str(tmp_path / head), "--out", str(out), "--samples", "20", "--epochs", "1"]) == code
     assert "ETFHead" in capsys.readouterr().err
+
+
+def test_arrays_give_what_tensors_give(net: Net, digits: tuple[Tensor, Tensor]) -> None:
+    model, (x, y) = fedhead.split(net, classifier="head"), digits
+    expected = fedhead.statistics_of(model, x, y)
+    found = fedhead.statistics_of(model, x.numpy(), y.numpy().astype(np.int32))
+    assert torch.equal(found.sum, expected.sum)
+    assert torch.equal(found.count, expected.count)
+
+
+def test_weights_and_places_that_are_of_no_use_are_refused_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "net.pt").write_bytes(b"garbage")
+    np.savez(tmp_path / "site.npz", x=np.zeros((4, 8, 8), np.uint8), y=np.arange(4) % 2)
+    words = ["statistics", str(tmp_path / "net.pt"), str(tmp_path / "site.npz"), "--model", "mlp", "--out"]
+    assert call([*words, str(tmp_path / "new" / "o.safetensors")]) == 2
+    said = capsys.readouterr().err
+    assert "net.pt can't be read as weights: save model.state_dict() alone, or anew" in said
+    assert "weights_only" not in said  # torch advises to load it unsafely
+    assert call([*words, str(tmp_path / "net.pt" / "o.safetensors")]) == 2
+    assert "can't be written to: " in capsys.readouterr().err
+    assert call([*words, str(tmp_path)]) == 2
+    assert "is a folder: give the name of a file" in capsys.readouterr().err

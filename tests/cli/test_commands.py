@@ -196,6 +196,11 @@ def test_the_same_seed_gives_the_same_run_and_another_another(
         (["report", "nowhere"], "nowhere is not there"),
         (["partition", "digits", "dirichlet(0)"], "alpha"),
         (["partition", "digits", "iid", "--plot", "a.txt"], "a.txt"),
+        (["bench", "--clients", "ten"], "--clients 'ten': write whole numbers"),
+        (["bench", "--clients", "0"], "--clients '0': write whole numbers"),
+        (["bench", "--workloads", "simplecn"], "did you mean 'simplecnn'"),
+        (["bench", "--executors", "stak"], "did you mean 'stack'"),
+        (["bench", "--precisions", "fp16"], "unknown precision 'fp16'"),
     ],
 )
 def test_mistakes_end_in_one_line_and_code_2(

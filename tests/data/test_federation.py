@@ -248,6 +248,12 @@ def test_npz(tmp_path):
     np.savez(tmp_path / "odd.npz", images=x)
     with pytest.raises(BadInput, match="no array 'x'"):
         Federation.from_npz(tmp_path / "odd.npz")
+    np.savez(tmp_path / "half.npz", x=x, y=y, x_test=x[:5])
+    with pytest.raises(BadInput, match=r"half\.npz: x_test stands alone; a test set needs both"):
+        Federation.from_npz(tmp_path / "half.npz")
+    (tmp_path / "notes.npz").write_text("rounds: 3\n")
+    with pytest.raises(BadInput, match=r"notes\.npz: not an \.npz file; write one with numpy\.savez$"):
+        Federation.from_npz(tmp_path / "notes.npz")
     np.savez(tmp_path / "nan.npz", x=np.full((len(y), 4), np.nan), y=y)
     with pytest.raises(BadInput, match=r"nan\.npz: training x holds NaN"):
         Federation.from_npz(tmp_path / "nan.npz")

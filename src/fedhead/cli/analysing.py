@@ -102,6 +102,10 @@ def forecast(
 def _numbers(text: str) -> list[int]:
     try:
         spans = [word.partition("-") for word in text.split(",") if word.strip()]
-        return sorted({r for first, _, last in spans for r in range(int(first), int(last or first) + 1)})
+        ends = [(int(first), int(last or first)) for first, _, last in spans]
     except ValueError as error:
         raise BadInput(f"--rounds {text!r}: write whole numbers or spans with commas between: 1,5-10") from error
+    for first, last in ends:
+        if first > last:
+            raise BadInput(f"--rounds {text!r}: the span {first}-{last} is empty; write {last}-{first}")
+    return sorted({r for first, last in ends for r in range(first, last + 1)})

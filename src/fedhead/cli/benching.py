@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from fedhead.cli import app
+from fedhead.errors import BadInput, unknown
 
 if TYPE_CHECKING:
     from fedhead.bench import Figure
@@ -37,14 +38,29 @@ def bench(
     from fedhead import bench as benches
     from fedhead.engine import choose
 
+    for kind, given, known in (
+        ("workload", workloads, benches.WORKLOADS),
+        ("executor", executors, choose.EXECUTORS),
+        ("precision", precisions, ("fp32", "tf32", "bf16")),
+    ):
+        for name in given.split(","):
+            if name not in known:
+                raise unknown(kind, name, known)
     chosen = [name for name in executors.split(",") if name != "lanes" or choose.device(device).type == "cuda"]
+    counts = _counts(clients)
     print(HEADER)
-    counts = [int(count) for count in clients.split(",")]
     figures = benches.bench(
         workloads.split(","), counts, chosen, precisions.split(","), device, steps=steps, tell=_line
     )
     if as_json:
         print(json.dumps(benches.rows(figures)))
+
+
+def _counts(text: str) -> list[int]:
+    counts = [int(word) if word.strip().isdecimal() else 0 for word in text.split(",")]
+    if min(counts) < 1:
+        raise BadInput(f"--clients {text!r}: write whole numbers from 1 up with commas between: 10,20")
+    return counts
 
 
 def _line(f: Figure) -> None:

@@ -60,6 +60,7 @@ def statistics(
     """
     from fedhead.standalone import save_statistics, statistics_of
 
+    _refuse_out(out)
     split, samples, transform = _model_and_data(checkpoint, site, model, classifier, normalize)
     found = statistics_of(split, samples.x, samples.y, transform=transform, diagonal=covariance is Covariance.diagonal)
     size = save_statistics(out, found, rank if covariance is Covariance.low_rank else None)
@@ -99,6 +100,7 @@ def calibrate(
     from fedhead.standalone import calibrate_weights, merge_files, statistics_of
     from fedhead.treefile import atomic
 
+    _refuse_out(out)
     settings: dict[str, Any] = {"samples": samples, "epochs": epochs, "lr": lr, "seed": seed}
     run = checkpoint.is_dir()
     if statistics and data:
@@ -122,6 +124,16 @@ def calibrate(
 
 
 # -- what the commands are given ----------------------------------------------------------------------
+def _refuse_out(out: Path) -> None:
+    """Refuse, before any work, a file that can't be written; its folder is made."""
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInput(f"--out {out} can't be written to: {error.strerror}") from error
+    if out.is_dir():
+        raise BadInput(f"--out {out} is a folder: give the name of a file, such as {out / 'out.safetensors'}")
+
+
 def _run_model(run: Path) -> Split:
     """The global model of a run folder."""
     from fedhead.experiment import build
@@ -152,7 +164,9 @@ def _weights_file(path: Path) -> dict[str, Tensor]:
         if path.suffix == ".safetensors":
             return load_file(path)
         found = torch.load(path, map_location="cpu", weights_only=True)  # tensors only: nothing in it is run
-    except (SafetensorError, OSError, RuntimeError, EOFError, pickle.UnpicklingError, ValueError) as error:
+    except pickle.UnpicklingError as error:  # whose own text advises to load it unsafely
+        raise BadInput(f"{path} can't be read as weights: save model.state_dict() alone, or anew") from error
+    except (SafetensorError, OSError, RuntimeError, EOFError, ValueError) as error:
         raise BadInput(f"{path} can't be read as weights: {str(error).splitlines()[0]}") from error
     found = found.get("state_dict", found) if isinstance(found, dict) else found
     if not isinstance(found, dict) or not all(torch.is_tensor(t) for t in found.values()):

@@ -143,6 +143,9 @@ def read_npz(path: Path) -> dict[str, NDArray[Any]]:
     """All arrays of an .npz file; nothing in it is ever run."""
     if not path.is_file():
         raise BadInput(f"{path}: no such file")
+    with open(path, "rb") as file:
+        if file.read(2) != b"PK":  # of other files numpy would say that they could be loaded unsafely
+            raise BadInput(f"{path}: not an .npz file; write one with numpy.savez")
     try:
         with open(path, "rb") as file, np.load(file, allow_pickle=False) as held:
             return {key: held[key] for key in held.files}

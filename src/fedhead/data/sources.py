@@ -46,8 +46,10 @@ def npz(path: Path) -> tuple[Any, Any, tuple[Any, Any] | None]:
     for key in ("x", "y"):
         if key not in held:
             raise BadInput(f"{path}: no array {key!r} (there is {', '.join(held) or 'nothing'}); it needs x and y")
-    both = "x_test" in held and "y_test" in held
-    return held["x"], held["y"], (held["x_test"], held["y_test"]) if both else None
+    tests = [key for key in ("x_test", "y_test") if key in held]
+    if len(tests) == 1:
+        raise BadInput(f"{path}: {tests[0]} stands alone; a test set needs both x_test and y_test")
+    return held["x"], held["y"], (held["x_test"], held["y_test"]) if tests else None
 
 
 def save_partition(path: Path, rows: list[Rows], local: list[Rows] | None, local_from: str, text: str) -> None:
