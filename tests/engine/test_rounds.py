@@ -55,6 +55,7 @@ def test_a_stage_leaves_the_trained_run_as_it_was() -> None:
     tuned = result.calibrate(STAGES["finetune"]())
     assert tuned.memory.states.keys() == before.keys()
     for now, then in ((result.server, server), *((result.clients[k], before[k]) for k in before)):
+        assert now.leaves().keys() == then.leaves().keys()
         assert all(torch.equal(now.leaves()[name], value) for name, value in then.leaves().items())
     changed = [name for k in before for name in tuned.memory[k].leaves() if name not in before[k].leaves()]
     assert changed  # what the clients have tuned is in the stage's memory alone
@@ -69,6 +70,23 @@ def test_a_stage_that_does_not_fit_is_refused_before_training() -> None:
     with pytest.raises(BadInput, match="never"):
         train(stages=[Never()], on_start=started.append)
     assert not started
+
+
+class Watching(Loop):
+    """A loop that notes the rounds of its jobs."""
+
+    def __init__(self) -> None:
+        self.rounds: list[int] = []
+
+    def run(self, job: Job) -> list[Reply]:
+        self.rounds.append(job.round)
+        return super().run(job)
+
+
+def test_stages_come_as_the_round_after_the_last() -> None:
+    worker = Watching()
+    train(rounds=2, executor=worker, stages=[STAGES["finetune"]()])
+    assert worker.rounds == [1, 2, 3]
 
 
 class Preparing(Loop):

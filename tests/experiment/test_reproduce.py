@@ -15,7 +15,7 @@ from fedhead.experiment.config import load
 from fedhead.experiment.run import Settings
 from fedhead.experiment.store import RunFolder
 from fedhead.experiment.tables import load as table
-from fedhead.experiment.tables import names, published
+from fedhead.experiment.tables import names, parse, published
 
 CELL = replace(
     next(c for name in names() for c in table(name).cells() if c.stage is None and published(c)),
@@ -95,4 +95,27 @@ def test_what_a_run_was_begun_with(tmp_path: Path) -> None:
 def test_no_seeds_at_all_are_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="--seeds 0: at least 1"):
         reproduce.reproduce(table("ccvr/table1"), tmp_path / "out", seeds=0, settings=CPU)
+    assert not (tmp_path / "out").exists()
+
+
+TWO = """
+# Two cells, the second of which can't be run
+paper: ccvr
+table: 2
+seeds: {full: 1, small: 1}
+base: {dataset: digits, clients: 3, rounds: 1}
+axes:
+  data:
+    mild: {set: {partition: dirichlet(0.5)}, find: {dataset: cifar10, partition: dirichlet(0.5)}}
+  method:
+    fedavg: {set: {method: fedavg}, find: {method: fedavg, stage: none}}
+    fedprox: {set: {method: fedprox, method.mu: -1}, find: {method: fedprox, stage: none}}
+"""
+
+
+def test_a_cell_that_can_not_be_run_is_named_before_any_is(tmp_path: Path) -> None:
+    said: list[str] = []
+    with pytest.raises(BadInput, match="mild fedprox: "):
+        reproduce.reproduce(parse("paper/two", TWO.lstrip()), tmp_path / "out", settings=CPU, say=said.append)
+    assert not said
     assert not (tmp_path / "out").exists()
