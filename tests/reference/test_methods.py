@@ -15,6 +15,7 @@ from fedhead.data.augment import Transform
 from fedhead.data.federation import Federation
 from fedhead.engine.loop import Loop
 from fedhead.engine.simulation import Simulation
+from fedhead.errors import BadInput
 from fedhead.method import Method
 from fedhead.methods.clsprox import ClsProx
 from fedhead.methods.fedavg import FedAvg
@@ -25,7 +26,7 @@ from fedhead.methods.local import Local as LocalMethod
 from fedhead.methods.moon import Moon
 from fedhead.methods.scaffold import Scaffold
 from fedhead.models.split import Split
-from fedhead.optim import SGD
+from fedhead.optim import SGD, Adam
 from fedhead.plan import cohort
 from fedhead.tree import Tree
 from fedhead.types import Local
@@ -148,6 +149,11 @@ def test_scaffold_under_momentum_measures_its_control_in_longer_steps(
     trained, steps = plain.train(model, 3, 1)  # all controls are 0 in the first round
     start, end = values(model), values(trained)
     equal(found.memory[3]["control"], {n: (start[n] - end[n]) * 0.1 / (steps * plain.lr) for n in start})
+
+
+def test_scaffold_refuses_optimizers_whose_steps_are_no_multiples_of_gradients(fed: Federation, model: Split) -> None:
+    with pytest.raises(BadInput, match="use optimizer=sgd"):
+        Simulation(fed, [model], Scaffold(), rounds=1, local=Local(epochs=1, batch_size=4, optimizer=Adam()))
 
 
 def test_feddyn(fed: Federation, model: Split, plain: Plain) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, cast
 
 from fedhead.client import Client
-from fedhead.errors import outside
+from fedhead.errors import BadInput, outside
 from fedhead.method import Method, method
+from fedhead.optim import SGD
 from fedhead.tree import Tree, Weights
 from fedhead.types import Replies, Reply, Task
 
@@ -30,7 +31,9 @@ class Scaffold(Method):
             raise outside("method.server_lr", self.server_lr, "over 0")
 
     def init_server(self, w: Weights, task: Task) -> Tree:
-        """The model x and the server's control variate c = 0."""
+        """The model x and the server's control variate c = 0; refuses local steps that are no multiple of gradients."""
+        if not isinstance(task.local.optimizer, SGD):
+            raise BadInput("scaffold measures gradients by how far local SGD moved: use optimizer=sgd")
         return super().init_server(w, task).replace(control=w.params.zeros())
 
     def init_client(self, w: Weights, task: Task) -> Tree:
@@ -44,7 +47,7 @@ class Scaffold(Method):
 
     def finish(self, w: Weights, me: Client) -> Reply:
         """c_i⁺ = c_i − c + (x − y_i)/(K η_l), option II (line 12)."""
-        momentum = getattr(me.task.local.optimizer, "momentum", 0.0)
+        momentum = cast(SGD, me.task.local.optimizer).momentum
         moved = (self.start(me).params - w.params) / (me.steps * me.lr / (1 - momentum))
         control = me.state["control"] - me.down["control"] + moved
         sent = super().finish(w, me).send
