@@ -48,6 +48,7 @@ def run(
     `options` go to `fedhead.engine.rounds.run`: participation, executor, device, precision, evaluate_every,
     last_rounds, on_round, assign and the rest.
     """
+    _refuse_kinds(federation, model, method, stages)
     Recipe(  # whose ranges hold here too
         rounds=rounds,
         local_epochs=local_epochs,
@@ -65,6 +66,24 @@ def run(
     local = Local(local_epochs, batch_size, rule, lr_decay, drop_last, persistent_optimizer)
     steps = [STAGES[_known("stage", s, STAGES)]() if isinstance(s, str) else s for s in stages]
     return run_rounds(federation, models, chosen, rounds=rounds, local=local, stages=steps, seed=seed, **options)
+
+
+def _refuse_kinds(federation: Any, model: Any, method: Any, stages: Any) -> None:
+    """Refuse what is no federation, model, method or list of stages, before it fails somewhere inside."""
+    if not isinstance(federation, Federation):
+        raise BadInput(
+            f"federation is {type(federation).__name__}: make one first, fedhead.Federation.from_arrays(x, y)"
+        )
+    if not isinstance(model, nn.Module | str | Sequence):
+        raise BadInput(f"model is {type(model).__name__}: give a name, fedhead.split(model, classifier='…'), or a list")
+    if isinstance(stages, str) or not isinstance(stages, Sequence):
+        raise BadInput(f"stages is {stages!r}: give a list, such as ['ccvr']")
+    for what, kind, things in (("method", Method, [method]), ("stage", Stage, stages)):
+        for thing in things:
+            if isinstance(thing, type) and issubclass(thing, kind):
+                raise BadInput(f"{what} is the class {thing.__name__}: give one of it, {thing.__name__}()")
+            if not isinstance(thing, kind | str):
+                raise BadInput(f"{what} is {type(thing).__name__}: give a name or a {what}, see `fedhead ls {what}s`")
 
 
 def make_optimizer(name: str, lr: float, momentum: float, weight_decay: float) -> Optimizer:

@@ -39,6 +39,27 @@ def test_features_become_float32_and_are_not_normalised():
     assert fed.partition == "dirichlet(0.5)"
 
 
+def test_bytes_as_labels_are_words():
+    y = np.array([b"dog", b"cat", b"dog"])
+    assert Federation.from_arrays(np.zeros((3, 2)), y, clients=1).names == ["cat", "dog"]
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda x, y: Federation.from_arrays(x, y, clients="4"), "clients: '4' is not a whole number"),
+        (lambda x, y: Federation.from_arrays(x, y, clients=2.5), r"clients: 2\.5 is not a whole number"),
+        (lambda x, y: Federation.dirichlet(x, y, clients=2, alpha="a"), "alpha='a' is not a number"),
+        (lambda x, y: Federation.from_arrays([[1, 2], [3]], [0, 1]), "training x .* differ in shape"),
+        (lambda x, y: Federation.from_sites([x, x]), r"site 0 is ndarray: give each as a pair \(x, y\)"),
+        (lambda x, y: Federation.from_huggingface([1, 2]), "list is no Hugging Face Dataset"),
+    ],
+)
+def test_things_of_the_wrong_kind_are_refused(make, says):
+    with pytest.raises(BadInput, match=says):
+        make(np.zeros((8, 2)), np.arange(8) % 2)
+
+
 def test_words_as_labels():
     fed = Federation.from_arrays(
         np.zeros((4, 2)), ["dog", "cat", "dog", "owl"], clients=2, test=(np.zeros((1, 2)), ["owl"])

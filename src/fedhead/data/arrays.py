@@ -63,7 +63,7 @@ def labels(y: Any, names: Sequence[str] | None = None, what: str = "y") -> tuple
     if not isinstance(y, Tensor):
         array = np.asarray(y)
         if array.dtype.kind in "USO" and array.ndim == 1:
-            words = [str(w) for w in array]
+            words = [w.decode() if isinstance(w, bytes) else str(w) for w in array]
             names = sorted(set(words)) if names is None else names
             number = {name: i for i, name in enumerate(names)}
             strangers = sorted(set(words) - set(names))
@@ -100,7 +100,10 @@ def check_classes(data: Samples, classes: int, what: str) -> None:
 def _tensor(value: Any, what: str) -> Tensor:
     if isinstance(value, Tensor):
         return value.detach().cpu()
-    array = np.asarray(value)
+    try:
+        array = np.asarray(value)
+    except ValueError as error:  # rows of different lengths
+        raise BadInput(f"{what} can't be read as one array: its samples differ in shape, bring them to one") from error
     if array.dtype.kind not in "buif":
         raise BadInput(f"{what} can't be read as an array of numbers (its dtype is {array.dtype})")
     if array.dtype.kind == "u" and array.dtype != np.uint8:

@@ -144,6 +144,10 @@ class Federation:
         title: str = "your data",
     ) -> Federation:
         """Data that is already split: one (x, y) a site; a site without samples is a client without samples."""
+        sites = list(sites)
+        for k, site in enumerate(sites):
+            if not isinstance(site, tuple | list) or len(site) != 2:
+                raise BadInput(f"site {k} is {type(site).__name__}: give each as a pair (x, y)")
         pairs = [(x, y) for x, y in sites]
         if names is None:
             words = [np.asarray(y) for _, y in [*pairs, *([test] if test else [])] if not torch.is_tensor(y)]

@@ -27,6 +27,8 @@ class Partition:
     def split(self, y: NDArray[Any], classes: int, clients: int, seed: int) -> list[Rows]:
         """The rows of every client, in rising order; together they are all rows of `y`, each once."""
         y = np.asarray(y)
+        if not isinstance(clients, int | np.integer):
+            raise BadInput(f"clients: {clients!r} is not a whole number")
         if clients < 1:
             raise BadInput(f"clients: {clients} is too few, give at least 1")
         if clients > len(y):
@@ -278,6 +280,8 @@ def parse(text: str | Partition) -> Partition:
 
 
 def _check_alpha(alpha: float) -> None:
+    if not isinstance(alpha, int | float | np.number):
+        raise BadInput(f"partition dirichlet: alpha={alpha!r} is not a number")
     if not (alpha > 0 and math.isfinite(alpha)):
         raise BadInput(
             f"partition dirichlet: alpha={alpha:g} must be a positive, finite number (for even clients: iid)"

@@ -32,6 +32,8 @@ def columns(
     dataset: Any, image: str, label: str
 ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], Sequence[str] | None]:
     """Two columns of a Hugging Face `Dataset`, and the class names if its features tell them."""
+    if not hasattr(dataset, "column_names"):
+        raise BadInput(f"{type(dataset).__name__} is no Hugging Face Dataset: give one with columns, such as its train")
     known = list(dataset.column_names)
     for column in (image, label):
         if column not in known:
