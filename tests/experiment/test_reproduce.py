@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -96,6 +97,18 @@ def test_no_seeds_at_all_are_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="--seeds 0: at least 1"):
         reproduce.reproduce(table("ccvr/table1"), tmp_path / "out", seeds=0, settings=CPU)
     assert not (tmp_path / "out").exists()
+
+
+def test_the_csv_has_a_row_a_cell_rounded_for_reading(tmp_path: Path) -> None:
+    (path,) = results(tmp_path, {"accuracy": 100 / 3})
+    figure = reproduce._figure(CELL, [path], "small")
+    outcome = reproduce.Outcome("t", "T", "small", 1, False, list(CELL.choices), [figure])
+    reproduce._write(tmp_path, outcome)
+    with (tmp_path / "table.csv").open() as file:
+        (row,) = csv.DictReader(file)
+    assert (row["ours"], row["seeds"], row["difference"], row["scale"]) == ("33.3333", "1", "", "small")
+    kept = json.loads((tmp_path / "table.json").read_text())
+    assert kept["figures"][0]["mean"] == 100 / 3  # in full
 
 
 TWO = """
