@@ -17,6 +17,7 @@ from fedhead.engine.simulation import Simulation
 from fedhead.errors import BadInput
 from fedhead.method import METHODS
 from fedhead.optim import SGD
+from fedhead.tree import Tree
 from fedhead.types import Local, Phase, Reply, Task
 
 HOLDERS = [0, 1, 3, 4]  # client 2 has no samples
@@ -43,7 +44,7 @@ def test_clients_without_samples_neither_train_nor_are_tested() -> None:
 def test_what_is_trained_on_leaves_local_test_samples_out() -> None:
     fed = federation()
     kept = [rows[1:] for rows in fed.rows]
-    held_out = replace(fed, rows=kept, local=[rows[:1] for rows in fed.rows], local_from="train")
+    held_out = replace(fed, rows=kept, local=[rows[:1] for rows in fed.rows], local_from="train", test=None)
     local = Local(epochs=1, batch_size=4)
     made = Simulation(held_out, [network("group")], METHODS["fedavg"](), rounds=1, local=local)
     pool = made.task.pool
@@ -51,6 +52,8 @@ def test_what_is_trained_on_leaves_local_test_samples_out() -> None:
     assert torch.equal(pool.x, fed.train.x[np.concatenate(kept)])
     assert torch.equal(pool.y, fed.train.y[np.concatenate(kept)])
     assert made.task.sizes == tuple(len(rows) for rows in kept)
+    tested = made.personal(made.method, made.server, made.memory, 1)
+    assert [accuracy in (0.0, 100.0) for accuracy in tested] == [size > 0 for size in SIZES]  # one sample each
 
 
 def test_public_samples_are_never_augmented() -> None:
@@ -123,3 +126,9 @@ def test_a_reply_that_is_unlike_the_others_is_refused_and_changes_nothing() -> N
         made.round(1, Odd())
     assert made.server is before
     assert not made.memory.states
+
+
+def test_a_kept_state_owns_its_memory() -> None:
+    made, stacked = simulate(), torch.zeros(100, 3)
+    made.memory[0] = Tree(a=stacked[0])
+    assert made.memory[0]["a"].untyped_storage().nbytes() == 12  # not the whole stack's

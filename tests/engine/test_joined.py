@@ -35,21 +35,27 @@ def simulation(
     norm: str = "batch",
     local: Local = LOCAL,
     public: Samples | None = None,
+    eps: float = 1e-5,
+    dtype: torch.dtype = torch.float64,
 ) -> Simulation:
     rng = np.random.RandomState(data)
     x = rng.randint(0, 256, (60, 1, 6, 6)).astype(np.uint8)
     transform = Transform.named("flip", normalize)
     y = (rng.randint(0, CLASSES, 60) + labels) % CLASSES
     fed = Federation.dirichlet(x, y, clients=4, alpha=0.5, seed=seed, transform=transform, classes=CLASSES)
+    model = network(norm, METHODS[name].head)
+    for layer in model.modules():
+        if isinstance(layer, torch.nn.BatchNorm2d):
+            layer.eps = eps
     return Simulation(
         replace(fed, public=public),
-        [network(norm, METHODS[name].head)],
+        [model],
         METHODS[name](),
         rounds=ROUNDS,
         local=local,
         participation=0.75,
         seed=seed,
-        dtype=torch.float64,
+        dtype=dtype,
     )
 
 
@@ -109,11 +115,13 @@ PUBLIC = Samples(torch.zeros(2, 1, 6, 6, dtype=torch.uint8), torch.zeros(2, dtyp
         {"labels": 1},
         {"normalize": "unit"},
         {"norm": "group"},
+        {"eps": 0.1},
+        {"dtype": torch.float32},
         {"public": PUBLIC},
         {"local": replace(LOCAL, lr_decay=0.5)},
         {"local": replace(LOCAL, optimizer=SGD(lr=0.05))},
     ],
-    ids=str,
+    ids=["labels", "transform", "layers", "settings of layers", "precision", "public", "decay", "optimizer"],
 )
 def test_whatever_differs_keeps_runs_out_of_one_stack(other: dict[str, Any]) -> None:
     worker = Counting()
