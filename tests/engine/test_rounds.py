@@ -8,9 +8,11 @@ import pytest
 import torch
 from small import federation, network
 
+from fedhead import notice
 from fedhead.engine.job import Executor, Job
 from fedhead.engine.loop import Loop
 from fedhead.engine.rounds import Result, Snapshot, run
+from fedhead.engine.simulation import Simulation
 from fedhead.errors import BadInput
 from fedhead.method import METHODS, STAGES
 from fedhead.optim import SGD
@@ -101,3 +103,13 @@ def test_preparation_is_no_training() -> None:
     result = train(rounds=2, executor=Preparing())
     assert result.preparing == 2000.0
     assert all(-1000 < row["seconds"] < -500 for row in result.history)  # that much less than the moment it took
+
+
+@pytest.mark.parametrize(("batch_size", "told"), [(8, False), (1000, True)])
+def test_batches_larger_than_any_client_are_told_of(
+    batch_size: int, told: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(notice, "_said", set())
+    local = Local(epochs=1, batch_size=batch_size, optimizer=SGD(0.05))
+    Simulation(federation(), [network("group")], METHODS["fedavg"](), rounds=1, local=local)
+    assert ("trains alike in less time" in capsys.readouterr().err) == told

@@ -14,6 +14,7 @@ from fedhead.engine.job import Executor, Job
 from fedhead.engine.state import Memory
 from fedhead.method import Exchange, Method
 from fedhead.models.split import Split
+from fedhead.notice import notice
 from fedhead.tree import Tree
 from fedhead.types import Reply
 
@@ -35,6 +36,12 @@ class Simulation(Clients):
 
     def __init__(self, federation: Federation, models: Sequence[Split], method: Method, **settings: Any):
         super().__init__(federation, models, method, **settings)
+        largest, size = max(self.task.sizes), self.task.local.batch_size
+        if size > 2 * largest:
+            notice(
+                f"no client has more than {largest} samples, and batches are filled up to batch_size {size}: "
+                f"batch_size={largest} trains alike in less time"
+            )
         self.server = method.init_server(self.initial[0], self.task)
 
     # -- exchanges --------------------------------------------------------------------------------
