@@ -1,37 +1,14 @@
-"""Federated classification that survives non-IID data."""
+"""Federated classification that survives non-IID data.
 
-from fedhead import methods, stages
-from fedhead.api import run
-from fedhead.data.federation import Federation
-from fedhead.engine.rounds import Result
-from fedhead.errors import BadInput, Diverged, FedheadError
-from fedhead.method import METHODS, STAGES, Method, Stage, method, stage
-from fedhead.methods.clsprox import ClsProx
-from fedhead.methods.ditto import Ditto
-from fedhead.methods.fedavg import FedAvg
-from fedhead.methods.fedavgm import FedAvgM
-from fedhead.methods.fedclassavg import FedClassAvg
-from fedhead.methods.feddyn import FedDyn
-from fedhead.methods.fedetf import FedETF
-from fedhead.methods.fednh import FedNH
-from fedhead.methods.fedproto import FedProto
-from fedhead.methods.fedprox import FedProx
-from fedhead.methods.fedrep import FedRep
-from fedhead.methods.fedrod import FedRoD, FedRoDHyper
-from fedhead.methods.ktpfl import KTpFL
-from fedhead.methods.local import Local
-from fedhead.methods.moon import Moon
-from fedhead.methods.scaffold import Scaffold
-from fedhead.models.registry import build, with_head
-from fedhead.models.split import Split
-from fedhead.models.wrap import split
-from fedhead.stages.ccvr import CCVR
-from fedhead.stages.finetune import FineTune, FineTuneCCVR, FineTuneETF
-from fedhead.stages.recalibrate import Recalibrate
-from fedhead.standalone import calibrate, load_statistics, merge_files, save_statistics, statistics_of
-from fedhead.statistics import Statistics
-from fedhead.tree import Tree, Weights
-from fedhead.types import Batch, Phase, Replies, Reply
+What it offers stands in `fedhead.public` and is imported when it is first asked for: torch takes a second or two, and
+the command line has answers that do not need it.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedhead.public import *
 
 __version__ = "0.1.0"
 
@@ -89,3 +66,13 @@ __all__ = [
     "statistics_of",
     "with_head",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        return getattr(importlib.import_module("fedhead.public"), name)
+    raise AttributeError(f"module 'fedhead' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]

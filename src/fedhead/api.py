@@ -11,8 +11,8 @@ from fedhead.data.federation import Federation
 from fedhead.engine.rounds import Result
 from fedhead.engine.rounds import run as run_rounds
 from fedhead.errors import BadInput, unknown
+from fedhead.exchange import METHODS, STAGES, Method, Stage
 from fedhead.experiment.config import Recipe
-from fedhead.method import METHODS, STAGES, Method, Stage
 from fedhead.models.check import require
 from fedhead.models.several import several
 from fedhead.models.split import Split

@@ -18,7 +18,7 @@ from fedhead.engine.job import Executor
 from fedhead.engine.loop import Loop
 from fedhead.engine.simulation import Simulation
 from fedhead.engine.stack import Stack
-from fedhead.method import METHODS
+from fedhead.exchange import METHODS
 from fedhead.models.split import Split
 from fedhead.optim import SGD
 from fedhead.types import Local

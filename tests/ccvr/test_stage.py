@@ -17,7 +17,7 @@ from fedhead.engine.loop import Loop
 from fedhead.engine.rounds import run_stage
 from fedhead.engine.simulation import Simulation
 from fedhead.engine.stack import Stack
-from fedhead.method import Method
+from fedhead.exchange import Method
 from fedhead.models.split import Split, classify, weights
 from fedhead.optim import SGD
 from fedhead.stages.recalibrate import features

@@ -17,7 +17,7 @@ from fedhead.engine.loop import Loop
 from fedhead.engine.rounds import run_stage
 from fedhead.engine.simulation import Simulation
 from fedhead.errors import BadInput
-from fedhead.method import METHODS, STAGES, Exchange, Method, Stage
+from fedhead.exchange import METHODS, STAGES, Exchange, Method, Stage
 from fedhead.optim import SGD
 from fedhead.tree import Tree
 from fedhead.types import Local

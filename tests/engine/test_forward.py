@@ -23,7 +23,7 @@ from fedhead.engine.rounds import run, run_stage
 from fedhead.engine.simulation import Simulation
 from fedhead.engine.stack import Stack
 from fedhead.errors import BadInput
-from fedhead.method import METHODS, STAGES
+from fedhead.exchange import METHODS, STAGES
 from fedhead.models.split import Split
 from fedhead.models.wrap import split
 from fedhead.optim import SGD

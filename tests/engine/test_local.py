@@ -9,7 +9,7 @@ from small import federation, network
 from fedhead.engine.local import initial_optimizers, trained
 from fedhead.engine.loop import Loop
 from fedhead.engine.simulation import Simulation
-from fedhead.method import METHODS, STAGES
+from fedhead.exchange import METHODS, STAGES
 from fedhead.optim import SGD
 from fedhead.tree import Weights
 from fedhead.types import Local, Phase

@@ -14,7 +14,7 @@ from fedhead.engine.loop import Loop
 from fedhead.engine.rounds import Result, Snapshot, run
 from fedhead.engine.simulation import Simulation
 from fedhead.errors import BadInput
-from fedhead.method import METHODS, STAGES
+from fedhead.exchange import METHODS, STAGES
 from fedhead.optim import SGD
 from fedhead.types import Local, Reply
 

@@ -14,10 +14,10 @@ import fedhead as fh
 from fedhead.data.federation import Federation
 from fedhead.engine.rounds import Result, run
 from fedhead.errors import BadInput
+from fedhead.exchange import METHODS, STAGES, Stage
 from fedhead.experiment import build
 from fedhead.experiment.config import Recipe
 from fedhead.experiment.run import execute
-from fedhead.method import METHODS, STAGES, Stage
 from fedhead.optim import SGD
 from fedhead.types import Local
 

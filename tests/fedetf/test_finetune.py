@@ -20,7 +20,7 @@ from fedhead.engine.rounds import StageResult, run_stage
 from fedhead.engine.simulation import Simulation
 from fedhead.engine.stack import Stack
 from fedhead.errors import BadInput
-from fedhead.method import METHODS, STAGES, Method
+from fedhead.exchange import METHODS, STAGES, Method
 from fedhead.methods.ditto import Ditto
 from fedhead.methods.fedavg import FedAvg
 from fedhead.methods.fedetf import FedETF

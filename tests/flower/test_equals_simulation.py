@@ -16,8 +16,8 @@ from fedhead.engine.loop import Loop
 from fedhead.engine.rounds import run_stage
 from fedhead.engine.simulation import Simulation
 from fedhead.errors import FedheadError
+from fedhead.exchange import METHODS, STAGES, Stage
 from fedhead.flower.shelf import Shelf
-from fedhead.method import METHODS, STAGES, Stage
 from fedhead.models.split import Split
 from fedhead.optim import SGD
 from fedhead.tree import Tree

@@ -14,7 +14,7 @@ from fedhead.engine.lanes import Lanes
 from fedhead.engine.loop import Loop
 from fedhead.engine.simulation import Simulation
 from fedhead.engine.stack import Stack
-from fedhead.method import METHODS
+from fedhead.exchange import METHODS
 from fedhead.models.precision import settle
 from fedhead.optim import SGD
 from fedhead.types import Local

@@ -13,7 +13,7 @@ from fedhead.engine import server as servers
 from fedhead.engine.forward import Passes, Room
 from fedhead.engine.loop import Loop
 from fedhead.engine.simulation import Simulation
-from fedhead.method import METHODS
+from fedhead.exchange import METHODS
 from fedhead.models.precision import settle
 from fedhead.optim import SGD
 from fedhead.stages.ccvr import CCVR

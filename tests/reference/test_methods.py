@@ -16,7 +16,7 @@ from fedhead.data.federation import Federation
 from fedhead.engine.loop import Loop
 from fedhead.engine.simulation import Simulation
 from fedhead.errors import BadInput
-from fedhead.method import Method
+from fedhead.exchange import Method
 from fedhead.methods.clsprox import ClsProx
 from fedhead.methods.fedavg import FedAvg
 from fedhead.methods.fedavgm import FedAvgM

@@ -14,6 +14,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from fedhead.data.federation import Federation
 from fedhead.data.pool import Pool
 from fedhead.engine.clients import Clients
+from fedhead.exchange import Method, Stage
 from fedhead.flower import wire
 from fedhead.flower.answering import respond
 from fedhead.flower.coordinator import Coordinator, Patience
@@ -21,7 +22,6 @@ from fedhead.flower.data import share
 from fedhead.flower.orders import Terms
 from fedhead.flower.rehearsal import Rehearsal
 from fedhead.flower.site import Bench, Site
-from fedhead.method import Method, Stage
 from fedhead.models.split import Split
 
 # What Flower's runtime sets in the process of an app: without it no message can be made.

@@ -19,7 +19,7 @@ from fedhead.engine.rounds import Snapshot
 from fedhead.engine.simulation import Simulation
 from fedhead.engine.state import Memory
 from fedhead.errors import BadInput
-from fedhead.method import Method
+from fedhead.exchange import Method
 
 if TYPE_CHECKING:
     from fedhead.data.federation import Federation

@@ -12,7 +12,7 @@ from fedhead.client import Client
 from fedhead.engine.forward import Room, together
 from fedhead.engine.forward import own_features as features_of_each
 from fedhead.errors import BadInput
-from fedhead.method import Exchange, Method
+from fedhead.exchange import Exchange, Method
 from fedhead.stages.recalibrate import features
 from fedhead.statistics import Statistics, of
 from fedhead.tree import Tree, Weights

@@ -246,7 +246,7 @@ def _contestants() -> dict[str, list[str]]:
     """What the demo compares: FedAvg, with CCVR after it, and FedETF, as far as they are there."""
     import fedhead.methods
     import fedhead.stages  # noqa: F401 (importing the two fills the registries)
-    from fedhead.method import METHODS, STAGES
+    from fedhead.exchange import METHODS, STAGES
 
     found = {"fedavg": ["method=fedavg", *(["stages=[ccvr]", "stage.ccvr.samples=500"] if "ccvr" in STAGES else [])]}
     if "fedetf" in METHODS:

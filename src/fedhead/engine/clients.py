@@ -23,7 +23,7 @@ from fedhead.engine.program import Program
 from fedhead.engine.server import Post
 from fedhead.engine.state import Memory
 from fedhead.errors import BadInput
-from fedhead.method import Exchange, Method, Stage
+from fedhead.exchange import Exchange, Method, Stage
 from fedhead.models.split import Split, weights
 from fedhead.tree import Tree
 from fedhead.types import Local, Task

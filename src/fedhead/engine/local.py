@@ -14,7 +14,7 @@ import torch
 from fedhead.client import Sight
 from fedhead.engine.program import Lift, Program
 from fedhead.engine.steps import Carry, Step, Stretch, Table, Trainer, channels_last, train_eagerly
-from fedhead.method import Method
+from fedhead.exchange import Method
 from fedhead.tree import Tree, Weights
 from fedhead.types import Phase, Reply, Task
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedhead.client import Client, Sight
 from fedhead.data.pool import Pool
-from fedhead.method import Exchange, Method
+from fedhead.exchange import Exchange, Method
 from fedhead.optim import Optimizer
 from fedhead.tree import Tree, Weights
 from fedhead.types import Batch, Phase, Reply, Task

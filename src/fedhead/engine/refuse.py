@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import nn
 
 from fedhead.errors import BadInput
-from fedhead.method import Method
+from fedhead.exchange import Method
 from fedhead.models.split import Split, weights
 from fedhead.types import Local
 

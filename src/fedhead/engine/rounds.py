@@ -14,7 +14,7 @@ from fedhead.engine.job import Executor
 from fedhead.engine.loop import Loop
 from fedhead.engine.simulation import Simulation
 from fedhead.engine.state import Memory
-from fedhead.method import Method, Stage
+from fedhead.exchange import Method, Stage
 from fedhead.models.precision import settle
 from fedhead.models.split import Split
 from fedhead.tree import Tree, Weights

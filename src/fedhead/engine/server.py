@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedhead.data.pool import Pool
 from fedhead.engine import evaluate
-from fedhead.method import Exchange
+from fedhead.exchange import Exchange
 from fedhead.tree import Tree, Weights
 from fedhead.types import Output, Replies, Task
 

@@ -12,7 +12,7 @@ from fedhead.engine import server as servers
 from fedhead.engine.clients import Clients
 from fedhead.engine.job import Executor, Job
 from fedhead.engine.state import Memory
-from fedhead.method import Exchange, Method
+from fedhead.exchange import Exchange, Method
 from fedhead.models.split import Split
 from fedhead.notice import notice
 from fedhead.tree import Tree

@@ -18,9 +18,9 @@ from fedhead.data.augment import Transform
 from fedhead.data.federation import Federation
 from fedhead.engine import refuse
 from fedhead.errors import BadInput, unknown
+from fedhead.exchange import METHODS, STAGES, Exchange, Method, Stage
 from fedhead.experiment.config import Recipe, read_yaml
 from fedhead.experiment.typed import check_parameters, parameters
-from fedhead.method import METHODS, STAGES, Exchange, Method, Stage
 from fedhead.models.several import several
 from fedhead.models.split import Split
 from fedhead.optim import SGD, Adam

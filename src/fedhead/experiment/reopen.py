@@ -15,10 +15,10 @@ from fedhead.engine.job import Executor
 from fedhead.engine.rounds import StageResult, run_stage
 from fedhead.engine.simulation import Simulation
 from fedhead.errors import BadInput
+from fedhead.exchange import Stage
 from fedhead.experiment import build
 from fedhead.experiment.config import Recipe
 from fedhead.experiment.store import CHECKPOINT, RunFolder, finite
-from fedhead.method import Stage
 from fedhead.tree import Tree
 from fedhead.treefile import atomic, load_tree
 

@@ -16,12 +16,12 @@ from typing import Any
 from fedhead.engine import choose
 from fedhead.engine.stack import Stack
 from fedhead.errors import BadInput
+from fedhead.exchange import Stage
 from fedhead.experiment import build, reopen
 from fedhead.experiment.config import Recipe
 from fedhead.experiment.run import Settings, execute, execute_together, refuse_apart, stack_is_best
 from fedhead.experiment.store import RunFolder
 from fedhead.experiment.tables import Cell, Scale, Table, published
-from fedhead.method import Stage
 from fedhead.treefile import atomic
 
 

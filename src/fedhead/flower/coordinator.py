@@ -18,11 +18,11 @@ from fedhead.engine import evaluate, gate
 from fedhead.engine import server as servers
 from fedhead.engine.clients import Clients
 from fedhead.errors import BadInput, FedheadError
+from fedhead.exchange import Exchange, Method, Stage
 from fedhead.flower.letters import Letter, Letters, Trouble
 from fedhead.flower.orders import TRAIN, Answer, Order, Terms
 from fedhead.flower.rehearsal import Rehearsal
 from fedhead.flower.roster import Roster
-from fedhead.method import Exchange, Method, Stage
 from fedhead.tree import Tree
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from fedhead.engine import server as servers
 from fedhead.engine.clients import Clients
 from fedhead.engine.loop import Loop
 from fedhead.engine.state import Memory
+from fedhead.exchange import Exchange, Stage
 from fedhead.flower.orders import Terms
-from fedhead.method import Exchange, Stage
 from fedhead.models.split import Split
 from fedhead.tree import Tree
 

@@ -16,9 +16,9 @@ from fedhead.engine.loop import Loop
 from fedhead.engine.server import Post, post
 from fedhead.engine.state import Memory
 from fedhead.errors import BadInput, unknown
+from fedhead.exchange import Exchange, Stage
 from fedhead.flower.orders import TRAIN, Answer, Order, Terms, version
 from fedhead.flower.shelf import Shelf
-from fedhead.method import Exchange, Stage
 from fedhead.tree import Tree
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fedhead.client import Client
 from fedhead.errors import outside
-from fedhead.method import Method, method
+from fedhead.exchange import Method, method
 from fedhead.tree import Weights
 from fedhead.types import Batch
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fedhead.errors import outside
-from fedhead.method import Method, method
+from fedhead.exchange import Method, method
 from fedhead.tree import Tree, Weights
 from fedhead.types import Replies, Task
 

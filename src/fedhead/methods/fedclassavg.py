@@ -11,8 +11,8 @@ from torch.nn import functional as F
 
 from fedhead.client import Client
 from fedhead.errors import outside
+from fedhead.exchange import Method, method
 from fedhead.losses import cross_entropy, supervised_contrastive
-from fedhead.method import Method, method
 from fedhead.tree import Tree, Weights
 from fedhead.types import PARTS, Batch, Reply, Task
 

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from fedhead.client import Client
 from fedhead.errors import BadInput
+from fedhead.exchange import Method, method
 from fedhead.losses import balanced_softmax, cross_entropy
-from fedhead.method import Method, method
 from fedhead.tree import Weights
 from fedhead.types import Batch, Phase, Task
 

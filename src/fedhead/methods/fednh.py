@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from fedhead.client import Client
 from fedhead.errors import BadInput
-from fedhead.method import Method, method
+from fedhead.exchange import Method, method
 from fedhead.prototypes import class_sums
 from fedhead.tree import Tree, Weights
 from fedhead.types import Replies, Reply, Task

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from fedhead.client import Client
 from fedhead.errors import BadInput, outside
+from fedhead.exchange import method
 from fedhead.losses import cross_entropy, mean
-from fedhead.method import method
 from fedhead.methods.local import Local
 from fedhead.prototypes import class_sums
 from fedhead.tree import Tree, Weights

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fedhead.errors import BadInput
-from fedhead.method import Method, method
+from fedhead.exchange import Method, method
 from fedhead.tree import Tree, Weights
 from fedhead.types import Phase, Task
 

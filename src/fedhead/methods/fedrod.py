@@ -13,8 +13,8 @@ from torch.nn import functional as F
 from fedhead import keyed
 from fedhead.client import Client
 from fedhead.errors import BadInput, outside
+from fedhead.exchange import Method, method
 from fedhead.losses import balanced_softmax, cross_entropy
-from fedhead.method import Method, method
 from fedhead.tree import Tree, Weights
 from fedhead.types import PARTS, Batch, Phase, Task
 

@@ -13,8 +13,8 @@ from torch import Tensor
 from fedhead import tree as trees
 from fedhead.client import Client
 from fedhead.errors import BadInput, outside
+from fedhead.exchange import Method, method
 from fedhead.losses import distillation
-from fedhead.method import Method, method
 from fedhead.tree import Tree, Weights
 from fedhead.types import PARTS, Batch, Phase, Replies, Reply, Task
 

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from fedhead.client import Client
 from fedhead.errors import outside
+from fedhead.exchange import Method, method
 from fedhead.losses import cross_entropy, model_contrastive
-from fedhead.method import Method, method
 from fedhead.tree import Tree, Weights
 from fedhead.types import Batch, Reply, Task
 

@@ -7,7 +7,7 @@ from typing import ClassVar, cast
 
 from fedhead.client import Client
 from fedhead.errors import BadInput, outside
-from fedhead.method import Method, method
+from fedhead.exchange import Method, method
 from fedhead.optim import SGD
 from fedhead.tree import Tree, Weights
 from fedhead.types import Replies, Reply, Task

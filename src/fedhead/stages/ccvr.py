@@ -14,7 +14,7 @@ from fedhead import statistics as class_statistics
 from fedhead.calibration import Tukey, check_sgd, refuse_head, retrain, sizes, tukey, virtual_features
 from fedhead.client import Client
 from fedhead.errors import BadInput, outside
-from fedhead.method import Method, Stage, stage
+from fedhead.exchange import Method, Stage, stage
 from fedhead.models.split import Split, classify
 from fedhead.optim import SGD
 from fedhead.statistics import Statistics

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from fedhead.client import Client
 from fedhead.errors import BadInput
+from fedhead.exchange import Method, Stage, stage
 from fedhead.losses import cross_entropy
-from fedhead.method import Method, Stage, stage
 from fedhead.optim import SGD
 from fedhead.stages.ccvr import CCVR
 from fedhead.tree import Tree, Weights

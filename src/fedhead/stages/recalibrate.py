@@ -15,7 +15,7 @@ from fedhead import keyed
 from fedhead.calibration import check_sgd, refuse_head, retrain
 from fedhead.data.pool import Pool
 from fedhead.errors import BadInput, outside
-from fedhead.method import Method, Stage, stage
+from fedhead.exchange import Method, Stage, stage
 from fedhead.models.split import Split
 from fedhead.optim import SGD
 from fedhead.tree import Tree, Weights
