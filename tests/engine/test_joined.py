@@ -37,6 +37,7 @@ def simulation(
     public: Samples | None = None,
     eps: float = 1e-5,
     dtype: torch.dtype = torch.float64,
+    bf16: bool = False,
 ) -> Simulation:
     rng = np.random.RandomState(data)
     x = rng.randint(0, 256, (60, 1, 6, 6)).astype(np.uint8)
@@ -56,6 +57,7 @@ def simulation(
         participation=0.75,
         seed=seed,
         dtype=dtype,
+        bf16=bf16,
     )
 
 
@@ -117,11 +119,12 @@ PUBLIC = Samples(torch.zeros(2, 1, 6, 6, dtype=torch.uint8), torch.zeros(2, dtyp
         {"norm": "group"},
         {"eps": 0.1},
         {"dtype": torch.float32},
+        {"bf16": True},
         {"public": PUBLIC},
         {"local": replace(LOCAL, lr_decay=0.5)},
         {"local": replace(LOCAL, optimizer=SGD(lr=0.05))},
     ],
-    ids=["labels", "transform", "layers", "settings of layers", "precision", "public", "decay", "optimizer"],
+    ids=["labels", "transform", "layers", "settings of layers", "precision", "bf16", "public", "decay", "optimizer"],
 )
 def test_whatever_differs_keeps_runs_out_of_one_stack(other: dict[str, Any]) -> None:
     worker = Counting()

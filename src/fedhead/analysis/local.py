@@ -101,14 +101,14 @@ def global_weights(simulation: Simulation) -> Weights:
     """The global model, or `BadInput` if the method leaves none."""
     w = simulation.method.global_model(simulation.server, simulation.task)
     if w is None:
-        raise BadInput(f"{simulation.method.name} leaves no global model, which this analysis looks at")
+        raise BadInput(f"{simulation.method.name} leaves no global model, and this needs one")
     return w
 
 
 def held_out_features(simulation: Simulation, rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """z and labels of the test samples (of these rows), from the global model."""
     if simulation.test is None:
-        raise BadInput("the run has no test samples, which this analysis looks at")
+        raise BadInput("the run has no test samples, and this needs some")
     return features(simulation.task.model, global_weights(simulation), simulation.test, rows)
 
 

@@ -80,7 +80,7 @@ def parse(text: str | float | LocalTest | None) -> LocalTest | None:
     """
     if text is None or isinstance(text, Fraction | Matched):
         return text
-    match = re.fullmatch(r"(stratified|matched|fraction)?\s*(\()?\s*(\d*\.?\d+)?\s*(?(2)\))", str(text).strip())
+    match = re.fullmatch(r"(stratified|matched)?\s*(\()?\s*(\d*\.?\d+)?\s*(?(2)\))", str(text).strip())
     word, number = (match[1], match[3]) if match else (None, None)
     if word == "matched" and (number is None or number.isdigit()):
         return Matched(int(number) if number else None)

@@ -102,7 +102,8 @@ class Joined:
 
     def _fit(self, a: Job, b: Job) -> bool:
         """Whether two jobs do the same work on the same data."""
-        if (a.round, a.lr, repr(a.program.exchange)) != (b.round, b.lr, repr(b.program.exchange)):
+        one, other = [(job.round, job.lr, job.program.bf16, repr(job.program.exchange)) for job in (a, b)]
+        if one != other:
             return False
         if a.program.task.local != b.program.task.local or str(a.program.task.model) != str(b.program.task.model):
             return False

@@ -107,6 +107,6 @@ def _say(hint: Any) -> str:
         return "one of " + ", ".join(str(a) for a in arguments)
     if origin in (tuple, list):
         if origin is list or Ellipsis in arguments:
-            return f"a list, each {_say(arguments[0])}"
-        return f"a list of {len(arguments)}: " + ", ".join(_say(a) for a in arguments)
+            return f"a list in brackets, each {_say(arguments[0])}"
+        return f"a list of {len(arguments)} in brackets: " + ", ".join(_say(a) for a in arguments)
     return _WORDS.get(hint, getattr(hint, "__name__", str(hint)))
