@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
-from torch.func import functional_call, vmap
+from torch.func import vmap
 
-from fedhead.models.precision import settle
 from fedhead.stacked.layers import StackedLayers
-from gpu import DEVICE, KERNELS
+from gpu import DEVICE, KERNELS, compare
 
 pytestmark = KERNELS
 
@@ -34,27 +33,8 @@ FORMS = [
 @pytest.mark.parametrize("form", FORMS)
 def test_stacked_convolutions_and_their_gradients(form: tuple[int, ...], biased: bool) -> None:
     clients, batch, channels, height, width, filters, kernel, stride, padding = form
-    settle("fp32")
-    generator = torch.Generator().manual_seed(0)
-    shapes = [(batch, channels, height, width), (filters, channels, kernel, kernel), (filters,)][: 2 + biased]
-    exact = [torch.randn(clients, *s, generator=generator, dtype=torch.float64).requires_grad_() for s in shapes]
-    layer = nn.Conv2d(channels, filters, kernel, stride, padding, bias=biased).to(DEVICE)
-
-    def convolved(x: torch.Tensor, *own: torch.Tensor) -> torch.Tensor:
-        return functional_call(layer, dict(zip(("weight", "bias"), own, strict=False)), (x,))  # type: ignore[no-any-return]
-
-    plain = torch.stack(
-        [torch.conv2d(x, *own, stride=stride, padding=padding) for x, *own in zip(*exact, strict=True)]  # type: ignore[misc]
-    )
-    ours = [t.detach().float().to(DEVICE).requires_grad_() for t in exact]
-    with StackedLayers():
-        found = vmap(convolved)(*ours)
-    slope = torch.randn(plain.shape, generator=generator, dtype=torch.float64)
-    pairs = [(found, plain)]
-    grads = torch.autograd.grad(found, ours, slope.float().to(DEVICE)), torch.autograd.grad(plain, exact, slope)
-    pairs += list(zip(*grads, strict=True))
-    for mine, theirs in pairs:
-        torch.testing.assert_close(mine.cpu().double(), theirs.detach(), atol=1e-4, rtol=1e-4)
+    layer = nn.Conv2d(channels, filters, kernel, stride, padding, bias=biased)
+    compare(layer, clients, batch, channels, height, width)
 
 
 def test_a_filter_that_all_clients_share_is_an_ordinary_convolution() -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
-from torch.func import functional_call, vmap
+from torch.func import vmap
 
 from fedhead.models.precision import settle
 from fedhead.stacked.layers import StackedLayers
-from gpu import DEVICE, KERNELS
+from gpu import DEVICE, KERNELS, compare
 
 pytestmark = KERNELS
 
@@ -18,25 +18,7 @@ pytestmark = KERNELS
 @pytest.mark.parametrize("sizes", [(3, 5, 7, 4), (2, 64, 400, 120), (1, 70, 33, 130), (2, 16, 16, 10)])
 def test_stacked_layers_and_their_gradients(sizes: tuple[int, ...], biased: bool) -> None:
     clients, batch, entering, leaving = sizes
-    settle("fp32")
-    generator = torch.Generator().manual_seed(0)
-    shapes = [(batch, entering), (leaving, entering), (leaving,)][: 2 + biased]
-    exact = [torch.randn(clients, *s, generator=generator, dtype=torch.float64).requires_grad_() for s in shapes]
-    layer = nn.Linear(entering, leaving, bias=biased).to(DEVICE)
-
-    def applied(x: torch.Tensor, *own: torch.Tensor) -> torch.Tensor:
-        return functional_call(layer, dict(zip(("weight", "bias"), own, strict=False)), (x,))  # type: ignore[no-any-return]
-
-    plain = torch.stack([nn.functional.linear(*one) for one in zip(*exact, strict=True)])
-    ours = [t.detach().float().to(DEVICE).requires_grad_() for t in exact]
-    with StackedLayers():
-        found = vmap(applied)(*ours)
-    slope = torch.randn(plain.shape, generator=generator, dtype=torch.float64)
-    pairs = [(found, plain)]
-    grads = torch.autograd.grad(found, ours, slope.float().to(DEVICE)), torch.autograd.grad(plain, exact, slope)
-    pairs += list(zip(*grads, strict=True))
-    for mine, theirs in pairs:
-        torch.testing.assert_close(mine.cpu().double(), theirs.detach(), atol=1e-4, rtol=1e-4)
+    compare(nn.Linear(entering, leaving, bias=biased), clients, batch, entering)
 
 
 def test_an_input_that_needs_no_gradient_gets_none() -> None:
