@@ -11,12 +11,14 @@ from fedhead.data.federation import Federation
 from fedhead.engine.rounds import Result
 from fedhead.engine.rounds import run as run_rounds
 from fedhead.errors import BadInput, unknown
-from fedhead.exchange import METHODS, STAGES, Method, Stage
+from fedhead.exchange import Method, Stage
 from fedhead.experiment.config import Recipe
+from fedhead.methods import METHODS
 from fedhead.models.check import require
 from fedhead.models.several import several
 from fedhead.models.split import Split
 from fedhead.optim import SGD, Adam, Optimizer
+from fedhead.stages import STAGES
 from fedhead.types import Local
 
 OPTIMIZERS = ("sgd", "adam")

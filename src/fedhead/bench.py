@@ -23,7 +23,7 @@ from fedhead.data.federation import Federation
 from fedhead.engine import choose
 from fedhead.engine.simulation import Simulation
 from fedhead.errors import BadInput
-from fedhead.exchange import METHODS
+from fedhead.methods import METHODS
 from fedhead.models.precision import settle
 from fedhead.models.registry import build
 from fedhead.models.split import Split

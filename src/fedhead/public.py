@@ -8,12 +8,11 @@ from fedhead.engine.rounds import Result as Result
 from fedhead.errors import BadInput as BadInput
 from fedhead.errors import Diverged as Diverged
 from fedhead.errors import FedheadError as FedheadError
-from fedhead.exchange import METHODS as METHODS
-from fedhead.exchange import STAGES as STAGES
 from fedhead.exchange import Method as Method
 from fedhead.exchange import Stage as Stage
 from fedhead.exchange import method as method
 from fedhead.exchange import stage as stage
+from fedhead.methods import METHODS as METHODS
 from fedhead.methods.clsprox import ClsProx as ClsProx
 from fedhead.methods.ditto import Ditto as Ditto
 from fedhead.methods.fedavg import FedAvg as FedAvg
@@ -35,6 +34,7 @@ from fedhead.models.registry import build as build
 from fedhead.models.registry import with_head as with_head
 from fedhead.models.split import Split as Split
 from fedhead.models.wrap import split as split
+from fedhead.stages import STAGES as STAGES
 from fedhead.stages.ccvr import CCVR as CCVR
 from fedhead.stages.finetune import FineTune as FineTune
 from fedhead.stages.finetune import FineTuneCCVR as FineTuneCCVR

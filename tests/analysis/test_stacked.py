@@ -9,7 +9,6 @@ import torch
 from mixed import pair
 from small import federation, network
 
-import fedhead.methods  # noqa: F401  registers all methods
 from fedhead.analysis import cka, collapse, local
 from fedhead.analysis.personal import outputs, personal_models
 from fedhead.engine import forward
@@ -18,7 +17,7 @@ from fedhead.engine.job import Executor
 from fedhead.engine.loop import Loop
 from fedhead.engine.simulation import Simulation
 from fedhead.engine.stack import Stack
-from fedhead.exchange import METHODS
+from fedhead.methods import METHODS
 from fedhead.models.split import Split
 from fedhead.optim import SGD
 from fedhead.types import Local

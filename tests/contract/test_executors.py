@@ -8,12 +8,11 @@ import pytest
 import torch
 from small import federation, network
 
-import fedhead.methods  # noqa: F401  registers all methods
 from fedhead.engine.job import Executor
 from fedhead.engine.loop import Loop
 from fedhead.engine.simulation import Simulation
 from fedhead.engine.stack import Stack
-from fedhead.exchange import METHODS
+from fedhead.methods import METHODS
 from fedhead.optim import SGD, Adam
 from fedhead.tree import Tree, Weights
 from fedhead.types import Local

@@ -11,14 +11,14 @@ import torch
 from small import federation, network
 from torch import Tensor
 
-import fedhead.methods
-import fedhead.stages  # noqa: F401 (importing the two fills the registries)
 from fedhead.engine.loop import Loop
 from fedhead.engine.rounds import run_stage
 from fedhead.engine.simulation import Simulation
 from fedhead.errors import BadInput
-from fedhead.exchange import METHODS, STAGES, Exchange, Method, Stage
+from fedhead.exchange import Exchange, Method, Stage
+from fedhead.methods import METHODS
 from fedhead.optim import SGD
+from fedhead.stages import STAGES
 from fedhead.tree import Tree
 from fedhead.types import Local
 

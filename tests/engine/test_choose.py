@@ -14,7 +14,7 @@ from fedhead.engine.loop import Loop
 from fedhead.engine.simulation import Simulation
 from fedhead.engine.stack import Stack
 from fedhead.errors import BadInput
-from fedhead.exchange import METHODS
+from fedhead.methods import METHODS
 from fedhead.types import Local, Reply
 
 

@@ -15,7 +15,7 @@ from fedhead.engine.job import Job
 from fedhead.engine.loop import Loop
 from fedhead.engine.simulation import Simulation
 from fedhead.errors import BadInput
-from fedhead.exchange import METHODS
+from fedhead.methods import METHODS
 from fedhead.optim import SGD
 from fedhead.tree import Tree
 from fedhead.types import Local, Phase, Reply, Task

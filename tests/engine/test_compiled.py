@@ -19,7 +19,7 @@ from fedhead.engine.local import local_round
 from fedhead.engine.simulation import Simulation
 from fedhead.engine.stack import Stack, VmapLift
 from fedhead.engine.steps import Carry, Stretch, train_eagerly
-from fedhead.exchange import METHODS
+from fedhead.methods import METHODS
 from fedhead.optim import SGD
 from fedhead.types import Local
 

@@ -12,7 +12,6 @@ from mixed import pair
 from small import CLASSES, federation, network
 from torch import Tensor, nn
 
-import fedhead.methods  # noqa: F401  registers all methods
 from fedhead import notice, plan
 from fedhead.engine import evaluate, forward
 from fedhead.engine import server as servers
@@ -23,10 +22,11 @@ from fedhead.engine.rounds import run, run_stage
 from fedhead.engine.simulation import Simulation
 from fedhead.engine.stack import Stack
 from fedhead.errors import BadInput
-from fedhead.exchange import METHODS, STAGES
+from fedhead.methods import METHODS
 from fedhead.models.split import Split
 from fedhead.models.wrap import split
 from fedhead.optim import SGD
+from fedhead.stages import STAGES
 from fedhead.stages.ccvr import CCVR
 from fedhead.stages.finetune import FineTune, FineTuneETF
 from fedhead.types import Batch, Local, Reply

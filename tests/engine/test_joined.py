@@ -17,7 +17,7 @@ from fedhead.engine.job import Executor, Job
 from fedhead.engine.joined import together
 from fedhead.engine.simulation import Simulation
 from fedhead.engine.stack import Stack
-from fedhead.exchange import METHODS
+from fedhead.methods import METHODS
 from fedhead.optim import SGD
 from fedhead.types import Local, Reply
 

@@ -9,8 +9,9 @@ from small import federation, network
 from fedhead.engine.local import initial_optimizers, trained
 from fedhead.engine.loop import Loop
 from fedhead.engine.simulation import Simulation
-from fedhead.exchange import METHODS, STAGES
+from fedhead.methods import METHODS
 from fedhead.optim import SGD
+from fedhead.stages import STAGES
 from fedhead.tree import Weights
 from fedhead.types import Local, Phase
 

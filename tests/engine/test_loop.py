@@ -11,7 +11,7 @@ from small import federation, network
 from fedhead.engine.loop import Loop
 from fedhead.engine.simulation import Simulation
 from fedhead.errors import Diverged
-from fedhead.exchange import METHODS
+from fedhead.methods import METHODS
 from fedhead.optim import SGD
 from fedhead.types import Local
 

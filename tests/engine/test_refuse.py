@@ -8,7 +8,7 @@ from small import network
 
 from fedhead.engine.refuse import assignment, mixtures
 from fedhead.errors import BadInput
-from fedhead.exchange import METHODS
+from fedhead.methods import METHODS
 from fedhead.types import Local
 
 LOCAL = Local(batch_size=4)

@@ -14,8 +14,9 @@ from fedhead.engine.loop import Loop
 from fedhead.engine.rounds import Result, Snapshot, run
 from fedhead.engine.simulation import Simulation
 from fedhead.errors import BadInput
-from fedhead.exchange import METHODS, STAGES
+from fedhead.methods import METHODS
 from fedhead.optim import SGD
+from fedhead.stages import STAGES
 from fedhead.types import Local, Reply
 
 LOCAL = Local(epochs=1, batch_size=8, optimizer=SGD(0.05, 0.9))

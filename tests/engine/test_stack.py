@@ -11,7 +11,7 @@ from fedhead.engine.job import Job
 from fedhead.engine.simulation import Simulation
 from fedhead.engine.stack import Stack
 from fedhead.errors import BadInput
-from fedhead.exchange import METHODS
+from fedhead.methods import METHODS
 from fedhead.optim import SGD
 from fedhead.types import Local, Reply
 

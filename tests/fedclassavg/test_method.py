@@ -18,7 +18,8 @@ from fedhead.engine.loop import Loop
 from fedhead.engine.simulation import Simulation
 from fedhead.engine.stack import Stack
 from fedhead.errors import BadInput
-from fedhead.exchange import METHODS, Method
+from fedhead.exchange import Method
+from fedhead.methods import METHODS
 from fedhead.methods.fedclassavg import FedClassAvg
 from fedhead.methods.ktpfl import KTpFL
 from fedhead.methods.local import Local as LocalTraining

@@ -14,11 +14,13 @@ import fedhead as fh
 from fedhead.data.federation import Federation
 from fedhead.engine.rounds import Result, run
 from fedhead.errors import BadInput
-from fedhead.exchange import METHODS, STAGES, Stage
+from fedhead.exchange import Stage
 from fedhead.experiment import build
 from fedhead.experiment.config import Recipe
 from fedhead.experiment.run import execute
+from fedhead.methods import METHODS
 from fedhead.optim import SGD
+from fedhead.stages import STAGES
 from fedhead.types import Local
 
 FAMILY = ["ditto", "fedetf", "fednh", "fedproto", "fedrep", "fedrod", "fedrod_hyper"]

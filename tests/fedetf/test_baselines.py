@@ -19,7 +19,8 @@ from fedhead.engine.loop import Loop
 from fedhead.engine.simulation import Simulation
 from fedhead.engine.stack import Stack
 from fedhead.errors import BadInput
-from fedhead.exchange import METHODS, Method
+from fedhead.exchange import Method
+from fedhead.methods import METHODS
 from fedhead.methods.ditto import Ditto
 from fedhead.methods.fedavg import FedAvg
 from fedhead.methods.fedetf import FedETF

@@ -19,10 +19,10 @@ from fedhead.engine.rounds import run
 from fedhead.engine.simulation import Simulation
 from fedhead.engine.stack import Stack
 from fedhead.errors import BadInput
-from fedhead.exchange import METHODS
 from fedhead.experiment.config import Recipe
 from fedhead.experiment.reopen import Trained, reopen
 from fedhead.experiment.run import Settings, execute
+from fedhead.methods import METHODS
 from fedhead.methods.fedavg import FedAvg
 from fedhead.methods.fedproto import FedProto
 from fedhead.models.heads import etf

@@ -12,7 +12,6 @@ from plain import Plain
 from small import federation, network
 from torch.nn import functional as F
 
-import fedhead.methods  # noqa: F401 (registers all methods)
 from fedhead.data.augment import Transform
 from fedhead.engine.job import Executor
 from fedhead.engine.loop import Loop
@@ -20,7 +19,8 @@ from fedhead.engine.rounds import StageResult, run_stage
 from fedhead.engine.simulation import Simulation
 from fedhead.engine.stack import Stack
 from fedhead.errors import BadInput
-from fedhead.exchange import METHODS, STAGES, Method
+from fedhead.exchange import Method
+from fedhead.methods import METHODS
 from fedhead.methods.ditto import Ditto
 from fedhead.methods.fedavg import FedAvg
 from fedhead.methods.fedetf import FedETF
@@ -29,6 +29,7 @@ from fedhead.methods.fedrep import FedRep
 from fedhead.methods.scaffold import Scaffold
 from fedhead.models.split import load
 from fedhead.optim import SGD
+from fedhead.stages import STAGES
 from fedhead.stages.finetune import FineTune, FineTuneCCVR, FineTuneETF
 from fedhead.types import Local
 

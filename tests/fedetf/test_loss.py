@@ -13,8 +13,8 @@ from small import CLASSES, federation, network
 from fedhead.engine.loop import Loop
 from fedhead.engine.simulation import Simulation
 from fedhead.errors import BadInput
-from fedhead.exchange import METHODS
 from fedhead.losses import balanced_softmax, cross_entropy
+from fedhead.methods import METHODS
 from fedhead.methods.fedavgm import FedAvgM
 from fedhead.methods.fedetf import FedETF
 from fedhead.methods.fedprox import FedProx

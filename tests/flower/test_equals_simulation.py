@@ -10,16 +10,16 @@ import torch
 from inprocess import World
 from small import federation, network
 
-import fedhead.methods
-import fedhead.stages  # noqa: F401  the two register all methods and stages
 from fedhead.engine.loop import Loop
 from fedhead.engine.rounds import run_stage
 from fedhead.engine.simulation import Simulation
 from fedhead.errors import FedheadError
-from fedhead.exchange import METHODS, STAGES, Stage
+from fedhead.exchange import Stage
 from fedhead.flower.shelf import Shelf
+from fedhead.methods import METHODS
 from fedhead.models.split import Split
 from fedhead.optim import SGD
+from fedhead.stages import STAGES
 from fedhead.tree import Tree
 from fedhead.types import Local
 

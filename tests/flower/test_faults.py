@@ -15,10 +15,10 @@ from small import federation, network
 
 from fedhead.engine.simulation import Simulation
 from fedhead.errors import FedheadError
-from fedhead.exchange import METHODS
 from fedhead.flower import orders, wire
 from fedhead.flower.coordinator import Progress
 from fedhead.flower.shelf import Shelf
+from fedhead.methods import METHODS
 from fedhead.optim import SGD
 from fedhead.tree import Tree
 from fedhead.types import Local

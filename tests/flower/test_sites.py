@@ -14,12 +14,12 @@ from PIL import Image
 from small import federation, network
 
 from fedhead.errors import BadInput
-from fedhead.exchange import METHODS
 from fedhead.flower import assemble, certs, data
 from fedhead.flower.files import ServerFile, SiteFile
 from fedhead.flower.orders import Order, Terms, read_order, to_json
 from fedhead.flower.project import Project
 from fedhead.flower.shelf import Shelf
+from fedhead.methods import METHODS
 from fedhead.tree import Tree, Weights
 from fedhead.types import Local
 

@@ -7,14 +7,13 @@ import dataclasses
 import pytest
 from small import federation, network
 
-import fedhead.methods  # noqa: F401  registers all methods
 from fedhead.engine.graphs import Graphs
 from fedhead.engine.job import Executor
 from fedhead.engine.lanes import Lanes
 from fedhead.engine.loop import Loop
 from fedhead.engine.simulation import Simulation
 from fedhead.engine.stack import Stack
-from fedhead.exchange import METHODS
+from fedhead.methods import METHODS
 from fedhead.models.precision import settle
 from fedhead.optim import SGD
 from fedhead.types import Local

@@ -6,14 +6,13 @@ import pytest
 import torch
 from small import federation, network
 
-import fedhead.methods  # noqa: F401  registers all methods
 from fedhead.analysis import cka, collapse, local
 from fedhead.engine import forward
 from fedhead.engine import server as servers
 from fedhead.engine.forward import Passes, Room
 from fedhead.engine.loop import Loop
 from fedhead.engine.simulation import Simulation
-from fedhead.exchange import METHODS
+from fedhead.methods import METHODS
 from fedhead.models.precision import settle
 from fedhead.optim import SGD
 from fedhead.stages.ccvr import CCVR

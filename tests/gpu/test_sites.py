@@ -10,10 +10,10 @@ from small import federation, network
 
 from fedhead.engine.clients import Clients
 from fedhead.engine.server import post
-from fedhead.exchange import METHODS
 from fedhead.flower.data import share
 from fedhead.flower.orders import Order, Terms
 from fedhead.flower.site import Bench, Site
+from fedhead.methods import METHODS
 from fedhead.optim import SGD
 from fedhead.tree import Tree
 from fedhead.types import Local

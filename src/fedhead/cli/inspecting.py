@@ -77,9 +77,9 @@ def ls(
 
 
 def _exchanges(kind: str) -> list[dict[str, Any]]:
-    import fedhead.methods
-    import fedhead.stages  # noqa: F401 (importing the two fills the registries)
-    from fedhead.exchange import METHODS, STAGES, Method, Stage
+    from fedhead.exchange import Method, Stage
+    from fedhead.methods import METHODS
+    from fedhead.stages import STAGES
 
     registry: Mapping[str, type[Method] | type[Stage]] = METHODS if kind == "methods" else STAGES
     return [

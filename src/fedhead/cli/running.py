@@ -23,6 +23,11 @@ if TYPE_CHECKING:
     from fedhead.experiment.run import Settings
 
 Row = dict[str, Any]
+# What the demo compares: FedAvg, with CCVR after it, and FedETF.
+CONTESTANTS = {
+    "fedavg": ["method=fedavg", "stages=[ccvr]", "stage.ccvr.samples=500"],
+    "fedetf": ["method=fedetf"],
+}
 
 
 class Device(StrEnum):
@@ -229,7 +234,7 @@ def demo(
     out = out or _free(Path("runs") / "demo")
     recipes = [
         (name, load("digits", [*assignments, f"seed={seed}"]))
-        for name, assignments in _contestants().items()
+        for name, assignments in CONTESTANTS.items()
         for seed in range(seeds)
     ]
     with progress(sum(recipe.rounds for _, recipe in recipes), quiet) as on_row:
@@ -240,15 +245,3 @@ def demo(
     print(f"{recipe.dataset}, {recipe.clients} clients by {recipe.partition}, {recipe.rounds} rounds; accuracy in %")
     print_results(tables.lines(tables.group(tables.read([out]))))
     print(f"runs:   {out}\nreport: {page.write([out], out / 'report.html')}")
-
-
-def _contestants() -> dict[str, list[str]]:
-    """What the demo compares: FedAvg, with CCVR after it, and FedETF, as far as they are there."""
-    import fedhead.methods
-    import fedhead.stages  # noqa: F401 (importing the two fills the registries)
-    from fedhead.exchange import METHODS, STAGES
-
-    found = {"fedavg": ["method=fedavg", *(["stages=[ccvr]", "stage.ccvr.samples=500"] if "ccvr" in STAGES else [])]}
-    if "fedetf" in METHODS:
-        found["fedetf"] = ["method=fedetf"]
-    return found

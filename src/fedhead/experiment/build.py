@@ -10,20 +10,20 @@ from typing import Any, TypeVar
 
 import torch
 
-import fedhead.methods
-import fedhead.stages  # noqa: F401 (importing the two fills the registries)
 from fedhead import models
 from fedhead.data import datasets, local_split, partition
 from fedhead.data.augment import Transform
 from fedhead.data.federation import Federation
 from fedhead.engine import refuse
 from fedhead.errors import BadInput, unknown
-from fedhead.exchange import METHODS, STAGES, Exchange, Method, Stage
+from fedhead.exchange import Exchange, Method, Stage
 from fedhead.experiment.config import Recipe, read_yaml
 from fedhead.experiment.typed import check_parameters, parameters
+from fedhead.methods import METHODS
 from fedhead.models.several import several
 from fedhead.models.split import Split
 from fedhead.optim import SGD, Adam
+from fedhead.stages import STAGES
 from fedhead.types import Local
 
 E = TypeVar("E", bound=Exchange)

@@ -1,0 +1,75 @@
+"""Lanes without a GPU: streams and graphs are stood in for, what is trained in which lane and when is the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import pytest
+import torch
+from small import federation, network
+
+from fedhead.engine import graphs
+from fedhead.engine.job import Executor
+from fedhead.engine.lanes import MANY, Lanes
+from fedhead.engine.loop import Loop
+from fedhead.engine.simulation import Simulation
+from fedhead.methods import METHODS
+from fedhead.optim import SGD
+from fedhead.types import Local
+
+LOCAL = Local(epochs=3, batch_size=4, optimizer=SGD(lr=0.05, momentum=0.9, weight_decay=1e-3))
+
+
+class Stream:
+    """A stream that waits for nobody, as all happens in order."""
+
+    def wait_stream(self, other: object) -> None:
+        pass
+
+
+@pytest.fixture(autouse=True)
+def captures(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """Streams that do nothing, and graphs that do their work anew at each replay; what was captured, in order."""
+    made: list[object] = []
+
+    def captured(work: Callable[[], None]) -> SimpleNamespace:
+        made.append(work)
+        return SimpleNamespace(replay=work)
+
+    monkeypatch.setattr(graphs, "captured", captured)
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", Stream)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    return made
+
+
+def trained(name: str, executor: Executor) -> Simulation:
+    model = network("batch", METHODS[name].head)
+    simulation = Simulation(federation(), [model], METHODS[name](), rounds=2, local=LOCAL, dtype=torch.float64)
+    for number in (1, 2):
+        simulation.round(number, executor)
+    return simulation
+
+
+@pytest.mark.parametrize("name", ["fedavg", "scaffold", "fedrep", "fedetf"])
+def test_lanes_end_where_the_loop_does(name: str) -> None:
+    loop, lanes = trained(name, Loop()), trained(name, Lanes())
+    for mine, theirs in [(lanes.server, loop.server), *((lanes.memory[k], loop.memory[k]) for k in loop.memory.states)]:
+        assert mine.leaves().keys() == theirs.leaves().keys()
+        for path, value in theirs.leaves().items():
+            torch.testing.assert_close(mine.leaves()[path], value, atol=1e-10, rtol=1e-10)
+
+
+def test_graphs_are_captured_in_the_first_round_alone(captures: list[object]) -> None:
+    lengths = {-(-len(rows) // LOCAL.batch_size) * LOCAL.epochs for rows in federation().rows if len(rows)}
+    assert len(lengths) > 1, "clients must differ in steps, or this says little"
+    assert max(lengths) > MANY
+    executor = Lanes()
+    simulation = trained("fedavg", executor)
+    first = len(captures)
+    simulation.round(2, executor)
+    assert len(captures) == first > 1
+    assert executor.preparing > 0
