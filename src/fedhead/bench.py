@@ -22,9 +22,9 @@ from fedhead.data.augment import Transform
 from fedhead.data.federation import Federation
 from fedhead.engine import choose
 from fedhead.engine.simulation import Simulation
-from fedhead.errors import BadInput
+from fedhead.errors import unknown
 from fedhead.methods import METHODS
-from fedhead.models.precision import settle
+from fedhead.models.precision import PRECISIONS, settle
 from fedhead.models.registry import build
 from fedhead.models.split import Split
 from fedhead.optim import SGD
@@ -102,13 +102,19 @@ def bench(
     A client takes 100 steps on a GPU, unless told: what a round begins and ends with counts too, and should not weigh
     more than in earnest. A CPU, which is slower, takes 20.
     """
+    for kind, names, known in (
+        ("workload", workloads, WORKLOADS),
+        ("executor", executors, choose.EXECUTORS),
+        ("precision", precisions, PRECISIONS),
+    ):
+        for name in names:
+            if name not in known:
+                raise unknown(kind, name, known)
     where = choose.device(device)
     steps = steps or (100 if where.type == "cuda" else 20)
     bandwidth = copy_bandwidth(where)
     figures: list[Figure] = []
     for name in workloads:
-        if name not in WORKLOADS:
-            raise BadInput(f"unknown workload {name!r}: known are {', '.join(WORKLOADS)}")
         workload = WORKLOADS[name]
         base = _measure(workload, max(2, len(workload.models)), "loop", "fp32", where, steps, repeats, bandwidth)
         if workload.plain:

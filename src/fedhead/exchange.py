@@ -17,7 +17,7 @@ from fedhead.client import Client
 from fedhead.errors import BadInput
 from fedhead.losses import cross_entropy
 from fedhead.tree import Tree, Weights
-from fedhead.types import PARTS, Batch, Output, Phase, Replies, Reply, Task
+from fedhead.types import PARTS, Batch, Local, Output, Phase, Replies, Reply, Task
 
 if TYPE_CHECKING:
     from fedhead.data.federation import Federation
@@ -96,6 +96,9 @@ class Method(Exchange):
     def shared(self) -> tuple[str, ...]:
         """The parts of the model that travel; the others stay with the client."""
         return PARTS
+
+    def check_local(self, local: Local) -> None:
+        """Raise `BadInput` before anything is computed, for local training that can't be used."""
 
     def init_server(self, w: Weights, task: Task) -> Tree:
         """The server's state before the first round."""

@@ -196,6 +196,7 @@ def test_the_same_seed_gives_the_same_run_and_another_another(
         (["report", "nowhere"], "nowhere is not there"),
         (["partition", "digits", "dirichlet(0)"], "alpha"),
         (["partition", "digits", "iid", "--plot", "a.txt"], "a.txt"),
+        (["validate", "digits", "method=scaffold", "optimizer=adam", "momentum=0"], "use optimizer=sgd"),
         (["bench", "--clients", "ten"], "--clients 'ten': write whole numbers"),
         (["bench", "--clients", "0"], "--clients '0': write whole numbers"),
         (["bench", "--workloads", "simplecn"], "did you mean 'simplecnn'"),

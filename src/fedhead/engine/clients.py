@@ -52,6 +52,7 @@ class Clients:
         all_here: bool = True,  # a real site knows neither the others' sizes nor their data
     ):
         method.check(models, federation)
+        method.check_local(local)
         self.federation, self.method = federation, method
         self.device, self.dtype, self.bf16 = torch.device(device), dtype, bf16
         self.assign = refuse.assignment(assign, len(models), len(federation))

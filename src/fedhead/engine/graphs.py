@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -163,10 +163,16 @@ class Rig:
         return function, [*changed, *read]
 
 
+class Owner(Protocol):
+    """Whoever keeps count of the seconds spent on preparation."""
+
+    preparing: float
+
+
 class Steps:
     """Graphs of one step and of several in a row: between two graphs a GPU waits longer than between two kernels."""
 
-    def __init__(self, owner: Any, work: Callable[[int], None], many: int = 8):
+    def __init__(self, owner: Owner, work: Callable[[int], None], many: int = 8):
         self.owner, self.work, self.many = owner, work, many
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}  # by number of steps
 
@@ -181,7 +187,7 @@ class Steps:
 
 
 @contextmanager
-def preparing(owner: Any) -> Iterator[None]:
+def preparing(owner: Owner) -> Iterator[None]:
     """Count the time of what is done here as the owner's preparation, and nothing that was under way before."""
     torch.cuda.synchronize()
     begin = time.perf_counter()

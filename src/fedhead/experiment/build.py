@@ -169,6 +169,7 @@ def validate(recipe: Recipe) -> list[Split]:
         _dry_run(made_model, shape, recipe, client)
     for exchange in (method(recipe), *stages(recipe)):
         exchange.check_head(made_models)
+    method(recipe).check_local(local(recipe))
     refuse.mixtures(method(recipe), made_models, range(len(made_models))[: recipe.clients], local(recipe))
     return made_models
 

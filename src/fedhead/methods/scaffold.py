@@ -10,7 +10,7 @@ from fedhead.errors import BadInput, outside
 from fedhead.exchange import Method, method
 from fedhead.optim import SGD
 from fedhead.tree import Tree, Weights
-from fedhead.types import Replies, Reply, Task
+from fedhead.types import Local, Replies, Reply, Task
 
 
 @method("scaffold")
@@ -30,10 +30,13 @@ class Scaffold(Method):
         if not self.server_lr > 0:
             raise outside("method.server_lr", self.server_lr, "over 0")
 
-    def init_server(self, w: Weights, task: Task) -> Tree:
-        """The model x and the server's control variate c = 0; refuses local steps that are no multiple of gradients."""
-        if not isinstance(task.local.optimizer, SGD):
+    def check_local(self, local: Local) -> None:
+        """Refuse steps that are no multiples of gradients."""
+        if not isinstance(local.optimizer, SGD):
             raise BadInput("scaffold measures gradients by how far local SGD moved: use optimizer=sgd")
+
+    def init_server(self, w: Weights, task: Task) -> Tree:
+        """The model x and the server's control variate c = 0."""
         return super().init_server(w, task).replace(control=w.params.zeros())
 
     def init_client(self, w: Weights, task: Task) -> Tree:
