@@ -15,8 +15,8 @@ import statistics
 import tempfile
 from pathlib import Path
 
-from fedhead.flower.federation import LocalFederation
-from fedhead.flower.project import Project
+from fedhead.deploy.local_federation import LocalFederation
+from fedhead.deploy.project import Project
 
 APP = '''
 """fedhead's apps with an empty round beside each of ours."""
@@ -53,13 +53,13 @@ def main(grid, context):
 
     def floor():
         begin = time.perf_counter()
-        messages = [Message(RecordDict(), node, "query.empty") for node in coordinator.roster.nodes.values()]
+        messages = [Message(RecordDict(), node, "query.empty") for node in coordinator.nodes.nodes.values()]
         pending = set(grid.push_messages(messages))
         while pending:
             for reply in grid.pull_messages(list(pending)):
                 pending.discard(reply.metadata.reply_to_message_id)
             if pending:
-                time.sleep(coordinator.patience.poll)
+                time.sleep(coordinator.timeouts.poll)
         return time.perf_counter() - begin
 
     ours, empty = [], []
@@ -81,7 +81,7 @@ def measure(sites: int, rounds: int, folder: Path) -> dict[str, list[float]]:
     (folder / "overhead_app.py").write_text(APP)
     text = (folder / "pyproject.toml").read_text()
     text = text.replace("fedhead.flower.server_app:app", "overhead_app:server")
-    (folder / "pyproject.toml").write_text(text.replace("fedhead_site.app:app", "overhead_app:client"))
+    (folder / "pyproject.toml").write_text(text.replace("fedhead.flower.client_app:app", "overhead_app:client"))
     federation = LocalFederation(project)
     try:
         federation.up()

@@ -33,10 +33,10 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 import fedhead as fh
-from fedhead.engine import choose
+from fedhead.algorithm.task import LocalTraining
+from fedhead.core.optimizers import SGD
 from fedhead.engine.simulation import Simulation
-from fedhead.optim import SGD
-from fedhead.types import Local
+from fedhead.executors import select
 
 CLIENTS, BATCH, SHAPE = 10, 64, (3, 32, 32)
 STEPS = {"simplecnn": 40, "resnet20": 8}  # of each client in a round
@@ -103,9 +103,9 @@ def timed(rounds: int, work: Callable[[int], object]) -> list[float]:
 def fedhead(name: str, rounds: int, workers: int, threads: int) -> list[float]:
     """This library, as `fedhead run` trains, with the executor that `auto` takes."""
     fed = fh.Federation.from_arrays(*images(name), partition="iid", clients=CLIENTS, classes=10)
-    local = Local(1, BATCH, SGD(LR, MOMENTUM, DECAY))
+    local = LocalTraining(1, BATCH, SGD(LR, MOMENTUM, DECAY))
     simulation = Simulation(fed, [fh.build(name, SHAPE, 10)], fh.FedAvg(), rounds=rounds, local=local)
-    executor = choose.executor("auto", simulation)
+    executor = select.executor("auto", simulation)
     return timed(rounds, lambda number: simulation.round(number, executor))
 
 
@@ -347,7 +347,7 @@ def main() -> None:
     wanted = options.sides.split(",")
     unknown = [key for key in wanted if key not in SIDES]
     if unknown:
-        parser.error(f"unknown side {unknown[0]!r}: choose from {', '.join(SIDES)}")
+        parser.error(f"unknown side {unknown[0]!r}: select from {', '.join(SIDES)}")
     for reason in filter(None, map(missing, wanted)):
         print(reason, file=sys.stderr)
     keys = [key for key in wanted if missing(key) is None]

@@ -23,11 +23,11 @@ import torch
 from torch import nn
 
 import fedhead as fh
-from fedhead.engine import choose
-from fedhead.engine.job import Executor, Job
+from fedhead.algorithm.task import LocalTraining
+from fedhead.core.optimizers import SGD
 from fedhead.engine.simulation import Simulation
-from fedhead.optim import SGD
-from fedhead.types import Local
+from fedhead.executors import select
+from fedhead.executors.job import Executor, Job
 
 CLIENTS, BATCH = 10, 64
 SAMPLES = {"mlp": 1280, "simplecnn": 512, "resnet20": 128}  # a client
@@ -68,10 +68,10 @@ def side(who: str, name: str, precision: str, threads: int, pipe: Connection) ->
     torch.set_num_threads(threads)
     fed = federation(name)
     model = fh.build(name, SHAPES[name], 10)
-    local = Local(1, BATCH, SGD(LR, MOMENTUM, DECAY))
+    local = LocalTraining(1, BATCH, SGD(LR, MOMENTUM, DECAY))
     simulation = Simulation(fed, [model], fh.FedAvg(), rounds=1, local=local, bf16=precision == "bf16")
     job = simulation.jobs(simulation.method, simulation.server, simulation.memory, simulation.holders, 1)[0]
-    worker: Executor | None = choose.executor("auto", simulation) if who == "fedhead" else None
+    worker: Executor | None = select.executor("auto", simulation) if who == "fedhead" else None
     pipe.send("ready")
     while pipe.recv():
         taken = seconds(lambda: plain_round(model, fed, job) if worker is None else worker.run(job))

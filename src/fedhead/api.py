@@ -7,26 +7,26 @@ from typing import Any
 
 from torch import nn
 
+from fedhead.algorithm.base import Method, Stage
+from fedhead.algorithm.task import LocalTraining
+from fedhead.core.errors import BadInput, unknown
+from fedhead.core.optimizers import SGD, Adam, Optimizer
 from fedhead.data.federation import Federation
 from fedhead.engine.rounds import Result
 from fedhead.engine.rounds import run as run_rounds
-from fedhead.errors import BadInput, unknown
-from fedhead.exchange import Method, Stage
-from fedhead.experiment.config import Recipe
+from fedhead.experiment.recipe import Recipe
 from fedhead.methods import METHODS
+from fedhead.models.build_many import build_many
 from fedhead.models.check import require
-from fedhead.models.several import several
-from fedhead.models.split import Split
-from fedhead.optim import SGD, Adam, Optimizer
+from fedhead.models.split_model import SplitModel
 from fedhead.stages import STAGES
-from fedhead.types import Local
 
 OPTIMIZERS = ("sgd", "adam")
 
 
 def run(
     federation: Federation,
-    model: Split | str | Sequence[Split | str],
+    model: SplitModel | str | Sequence[SplitModel | str],
     method: Method | str = "fedavg",
     *,
     rounds: int = 10,
@@ -45,7 +45,7 @@ def run(
 ) -> Result:
     """Train a federated classifier.
 
-    `model` is a `Split` (see `fedhead.split`), the name of a built-in architecture, or a list of n such for clients
+    `model` is a `SplitModel` (see `fedhead.split`), the name of a built-in architecture, or a list of n such for clients
     of different architectures: client i has model i mod n, or the one that `assign` gives it.
     `options` go to `fedhead.engine.rounds.run`: participation, executor, device, precision, evaluate_every,
     last_rounds, on_round, assign and the rest.
@@ -65,7 +65,7 @@ def run(
     chosen = METHODS[_known("method", method, METHODS)]() if isinstance(method, str) else method
     models = _models(federation, model, chosen.head, seed, options.get("assign"))
     rule = optimizer if isinstance(optimizer, SGD | Adam) else make_optimizer(optimizer, lr, momentum, weight_decay)
-    local = Local(local_epochs, batch_size, rule, lr_decay, drop_last, persistent_optimizer)
+    local = LocalTraining(local_epochs, batch_size, rule, lr_decay, drop_last, persistent_optimizer)
     steps = [STAGES[_known("stage", s, STAGES)]() if isinstance(s, str) else s for s in stages]
     return run_rounds(federation, models, chosen, rounds=rounds, local=local, stages=steps, seed=seed, **options)
 
@@ -99,16 +99,16 @@ def make_optimizer(name: str, lr: float, momentum: float, weight_decay: float) -
 
 def _models(
     federation: Federation,
-    model: Split | str | Sequence[Split | str],
+    model: SplitModel | str | Sequence[SplitModel | str],
     head: str | None,
     seed: int,
     assign: Sequence[int] | None,
-) -> list[Split]:
+) -> list[SplitModel]:
     given: list[Any] = [model] if isinstance(model, nn.Module | str) else list(model)
     if not given:
         raise BadInput("model is an empty list: give at least one")
     names = [(one, {"head": head or "linear"}) for one in given if isinstance(one, str)]
-    built = iter(several(names, federation.input_shape, federation.classes, seed) if names else [])
+    built = iter(build_many(names, federation.input_shape, federation.classes, seed) if names else [])
     models = []
     for number, one in enumerate(given):
         if isinstance(one, str):
@@ -116,7 +116,7 @@ def _models(
             continue
         users = [number] if assign is None else [k for k, own in enumerate(assign) if own == number]
         which = "the model" if len(given) == 1 else f"client {users[0]}: its model" if users else f"model {number}"
-        if not isinstance(one, Split):
+        if not isinstance(one, SplitModel):
             raise BadInput(f"{which} is {type(one).__name__}: wrap it first, fedhead.split(model, classifier='…')")
         require(one, federation.input_shape, federation.classes, name=which)
         models.append(one)

@@ -9,36 +9,38 @@ import torch
 from mixed import pair
 from small import federation, network
 
-from fedhead.analysis import cka, collapse, local
+from fedhead.algorithm.task import LocalTraining
+from fedhead.analysis import cka, client_models, collapse
 from fedhead.analysis.personal import outputs, personal_models
-from fedhead.engine import forward
-from fedhead.engine.forward import Room
-from fedhead.engine.job import Executor
-from fedhead.engine.loop import Loop
+from fedhead.core.optimizers import SGD
 from fedhead.engine.simulation import Simulation
-from fedhead.engine.stack import Stack
+from fedhead.executors import forward
+from fedhead.executors.forward import MemoryBudget
+from fedhead.executors.job import Executor
+from fedhead.executors.loop import Loop
+from fedhead.executors.stack import Stack
 from fedhead.methods import METHODS
-from fedhead.models.split import Split
-from fedhead.optim import SGD
-from fedhead.types import Local
+from fedhead.models.split_model import SplitModel
 
 
-def trained(name: str, models: list[Split]) -> Simulation:
-    local = Local(epochs=1, batch_size=4, optimizer=SGD(lr=0.05))
+def trained(name: str, models: list[SplitModel]) -> Simulation:
+    local = LocalTraining(epochs=1, batch_size=4, optimizer=SGD(lr=0.05))
     made = Simulation(federation(), models, METHODS[name](), rounds=1, local=local, dtype=torch.float64)
     made.round(1, Loop())
     return made
 
 
-@pytest.mark.parametrize("room", [Room(), Room(clients=3), Room(samples=20)], ids=["all", "threes", "twos"])
-def test_cka_of_stacked_models(room: Room) -> None:
+@pytest.mark.parametrize(
+    "budget", [MemoryBudget(), MemoryBudget(clients=3), MemoryBudget(samples=20)], ids=["all", "threes", "twos"]
+)
+def test_cka_of_stacked_models(budget: MemoryBudget) -> None:
     simulation = trained("fedavg", [network("batch")])
     assert simulation.test is not None
-    models = local.local_models(simulation, Loop(), 2)
+    models = client_models.local_models(simulation, Loop(), 2)
     batches = [simulation.test.view(part, None) for part in torch.arange(20).split(8)]
     model = simulation.task.model
-    stacked, apart = cka.similarity(model, models, batches, room=room), cka.similarity(model, models, batches)
-    assert not room.apart
+    stacked, apart = cka.similarity(model, models, batches, budget=budget), cka.similarity(model, models, batches)
+    assert not budget.apart
     assert list(stacked.layers) == list(apart.layers)
     for name, matrix in apart.layers.items():
         torch.testing.assert_close(stacked.layers[name], matrix, atol=1e-10, rtol=1e-10)
@@ -50,10 +52,10 @@ def test_outputs_of_stacked_personal_models_of_several_architectures(name: str) 
     simulation = trained(name, pair())
     assert simulation.test is not None
     models, rows = personal_models(simulation, 2), torch.arange(0, 20, 2)
-    room = Room()
-    found = outputs(models, simulation.assign, simulation.test, rows, room, chunk=4)
+    budget = MemoryBudget()
+    found = outputs(models, simulation.assign, simulation.test, rows, budget, chunk=4)
     assert list(found) == simulation.holders
-    assert not room.apart
+    assert not budget.apart
     for client, said in found.items():
         with torch.no_grad():
             expected = models[client](simulation.test.view(rows, None))
@@ -62,7 +64,7 @@ def test_outputs_of_stacked_personal_models_of_several_architectures(name: str) 
 
 
 @pytest.mark.parametrize("models", [lambda: [network("batch")], pair], ids=["one", "mixed"])
-def test_features_of_the_clients_own_samples(models: Callable[[], list[Split]]) -> None:
+def test_features_of_the_clients_own_samples(models: Callable[[], list[SplitModel]]) -> None:
     simulation = trained("fedclassavg", models())
 
     def view(executor: Executor) -> collapse.LocalView:
@@ -70,12 +72,12 @@ def test_features_of_the_clients_own_samples(models: Callable[[], list[Split]]) 
 
     stacked, apart = view(Stack()), view(Loop())
     assert stacked.clients == apart.clients == simulation.holders
-    assert not any(room.apart for room in simulation.rooms)
+    assert not any(budget.apart for budget in simulation.budgets)
     assert torch.equal(stacked.held, apart.held)
     torch.testing.assert_close(stacked.prototypes, apart.prototypes, atol=1e-10, rtol=1e-10)
     # and by hand for one client
     k = simulation.holders[-1]
-    w = local.local_models(simulation, Loop(), 2)[k]
+    w = client_models.local_models(simulation, Loop(), 2)[k]
     rows = torch.from_numpy(simulation.federation.rows[k])
     with torch.no_grad():
         out = torch.func.functional_call(
@@ -88,17 +90,17 @@ def test_features_of_the_clients_own_samples(models: Callable[[], list[Split]]) 
 
 def test_only_stacked_runs_and_gpus_have_room() -> None:
     simulation = trained("fedavg", [network("group")])
-    assert local.room(simulation, Loop()) is None
-    assert local.room(simulation, Stack()) == Room()
+    assert client_models.budget(simulation, Loop()) is None
+    assert client_models.budget(simulation, Stack()) == MemoryBudget()
     assert forward.together(torch.device("cuda"), Loop())
-    assert Room.on(torch.device("cuda")).samples > Room.on(torch.device("cpu")).samples
+    assert MemoryBudget.on(torch.device("cuda")).samples > MemoryBudget.on(torch.device("cpu")).samples
 
 
 def test_models_on_the_same_samples_beside_each_other() -> None:
     simulation = trained("ditto", [network("batch")])
-    models = list(local.local_models(simulation, Loop(), 2).values())
+    models = list(client_models.local_models(simulation, Loop(), 2).values())
     x = torch.rand(3, 1, 6, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    doubled = forward.side_by_side(lambda w, x: w.map(lambda t: 2 * t), models, x, Room(clients=2))
+    doubled = forward.side_by_side(lambda w, x: w.map(lambda t: 2 * t), models, x, MemoryBudget(clients=2))
     assert len(doubled) == len(models)
     for w, twice in zip(models, doubled, strict=True):
         torch.testing.assert_close(dict(twice), dict(2 * w))

@@ -10,18 +10,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedhead import BadInput, build, statistics
-from fedhead.analysis import cka, embed, figures, inversion, norms, separability
-from fedhead.analysis.kinds import KINDS
-from fedhead.analysis.local import local_models, replay
+from fedhead import BadInput, build
+from fedhead.analysis import cka, embed, inversion, norms, plots, separability
+from fedhead.analysis.client_models import local_models, replay
+from fedhead.analysis.registry import KINDS
+from fedhead.calibration import statistics
 from fedhead.cli import call
-from fedhead.engine.loop import Loop
-from fedhead.experiment.config import Recipe
+from fedhead.core.tree import Tree
+from fedhead.executors.loop import Loop
+from fedhead.experiment.recipe import Recipe
 from fedhead.experiment.reopen import fresh, reopen
 from fedhead.experiment.run import Settings, execute
 from fedhead.models.layers import activations
-from fedhead.models.split import weights
-from fedhead.tree import Tree
+from fedhead.models.split_model import weights
 
 RECIPE = Recipe(
     dataset="digits",
@@ -195,7 +196,7 @@ def test_local_models_are_those_of_the_round(run: Path) -> None:
 @pytest.mark.parametrize("classes", [3, 10, 15, 40])
 def test_classes_in_the_plane_are_named_as_far_as_colours_can_be_told_apart(classes: int) -> None:
     names, label = [f"class {c}" for c in range(classes)], np.arange(60) % classes
-    fig = figures.planes(draw(0, 60, 2).numpy(), {"truth": label, "after": label}, names)
+    fig = plots.planes(draw(0, 60, 2).numpy(), {"truth": label, "after": label}, names)
     if classes > 20:
         assert len(fig.axes) == 3  # the third is the scale of the classes
         return

@@ -11,25 +11,26 @@ import torch
 from small import federation, network
 
 from fedhead import CCVR, METHODS, BadInput, Recalibrate, build, with_head
-from fedhead import statistics as class_statistics
-from fedhead.calibration import linear, retrain, sizes, tukey, virtual_features
-from fedhead.engine.loop import Loop
+from fedhead.algorithm.base import Method
+from fedhead.algorithm.phase import Replies
+from fedhead.algorithm.task import LocalTraining
+from fedhead.calibration import statistics as class_statistics
+from fedhead.calibration.head import linear, retrain, sizes, tukey, virtual_features
+from fedhead.calibration.statistics import Statistics
+from fedhead.core.optimizers import SGD
+from fedhead.core.tree import Tree
 from fedhead.engine.rounds import run_stage
 from fedhead.engine.simulation import Simulation
-from fedhead.engine.stack import Stack
-from fedhead.exchange import Method
-from fedhead.models.split import Split, classify, weights
-from fedhead.optim import SGD
+from fedhead.executors.loop import Loop
+from fedhead.executors.stack import Stack
+from fedhead.models.split_model import SplitModel, classify, weights
 from fedhead.stages.recalibrate import features
-from fedhead.statistics import Statistics
-from fedhead.tree import Tree
-from fedhead.types import Local, Replies
 
-LOCAL = Local(epochs=2, batch_size=4, optimizer=SGD(lr=0.05, momentum=0.9))
+LOCAL = LocalTraining(epochs=2, batch_size=4, optimizer=SGD(lr=0.05, momentum=0.9))
 SMALL: dict[str, Any] = {"samples": 20, "epochs": 3, "lr": 0.05}
 
 
-def trained(method: Method | None = None, rounds: int = 2, models: list[Split] | None = None) -> Simulation:
+def trained(method: Method | None = None, rounds: int = 2, models: list[SplitModel] | None = None) -> Simulation:
     method = method or METHODS["fedavg"]()
     made = models or [network("group") if method.head is None else with_head(network("group"), method.head)]
     simulation = Simulation(federation(), made, method, rounds=rounds, local=LOCAL, dtype=torch.float64)
@@ -44,7 +45,7 @@ def test_the_loop_and_the_stack_calibrate_alike(covariance: str) -> None:
     stage = CCVR(covariance=covariance, rank=3, **SMALL)  # type: ignore[arg-type]  # a literal from the parameters
     stage = stage.after(simulation.method)
     loop, stack = (
-        simulation.exchange(stage, simulation.server, simulation.memory.copy(), simulation.holders, 3, worker)[0]
+        simulation.algorithm(stage, simulation.server, simulation.memory.copy(), simulation.holders, 3, worker)[0]
         for worker in (Loop(), Stack())
     )
     found, other = (stage.global_model(server, simulation.task) for server in (loop, stack))
@@ -199,7 +200,7 @@ def test_calibration_of_a_head_that_is_not_linear_is_refused_before_any_round() 
         def forward(self, z: torch.Tensor) -> torch.Tensor:
             return super().forward(z) ** 2
 
-    model = Split(torch.nn.Flatten(), Squared(36, 3))
+    model = SplitModel(torch.nn.Flatten(), Squared(36, 3))
     for stage in (CCVR(), Recalibrate()):
         with pytest.raises(BadInput, match="Squared is not linear in the features"):
             stage.check([model], federation())
@@ -242,7 +243,7 @@ def test_recalibration_uses_all_training_rows_but_no_test_rows() -> None:
     # the last ten training rows become local test rows: the oracle must not see them
     rows = [r[r < 21] for r in own.rows]
     cut = dataclasses.replace(
-        own, rows=rows, local=[np.arange(21, 31)] + [np.array([], np.int64)] * 4, local_from="train"
+        own, rows=rows, client_test=[np.arange(21, 31)] + [np.array([], np.int64)] * 4, client_test_from="train"
     )
     held = Simulation(cut, [network("group")], simulation.method, rounds=1, local=LOCAL)
     assert held.task.pool is not None

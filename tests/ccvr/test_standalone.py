@@ -15,13 +15,14 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 import fedhead
-from fedhead import BadInput, Statistics, statistics
+from fedhead import BadInput, Statistics
+from fedhead.calibration import statistics
+from fedhead.calibration.standalone import fingerprint
 from fedhead.cli import call
-from fedhead.experiment.config import Recipe
+from fedhead.core.treefile import save_tree
+from fedhead.experiment.recipe import Recipe
 from fedhead.experiment.run import Settings, execute
-from fedhead.models.split import Split, weights
-from fedhead.standalone import fingerprint
-from fedhead.treefile import save_tree
+from fedhead.models.split_model import SplitModel, weights
 
 
 class Net(nn.Module):
@@ -60,7 +61,7 @@ def net(digits: tuple[Tensor, Tensor]) -> Net:
 
 def accuracy(model: nn.Module, digits: tuple[Tensor, Tensor]) -> float:
     out = model(digits[0])
-    return float(((out.logits if isinstance(model, Split) else out).argmax(1) == digits[1]).float().mean())
+    return float(((out.logits if isinstance(model, SplitModel) else out).argmax(1) == digits[1]).float().mean())
 
 
 def test_a_model_that_fedhead_did_not_train_is_calibrated_by_its_sites_statistics(
@@ -145,7 +146,7 @@ def test_files_of_low_rank_are_small_and_come_back_with_exact_diagonals(
     assert errors[0] > errors[1] > errors[2]
     assert errors[2] < 1e-9
     fedhead.save_statistics(tmp_path / "whole.safetensors", known)
-    merged = fedhead.merge_files([path, tmp_path / "whole.safetensors"])  # sites may choose for themselves
+    merged = fedhead.merge_files([path, tmp_path / "whole.safetensors"])  # sites may select for themselves
     torch.testing.assert_close(merged.covariance(), (known + known).covariance())
     for rank, statistics_ in ((33, known), (-1, known), (2, known.diagonal())):
         with pytest.raises(BadInput, match=f"rank {rank}: give 0 … 32"):

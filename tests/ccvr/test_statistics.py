@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedhead import statistics
-from fedhead.errors import BadInput
-from fedhead.statistics import Statistics
+from fedhead.calibration import statistics
+from fedhead.calibration.statistics import Statistics
+from fedhead.core.errors import BadInput
 
 
 def sample(seed: int, n: int, d: int, classes: int, mean: float = 0.0) -> tuple[Tensor, Tensor]:

@@ -16,12 +16,12 @@ import pytest
 import torch
 
 from fedhead.cli import call
-from fedhead.errors import BadInput
+from fedhead.core.errors import BadInput
 from fedhead.experiment import build, tables
 from fedhead.experiment.reopen import checkpoint_state
 from fedhead.experiment.reproduce import folder, reproduce
 from fedhead.experiment.run import Settings, execute
-from fedhead.experiment.store import RunFolder
+from fedhead.experiment.run_folder import RunFolder
 from fedhead.experiment.tables import parse, published
 
 CCVR = [name for name in tables.names() if name.startswith("ccvr/")]

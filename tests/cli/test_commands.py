@@ -51,7 +51,7 @@ def run_json(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
 
 
 def test_run_says_what_the_json_must_say(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["method=fedprox", "method.mu=0.1", "partition=dirichlet(0.5)", "seed=3", "local_test=0.2"]
+    words = ["method=fedprox", "method.mu=0.1", "partition=dirichlet(0.5)", "seed=3", "client_test=0.2"]
     result = run_json(capsys, *words, "--out", str(tmp_path / "run"))
     wanted = {"run", "accuracy", "personal", "stages", "bytes_up", "bytes_down", "seconds", "seed"}
     assert wanted <= result.keys()
@@ -85,7 +85,7 @@ def test_run_without_json_and_out_makes_a_new_folder_each_time(
 def test_a_stage_shows_what_it_did_for_the_global_model_and_for_the_clients(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["run", "digits", *QUICK, "local_test=0.3", "stages=[finetune]", "--out", str(tmp_path / "run")]
+    words = ["run", "digits", *QUICK, "client_test=0.3", "stages=[finetune]", "--out", str(tmp_path / "run")]
     assert call([*words, "seeds=[4, 7]"]) == 0
     shown = capsys.readouterr().out
     runs = [json.loads((tmp_path / "run" / f"seed{s}" / "result.json").read_text()) for s in (4, 7)]
@@ -185,7 +185,7 @@ def test_the_same_seed_gives_the_same_run_and_another_another(
         (["run", "digits", "clients=5000"], "clients: 5000"),
         (["run", "digits", "subset=5000"], "subset: 5000"),
         (["run", "digits", "augment=foo"], "augmentation 'foo'"),
-        (["run", "digits", "local_test=7"], "local_test"),
+        (["run", "digits", "client_test=7"], "client_test"),
         (["run", "digits", "optimizer=adam"], "momentum: adam has none"),
         (["run", "digits", "--resume"], "--resume needs --out"),
         (["run", "digits", "--device", "tpu"], "tpu"),

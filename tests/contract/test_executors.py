@@ -8,19 +8,19 @@ import pytest
 import torch
 from small import federation, network
 
-from fedhead.engine.job import Executor
-from fedhead.engine.loop import Loop
+from fedhead.algorithm.task import LocalTraining
+from fedhead.core.optimizers import SGD, Adam
+from fedhead.core.tree import Tree, Weights
 from fedhead.engine.simulation import Simulation
-from fedhead.engine.stack import Stack
+from fedhead.executors.job import Executor
+from fedhead.executors.loop import Loop
+from fedhead.executors.stack import Stack
 from fedhead.methods import METHODS
-from fedhead.optim import SGD, Adam
-from fedhead.tree import Tree, Weights
-from fedhead.types import Local
 
-LOCAL = Local(epochs=2, batch_size=4, optimizer=SGD(lr=0.05, momentum=0.9, weight_decay=1e-3), lr_decay=0.9)
+LOCAL = LocalTraining(epochs=2, batch_size=4, optimizer=SGD(lr=0.05, momentum=0.9, weight_decay=1e-3), lr_decay=0.9)
 
 
-def simulate(name: str, norm: str, executor: Executor, local: Local = LOCAL, rounds: int = 3) -> Simulation:
+def simulate(name: str, norm: str, executor: Executor, local: LocalTraining = LOCAL, rounds: int = 3) -> Simulation:
     simulation = Simulation(
         federation(),
         [network(norm, METHODS[name].head)],

@@ -11,19 +11,19 @@ import torch
 from small import federation, network
 from torch import Tensor
 
-from fedhead.engine.loop import Loop
+from fedhead.algorithm.base import Algorithm, Method, Stage
+from fedhead.algorithm.task import LocalTraining
+from fedhead.core.errors import BadInput
+from fedhead.core.optimizers import SGD
+from fedhead.core.tree import Tree
 from fedhead.engine.rounds import run_stage
 from fedhead.engine.simulation import Simulation
-from fedhead.errors import BadInput
-from fedhead.exchange import Exchange, Method, Stage
+from fedhead.executors.loop import Loop
 from fedhead.methods import METHODS
-from fedhead.optim import SGD
 from fedhead.stages import STAGES
-from fedhead.tree import Tree
-from fedhead.types import Local
 
 ROUNDS = 3
-LOCAL = Local(epochs=2, batch_size=4, optimizer=SGD(lr=0.05, momentum=0.9))
+LOCAL = LocalTraining(epochs=2, batch_size=4, optimizer=SGD(lr=0.05, momentum=0.9))
 Left = dict[str, Tensor]
 
 # (who, option) -> what it is set to, and what else is needed for it to matter
@@ -106,8 +106,8 @@ CHANGES: dict[tuple[str, str], tuple[Any, dict[str, Any]]] = {
 QUICK = {"ccvr": {"samples": 20}, "finetune_ccvr": {"epochs": 5}, "finetune_etf": {"iterations": 2}}
 
 
-def options(exchange: type[Exchange]) -> list[str]:
-    return [f.name for f in dataclasses.fields(exchange) if f.name != "method"]  # type: ignore[arg-type]  # all are dataclasses
+def options(algorithm: type[Algorithm]) -> list[str]:
+    return [f.name for f in dataclasses.fields(algorithm) if f.name != "method"]  # type: ignore[arg-type]  # all are dataclasses
 
 
 def test_no_option_is_left_out() -> None:
@@ -124,15 +124,15 @@ def trained(method: Method) -> Simulation:
     return simulation
 
 
-def left(simulation: Simulation, exchange: Exchange, server: Tree, memory: Any, **more: Tensor) -> Left:
+def left(simulation: Simulation, algorithm: Algorithm, server: Tree, memory: Any, **more: Tensor) -> Left:
     """The states of server and clients, the global model, and what one client says of the test samples."""
     found = dict(server.leaves())
     found |= {f"{k}/{path}": t for k in simulation.holders for path, t in memory[k].leaves().items()}
-    found |= dict((exchange.global_model(server, simulation.task) or Tree()).leaves())
-    job = simulation.jobs(exchange, server, memory, [3], ROUNDS + 1)[0]
-    me, fed = job.program.me(job.sight(0)), simulation.federation
+    found |= dict((algorithm.global_model(server, simulation.task) or Tree()).leaves())
+    job = simulation.jobs(algorithm, server, memory, [3], ROUNDS + 1)[0]
+    client, fed = job.program.client(job.inputs(0)), simulation.federation
     assert fed.test is not None
-    said = exchange.predict(exchange.personal_model(me), fed.transform(fed.test.x).double(), me)
+    said = algorithm.predict(algorithm.personal_model(client), fed.transform(fed.test.x).double(), client)
     return found | {"said": said} | more
 
 

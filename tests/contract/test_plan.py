@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from fedhead import keyed, plan
+from fedhead.core import batching, random
+from fedhead.engine import sampling
 
 
 # -- batches ------------------------------------------------------------------------------------------
 def test_an_epoch_shows_every_sample_once_in_an_order_of_its_own() -> None:
-    made = plan.schedule(7, 3, 4, False, key=1)
+    made = batching.draw_batches(7, 3, 4, False, key=1)
     shown = [made.positions[3 * e : 3 * e + 3][made.weight[3 * e : 3 * e + 3] > 0].tolist() for e in range(4)]
     assert [sorted(epoch) for epoch in shown] == [list(range(7))] * 4
     assert len({tuple(epoch) for epoch in shown}) == 4
@@ -32,49 +33,53 @@ def test_an_epoch_shows_every_sample_once_in_an_order_of_its_own() -> None:
     ],
 )
 def test_the_last_batch_of_an_epoch(n: int, drop_last: bool, weight: list[list[float]]) -> None:
-    assert plan.schedule(n, 2, 1, drop_last, key=0).weight.tolist() == weight
-    assert len(plan.schedule(n, 2, 3, drop_last, key=0)) == len(plan.undrawn(n, 2, 3, drop_last)) == 3 * len(weight)
+    assert batching.draw_batches(n, 2, 1, drop_last, key=0).weight.tolist() == weight
+    assert (
+        len(batching.draw_batches(n, 2, 3, drop_last, key=0))
+        == len(batching.undrawn_batches(n, 2, 3, drop_last))
+        == 3 * len(weight)
+    )
 
 
 def test_every_part_of_a_phases_name_gives_batches_of_their_own() -> None:
     names = [(0, 1, "train", 0, 0), (1, 1, "train", 0, 0), (0, 2, "train", 0, 0), (0, 1, "stage:finetune", 0, 0)]
     names += [(0, 1, "train", 1, 0), (0, 1, "train", 0, 1)]
-    assert len({plan.phase_key(*name) for name in names}) == len(names)
+    assert len({batching.phase_key(*name) for name in names}) == len(names)
 
 
 # -- cohorts ------------------------------------------------------------------------------------------
 def test_a_cohort_is_a_share_of_all_clients_drawn_anew_among_those_with_data() -> None:
     eligible = [1, 3, 4, 6, 7, 9]
-    drawn = [plan.cohort(0, number, eligible, 10, 0.4) for number in range(1, 41)]
+    drawn = [sampling.sample_cohort(0, number, eligible, 10, 0.4) for number in range(1, 41)]
     assert all(len(set(one)) == 4 and set(one) <= set(eligible) and one == sorted(one) for one in drawn)
     assert len({tuple(one) for one in drawn}) > 5
     assert {k for one in drawn for k in one} == set(eligible)
-    assert drawn != [plan.cohort(1, number, eligible, 10, 0.4) for number in range(1, 41)]
+    assert drawn != [sampling.sample_cohort(1, number, eligible, 10, 0.4) for number in range(1, 41)]
 
 
 @pytest.mark.parametrize(
     ("participation", "size"), [(0.01, 1), (0.25, 3), (0.24, 2), (0.45, 5), (0.44, 4), (0.8, 6), (1.0, 6)]
 )
 def test_a_cohorts_size_is_rounded_half_up_with_one_at_least(participation: float, size: int) -> None:
-    assert len(plan.cohort(0, 1, [0, 1, 2, 5, 7, 8], 10, participation)) == size
+    assert len(sampling.sample_cohort(0, 1, [0, 1, 2, 5, 7, 8], 10, participation)) == size
 
 
 # -- keys ---------------------------------------------------------------------------------------------
 def test_draws_never_change() -> None:
-    assert keyed.key(0, "order", 3) == 8244215730568551301
-    assert keyed.permutation(5, 10).tolist() == [3, 4, 2, 5, 0, 8, 7, 9, 1, 6]
-    assert keyed.fold(torch.tensor([7, -7]), 2).tolist() == [245795625500164687, 614363966344218719]
-    drawn = keyed.uniform(torch.tensor([1, -(2**62)]), 3) * 2**24
+    assert random.key(0, "order", 3) == 8244215730568551301
+    assert random.permutation(5, 10).tolist() == [3, 4, 2, 5, 0, 8, 7, 9, 1, 6]
+    assert random.fold_in(torch.tensor([7, -7]), 2).tolist() == [245795625500164687, 614363966344218719]
+    drawn = random.uniform(torch.tensor([1, -(2**62)]), 3) * 2**24
     assert drawn.tolist() == [[7239838, 443485, 16288696], [612623, 8348586, 12351459]]
 
 
 def test_paths_that_read_alike_have_keys_of_their_own() -> None:
     paths: list[tuple[int | str, ...]] = [(1, 12), (11, 2), (112,), ("1", 12), ("1, 12",), (1, 12, "")]
-    assert len({keyed.key(*path) for path in paths}) == len(paths)
+    assert len({random.key(*path) for path in paths}) == len(paths)
 
 
 def test_numbers_are_spread_evenly_over_0_to_1_without_1() -> None:
-    drawn = keyed.uniform(keyed.fold(torch.tensor(3), torch.arange(100)), 100).flatten()
+    drawn = random.uniform(random.fold_in(torch.tensor(3), torch.arange(100)), 100).flatten()
     assert 0 <= float(drawn.min()) < 0.001
     assert 0.999 < float(drawn.max()) < 1
     counts = np.histogram(drawn.numpy(), bins=10, range=(0, 1))[0]
@@ -83,12 +88,12 @@ def test_numbers_are_spread_evenly_over_0_to_1_without_1() -> None:
 
 def test_torchs_generator_is_lent_to_one_thread_at_a_time_and_left_as_it_was() -> None:
     before = torch.get_rng_state()
-    with keyed.borrowed(5):
+    with random.global_generator(5):
         alone = torch.rand(3)
         lent = threading.Event()
 
         def borrow() -> None:
-            with keyed.borrowed(6):
+            with random.global_generator(6):
                 lent.set()
 
         other = threading.Thread(target=borrow)
@@ -97,5 +102,5 @@ def test_torchs_generator_is_lent_to_one_thread_at_a_time_and_left_as_it_was() -
     other.join()
     assert lent.is_set()
     assert torch.equal(torch.get_rng_state(), before)
-    with keyed.borrowed(5):
+    with random.global_generator(5):
         assert torch.equal(torch.rand(3), alone)

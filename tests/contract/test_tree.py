@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedhead.tree import Tree, Weights, mean, stack, unstack
+from fedhead.core.tree import Tree, Weights, mean, stack, unstack
 
 
 def weights() -> Weights:

@@ -8,10 +8,10 @@ import pytest
 import torch
 from PIL import Image
 
-from fedhead import keyed
+from fedhead.core import random
+from fedhead.core.errors import BadInput
 from fedhead.data import colour, geometry
 from fedhead.data.augment import AUGMENTATIONS, STEPS, Transform, steps
-from fedhead.errors import BadInput
 
 N = 24
 
@@ -23,7 +23,7 @@ def images():
 
 @pytest.fixture
 def keys():
-    return torch.tensor([keyed.key(5, "test", i) for i in range(N)])
+    return torch.tensor([random.key(5, "test", i) for i in range(N)])
 
 
 def plain(augment, dtype=torch.float32):
@@ -39,7 +39,7 @@ def moved(x, step, key):
 
 @pytest.mark.parametrize(("step", "mode"), [("crop(3)", "constant"), ("crop-reflect(3)", "reflect")])
 def test_crop_pads_and_cuts(images, keys, step, mode):
-    draw = keyed.uniform(keyed.fold(keys, 0), 2).numpy()
+    draw = random.uniform(random.fold_in(keys, 0), 2).numpy()
     out = moved(images, step, keys)
     starts = set()
     for i in range(N):
@@ -61,7 +61,7 @@ def test_flip_mirrors_about_half(images, keys):
 
 def test_rotation_takes_the_nearest_pixel(images, keys):
     out = moved(images, "rotate(40)", keys)
-    angles = (keyed.uniform(keyed.fold(keys, 0)) * 2 - 1).double() * math.radians(40)
+    angles = (random.uniform(random.fold_in(keys, 0)) * 2 - 1).double() * math.radians(40)
     for i in range(4):
         c, s = math.cos(angles[i]), math.sin(angles[i])
         for row in range(12):
@@ -81,7 +81,7 @@ def test_rotation_turns_as_pillow_does(keys):
     square = torch.randint(0, 256, (1, 1, 9, 9), dtype=torch.uint8)
     grid = geometry.Grid.identity(square)
     half = torch.tensor([0])
-    turn = float((keyed.uniform(half) * 2 - 1).item())
+    turn = float((random.uniform(half) * 2 - 1).item())
     out = geometry.rotate(grid, half, 90 / turn).gather(square)[0, 0].numpy()
     assert np.array_equal(out, np.asarray(Image.fromarray(square[0, 0].numpy()).rotate(90)))
 
@@ -89,7 +89,7 @@ def test_rotation_turns_as_pillow_does(keys):
 def test_cutout_blackens_a_square(images, keys):
     white = torch.full_like(images, 255)
     out = moved(white, "cutout(4)", keys)
-    draw = keyed.uniform(keyed.fold(keys, 0), 2)
+    draw = random.uniform(random.fold_in(keys, 0), 2)
     for i in range(N):
         expected = np.full((12, 10), 255)
         row, col = int(draw[i, 0] * 12), int(draw[i, 1] * 10)
@@ -102,7 +102,7 @@ def test_moves_compose_in_order(images, keys):
     joined = moved(images, "crop(4)+flip+rotate(15)+cutout(5)", keys)
     one = images
     for number, step in enumerate(("crop", "flip", "rotate", "cutout")):
-        own, grid = keyed.fold(keys, number), geometry.Grid.identity(one)
+        own, grid = random.fold_in(keys, number), geometry.Grid.identity(one)
         grid = {
             "crop": lambda g, k: geometry.crop(g, k, 4, reflect=False),
             "flip": lambda g, k: geometry.flip(g, k, 0.5),
@@ -116,7 +116,7 @@ def test_moves_compose_in_order(images, keys):
 def test_resized_crop_is_pillows_bilinear(keys):
     x = torch.rand(N, 1, 16, 16, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     out = geometry.resized_crop(x, keys, 0.2)
-    draw = keyed.uniform(keys, 10, 4).double()
+    draw = random.uniform(keys, 10, 4).double()
     areas = []
     for i in range(N):
         for t in range(10):
@@ -153,7 +153,7 @@ def test_hue_turns_as_colorsys_does():
 def test_jitter_applies_the_four_changes_in_their_drawn_order(keys):
     x = torch.rand(N, 3, 5, 5, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
     out = colour.jitter(x, keys, 0.8)
-    draw = keyed.uniform(keys, 9).double()
+    draw = random.uniform(keys, 9).double()
     orders = set()
     for i in range(N):
         own = x[i]
@@ -181,7 +181,7 @@ def test_grayscale_with_its_probability(keys):
     x = torch.rand(N, 3, 4, 4)
     out = colour.grayscale(x, keys, 0.5)
     gray = (out[:, 0] == out[:, 1]).flatten(1).all(dim=1)
-    assert torch.equal(gray, keyed.uniform(keys) < 0.5)
+    assert torch.equal(gray, random.uniform(keys) < 0.5)
     assert torch.allclose(out[gray][:, 0], colour.luma(x)[gray][:, 0])
     assert torch.equal(out[~gray], x[~gray])
 
@@ -256,4 +256,4 @@ def test_replace_keeps_what_is_not_named():
 
 def test_folding_a_number_or_a_tensor_gives_one_key(keys):
     for number in (0, 1, 7, 2**40):
-        assert torch.equal(keyed.fold(keys, number), keyed.fold(keys, torch.tensor(number)))
+        assert torch.equal(random.fold_in(keys, number), random.fold_in(keys, torch.tensor(number)))

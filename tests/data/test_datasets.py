@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedhead.data import datasets, download, formats, readers, trees
+from fedhead.core.errors import BadInput
+from fedhead.data import datasets, download, formats, image_folders, readers
 from fedhead.data.federation import Federation
-from fedhead.errors import BadInput
 
 
 @pytest.fixture
@@ -194,7 +194,7 @@ def test_emnist_letters_are_set_upright(tmp_path, small):
 
 
 def test_emnist_letters_from_the_union_file(tmp_path):
-    bits = np.array([8, 4, 12, 1, 32], np.uint8)  # Letters train, Letters test, both, ByClass test, Balanced train
+    bits = np.array([8, 4, 12, 1, 32], np.uint8)  # Messenger train, Messenger test, both, ByClass test, Balanced train
     x = np.random.default_rng(0).integers(0, 256, (5, 28, 28), dtype=np.uint8)
     np.savez(tmp_path / readers.UNION, images=x, labels=np.array([1, 2, 3, 26, 5], np.uint8), source_bits=bits)
     train, test = datasets.get("emnist-letters").load(tmp_path, download=False)
@@ -236,9 +236,9 @@ def test_cinic10_is_decoded_once(tmp_path, small, monkeypatch):
     assert test.x[7].unique().tolist() == [70]
 
     decoded = []
-    real = trees.decode_list
+    real = image_folders.decode_list
     monkeypatch.setattr(
-        trees, "decode_list", lambda root, listed, *rest: decoded.append(1) or real(root, listed, *rest)
+        image_folders, "decode_list", lambda root, listed, *rest: decoded.append(1) or real(root, listed, *rest)
     )
     again, _ = datasets.get("cinic10").load(tmp_path, download=False)
     assert decoded == []  # from the kept array

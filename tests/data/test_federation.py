@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from fedhead.data import local_split
+from fedhead.core.errors import BadInput
+from fedhead.data import client_test
 from fedhead.data.augment import Transform
 from fedhead.data.federation import Federation, Samples
-from fedhead.errors import BadInput
 
 
 def arrays(n=60, classes=3, seed=0):
@@ -100,9 +100,9 @@ NAN = np.array([[0.0, 1.0], [np.nan, 0.0]])
         (np.zeros((2, 2), complex), [0, 1], {}, "array of numbers"),
         (np.zeros((2, 2)), [0, 1], {"test": (np.zeros((1, 3)), [0])}, "do not match"),
         (np.zeros((2, 2)), [0, 1], {"test": (np.zeros((1, 2)), [4]), "classes": 2}, "test data: label 4"),
-        (np.zeros((2, 2)), [0, 1], {"local_test": "matched"}, "there is none"),
-        (np.zeros((2, 2)), [0, 1], {"local_test": 1.5}, "between 0 and 1"),
-        (np.zeros((2, 2)), [0, 1], {"local_test": "half"}, "can't be read"),
+        (np.zeros((2, 2)), [0, 1], {"client_test": "matched"}, "there is none"),
+        (np.zeros((2, 2)), [0, 1], {"client_test": 1.5}, "between 0 and 1"),
+        (np.zeros((2, 2)), [0, 1], {"client_test": "half"}, "can't be read"),
         (np.zeros((2, 2)), [0, 1], {"transform": Transform.named("flip")}, "is for images"),
     ],
 )
@@ -130,16 +130,16 @@ def test_sites_keep_their_own_samples():
 @pytest.mark.parametrize(
     "rule",
     [
-        local_split.Fraction(0.3),
-        local_split.Fraction(0.25, stratified=True),
-        local_split.Matched(),
-        local_split.Matched(500),
+        client_test.Fraction(0.3),
+        client_test.Fraction(0.25, stratified=True),
+        client_test.Matched(),
+        client_test.Matched(500),
     ],
     ids=str,
 )
 def test_local_tests_are_written_as_they_are_read(rule):
-    assert local_split.parse(str(rule)) == rule
-    assert local_split.parse(rule) is rule
+    assert client_test.parse(str(rule)) == rule
+    assert client_test.parse(rule) is rule
 
 
 @pytest.mark.parametrize(
@@ -159,14 +159,14 @@ def test_local_tests_are_written_as_they_are_read(rule):
 )
 def test_wrong_local_tests_are_refused(text, says):
     with pytest.raises(BadInput, match=says):
-        local_split.parse(text)
+        client_test.parse(text)
 
 
 @given(st.integers(0, 60), st.floats(0.01, 0.99), st.booleans(), st.integers(0, 9))
 def test_a_fraction_splits_a_client_in_two(n, share, stratified, client):
     y = np.random.RandomState(0).randint(0, 4, 100)
     rows = np.sort(np.random.RandomState(1).permutation(100)[:n])
-    rule = local_split.Fraction(share, stratified)
+    rule = client_test.Fraction(share, stratified)
     train, test = rule.split(rows, y, 0, client)
     assert np.array_equal(np.sort(np.concatenate([train, test])), rows)
     assert len(test) == min(int(share * n), max(n - 1, 0))
@@ -180,38 +180,38 @@ def test_a_fraction_splits_a_client_in_two(n, share, stratified, client):
 def test_seeds_and_clients_draw_local_tests_of_their_own():
     y, rows, counts = np.arange(90) % 3, np.arange(90), np.full(3, 30)
     for draw in (
-        lambda seed, client: local_split.Fraction(0.3).split(rows, y, seed, client)[1],
-        lambda seed, client: local_split.Fraction(0.3, stratified=True).split(rows, y, seed, client)[1],
-        lambda seed, client: local_split.Matched(30).draw(counts, 90, y, seed, client),
+        lambda seed, client: client_test.Fraction(0.3).split(rows, y, seed, client)[1],
+        lambda seed, client: client_test.Fraction(0.3, stratified=True).split(rows, y, seed, client)[1],
+        lambda seed, client: client_test.Matched(30).draw(counts, 90, y, seed, client),
     ):
         assert len({tuple(draw(seed, client)) for seed in range(3) for client in range(3)}) == 9
 
 
 def test_fedetf_local_test_sets_are_taken_from_training():
     x, y = arrays(100)
-    fed = Federation.from_arrays(x, y, clients=4, local_test=0.3)
-    assert fed.local_from == "train"
-    assert [len(r) for r in fed.local] == [7] * 4  # int(0.3 · 25)
+    fed = Federation.from_arrays(x, y, clients=4, client_test=0.3)
+    assert fed.client_test_from == "train"
+    assert [len(r) for r in fed.client_test] == [7] * 4  # int(0.3 · 25)
     assert fed.sizes == (18,) * 4
-    together = np.sort(np.concatenate([*fed.rows, *fed.local]))
+    together = np.sort(np.concatenate([*fed.rows, *fed.client_test]))
     assert np.array_equal(together, np.arange(100))
 
 
 def test_matched_local_test_sets_follow_the_clients_classes():
     x, y = arrays(600)
     xt, yt = arrays(300, seed=1)
-    fed = Federation.from_arrays(x, y, "dirichlet(0.3)", 5, (xt, yt), seed=2, local_test="matched(50)")
-    assert fed.local_from == "test"
+    fed = Federation.from_arrays(x, y, "dirichlet(0.3)", 5, (xt, yt), seed=2, client_test="matched(50)")
+    assert fed.client_test_from == "test"
     assert fed.sizes == Federation.from_arrays(x, y, "dirichlet(0.3)", 5, seed=2).sizes
-    for rows, counts in zip(fed.local, fed.counts(), strict=True):
+    for rows, counts in zip(fed.client_test, fed.counts(), strict=True):
         assert len(set(rows.tolist())) == len(rows) == 50
         assert np.abs(np.bincount(yt[rows], minlength=3) / 50 - counts / counts.sum()).max() <= 1 / 50
-    default = fed.with_local_test("matched")
-    assert sum(map(len, default.local)) == pytest.approx(300, abs=5)
+    default = fed.with_client_test("matched")
+    assert sum(map(len, default.client_test)) == pytest.approx(300, abs=5)
 
 
 def test_matched_for_clients_without_samples_and_classes_without_tests():
-    rule = local_split.Matched()
+    rule = client_test.Matched()
     assert len(rule.draw(np.zeros(3, np.int64), 10, np.array([0, 1, 2]), 0, 0)) == 0
     assert rule.draw(np.array([0, 0, 5]), 10, np.array([0, 1, 1]), 0, 0).tolist() == []
     assert rule.draw(np.array([1, 0, 0]), 1000, np.array([0, 1, 2]), 0, 0).tolist() == [0]  # one sample at least
@@ -220,27 +220,27 @@ def test_matched_for_clients_without_samples_and_classes_without_tests():
 # -- subsets and files ----------------------------------------------------------------------------
 def test_subset_keeps_clients_and_classes():
     x, y = arrays(120)
-    fed = Federation.from_arrays(x, y, clients=4, local_test=0.25)
+    fed = Federation.from_arrays(x, y, clients=4, client_test=0.25)
     small = fed.subset(30)
     assert np.bincount(small.train.y).tolist() == [10, 10, 10]
-    assert sum(small.sizes) + sum(map(len, small.local)) == 30
+    assert sum(small.sizes) + sum(map(len, small.client_test)) == 30
     for k in range(4):
         own = {fed.train.x[r].numpy().tobytes() for r in fed.rows[k]}
         assert all(small.train.x[r].numpy().tobytes() in own for r in small.rows[k])
 
 
-@pytest.mark.parametrize("local_test", [None, 0.3, "matched"])
-def test_a_partition_survives_the_disk(tmp_path, local_test):
+@pytest.mark.parametrize("client_test", [None, 0.3, "matched"])
+def test_a_partition_survives_the_disk(tmp_path, client_test):
     x, y = arrays()
-    fed = Federation.from_arrays(x, y, "dirichlet(0.05)", 6, (x, y), seed=4, local_test=local_test)
+    fed = Federation.from_arrays(x, y, "dirichlet(0.05)", 6, (x, y), seed=4, client_test=client_test)
     fed.save_partition(tmp_path / "partition.npz")
     other = Federation.from_arrays(x, y, "iid", 3, (x, y)).load_partition(tmp_path / "partition.npz")
     assert other.partition == "dirichlet(0.05)"
     assert all(np.array_equal(a, b) for a, b in zip(fed.rows, other.rows, strict=True))
-    assert (other.local is None) == (local_test is None)
-    if local_test is not None:
-        assert other.local_from == fed.local_from
-        assert all(np.array_equal(a, b) for a, b in zip(fed.local, other.local, strict=True))
+    assert (other.client_test is None) == (client_test is None)
+    if client_test is not None:
+        assert other.client_test_from == fed.client_test_from
+        assert all(np.array_equal(a, b) for a, b in zip(fed.client_test, other.client_test, strict=True))
     assert [p.name for p in tmp_path.iterdir()] == ["partition.npz"]
 
 

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedhead.core.errors import BadInput
 from fedhead.data import partition
-from fedhead.data.draws import apportion, log_gamma, softmax, stratified
-from fedhead.errors import BadInput
+from fedhead.data.allocation import apportion, log_gamma, softmax, stratified
 
 ALPHAS = st.sampled_from([1e-300, 1e-12, 1e-3, 0.05, 0.5, 5.0, 1e6])
 

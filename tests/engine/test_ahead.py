@@ -5,22 +5,22 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedhead import plan
-from fedhead.engine.ahead import Ahead
+from fedhead.core import batching
+from fedhead.engine.prefetch import Prefetcher
 
 
 def test_schedules_drawn_ahead_are_the_same_and_drawn_once(monkeypatch: pytest.MonkeyPatch) -> None:
     forms = [(50, 8, 3, False, key) for key in (1, 2, 3)]
-    expected = [plan.schedule(*form) for form in forms]
+    expected = [batching.draw_batches(*form) for form in forms]
     drawn: list[int] = []
-    plainly = plan.schedule
+    plainly = batching.draw_batches
 
-    def counting(*form: int) -> plan.Schedule:
+    def counting(*form: int) -> batching.BatchSchedule:
         drawn.append(form[-1])
         return plainly(*form)  # type: ignore[arg-type]  # a flag is an int too
 
-    monkeypatch.setattr(plan, "schedule", counting)
-    ahead = Ahead()
+    monkeypatch.setattr(batching, "draw_batches", counting)
+    ahead = Prefetcher()
     ahead.begin(forms[:2])
     for form, schedule in zip(forms, expected, strict=True):
         found = ahead.schedule(form)

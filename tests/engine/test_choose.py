@@ -8,25 +8,26 @@ import pytest
 import torch
 from small import federation, network
 
-from fedhead.engine import choose
-from fedhead.engine.job import Executor, Job
-from fedhead.engine.loop import Loop
+from fedhead.algorithm.phase import Reply
+from fedhead.algorithm.task import LocalTraining
+from fedhead.core.errors import BadInput
 from fedhead.engine.simulation import Simulation
-from fedhead.engine.stack import Stack
-from fedhead.errors import BadInput
+from fedhead.executors import select
+from fedhead.executors.job import Executor, Job
+from fedhead.executors.loop import Loop
+from fedhead.executors.stack import Stack
 from fedhead.methods import METHODS
-from fedhead.types import Local, Reply
 
 
 def simulation(rounds: int = 1, participation: float = 1.0) -> Simulation:
-    local = Local(epochs=3, batch_size=4)
+    local = LocalTraining(epochs=3, batch_size=4)
     return Simulation(
         federation(), [network("group")], METHODS["fedavg"](), rounds=rounds, local=local, participation=participation
     )
 
 
 def test_auto_times_the_executors_and_takes_one() -> None:
-    assert choose.executor("auto", simulation()).name in ("loop", "stack")
+    assert select.executor("auto", simulation()).name in ("loop", "stack")
 
 
 @pytest.mark.parametrize(
@@ -38,8 +39,8 @@ def test_auto_times_the_executors_and_takes_one() -> None:
     ],
 )
 def test_auto_takes_the_fastest(monkeypatch: pytest.MonkeyPatch, seconds: dict[str, float], taken: str) -> None:
-    monkeypatch.setattr(choose, "seconds_a_client", lambda worker, jobs: seconds[worker.name])
-    assert choose.executor("auto", simulation()).name == taken
+    monkeypatch.setattr(select, "seconds_a_client", lambda worker, jobs: seconds[worker.name])
+    assert select.executor("auto", simulation()).name == taken
 
 
 class Watched(Executor):
@@ -71,7 +72,7 @@ def test_a_few_steps_of_the_largest_clients_are_timed_a_client(
     made = simulation()
     jobs = made.jobs(made.method, made.server, made.memory, made.cohort(1), 1)
     worker = Watched(name, clock, [9.0, 0.5, 0.4, 7.0])  # the first run only warms up, and 0.9 seconds are enough
-    assert choose.seconds_a_client(worker, jobs) == pytest.approx(0.4 / len(clients))
+    assert select.seconds_a_client(worker, jobs) == pytest.approx(0.4 / len(clients))
     assert len(worker.jobs) == 3
     assert worker.jobs[0].clients == clients
     assert [len(s) for s in worker.jobs[0].schedules[0]] == [3]
@@ -80,8 +81,8 @@ def test_a_few_steps_of_the_largest_clients_are_timed_a_client(
 def test_short_timings_are_repeated(clock: list[float]) -> None:
     made = simulation()
     worker = Watched("stack", clock, [0.01])
-    choose.seconds_a_client(worker, made.jobs(made.method, made.server, made.memory, made.cohort(1), 1))
-    assert len(worker.jobs) >= choose.TIMED_FOR / 0.01
+    select.seconds_a_client(worker, made.jobs(made.method, made.server, made.memory, made.cohort(1), 1))
+    assert len(worker.jobs) >= select.TIMED_FOR / 0.01
 
 
 def test_an_executor_that_can_not_take_the_model_is_out_and_a_loop_that_can_not_fails(
@@ -89,30 +90,30 @@ def test_an_executor_that_can_not_take_the_model_is_out_and_a_loop_that_can_not_
 ) -> None:
     made = simulation()
     jobs = made.jobs(made.method, made.server, made.memory, made.cohort(1), 1)
-    assert choose.seconds_a_client(Watched("stack", clock, [1.0], fails=True), jobs) == float("inf")
+    assert select.seconds_a_client(Watched("stack", clock, [1.0], fails=True), jobs) == float("inf")
     assert "the stack executor can't take this model" in capsys.readouterr().err
     with pytest.raises(NotImplementedError, match="no rule"):
-        choose.seconds_a_client(Watched("loop", clock, [1.0], fails=True), jobs)
+        select.seconds_a_client(Watched("loop", clock, [1.0], fails=True), jobs)
 
 
 def test_one_client_needs_no_stack(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choose, "seconds_a_client", lambda worker, jobs: float(worker.name == "loop"))
-    assert isinstance(choose.executor("auto", simulation(participation=0.1)), Loop)
+    monkeypatch.setattr(select, "seconds_a_client", lambda worker, jobs: float(worker.name == "loop"))
+    assert isinstance(select.executor("auto", simulation(participation=0.1)), Loop)
 
 
 def test_an_executor_that_is_given_is_taken() -> None:
     given = Loop()
-    assert choose.executor(given, simulation()) is given
+    assert select.executor(given, simulation()) is given
 
 
 def test_the_steps_of_a_run_are_those_of_the_clients_that_take_part() -> None:
-    assert choose.client_steps(simulation(rounds=2, participation=0.5)) == 30
+    assert select.client_steps(simulation(rounds=2, participation=0.5)) == 30
 
 
 def test_only_long_runs_are_compiled() -> None:
     # 9, 5, 0, 14 and 3 samples are 3 + 2 + 0 + 4 + 1 batches of 4, three epochs of them a round
-    assert choose.client_steps(simulation(rounds=2)) == 60
-    short, long = choose.named("stack", simulation()), choose.named("stack", simulation(rounds=10_000))
+    assert select.client_steps(simulation(rounds=2)) == 60
+    short, long = select.by_name("stack", simulation()), select.by_name("stack", simulation(rounds=10_000))
     assert isinstance(short, Stack)
     assert isinstance(long, Stack)
     assert not short.graphs.compile
@@ -122,15 +123,15 @@ def test_only_long_runs_are_compiled() -> None:
 @pytest.mark.parametrize(("name", "words"), [("stak", "did you mean 'stack'"), ("lanes", "need a GPU")])
 def test_what_cannot_be_had_is_refused(name: str, words: str) -> None:
     with pytest.raises(BadInput, match=words):
-        choose.executor(name, simulation())
+        select.executor(name, simulation())
 
 
 def test_devices_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert choose.device("auto").type == choose.device("cpu").type == "cpu"
+    assert select.device("auto").type == select.device("cpu").type == "cpu"
     with pytest.raises(BadInput, match="no GPU is visible"):
-        choose.device("cuda")
+        select.device("cuda")
     with pytest.raises(BadInput, match="did you mean 'cuda'"):
-        choose.device("cuda0")
+        select.device("cuda0")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert choose.device("auto").type == choose.device("cuda").type == "cuda"
+    assert select.device("auto").type == select.device("cuda").type == "cuda"

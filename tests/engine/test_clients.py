@@ -9,22 +9,23 @@ import pytest
 import torch
 from small import SIZES, federation, network
 
+from fedhead.algorithm.phase import Phase, Reply
+from fedhead.algorithm.task import LocalTraining, Task
+from fedhead.core.errors import BadInput
+from fedhead.core.optimizers import SGD
+from fedhead.core.tree import Tree
 from fedhead.engine import server as servers
-from fedhead.engine.gate import Refused
-from fedhead.engine.job import Job
-from fedhead.engine.loop import Loop
+from fedhead.engine.reply_check import Refused
 from fedhead.engine.simulation import Simulation
-from fedhead.errors import BadInput
+from fedhead.executors.job import Job
+from fedhead.executors.loop import Loop
 from fedhead.methods import METHODS
-from fedhead.optim import SGD
-from fedhead.tree import Tree
-from fedhead.types import Local, Phase, Reply, Task
 
 HOLDERS = [0, 1, 3, 4]  # client 2 has no samples
 
 
 def simulate(method: str = "fedavg", **local: object) -> Simulation:
-    settings = Local(epochs=2, batch_size=4, optimizer=SGD(0.5), **local)  # type: ignore[arg-type]  # any of its fields
+    settings = LocalTraining(epochs=2, batch_size=4, optimizer=SGD(0.5), **local)  # type: ignore[arg-type]  # any of its fields
     return Simulation(federation(), [network("group")], METHODS[method](), rounds=3, local=settings)
 
 
@@ -44,8 +45,8 @@ def test_clients_without_samples_neither_train_nor_are_tested() -> None:
 def test_what_is_trained_on_leaves_local_test_samples_out() -> None:
     fed = federation()
     kept = [rows[1:] for rows in fed.rows]
-    held_out = replace(fed, rows=kept, local=[rows[:1] for rows in fed.rows], local_from="train", test=None)
-    local = Local(epochs=1, batch_size=4)
+    held_out = replace(fed, rows=kept, client_test=[rows[:1] for rows in fed.rows], client_test_from="train", test=None)
+    local = LocalTraining(epochs=1, batch_size=4)
     made = Simulation(held_out, [network("group")], METHODS["fedavg"](), rounds=1, local=local)
     pool = made.task.pool
     assert pool is not None
@@ -69,7 +70,7 @@ def test_a_phase_on_public_samples_needs_some() -> None:
         def phases(self, task: Task) -> list[Phase]:
             return [replace(phase, data="public") for phase in super().phases(task)]
 
-    fed, local = replace(federation(), public=None), Local(epochs=1, batch_size=4)
+    fed, local = replace(federation(), public=None), LocalTraining(epochs=1, batch_size=4)
     made = Simulation(fed, [network("group")], Public(), rounds=1, local=local)
     with pytest.raises(BadInput, match="needs public data"):
         made.round(1, Loop())
@@ -91,12 +92,12 @@ def test_only_optimizers_that_persist_are_part_of_a_clients_state() -> None:
 def test_what_is_posted_is_counted_for_every_client() -> None:
     made = simulate("ktpfl")  # whose clients are sent something of their own from the second round on
     made.round(1, Loop())
-    post = servers.post(made.method, made.server, HOLDERS, made.task_of)
-    each = [post.own[k].nbytes for k in HOLDERS]
+    downlink = servers.make_downlink(made.method, made.server, HOLDERS, made.task_of)
+    each = [downlink.per_client[k].nbytes for k in HOLDERS]
     assert min(each) > 0
-    assert post.nbytes() == 4 * post.down.nbytes + sum(each)
+    assert downlink.nbytes() == 4 * downlink.broadcast.nbytes + sum(each)
     plain = simulate()
-    model = servers.post(plain.method, plain.server, HOLDERS, plain.task_of)
+    model = servers.make_downlink(plain.method, plain.server, HOLDERS, plain.task_of)
     assert model.nbytes() == 4 * plain.server["model"].nbytes > 0
 
 

@@ -11,32 +11,32 @@ import torch
 from small import federation, network
 from torch import Tensor
 
-from fedhead.engine import graphs
-from fedhead.engine.compiled import compiled, rehearsed, trace
-from fedhead.engine.graphs import Graphs, Rig, Steps, blind
-from fedhead.engine.job import Job
-from fedhead.engine.local import local_round
+from fedhead.algorithm.task import LocalTraining
+from fedhead.core.optimizers import SGD
 from fedhead.engine.simulation import Simulation
-from fedhead.engine.stack import Stack, VmapLift
-from fedhead.engine.steps import Carry, Stretch, train_eagerly
+from fedhead.executors import graphs
+from fedhead.executors.client_round import local_round
+from fedhead.executors.compile import compiled, trace, warmed_up
+from fedhead.executors.graphs import GraphRunner, Graphs, Steps, blind
+from fedhead.executors.job import Job
+from fedhead.executors.stack import Stack, VmapVectorizer
+from fedhead.executors.steps import Carry, PhaseRun, train_eagerly
 from fedhead.methods import METHODS
-from fedhead.optim import SGD
-from fedhead.types import Local
 
 
 class Replayed(Graphs):
-    """The rigs without a GPU: each bucket's step is traced once and called again and again."""
+    """The runners without a GPU: each bucket's step is traced once and called again and again."""
 
-    def __call__(self, stretch: Stretch) -> Carry:
-        stretch = blind(stretch)
-        rig = Rig(self, stretch)
-        rig.graphs = {size: _Traced(rig, size) for size in rig.sizes}  # type: ignore[misc]  # replay() is all it needs
-        return rig.train(stretch)
+    def __call__(self, phase_run: PhaseRun) -> Carry:
+        phase_run = blind(phase_run)
+        runner = GraphRunner(self, phase_run)
+        runner.graphs = {size: _Traced(runner, size) for size in runner.sizes}  # type: ignore[misc]  # replay() is all it needs
+        return runner.train(phase_run)
 
 
 class _Traced:
-    def __init__(self, rig: Rig, size: int):
-        function, self.arguments = rig._flat(size)
+    def __init__(self, runner: GraphRunner, size: int):
+        function, self.arguments = runner._flat(size)
         self.graph = trace(function, self.arguments)
 
     def replay(self, count: int) -> None:
@@ -46,7 +46,7 @@ class _Traced:
 
 def prepared(name: str, norm: str) -> Job:
     """The second round of a few clients, longest first."""
-    local = Local(epochs=2, batch_size=4, optimizer=SGD(lr=0.05, momentum=0.9, weight_decay=1e-3))
+    local = LocalTraining(epochs=2, batch_size=4, optimizer=SGD(lr=0.05, momentum=0.9, weight_decay=1e-3))
     simulation = Simulation(
         federation(), [network(norm, METHODS[name].head)], METHODS[name](), rounds=2, local=local, dtype=torch.float64
     )
@@ -60,7 +60,7 @@ def prepared(name: str, norm: str) -> Job:
 def test_replayed_steps_equal_plain_ones(name: str, norm: str) -> None:
     job = prepared(name, norm)
     plain, replayed = [
-        local_round(job.program, job.sights(), job.stacked_tables(), VmapLift(), train)
+        local_round(job.program, job.stacked_inputs(), job.stacked_tables(), VmapVectorizer(), train)
         for train in (train_eagerly, Replayed())
     ]
     for mine, theirs in zip(replayed, plain, strict=True):
@@ -97,7 +97,7 @@ def test_a_rehearsal_runs_the_step_once_and_keeps_its_troubles_to_itself() -> No
         seen.append(t.add_(1))
         raise RuntimeError("this comes again when the step is called in earnest")
 
-    with rehearsed(step, [torch.zeros(2)]):
+    with warmed_up(step, [torch.zeros(2)]):
         pass
     assert seen[0].tolist() == [1, 1]
     assert len(seen) == 1

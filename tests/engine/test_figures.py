@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedhead.engine import evaluate
-from fedhead.engine.figures import Figures, Row
+from fedhead.engine import evaluation
+from fedhead.engine.metrics import Row, RunMetrics
 
 
-class Written(Figures):
+class Written(RunMetrics):
     """A run that was never run."""
 
     executor = "loop"
@@ -61,8 +61,8 @@ def test_bytes_and_seconds_are_of_rounds_and_stages_but_a_clients_bytes_of_round
 
 def test_what_was_not_tested_has_no_accuracy() -> None:
     right, y = torch.tensor([True, False, True, True]), torch.tensor([0, 0, 2, 2])
-    assert evaluate.per_class(right, y, 4) == [50.0, None, 100.0, None]
-    assert evaluate.accuracy(right) == 75.0
-    assert evaluate.accuracy(right[:0]) is None
-    assert evaluate.mean([40.0, None, 60.0]) == 50.0
-    assert evaluate.mean([None]) is None
+    assert evaluation.per_class(right, y, 4) == [50.0, None, 100.0, None]
+    assert evaluation.accuracy(right) == 75.0
+    assert evaluation.accuracy(right[:0]) is None
+    assert evaluation.mean([40.0, None, 60.0]) == 50.0
+    assert evaluation.mean([None]) is None

@@ -12,35 +12,38 @@ from mixed import pair
 from small import CLASSES, federation, network
 from torch import Tensor, nn
 
-from fedhead import notice, plan
-from fedhead.engine import evaluate, forward
+from fedhead.algorithm.phase import Reply
+from fedhead.algorithm.task import LocalTraining
+from fedhead.core import batching, log
+from fedhead.core.batch import Batch
+from fedhead.core.errors import BadInput
+from fedhead.core.optimizers import SGD
+from fedhead.engine import evaluation
 from fedhead.engine import server as servers
-from fedhead.engine.forward import Passes, Room
-from fedhead.engine.job import Job, Rows
-from fedhead.engine.loop import Loop
 from fedhead.engine.rounds import run, run_stage
 from fedhead.engine.simulation import Simulation
-from fedhead.engine.stack import Stack
-from fedhead.errors import BadInput
+from fedhead.executors import forward
+from fedhead.executors.forward import ForwardExecutor, MemoryBudget
+from fedhead.executors.job import Job, Rows
+from fedhead.executors.loop import Loop
+from fedhead.executors.stack import Stack
 from fedhead.methods import METHODS
-from fedhead.models.split import Split
+from fedhead.models.split_model import SplitModel
 from fedhead.models.wrap import split
-from fedhead.optim import SGD
 from fedhead.stages import STAGES
 from fedhead.stages.ccvr import CCVR
 from fedhead.stages.finetune import FineTune, FineTuneETF
-from fedhead.types import Batch, Local, Reply
 
-LOCAL = Local(epochs=2, batch_size=4, optimizer=SGD(lr=0.05, momentum=0.9))
+LOCAL = LocalTraining(epochs=2, batch_size=4, optimizer=SGD(lr=0.05, momentum=0.9))
 LOCAL_TESTS = (7, 0, 3, 4, 1)  # samples a client; client 1 has none, client 2 has no training samples
 
 
-def simulate(name: str, models: list[Split], rounds: int = 1) -> Simulation:
+def simulate(name: str, models: list[SplitModel], rounds: int = 1) -> Simulation:
     """A trained federation whose clients have test sets of different sizes."""
     fed = federation()
     ends = np.cumsum(LOCAL_TESTS)
     local = [np.arange(end - n, end) for n, end in zip(LOCAL_TESTS, ends, strict=True)]
-    fed = dataclasses.replace(fed, local=local)
+    fed = dataclasses.replace(fed, client_test=local)
     made = Simulation(fed, models, METHODS[name](), rounds=rounds, local=LOCAL, participation=0.6, dtype=torch.float64)
     for number in range(1, rounds + 1):
         made.round(number, Loop())
@@ -49,11 +52,11 @@ def simulate(name: str, models: list[Split], rounds: int = 1) -> Simulation:
 
 def work(simulation: Simulation) -> list[tuple[Job, list[Rows]]]:
     """The clients that have something to be tested on, a job an architecture, and their rows."""
-    local = simulation.federation.local
+    local = simulation.federation.client_test
     assert local is not None
     clients = [k for k in simulation.holders if len(local[k])]
-    post = servers.post(simulation.method, simulation.server, clients, simulation.task_of)
-    jobs = simulation.work(simulation.method, post, simulation.memory, 2, trains=False)
+    downlink = servers.make_downlink(simulation.method, simulation.server, clients, simulation.task_of)
+    jobs = simulation.work(simulation.method, downlink, simulation.memory, 2, trains=False)
     return [(job, [local[k] for k in job.clients]) for job in jobs]
 
 
@@ -64,9 +67,11 @@ def scores(found: Tensor, batch: Batch) -> Tensor:
 def plain(job: Job, place: int, simulation: Simulation, rows: Rows) -> Tensor:
     """The scores of one client's own model, without any of the machinery."""
     assert simulation.test is not None
-    exchange, me = job.program.exchange, job.program.me(job.sight(place))
+    algorithm, client = job.program.algorithm, job.program.client(job.inputs(place))
     with torch.no_grad():
-        return exchange.predict(exchange.personal_model(me), simulation.test.view(torch.from_numpy(rows), None), me)
+        return algorithm.predict(
+            algorithm.personal_model(client), simulation.test.view(torch.from_numpy(rows), None), client
+        )
 
 
 @pytest.mark.parametrize("norm", ["batch", "group"])
@@ -75,10 +80,10 @@ def test_every_methods_personal_models_stacked(name: str, norm: str) -> None:
     simulation = simulate(name, [network(norm, METHODS[name].head)])
     assert simulation.test is not None
     ((job, rows),) = work(simulation)
-    for room in (Room(), Room(samples=3), Room(clients=2), None):
-        found = forward.personal(job, simulation.test, rows, room, scores)
-        right = forward.personal(job, simulation.test, rows, room)
-        assert room is None or not room.apart
+    for budget in (MemoryBudget(), MemoryBudget(samples=3), MemoryBudget(clients=2), None):
+        found = forward.personal(job, simulation.test, rows, budget, scores)
+        right = forward.personal(job, simulation.test, rows, budget)
+        assert budget is None or not budget.apart
         for place, (mine, hits) in enumerate(zip(found, right, strict=True)):
             expected = plain(job, place, simulation, rows[place])
             torch.testing.assert_close(mine, expected, atol=1e-10, rtol=1e-10)
@@ -102,7 +107,7 @@ def test_architectures_are_stacked_each_on_its_own(name: str) -> None:
     assert [job.clients for job, _ in jobs] == [[0, 4], [3]]
     for job, rows in jobs:
         for mine, expected in zip(
-            forward.personal(job, simulation.test, rows, Room(), scores),
+            forward.personal(job, simulation.test, rows, MemoryBudget(), scores),
             (plain(job, place, simulation, own) for place, own in enumerate(rows)),
             strict=True,
         ):
@@ -133,7 +138,7 @@ class Stubborn(nn.Module):
 
 @pytest.fixture
 def unsaid(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(notice, "_said", set())
+    monkeypatch.setattr(log, "_said", set())
 
 
 @pytest.mark.usefixtures("unsaid")
@@ -146,27 +151,27 @@ def test_a_model_that_cannot_be_stacked_is_tested_client_by_client_and_that_is_s
     said = capsys.readouterr().err
     assert said.startswith("notice: testing the clients: this model can't be stacked, going on client by client (")
     assert said.count("\n") == 1
-    assert simulation.rooms[0].apart  # and is not tried again
+    assert simulation.budgets[0].apart  # and is not tried again
 
 
 class Full:
     """Stands for a device that holds only so many clients."""
 
-    def __init__(self, room: int):
-        self.room = room
+    def __init__(self, budget: int):
+        self.budget = budget
         self.tried: list[int] = []
 
     def __call__(self, places: list[int]) -> list[int]:
         self.tried.append(len(places))
-        if len(places) > self.room:
+        if len(places) > self.budget:
             raise torch.OutOfMemoryError("full")
         return [10 * k for k in places]
 
 
 @pytest.mark.usefixtures("unsaid")
 def test_out_of_memory_halves_the_stacks_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    device, room = Full(2), Room()
-    found = forward.in_stacks([3, 9, 5, 1, 7], device, lambda k: -1, room, "testing")
+    device, budget = Full(2), MemoryBudget()
+    found = forward.in_stacks([3, 9, 5, 1, 7], device, lambda k: -1, budget, "testing")
     assert found == [0, 10, 20, 30, 40]
     assert device.tried == [5, 2, 2, 1]
     assert "testing: out of memory with 5 clients at once, going on with 2" in capsys.readouterr().err
@@ -174,7 +179,7 @@ def test_out_of_memory_halves_the_stacks_and_says_so(capsys: pytest.CaptureFixtu
 
 @pytest.mark.usefixtures("unsaid")
 def test_where_no_stack_fits_clients_go_one_by_one(capsys: pytest.CaptureFixture[str]) -> None:
-    found = forward.in_stacks([1, 1], Full(0), lambda k: -k, Room(samples=128), "testing")
+    found = forward.in_stacks([1, 1], Full(0), lambda k: -k, MemoryBudget(samples=128), "testing")
     assert found == [0, -1]
     assert "going on client by client" in capsys.readouterr().err
 
@@ -184,7 +189,7 @@ def test_bad_input_is_no_matter_of_stacks() -> None:
         raise BadInput("no")
 
     with pytest.raises(BadInput, match="no"):
-        forward.in_stacks([1, 1], refuse, lambda k: 0, Room(), "testing")
+        forward.in_stacks([1, 1], refuse, lambda k: 0, MemoryBudget(), "testing")
 
 
 @pytest.mark.parametrize("samples", [1, 2, 7, 100])
@@ -209,7 +214,7 @@ def test_clients_of_very_different_sizes_stand_in_different_stacks() -> None:
         stacks.append(places)
         return places
 
-    forward.in_stacks([100, 3, 60, 49, 2], note, lambda k: 0, Room(), "statistics", alike=0.5)
+    forward.in_stacks([100, 3, 60, 49, 2], note, lambda k: 0, MemoryBudget(), "statistics", alike=0.5)
     assert stacks == [[0, 2], [3], [1, 4]]
 
 
@@ -217,7 +222,7 @@ def test_clients_of_very_different_sizes_stand_in_different_stacks() -> None:
 @pytest.mark.parametrize("covariance", ["full", "diagonal", "low-rank"])
 @pytest.mark.parametrize("models", [lambda: [network("batch")], pair], ids=["one", "mixed"])
 def test_statistics_in_stacks_are_those_of_one_client_after_another(
-    covariance: str, models: Callable[[], list[Split]]
+    covariance: str, models: Callable[[], list[SplitModel]]
 ) -> None:
     simulation = simulate("fedclassavg", models())
     stage = CCVR(covariance=covariance, rank=8).after(simulation.method)  # type: ignore[arg-type]  # a literal above
@@ -228,7 +233,7 @@ def test_statistics_in_stacks_are_those_of_one_client_after_another(
         return sent["factor"].mT @ sent["factor"] if covariance == "low-rank" else sent["outer"]
 
     for job in jobs:
-        for stacked, alone in zip(Passes(Room(samples=12)).run(job), Loop().run(job), strict=True):
+        for stacked, alone in zip(ForwardExecutor(MemoryBudget(samples=12)).run(job), Loop().run(job), strict=True):
             for name in ("count", "sum"):
                 torch.testing.assert_close(stacked.send["statistics"][name], alone.send["statistics"][name])
             torch.testing.assert_close(whole(stacked), whole(alone), atol=1e-10, rtol=1e-10)
@@ -240,7 +245,7 @@ def test_statistics_of_a_model_that_cannot_be_stacked(capsys: pytest.CaptureFixt
     simulation = simulate("fedavg", [split(Stubborn(), classifier="fc")])
     stage = CCVR().after(simulation.method)
     (job,) = simulation.jobs(stage, simulation.server, simulation.memory, simulation.holders, 2)
-    for found, expected in zip(Passes().run(job), Loop().run(job), strict=True):
+    for found, expected in zip(ForwardExecutor().run(job), Loop().run(job), strict=True):
         torch.testing.assert_close(found.send["statistics"]["outer"], expected.send["statistics"]["outer"])
     assert "stage ccvr: this model can't be stacked" in capsys.readouterr().err
 
@@ -267,9 +272,11 @@ def test_testing_draws_no_batches_but_knows_how_many_there_would_be() -> None:
     for drop_last in (False, True):
         for n in (0, 3, 4, 9):
             for epochs in (0, 1, 3):
-                assert len(plan.undrawn(n, 4, epochs, drop_last)) == len(plan.schedule(n, 4, epochs, drop_last, 0))
+                assert len(batching.undrawn_batches(n, 4, epochs, drop_last)) == len(
+                    batching.draw_batches(n, 4, epochs, drop_last, 0)
+                )
     simulation = simulate("fedavg", [network("batch")])
     ((job, _),) = work(simulation)
     drawn = simulation.jobs(simulation.method, simulation.server, simulation.memory, job.clients, 2)[0]
-    assert torch.equal(job.sights().steps, drawn.sights().steps)
-    assert evaluate.accuracy(torch.zeros(0)) is None
+    assert torch.equal(job.stacked_inputs().steps, drawn.stacked_inputs().steps)
+    assert evaluation.accuracy(torch.zeros(0)) is None

@@ -1,13 +1,13 @@
-"""The gate: what is not what was asked for, or not finite, never reaches the server."""
+"""The reply_check: what is not what was asked for, or not finite, never reaches the server."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from fedhead.engine.gate import Refused, check, schema
-from fedhead.errors import Diverged
-from fedhead.tree import Tree
+from fedhead.core.errors import Diverged
+from fedhead.core.tree import Tree
+from fedhead.engine.reply_check import Refused, check, schema
 
 ASKED = Tree(model=Tree(w=torch.zeros(2, 3), empty=torch.zeros(0)), count=torch.tensor([1, 2]))
 

@@ -11,17 +11,18 @@ import pytest
 import torch
 from small import CLASSES, network
 
+from fedhead.algorithm.phase import Reply
+from fedhead.algorithm.task import LocalTraining
+from fedhead.core.optimizers import SGD
 from fedhead.data.augment import Transform
 from fedhead.data.federation import Federation, Samples
-from fedhead.engine.job import Executor, Job
-from fedhead.engine.joined import together
 from fedhead.engine.simulation import Simulation
-from fedhead.engine.stack import Stack
+from fedhead.executors.job import Executor, Job
+from fedhead.executors.multi_run import together
+from fedhead.executors.stack import Stack
 from fedhead.methods import METHODS
-from fedhead.optim import SGD
-from fedhead.types import Local, Reply
 
-LOCAL = Local(epochs=1, batch_size=4, optimizer=SGD(lr=0.05, momentum=0.9))
+LOCAL = LocalTraining(epochs=1, batch_size=4, optimizer=SGD(lr=0.05, momentum=0.9))
 ROUNDS = 3
 
 
@@ -33,7 +34,7 @@ def simulation(
     labels: int = 0,
     normalize: str = "half",
     norm: str = "batch",
-    local: Local = LOCAL,
+    local: LocalTraining = LOCAL,
     public: Samples | None = None,
     eps: float = 1e-5,
     dtype: torch.dtype = torch.float64,

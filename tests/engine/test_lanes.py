@@ -10,16 +10,16 @@ import pytest
 import torch
 from small import federation, network
 
-from fedhead.engine import graphs
-from fedhead.engine.job import Executor
-from fedhead.engine.lanes import MANY, Lanes
-from fedhead.engine.loop import Loop
+from fedhead.algorithm.task import LocalTraining
+from fedhead.core.optimizers import SGD
 from fedhead.engine.simulation import Simulation
+from fedhead.executors import graphs
+from fedhead.executors.job import Executor
+from fedhead.executors.lanes import MANY, Lanes
+from fedhead.executors.loop import Loop
 from fedhead.methods import METHODS
-from fedhead.optim import SGD
-from fedhead.types import Local
 
-LOCAL = Local(epochs=3, batch_size=4, optimizer=SGD(lr=0.05, momentum=0.9, weight_decay=1e-3))
+LOCAL = LocalTraining(epochs=3, batch_size=4, optimizer=SGD(lr=0.05, momentum=0.9, weight_decay=1e-3))
 
 
 class Stream:

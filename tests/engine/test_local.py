@@ -6,14 +6,15 @@ import pytest
 import torch
 from small import federation, network
 
-from fedhead.engine.local import initial_optimizers, trained
-from fedhead.engine.loop import Loop
+from fedhead.algorithm.phase import Phase
+from fedhead.algorithm.task import LocalTraining
+from fedhead.core.optimizers import SGD
+from fedhead.core.tree import Weights
 from fedhead.engine.simulation import Simulation
+from fedhead.executors.client_round import initial_optimizers, trained
+from fedhead.executors.loop import Loop
 from fedhead.methods import METHODS
-from fedhead.optim import SGD
 from fedhead.stages import STAGES
-from fedhead.tree import Weights
-from fedhead.types import Local, Phase
 
 NAMES = ["extractor.weight", "extractor.mean", "classifier.weight", "classifier.bias"]
 MODEL = Weights({name: torch.zeros(1) for name in NAMES}, buffers=["extractor.mean"])
@@ -37,7 +38,7 @@ def test_a_phase_trains_what_lies_under_its_names(trains: tuple[str, ...], names
 
 
 def test_optimizers_survive_a_round_but_stages_start_afresh() -> None:
-    local = Local(epochs=1, batch_size=4, optimizer=SGD(0.1, 0.9), persistent=True)
+    local = LocalTraining(epochs=1, batch_size=4, optimizer=SGD(0.1, 0.9), persistent=True)
     made = Simulation(federation(), [network("batch")], METHODS["fedavg"](), rounds=1, local=local)
     assert made.program(made.method, 0).persistent
     assert not made.program(STAGES["finetune"](), 0).persistent
@@ -47,7 +48,7 @@ def test_optimizers_survive_a_round_but_stages_start_afresh() -> None:
 
 @pytest.mark.parametrize("name", sorted(METHODS))
 def test_a_clients_first_optimizers_have_the_form_of_those_it_keeps(name: str) -> None:
-    local = Local(epochs=1, batch_size=8, optimizer=SGD(0.01, 0.9), persistent=True)
+    local = LocalTraining(epochs=1, batch_size=8, optimizer=SGD(0.01, 0.9), persistent=True)
     model = network("batch", METHODS[name].head)
     made = Simulation(federation(), [model], METHODS[name](), rounds=1, local=local)
     before = made.initial_state(4)

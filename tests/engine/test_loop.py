@@ -8,12 +8,12 @@ import pytest
 import torch
 from small import federation, network
 
-from fedhead.engine.loop import Loop
+from fedhead.algorithm.task import LocalTraining
+from fedhead.core.errors import Diverged
+from fedhead.core.optimizers import SGD
 from fedhead.engine.simulation import Simulation
-from fedhead.errors import Diverged
+from fedhead.executors.loop import Loop
 from fedhead.methods import METHODS
-from fedhead.optim import SGD
-from fedhead.types import Local
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def threads() -> Iterator[None]:
 
 def simulate(count: int, lr: float = 0.05) -> Simulation:
     torch.set_num_threads(count)
-    local = Local(epochs=2, batch_size=4, optimizer=SGD(lr, momentum=0.9))
+    local = LocalTraining(epochs=2, batch_size=4, optimizer=SGD(lr, momentum=0.9))
     simulation = Simulation(federation(), [network("batch")], METHODS["moon"](), rounds=2, local=local)
     for number in (1, 2):
         simulation.round(number, Loop())

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.func import functional_call, vmap
 
-from fedhead.stacked.layers import StackedLayers
+from fedhead.executors.kernels.layers import StackedLayers
 
 
 @pytest.mark.parametrize("shape", [(3, 6, 4), (3, 6, 4, 5, 2)], ids=["vectors", "images"])

@@ -6,12 +6,12 @@ import pytest
 from mixed import perceptron
 from small import network
 
-from fedhead.engine.refuse import assignment, mixtures
-from fedhead.errors import BadInput
+from fedhead.algorithm.task import LocalTraining
+from fedhead.core.errors import BadInput
+from fedhead.engine.compatibility import assignment, check_models
 from fedhead.methods import METHODS
-from fedhead.types import Local
 
-LOCAL = Local(batch_size=4)
+LOCAL = LocalTraining(batch_size=4)
 
 
 def test_models_go_round_unless_they_are_assigned() -> None:
@@ -37,20 +37,20 @@ def test_what_is_averaged_must_be_alike_and_the_first_client_that_differs_is_nam
     plain, unbiased, narrow = perceptron(), perceptron(bias=False), perceptron(features=5)
     classifiers = METHODS["fedclassavg"]()
     assert classifiers.shared == ("classifier",)
-    mixtures(classifiers, [plain, unbiased], [0, 0, 0, 0], LOCAL)  # nobody has the other model
+    check_models(classifiers, [plain, unbiased], [0, 0, 0, 0], LOCAL)  # nobody has the other model
     for models in ([plain, unbiased], [unbiased, plain]):  # missing here or there
         with pytest.raises(BadInput, match=r"client 2: .*'classifier.bias'.*client 0's: give every model"):
-            mixtures(classifiers, models, [0, 0, 1, 1, 0], LOCAL)
+            check_models(classifiers, models, [0, 0, 1, 1, 0], LOCAL)
     with pytest.raises(BadInput, match="client 1: its features have 5 dimensions and client 0's have 8"):
-        mixtures(classifiers, [plain, narrow], [0, 1, 1], LOCAL)
+        check_models(classifiers, [plain, narrow], [0, 1, 1], LOCAL)
     with pytest.raises(BadInput, match=r"client 1: fedavg averages .*use one architecture"):
-        mixtures(METHODS["fedavg"](), [perceptron(), network("group")], [0, 1], LOCAL)
+        check_models(METHODS["fedavg"](), [perceptron(), network("group")], [0, 1], LOCAL)
 
 
 def test_batches_of_one_sample_have_no_variance() -> None:
-    models, one = [perceptron(), network("batch")], Local(batch_size=1)
+    models, one = [perceptron(), network("batch")], LocalTraining(batch_size=1)
     local = METHODS["local"]()
-    mixtures(local, models, [0, 0], one)
-    mixtures(local, models, [0, 1], Local(batch_size=2))
+    check_models(local, models, [0, 0], one)
+    check_models(local, models, [0, 1], LocalTraining(batch_size=2))
     with pytest.raises(BadInput, match="client 1: batch_size 1 can't train its model, whose BatchNorm layer"):
-        mixtures(local, models, [0, 1, 1], one)
+        check_models(local, models, [0, 1, 1], one)

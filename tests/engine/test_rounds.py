@@ -8,18 +8,19 @@ import pytest
 import torch
 from small import federation, network
 
-from fedhead import notice
-from fedhead.engine.job import Executor, Job
-from fedhead.engine.loop import Loop
+from fedhead.algorithm.phase import Reply
+from fedhead.algorithm.task import LocalTraining
+from fedhead.core import log
+from fedhead.core.errors import BadInput
+from fedhead.core.optimizers import SGD
 from fedhead.engine.rounds import Result, Snapshot, run
 from fedhead.engine.simulation import Simulation
-from fedhead.errors import BadInput
+from fedhead.executors.job import Executor, Job
+from fedhead.executors.loop import Loop
 from fedhead.methods import METHODS
-from fedhead.optim import SGD
 from fedhead.stages import STAGES
-from fedhead.types import Local, Reply
 
-LOCAL = Local(epochs=1, batch_size=8, optimizer=SGD(0.05, 0.9))
+LOCAL = LocalTraining(epochs=1, batch_size=8, optimizer=SGD(0.05, 0.9))
 
 
 def train(rounds: int = 4, method: str = "scaffold", executor: str | Executor = "loop", **settings: Any) -> Result:
@@ -110,7 +111,7 @@ def test_preparation_is_no_training() -> None:
 def test_batches_larger_than_any_client_are_told_of(
     batch_size: int, told: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(notice, "_said", set())
-    local = Local(epochs=1, batch_size=batch_size, optimizer=SGD(0.05))
+    monkeypatch.setattr(log, "_said", set())
+    local = LocalTraining(epochs=1, batch_size=batch_size, optimizer=SGD(0.05))
     Simulation(federation(), [network("group")], METHODS["fedavg"](), rounds=1, local=local)
     assert ("trains alike in less time" in capsys.readouterr().err) == told

@@ -6,38 +6,39 @@ import pytest
 import torch
 from small import federation, network
 
-from fedhead.engine.graphs import bucket, buckets
-from fedhead.engine.job import Job
+from fedhead.algorithm.phase import Reply
+from fedhead.algorithm.task import LocalTraining
+from fedhead.core.errors import BadInput
+from fedhead.core.optimizers import SGD
 from fedhead.engine.simulation import Simulation
-from fedhead.engine.stack import Stack
-from fedhead.errors import BadInput
+from fedhead.executors.graphs import bucket, buckets
+from fedhead.executors.job import Job
+from fedhead.executors.stack import Stack
 from fedhead.methods import METHODS
-from fedhead.optim import SGD
-from fedhead.types import Local, Reply
 
 
 class Small(Stack):
     """A stack on a device that holds only so many clients at once."""
 
-    def __init__(self, room: int):
+    def __init__(self, budget: int):
         super().__init__()
-        self.room = room
+        self.budget = budget
 
     def _together(self, job: Job) -> list[Reply]:
-        if len(job.clients) > self.room:
+        if len(job.clients) > self.budget:
             raise torch.OutOfMemoryError("full")
         return super()._together(job)
 
 
 def simulate(stack: Stack) -> Simulation:
-    local = Local(epochs=1, batch_size=4, optimizer=SGD(0.05))
+    local = LocalTraining(epochs=1, batch_size=4, optimizer=SGD(0.05))
     made = Simulation(federation(), [network("batch")], METHODS["moon"](), rounds=1, local=local, dtype=torch.float64)
     made.round(1, stack)
     return made
 
 
 def test_out_of_memory_halves_the_stack_says_so_and_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
-    stack = Small(room=2)
+    stack = Small(budget=2)
     found, plain = simulate(stack), simulate(Stack())
     assert stack.size == 2
     assert "out of memory with 4 clients at once: going on with 2" in capsys.readouterr().err
@@ -47,7 +48,7 @@ def test_out_of_memory_halves_the_stack_says_so_and_goes_on(capsys: pytest.Captu
 
 def test_not_even_one_client() -> None:
     with pytest.raises(BadInput, match="not even one client fits"):
-        simulate(Small(room=0))
+        simulate(Small(budget=0))
 
 
 @pytest.mark.parametrize("width", range(1, 70))

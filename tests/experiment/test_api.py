@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import fedhead
-from fedhead.errors import BadInput
+from fedhead.core.errors import BadInput
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fedhead
+from fedhead.core.errors import BadInput
 from fedhead.data.federation import Federation
-from fedhead.errors import BadInput
 from fedhead.experiment import build
-from fedhead.experiment.config import KEYS, Recipe, builtin, describe, load, read_yaml
+from fedhead.experiment.recipe import KEYS, Recipe, builtin, describe, load, read_yaml
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers(-(10**20), 10**20) | st.floats(allow_nan=False) | st.text(max_size=8),
@@ -92,7 +92,7 @@ def test_values_read_as_people_mean_them(text: str, value: Any) -> None:
         ("drop_last=yes", "drop_last: 'yes' is not true or false"),
         ("stages=ccvr", "stages: 'ccvr' is not a list"),
         ("betas=[0.9]", "betas"),
-        ("local_test=1.5", "local_test: 1.5"),
+        ("client_test=1.5", "client_test: 1.5"),
         ("last_rounds=99", "last_rounds: 99 is out of range, it must be between 1 and the 10 rounds"),
         ("seed=-1", "seed: -1"),
         ("seeds=[1, 1]", "seeds"),

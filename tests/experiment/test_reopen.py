@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from fedhead.errors import BadInput
+from fedhead.core.errors import BadInput
 from fedhead.experiment import build
-from fedhead.experiment.config import load
+from fedhead.experiment.recipe import load
 from fedhead.experiment.reopen import fresh, reopen, stage_file
 from fedhead.experiment.run import Settings, execute
-from fedhead.experiment.store import CHECKPOINT, PARTITION, RunFolder
+from fedhead.experiment.run_folder import CHECKPOINT, PARTITION, RunFolder
 
 RECIPE = load("digits", ["rounds=2", "model.hidden=[8]", "clients=4", "participation=0.5", "subset=200"]).override(
     ["method=scaffold", "momentum=0", "lr=0.01"]

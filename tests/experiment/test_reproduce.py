@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from fedhead.errors import BadInput
+from fedhead.core.errors import BadInput
 from fedhead.experiment import reproduce
-from fedhead.experiment.config import load
+from fedhead.experiment.recipe import load
 from fedhead.experiment.run import Settings
-from fedhead.experiment.store import RunFolder
+from fedhead.experiment.run_folder import RunFolder
 from fedhead.experiment.tables import load as table
 from fedhead.experiment.tables import names, parse, published
 

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import torch
 
-from fedhead.errors import BadInput
-from fedhead.experiment.config import load
+from fedhead.core.errors import BadInput
+from fedhead.core.treefile import load_tree
+from fedhead.experiment.recipe import load
 from fedhead.experiment.run import STAGES, Settings, execute
-from fedhead.experiment.store import CHECKPOINT, METRICS, RunFolder
-from fedhead.treefile import load_tree
+from fedhead.experiment.run_folder import CHECKPOINT, METRICS, RunFolder
 
 SMALL = [
     "rounds=4",
@@ -24,7 +24,7 @@ SMALL = [
     "model.hidden=[16]",
     "clients=6",
     "participation=0.5",
-    "local_test=0.2",
+    "client_test=0.2",
     "subset=400",
 ]
 
@@ -174,7 +174,7 @@ def test_killed_with_signal_9_again_and_again(tmp_path: Path) -> None:
         "method=scaffold",
         "momentum=0",  # with it, control variates overcorrect and the run diverges
         "participation=0.5",
-        "local_test=0.2",
+        "client_test=0.2",
     ]
     killed, kills = tmp_path / "killed", 0
     for wanted in (1, 6, 12):

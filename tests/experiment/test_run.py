@@ -11,11 +11,11 @@ import torch
 from mixed import perceptron
 from small import network
 
-from fedhead.errors import BadInput
+from fedhead.core.errors import BadInput
 from fedhead.experiment import run
-from fedhead.experiment.config import load
+from fedhead.experiment.recipe import load
 from fedhead.experiment.run import Settings, execute, execute_together
-from fedhead.experiment.store import RunFolder
+from fedhead.experiment.run_folder import RunFolder
 from fedhead.models.registry import build
 
 RECIPE = load("digits", ["rounds=3", "model.hidden=[8]", "clients=3", "subset=120"])

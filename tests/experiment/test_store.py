@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import torch
 
+from fedhead.core.errors import BadInput
+from fedhead.core.tree import Tree
+from fedhead.core.treefile import save_tree
 from fedhead.data.federation import Federation
-from fedhead.errors import BadInput
-from fedhead.experiment import store
-from fedhead.experiment.config import Recipe
-from fedhead.experiment.store import CHECKPOINT, CONFIG, METRICS, PARTITION, RunFolder
-from fedhead.tree import Tree
-from fedhead.treefile import save_tree
+from fedhead.experiment import run_folder
+from fedhead.experiment.recipe import Recipe
+from fedhead.experiment.run_folder import CHECKPOINT, CONFIG, METRICS, PARTITION, RunFolder
 
 RECIPE = Recipe(rounds=5)
 
@@ -86,7 +86,7 @@ def test_checkpoints_take_a_small_share_of_the_time_but_the_last_is_kept(
 ) -> None:
     now = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(store, "save_tree", lambda *_: now.__setitem__(0, now[0] + 1))  # a second each
+    monkeypatch.setattr(run_folder, "save_tree", lambda *_: now.__setitem__(0, now[0] + 1))  # a second each
     folder = RunFolder.create(tmp_path / "run", RECIPE)
     saved = []
     for number in range(1, 46):  # rounds of a second
@@ -100,7 +100,7 @@ def test_checkpoints_take_a_small_share_of_the_time_but_the_last_is_kept(
 def test_what_a_checkpoint_counts_on_is_on_the_disk_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, order = RunFolder.create(tmp_path / "run", RECIPE), list[str]()
     monkeypatch.setattr(os, "fsync", lambda _: order.append("metrics"))
-    monkeypatch.setattr(store, "save_tree", lambda *_: order.append("checkpoint"))
+    monkeypatch.setattr(run_folder, "save_tree", lambda *_: order.append("checkpoint"))
     with folder.locked():
         folder.record({"round": 1})
         folder.save_checkpoint(1, state(1), final=True)
@@ -197,20 +197,20 @@ def test_a_draft_that_a_kill_left_does_not_take_the_folder(tmp_path: Path) -> No
 def test_the_split_is_kept_and_compared(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path / "run", RECIPE)
     data = np.zeros((12, 2)), np.arange(12) % 3
-    fed = Federation.from_arrays(*data, clients=3, local_test=0.5)
+    fed = Federation.from_arrays(*data, clients=3, client_test=0.5)
     assert folder.counts() is None
     folder.save_partition(fed)
     folder.save_partition(fed)
     assert np.array_equal(folder.counts(), fed.counts())
     before = (folder.path / PARTITION).read_bytes()
     with pytest.raises(BadInput, match="the data has changed"):
-        folder.save_partition(Federation.from_arrays(*data, clients=3, local_test=0.5, seed=1))
-    assert fed.local is not None
+        folder.save_partition(Federation.from_arrays(*data, clients=3, client_test=0.5, seed=1))
+    assert fed.client_test is not None
     for changed in (
-        replace(fed, local=[fed.local[0][:1], *fed.local[1:]]),
-        replace(fed, local=None),
-        replace(fed, test=fed.train, local_from="test"),
-        replace(fed, rows=fed.rows[:2], local=fed.local[:2]),
+        replace(fed, client_test=[fed.client_test[0][:1], *fed.client_test[1:]]),
+        replace(fed, client_test=None),
+        replace(fed, test=fed.train, client_test_from="test"),
+        replace(fed, rows=fed.rows[:2], client_test=fed.client_test[:2]),
     ):
         with pytest.raises(BadInput):
             folder.save_partition(changed)

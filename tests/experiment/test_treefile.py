@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from fedhead.errors import BadInput
-from fedhead.tree import Tree, Weights
-from fedhead.treefile import atomic, load_tree, save_tree
+from fedhead.core.errors import BadInput
+from fedhead.core.tree import Tree, Weights
+from fedhead.core.treefile import atomic, load_tree, save_tree
 
 DTYPES = [torch.float32, torch.float64, torch.int64, torch.bool, torch.uint8, torch.bfloat16, torch.float16]
 

@@ -13,10 +13,10 @@ from scipy.stats import spearmanr
 
 from fedhead.analysis import clientwise  # noqa: F401 (registers its kinds)
 from fedhead.analysis.conductance import conductance, ranks, similarity
-from fedhead.analysis.kinds import KINDS, Options
 from fedhead.analysis.personal import agreement, personal_models
+from fedhead.analysis.registry import KINDS, Options
 from fedhead.cli import call
-from fedhead.errors import BadInput
+from fedhead.core.errors import BadInput
 from fedhead.experiment.reopen import Trained, reopen
 from fedhead.experiment.run import Settings, execute
 from fedhead.models.registry import build

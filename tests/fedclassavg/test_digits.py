@@ -7,15 +7,15 @@ from statistics import fmean
 import pytest
 
 import fedhead
+from fedhead.core.optimizers import Adam
 from fedhead.methods.fedclassavg import FedClassAvg
-from fedhead.methods.local import Local
-from fedhead.optim import Adam
+from fedhead.methods.local_only import LocalOnly
 
 SEEDS = (0, 1, 2)
 
 
 def mean_client_accuracy(method: fedhead.Method, partition: str, seed: int, rounds: int) -> float:
-    fed = fedhead.Federation.load("digits", partition, 12, seed=seed, local_test="matched")
+    fed = fedhead.Federation.load("digits", partition, 12, seed=seed, client_test="matched")
     architectures = [
         ("digitscnn", {"channels": 8}),
         ("mlp", {"hidden": (64,)}),
@@ -46,7 +46,7 @@ def mean_client_accuracy(method: fedhead.Method, partition: str, seed: int, roun
 def test_fedclassavg_is_no_worse_than_local_training_and_better_where_clients_share_classes(
     partition: str, rounds: int, margin: float
 ) -> None:
-    alone = [mean_client_accuracy(Local(), partition, seed, rounds) for seed in SEEDS]
+    alone = [mean_client_accuracy(LocalOnly(), partition, seed, rounds) for seed in SEEDS]
     together = [mean_client_accuracy(FedClassAvg(), partition, seed, rounds) for seed in SEEDS]
     print(partition, [round(v, 2) for v in alone], [round(v, 2) for v in together])
     assert fmean(together) >= fmean(alone) + margin, (alone, together)

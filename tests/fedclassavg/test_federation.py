@@ -11,13 +11,13 @@ from small import federation
 from torch import nn
 
 import fedhead
+from fedhead.core.errors import BadInput
 from fedhead.data.federation import Federation
-from fedhead.errors import BadInput
 from fedhead.experiment import build
-from fedhead.experiment.config import Recipe
+from fedhead.experiment.recipe import Recipe
 from fedhead.experiment.run import Settings, execute
-from fedhead.experiment.store import RunFolder
-from fedhead.models.several import several
+from fedhead.experiment.run_folder import RunFolder
+from fedhead.models.build_many import build_many
 from fedhead.report import tables
 
 
@@ -75,10 +75,13 @@ def test_a_stopped_run_of_a_mixed_federation_ends_as_if_it_had_not_been(method: 
 
 
 def test_all_start_from_one_classifier() -> None:
-    made = several([("mlp", {}), ("digitscnn", {}), ("resnet20", {})], (1, 8, 8), 10, seed=3)
+    made = build_many([("mlp", {}), ("digitscnn", {}), ("resnet20", {})], (1, 8, 8), 10, seed=3)
     assert [m.features for m in made] == [512] * 3  # the default, where the architectures' own features differ
     assert all(made[0].classifier.weight.equal(m.classifier.weight) for m in made)
-    assert [m.features for m in several([("mlp", {}), ("mlp", {"hidden": (50, 200)})], (1, 8, 8), 10, 0)] == [200, 200]
+    assert [m.features for m in build_many([("mlp", {}), ("mlp", {"hidden": (50, 200)})], (1, 8, 8), 10, 0)] == [
+        200,
+        200,
+    ]
 
 
 def test_python_takes_names_modules_and_an_assignment() -> None:

@@ -14,17 +14,17 @@ from mixed import pair
 from small import CLASSES, federation, network
 from torch.nn import functional as F
 
+from fedhead.algorithm.task import LocalTraining
+from fedhead.core.errors import BadInput
+from fedhead.core.optimizers import SGD
+from fedhead.core.tree import Tree
 from fedhead.data.federation import Federation, Samples
-from fedhead.engine.loop import Loop
 from fedhead.engine.simulation import Simulation
-from fedhead.errors import BadInput
+from fedhead.executors.loop import Loop
 from fedhead.methods.ktpfl import KTpFL, step_size
-from fedhead.models.split import load
-from fedhead.optim import SGD
-from fedhead.tree import Tree
-from fedhead.types import Local
+from fedhead.models.split_model import load
 
-LOCAL = Local(epochs=1, batch_size=4, optimizer=SGD(lr=0.05))
+LOCAL = LocalTraining(epochs=1, batch_size=4, optimizer=SGD(lr=0.05))
 
 
 def simulate(method: KTpFL, rounds: int = 0, **settings: float) -> Simulation:
@@ -103,7 +103,7 @@ def test_rows_stay_distributions_over_those_who_have_spoken(seed: int, cohorts: 
         assert (c >= 0).all()
         silent = [k for k in range(5) if k not in known]
         assert not c[cohort][:, silent].any()
-        target = method.address(Tree(knowledge=knowledge, coefficients=c), 0, None)["target"]["soft"]  # type: ignore[arg-type]  # the task is not looked at
+        target = method.per_client(Tree(knowledge=knowledge, coefficients=c), 0, None)["target"]["soft"]  # type: ignore[arg-type]  # the task is not looked at
         torch.testing.assert_close(target.sum(-1), torch.ones(6, dtype=torch.float64))
 
 
@@ -186,7 +186,7 @@ def test_plus_weight_goes_on_from_the_mixture_of_models(transfer: float) -> None
     torch.testing.assert_close(c.sum(1), torch.ones(5, dtype=torch.float64))
     job = simulation.jobs(method, simulation.server, simulation.memory, simulation.holders, 3)[0]
     for place, client in enumerate(job.clients):
-        start = method.start(job.program.me(job.sight(place)))
+        start = method.start(job.program.client(job.inputs(place)))
         for name in start:
             mixture = sum(c[client, m] * w[name] for m, w in models.items()) / c[client, list(models)].sum()
             torch.testing.assert_close(start[name], (1 - transfer) * models[client][name] + transfer * mixture)

@@ -12,28 +12,30 @@ from small import CLASSES, federation, network
 from torch import nn
 from torch.nn import functional as F
 
-from fedhead import keyed
-from fedhead.engine.job import Executor
-from fedhead.engine.loop import Loop
+from fedhead.algorithm.base import Method
+from fedhead.algorithm.task import LocalTraining
+from fedhead.core import random
+from fedhead.core.errors import BadInput
+from fedhead.core.optimizers import SGD, Adam
+from fedhead.core.tree import Tree
 from fedhead.engine.simulation import Simulation
-from fedhead.engine.stack import Stack
-from fedhead.errors import BadInput
-from fedhead.exchange import Method
+from fedhead.executors.job import Executor
+from fedhead.executors.loop import Loop
+from fedhead.executors.stack import Stack
 from fedhead.methods import METHODS
 from fedhead.methods.fedclassavg import FedClassAvg
 from fedhead.methods.ktpfl import KTpFL
-from fedhead.methods.local import Local as LocalTraining
-from fedhead.models.split import Split, load, weights
-from fedhead.optim import SGD, Adam
-from fedhead.tree import Tree
-from fedhead.types import Local
+from fedhead.methods.local_only import LocalOnly
+from fedhead.models.split_model import SplitModel, load, weights
 
-ADAM = Local(epochs=2, batch_size=4, optimizer=Adam(lr=0.01, betas=(0.5, 0.999)))
-PLAIN = Local(epochs=2, batch_size=4, optimizer=SGD(lr=0.05, momentum=0.9), lr_decay=0.9)
+ADAM = LocalTraining(epochs=2, batch_size=4, optimizer=Adam(lr=0.01, betas=(0.5, 0.999)))
+PLAIN = LocalTraining(epochs=2, batch_size=4, optimizer=SGD(lr=0.05, momentum=0.9), lr_decay=0.9)
 PUBLIC_CODE = FedClassAvg(rho=3.0, temperature=100, base_temperature=0.07, normalize=False, proximal="mean_squared")
 
 
-def simulate(method: Method, models: list[Split] | None = None, local: Local = ADAM, **settings: float) -> Simulation:
+def simulate(
+    method: Method, models: list[SplitModel] | None = None, local: LocalTraining = ADAM, **settings: float
+) -> Simulation:
     return Simulation(federation(), models or pair(), method, rounds=3, local=local, dtype=torch.float64, **settings)
 
 
@@ -52,10 +54,10 @@ def contrast(first: torch.Tensor, second: torch.Tensor, y: torch.Tensor, method:
     return total / len(views) * scale
 
 
-def plain_round(simulation: Simulation, method: FedClassAvg) -> tuple[Tree, dict[int, Split]]:
+def plain_round(simulation: Simulation, method: FedClassAvg) -> tuple[Tree, dict[int, SplitModel]]:
     """Algorithm 1 with torch modules and torch.optim, one client after another; also the clients' own models."""
     pool, fed = simulation.pool, simulation.federation
-    models: dict[int, Split] = {}
+    models: dict[int, SplitModel] = {}
     jobs = simulation.jobs(simulation.method, simulation.server, simulation.memory, simulation.holders, 1)
     for job in jobs:
         for place, client in enumerate(job.clients):
@@ -70,7 +72,7 @@ def plain_round(simulation: Simulation, method: FedClassAvg) -> tuple[Tree, dict
                 first = model(batch.x)
                 loss = F.cross_entropy(first.logits[real], batch.y[real])
                 if method.cl:
-                    second = model(pool.view(batch.rows, keyed.fold(batch.key, 1)))
+                    second = model(pool.view(batch.rows, random.fold_in(batch.key, 1)))
                     loss = loss + contrast(first.h[real], second.h[real], batch.y[real], method)
                 now = dict(model.named_parameters())
                 apart = [(now[n] - classifier[n]).flatten() for n in ("classifier.weight", "classifier.bias")]
@@ -147,8 +149,8 @@ def test_only_the_classifier_crosses_the_wire() -> None:
     size = 4 * (8 * CLASSES + CLASSES) * 2  # float64 here
     jobs = simulation.jobs(simulation.method, simulation.server, simulation.memory, simulation.holders, 1)
     for job in jobs:
-        assert set(job.down.leaves()) == {"model/classifier.weight", "model/classifier.bias"}
-        assert all(not own for own in job.own)
+        assert set(job.broadcast.leaves()) == {"model/classifier.weight", "model/classifier.bias"}
+        assert all(not own for own in job.per_client)
         for reply in Loop().run(job):
             assert set(reply.send.leaves()) == {"model/classifier.weight", "model/classifier.bias"}
             assert reply.send.nbytes == size
@@ -167,7 +169,7 @@ def test_plus_weight_shares_the_whole_model_of_one_architecture() -> None:
 
 def test_without_its_three_parts_it_is_local_training() -> None:
     ours = simulate(FedClassAvg(ca=False, pr=False, cl=False))
-    theirs = simulate(LocalTraining())
+    theirs = simulate(LocalOnly())
     for number in (1, 2):
         assert ours.round(number, Loop()).up == 0
         theirs.round(number, Loop())
@@ -193,7 +195,7 @@ def test_a_client_uses_its_own_model_after_training_and_the_servers_before() -> 
     waiting = next(k for k in simulation.holders if k not in trained)
     for job in simulation.jobs(simulation.method, simulation.server, simulation.memory, simulation.holders, 2):
         for place, client in enumerate(job.clients):
-            w = simulation.method.personal_model(job.program.me(job.sight(place)))
+            w = simulation.method.personal_model(job.program.client(job.inputs(place)))
             if client in trained:
                 assert all(torch.equal(t, simulation.memory[client]["own"][n]) for n, t in w.items())
             if client == waiting:
@@ -215,7 +217,7 @@ def test_a_model_without_such_a_classifier_is_refused_with_the_clients_number() 
 
 
 def test_a_batch_of_one_sample_is_refused_for_batchnorm_alone() -> None:
-    one = Local(epochs=1, batch_size=1, optimizer=SGD(lr=0.01))
+    one = LocalTraining(epochs=1, batch_size=1, optimizer=SGD(lr=0.01))
     with pytest.raises(BadInput, match=r"client 1: batch_size 1 .*BatchNorm layer 'extractor.body.1'.*2 or more"):
         simulate(FedClassAvg(), [perceptron(), network("batch")], one)
     fine = simulate(FedClassAvg(), [perceptron(), network("group")], one)

@@ -10,20 +10,20 @@ import torch
 from small import federation
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fedhead.algorithm.task import LocalTraining
+from fedhead.core.tree import Tree
 from fedhead.engine.clients import Clients
-from fedhead.engine.server import aggregate, post
+from fedhead.engine.server import aggregate, make_downlink
 from fedhead.methods.fedclassavg import FedClassAvg
 from fedhead.models.registry import build
-from fedhead.models.split import weights
-from fedhead.tree import Tree
-from fedhead.types import Local
+from fedhead.models.split_model import weights
 
 CLIENTS = 1000
 
 
 def task_with(hidden: int) -> Clients:
     model = build("mlp", (1, 6, 6), 3, hidden=(hidden,), feature_layer=512)
-    return Clients(federation(), [model], FedClassAvg(), rounds=1, local=Local())
+    return Clients(federation(), [model], FedClassAvg(), rounds=1, local=LocalTraining())
 
 
 @pytest.mark.parametrize("hidden", [16, 4096])
@@ -40,7 +40,7 @@ def test_a_thousand_classifiers_are_averaged_in_a_tenth_of_a_second(hidden: int)
     for _ in range(3):
         begin = time.perf_counter()
         new = aggregate(method, server, sent, samples, clients.task)
-        down = post(method, new, range(CLIENTS), lambda _: clients.task)
+        down = make_downlink(method, new, range(CLIENTS), lambda _: clients.task)
         took.append(time.perf_counter() - begin)
     assert min(took) < 0.1, took
     assert new.nbytes == classifier

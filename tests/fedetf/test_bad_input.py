@@ -11,23 +11,23 @@ import torch
 from small import CLASSES, federation, network
 
 import fedhead as fh
+from fedhead.algorithm.base import Stage
+from fedhead.algorithm.task import LocalTraining
+from fedhead.core.errors import BadInput
+from fedhead.core.optimizers import SGD
 from fedhead.data.federation import Federation
 from fedhead.engine.rounds import Result, run
-from fedhead.errors import BadInput
-from fedhead.exchange import Stage
 from fedhead.experiment import build
-from fedhead.experiment.config import Recipe
+from fedhead.experiment.recipe import Recipe
 from fedhead.experiment.run import execute
 from fedhead.methods import METHODS
-from fedhead.optim import SGD
 from fedhead.stages import STAGES
-from fedhead.types import Local
 
 FAMILY = ["ditto", "fedetf", "fednh", "fedproto", "fedrep", "fedrod", "fedrod_hyper"]
 
 
 def go(fed: Federation, name: str, *stages: Stage) -> Result:
-    local = Local(epochs=1, batch_size=4, optimizer=SGD(0.05))
+    local = LocalTraining(epochs=1, batch_size=4, optimizer=SGD(0.05))
     model = network("batch", METHODS[name].head)
     return run(fed, model, METHODS[name](), rounds=2, local=local, stages=stages, executor="stack")
 
@@ -42,7 +42,7 @@ def test_clients_of_one_class_and_of_one_sample(name: str) -> None:
     fed = federation()
     y = fed.train.y.numpy()
     rows = [np.flatnonzero(y == 0), np.array([5]), np.flatnonzero(y == 2)[:3], np.flatnonzero(y == 1)]
-    fed = dataclasses.replace(fed, rows=rows, local=[np.arange(4)] * 4)
+    fed = dataclasses.replace(fed, rows=rows, client_test=[np.arange(4)] * 4)
     result = go(fed, name, fh.FineTune())
     assert finite(result)
     assert len(result.outcomes["finetune"].metrics["clients"]) == 4
@@ -57,16 +57,16 @@ def test_a_class_that_no_client_has(name: str) -> None:
     if name == "fedproto":
         assert result.server["prototypes"]["seen"].tolist() == [1, 0, 1]
         job = result.simulation.jobs(fh.FedProto(), result.server, result.simulation.memory, [0], 3)[0]
-        me = job.program.me(job.sight(0))
-        scores = result.simulation.method.predict(me.state["own"], torch.zeros(1, 1, 6, 6), me)
+        client = job.program.client(job.inputs(0))
+        scores = result.simulation.method.predict(client.state["own"], torch.zeros(1, 1, 6, 6), client)
         assert scores[0, 1] == -torch.inf  # a class without a prototype is never predicted
 
 
 @pytest.mark.parametrize("name", ["finetune", "finetune_etf"])
 def test_some_empty_local_test_sets_are_left_out_of_the_mean(name: str) -> None:
     fed = federation()
-    assert fed.local is not None
-    fed = dataclasses.replace(fed, local=[np.arange(0), *fed.local[1:]])
+    assert fed.client_test is not None
+    fed = dataclasses.replace(fed, client_test=[np.arange(0), *fed.client_test[1:]])
     stage = STAGES[name](**({"iterations": 1} if name == "finetune_etf" else {}))
     metrics = go(fed, "fedetf", stage).outcomes[name].metrics
     assert metrics["clients"][0] is None  # nothing to test
@@ -78,10 +78,18 @@ def test_some_empty_local_test_sets_are_left_out_of_the_mean(name: str) -> None:
 
 @pytest.mark.parametrize("local", [None, [np.arange(0)] * 5])
 def test_personalisation_without_local_test_sets_is_refused_before_training(local: list[np.ndarray] | None) -> None:
-    fed = dataclasses.replace(federation(), local=local)
+    fed = dataclasses.replace(federation(), client_test=local)
     seen: list[object] = []
-    with pytest.raises(BadInput, match=r"no client has one.*local_test=0\.3"):
-        run(fed, network("group"), fh.FedAvg(), rounds=1, local=Local(), stages=[fh.FineTune()], on_round=seen.append)
+    with pytest.raises(BadInput, match=r"no client has one.*client_test=0\.3"):
+        run(
+            fed,
+            network("group"),
+            fh.FedAvg(),
+            rounds=1,
+            local=LocalTraining(),
+            stages=[fh.FineTune()],
+            on_round=seen.append,
+        )
     assert not seen
 
 
@@ -104,7 +112,7 @@ def test_a_recipe_that_can_t_be_is_refused_before_there_is_a_folder(tmp_path: Pa
         build.validate(Recipe(method="fedetf", model_parameters={"head": "linear"}))
     with pytest.raises(BadInput, match="finetune_etf needs a model with the etf head"):
         build.validate(Recipe(method="fedavg", stages=("finetune_etf",)))
-    with pytest.raises(BadInput, match=r"local_test=0\.3"):
+    with pytest.raises(BadInput, match=r"client_test=0\.3"):
         execute(Recipe(method="fedetf", stages=("finetune",)), out)
     assert not out.exists()
 
@@ -119,21 +127,21 @@ def test_parameters_out_of_range_are_refused() -> None:
 
 def test_partial_participation_follows_one_sampling_list_for_all_methods(monkeypatch: pytest.MonkeyPatch) -> None:
     """The cohort of a round depends on seed and round alone, so that every method meets the same clients."""
-    from fedhead import plan
+    from fedhead.engine import sampling
 
     drawn: list[tuple[int, list[int]]] = []
-    original = plan.cohort
+    original = sampling.sample_cohort
 
     def note(seed: int, number: int, eligible: list[int], clients: int, participation: float) -> list[int]:
         cohort = original(seed, number, eligible, clients, participation)
         drawn.append((number, cohort))
         return cohort
 
-    monkeypatch.setattr(plan, "cohort", note)
+    monkeypatch.setattr(sampling, "sample_cohort", note)
     lists = []
     for name in ("fedavg", *FAMILY):
         drawn.clear()
-        local = Local(batch_size=4)
+        local = LocalTraining(batch_size=4)
         model = network("group", METHODS[name].head)
         run(federation(), model, METHODS[name](), rounds=4, local=local, participation=0.4, executor="loop", seed=3)
         lists.append(dict(drawn))

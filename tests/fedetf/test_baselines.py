@@ -13,13 +13,16 @@ from small import CLASSES, federation, network
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedhead.algorithm.base import Method
+from fedhead.algorithm.task import LocalTraining
+from fedhead.core.errors import BadInput
+from fedhead.core.optimizers import SGD
+from fedhead.core.tree import Tree
 from fedhead.data.augment import Transform
 from fedhead.data.federation import Federation
-from fedhead.engine.loop import Loop
 from fedhead.engine.simulation import Simulation
-from fedhead.engine.stack import Stack
-from fedhead.errors import BadInput
-from fedhead.exchange import Method
+from fedhead.executors.loop import Loop
+from fedhead.executors.stack import Stack
 from fedhead.methods import METHODS
 from fedhead.methods.ditto import Ditto
 from fedhead.methods.fedavg import FedAvg
@@ -29,10 +32,7 @@ from fedhead.methods.fedproto import FedProto
 from fedhead.methods.fedrep import FedRep
 from fedhead.methods.fedrod import FedRoD, FedRoDHyper
 from fedhead.models import build
-from fedhead.models.split import Split
-from fedhead.optim import SGD
-from fedhead.tree import Tree
-from fedhead.types import Local
+from fedhead.models.split_model import SplitModel
 
 CLIENTS = (0, 1, 3, 4)  # client 2 holds nothing
 ROUNDS = 2
@@ -52,9 +52,9 @@ def plain(fed: Federation) -> Plain:
 
 
 def simulate(
-    fed: Federation, models: list[Split], method: Method, rounds: int = ROUNDS, **settings: bool
+    fed: Federation, models: list[SplitModel], method: Method, rounds: int = ROUNDS, **settings: bool
 ) -> Simulation:
-    local = Local(epochs=2, batch_size=4, optimizer=SGD(LR, MOMENTUM), **settings)
+    local = LocalTraining(epochs=2, batch_size=4, optimizer=SGD(LR, MOMENTUM), **settings)
     simulation = Simulation(fed, models, method, rounds=rounds, local=local, dtype=torch.float64)
     for number in range(1, rounds + 1):
         simulation.round(number, Loop())
@@ -101,7 +101,7 @@ def test_ditto(fed: Federation, plain: Plain) -> None:
             trained.append(model)
             own = personal[k]
 
-            def pulled(x: Tensor, y: Tensor, own: Split = own, received: dict[str, Tensor] = received) -> Tensor:
+            def pulled(x: Tensor, y: Tensor, own: SplitModel = own, received: dict[str, Tensor] = received) -> Tensor:
                 drift = sum((p - received[n]).square().sum() for n, p in own.named_parameters())
                 return F.cross_entropy(own(x).logits, y) + 0.3 / 2 * drift
 
@@ -130,7 +130,7 @@ def test_fedrep(fed: Federation, plain: Plain, head_epochs: int | None, body_epo
             model = copy.deepcopy(shared)
             model.classifier = heads[k]
 
-            def loss(x: Tensor, y: Tensor, model: Split = model) -> Tensor:
+            def loss(x: Tensor, y: Tensor, model: SplitModel = model) -> Tensor:
                 return F.cross_entropy(model(x).logits, y)
 
             fit(model.classifier.parameters(), plain.batches(k, number, 0, epochs=head_epochs), loss)
@@ -192,8 +192,8 @@ def test_fedrod(fed: Federation, plain: Plain, persistent: bool, method: FedRoD)
         equal(found.memory[k]["own"], {f"personal.{n}": p for n, p in values(heads[k]).items()})
     x, _ = own_data(fed, 0)
     job = found.jobs(found.method, found.server, found.memory, [0], 1)[0]
-    me = job.program.me(job.sight(0))
-    scores = found.method.predict(found.method.personal_model(me), x, me)
+    client = job.program.client(job.inputs(0))
+    scores = found.method.predict(found.method.personal_model(client), x, client)
     out = shared(x)
     torch.testing.assert_close(scores, (out.logits + heads[0](out.z)).detach())
 
@@ -281,7 +281,7 @@ def test_fedproto(fed: Federation, plain: Plain, average_over: str) -> None:
         for k in CLIENTS:
             model = models[k]
 
-            def loss(x: Tensor, y: Tensor, m: Split = model, p: dict[int, Tensor] = prototypes) -> Tensor:
+            def loss(x: Tensor, y: Tensor, m: SplitModel = model, p: dict[int, Tensor] = prototypes) -> Tensor:
                 out = m(x)
                 pull = torch.zeros((), dtype=torch.float64)
                 if p:
@@ -299,9 +299,9 @@ def test_fedproto(fed: Federation, plain: Plain, average_over: str) -> None:
     expected = torch.stack([prototypes[c] for c in range(CLASSES)])
     torch.testing.assert_close(found.server["prototypes"]["mean"], expected)
     job = found.jobs(found.method, found.server, found.memory, [3], 1)[0]
-    me, (x, _) = job.program.me(job.sight(0)), own_data(fed, 3)
+    client, (x, _) = job.program.client(job.inputs(0)), own_data(fed, 3)
     distance = (models[3](x).z[:, None] - expected).norm(dim=-1)
-    predicted = method.predict(method.personal_model(me), x, me).argmax(1)
+    predicted = method.predict(method.personal_model(client), x, client).argmax(1)
     assert torch.equal(predicted, distance.argmin(1))
 
 
@@ -313,7 +313,7 @@ def test_fedproto_among_differing_architectures() -> None:
     ]
     runs = []
     for executor in (Loop(), Stack()):
-        local = Local(epochs=1, batch_size=4, optimizer=SGD(LR))
+        local = LocalTraining(epochs=1, batch_size=4, optimizer=SGD(LR))
         simulation = Simulation(fed, models, FedProto(), rounds=2, local=local, dtype=torch.float64)
         for number in (1, 2):
             simulation.round(number, executor)
@@ -323,7 +323,7 @@ def test_fedproto_among_differing_architectures() -> None:
     models[1] = build("digitscnn", (1, 6, 6), CLASSES)
     for assign in (None, [0, 0, 0, 0, 1]):  # whoever has it, it is model 1 that does not fit
         with pytest.raises(BadInput, match=r"^model 1: .* and model 0's have 7, .*one dimension.*feature_layer=7"):
-            Simulation(fed, models, FedProto(), rounds=1, local=Local(), assign=assign)
+            Simulation(fed, models, FedProto(), rounds=1, local=LocalTraining(), assign=assign)
 
 
 @pytest.mark.parametrize("method", [FedETF(gamma=0.5), FedETF(absent="one")])
@@ -349,7 +349,7 @@ def test_lasting_momentum_is_the_same_on_both_executors(name: str, fed: Federati
     """The order of a model's names, which momentum follows, is the same in every round and on both executors."""
     servers = []
     for executor in (Loop(), Stack()):
-        local = Local(epochs=1, batch_size=4, optimizer=SGD(LR, MOMENTUM), persistent=True)
+        local = LocalTraining(epochs=1, batch_size=4, optimizer=SGD(LR, MOMENTUM), persistent=True)
         model = network("batch", METHODS[name].head)
         simulation = Simulation(fed, [model], METHODS[name](), rounds=2, local=local, dtype=torch.float64)
         for number in (1, 2):

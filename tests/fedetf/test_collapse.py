@@ -11,25 +11,25 @@ from hypothesis import strategies as st
 from small import CLASSES, federation, network
 
 import fedhead.analysis.geometry  # noqa: F401 (registers its kinds)
+from fedhead.algorithm.task import LocalTraining
 from fedhead.analysis import collapse
-from fedhead.analysis.kinds import KINDS, Options
+from fedhead.analysis.registry import KINDS, Options
 from fedhead.cli.analysing import _numbers
-from fedhead.engine.loop import Loop
+from fedhead.core.errors import BadInput
+from fedhead.core.optimizers import SGD
 from fedhead.engine.rounds import run
 from fedhead.engine.simulation import Simulation
-from fedhead.engine.stack import Stack
-from fedhead.errors import BadInput
-from fedhead.experiment.config import Recipe
+from fedhead.executors.loop import Loop
+from fedhead.executors.stack import Stack
+from fedhead.experiment.recipe import Recipe
 from fedhead.experiment.reopen import Trained, reopen
 from fedhead.experiment.run import Settings, execute
 from fedhead.methods import METHODS
 from fedhead.methods.fedavg import FedAvg
 from fedhead.methods.fedproto import FedProto
 from fedhead.models.heads import etf
-from fedhead.optim import SGD
-from fedhead.types import Local
 
-LOCAL = Local(epochs=1, batch_size=4, optimizer=SGD(0.05))
+LOCAL = LocalTraining(epochs=1, batch_size=4, optimizer=SGD(0.05))
 
 
 @given(st.integers(2, 20), st.integers(-1, 30), st.integers(0, 1000))

@@ -9,7 +9,7 @@ import pytest
 from fedhead.analysis.collapse import Watch
 from fedhead.engine.rounds import Result, run
 from fedhead.experiment import build
-from fedhead.experiment.config import Recipe
+from fedhead.experiment.recipe import Recipe
 
 SEEDS = range(5)
 
@@ -19,7 +19,7 @@ def digits(method: str, seed: int) -> tuple[Result, Watch]:
         dataset="digits",
         partition="dirichlet(0.05)",
         clients=10,
-        local_test=0.3,
+        client_test=0.3,
         model="digitscnn",
         method=method,
         rounds=10,

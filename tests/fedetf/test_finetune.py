@@ -12,14 +12,16 @@ from plain import Plain
 from small import federation, network
 from torch.nn import functional as F
 
+from fedhead.algorithm.base import Method
+from fedhead.algorithm.task import LocalTraining
+from fedhead.core.errors import BadInput
+from fedhead.core.optimizers import SGD
 from fedhead.data.augment import Transform
-from fedhead.engine.job import Executor
-from fedhead.engine.loop import Loop
 from fedhead.engine.rounds import StageResult, run_stage
 from fedhead.engine.simulation import Simulation
-from fedhead.engine.stack import Stack
-from fedhead.errors import BadInput
-from fedhead.exchange import Method
+from fedhead.executors.job import Executor
+from fedhead.executors.loop import Loop
+from fedhead.executors.stack import Stack
 from fedhead.methods import METHODS
 from fedhead.methods.ditto import Ditto
 from fedhead.methods.fedavg import FedAvg
@@ -27,11 +29,9 @@ from fedhead.methods.fedetf import FedETF
 from fedhead.methods.fedprox import FedProx
 from fedhead.methods.fedrep import FedRep
 from fedhead.methods.scaffold import Scaffold
-from fedhead.models.split import load
-from fedhead.optim import SGD
+from fedhead.models.split_model import load
 from fedhead.stages import STAGES
 from fedhead.stages.finetune import FineTune, FineTuneCCVR, FineTuneETF
-from fedhead.types import Local
 
 CLIENTS = (0, 1, 3, 4)
 STAGE = 3  # the round's number of a stage after two rounds
@@ -41,7 +41,7 @@ def trained(
     method: Method, norm: str = "group", rounds: int = 2, weight_decay: float = 0.0, **changes: Any
 ) -> Simulation:
     fed = dataclasses.replace(federation(), transform=Transform.named("none", "half"), **changes)
-    local = Local(epochs=2, batch_size=4, optimizer=SGD(0.05, weight_decay=weight_decay), lr_decay=0.9)
+    local = LocalTraining(epochs=2, batch_size=4, optimizer=SGD(0.05, weight_decay=weight_decay), lr_decay=0.9)
     simulation = Simulation(fed, [network(norm, method.head)], method, rounds=rounds, local=local, dtype=torch.float64)
     for number in range(1, rounds + 1):
         simulation.round(number, Loop())
@@ -170,14 +170,14 @@ def test_accuracy_is_recorded_after_each_step() -> None:
         assert "steps" not in shorter.metrics
         look = FineTuneETF(at=last).after(simulation.method)
         job = simulation.jobs(look, result.server, result.memory, [3], STAGE)[0]
-        w = look.personal_model(job.program.me(job.sight(0)))
+        w = look.personal_model(job.program.client(job.inputs(0)))
         for name, value in shorter.memory[3]["tuned"].items():
             torch.testing.assert_close(w[name], value, atol=1e-12, rtol=1e-12)
 
 
 def test_algorithm_2_also_follows_other_methods_with_an_etf_head() -> None:
     fed = federation()
-    local = Local(epochs=1, batch_size=4, optimizer=SGD(0.05))
+    local = LocalTraining(epochs=1, batch_size=4, optimizer=SGD(0.05))
     simulation = Simulation(fed, [network("group", "etf")], Scaffold(), rounds=1, local=local)
     simulation.round(1, Loop())
     assert run_stage(simulation, FineTuneETF(iterations=1), Loop()).personal is not None
@@ -201,7 +201,7 @@ def test_ccvr_then_fine_tuning_begins_from_the_calibrated_model() -> None:
     by_hand.server = simulation.server.replace(model=calibrated)
     job = by_hand.jobs(FedAvg(), by_hand.server, by_hand.memory, [1], STAGE)[0]
     stage = FineTuneCCVR().after(FedAvg())
-    job = dataclasses.replace(job, program=dataclasses.replace(job.program, exchange=stage))
+    job = dataclasses.replace(job, program=dataclasses.replace(job.program, algorithm=stage))
     schedules = simulation.jobs(stage, by_hand.server, by_hand.memory, [1], STAGE)[0].schedules
     (reply,) = Loop().run(dataclasses.replace(job, schedules=schedules))
     assert (reply.keep["tuned"] - result.memory[1]["tuned"]).sq() < 1e-20
@@ -234,8 +234,8 @@ def test_refusals() -> None:
     simulation = trained(FedAvg())
     with pytest.raises(BadInput, match=r"finetune_etf needs a model with the etf head"):
         run_stage(simulation, FineTuneETF(), Loop())
-    with pytest.raises(BadInput, match=r"no client has one.*local_test=0\.3"):
-        run_stage(trained(FedAvg(), local=None), FineTune(), Loop())
+    with pytest.raises(BadInput, match=r"no client has one.*client_test=0\.3"):
+        run_stage(trained(FedAvg(), client_test=None), FineTune(), Loop())
     with pytest.raises(BadInput, match="iterations"):
         FineTuneETF(iterations=-1)
     with pytest.raises(BadInput, match="epochs"):

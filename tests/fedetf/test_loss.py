@@ -10,10 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from small import CLASSES, federation, network
 
-from fedhead.engine.loop import Loop
+from fedhead.algorithm.task import LocalTraining
+from fedhead.core.errors import BadInput
+from fedhead.core.losses import balanced_softmax, cross_entropy
+from fedhead.core.optimizers import SGD
 from fedhead.engine.simulation import Simulation
-from fedhead.errors import BadInput
-from fedhead.losses import balanced_softmax, cross_entropy
+from fedhead.executors.loop import Loop
 from fedhead.methods import METHODS
 from fedhead.methods.fedavgm import FedAvgM
 from fedhead.methods.fedetf import FedETF
@@ -21,8 +23,6 @@ from fedhead.methods.fedprox import FedProx
 from fedhead.methods.fedrod import FedRoD
 from fedhead.methods.moon import Moon
 from fedhead.methods.scaffold import Scaffold
-from fedhead.optim import SGD
-from fedhead.types import Local
 
 
 def by_hand(
@@ -90,7 +90,7 @@ def test_a_negative_exponent_is_refused(method: type[FedETF] | type[FedRoD]) -> 
 
 
 def _trained(method: FedETF, head: str = "etf") -> Simulation:
-    local = Local(epochs=1, batch_size=4, optimizer=SGD(0.05))
+    local = LocalTraining(epochs=1, batch_size=4, optimizer=SGD(0.05))
     simulation = Simulation(federation(), [network("group", head)], method, rounds=1, local=local)
     simulation.round(1, Loop())
     return simulation
@@ -111,7 +111,7 @@ def test_each_module_can_be_switched_off() -> None:
 
 @pytest.mark.parametrize("method", [FedProx(), FedAvgM(), Moon(), Scaffold()])
 def test_other_methods_train_an_etf_head_and_leave_its_frame(method: FedProx) -> None:
-    local = Local(epochs=1, batch_size=4, optimizer=SGD(0.05))
+    local = LocalTraining(epochs=1, batch_size=4, optimizer=SGD(0.05))
     simulation = Simulation(federation(), [network("batch", "etf")], method, rounds=2, local=local)
     before = simulation.server["model"]
     for number in (1, 2):
@@ -126,4 +126,4 @@ def test_other_methods_train_an_etf_head_and_leave_its_frame(method: FedProx) ->
 def test_a_model_with_another_head_is_refused_with_the_mend(name: str) -> None:
     head = METHODS[name].head
     with pytest.raises(BadInput, match=rf"{name} needs a model with the {head} head.*model\.head={head}"):
-        Simulation(federation(), [network("group")], METHODS[name](), rounds=1, local=Local())
+        Simulation(federation(), [network("group")], METHODS[name](), rounds=1, local=LocalTraining())

@@ -45,7 +45,7 @@ def test_the_papers_settings() -> None:
     recipe = cells["fedetf cifar10-0.05 general"].recipe(0)
     assert (recipe.clients, recipe.rounds, recipe.local_epochs) == (20, 200, 3)
     assert (recipe.lr, recipe.lr_decay, recipe.momentum, recipe.weight_decay) == (0.04, 0.99, 0.9, 5e-4)
-    assert (recipe.model, recipe.local_test, recipe.last_rounds) == ("resnet20", 0.3, 5)
+    assert (recipe.model, recipe.client_test, recipe.last_rounds) == ("resnet20", 0.3, 5)
     tiny = cells["fedavg tinyimagenet-0.1 general"].recipe(0)
     assert (tiny.model, tiny.rounds, tiny.local_epochs, tiny.lr) == ("resnet18", 50, 1, 0.01)
     assert cells["fedetf cifar10-0.1 personal"].stage == "finetune_etf"

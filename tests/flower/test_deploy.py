@@ -16,18 +16,19 @@ import numpy as np
 import pytest
 import torch
 
-from fedhead import plan
-from fedhead.engine.loop import Loop
+from fedhead.core.tree import Tree
+from fedhead.core.treefile import load_tree
+from fedhead.deploy import certificates, processes
+from fedhead.deploy.local_federation import LocalFederation
+from fedhead.deploy.processes import Mark
+from fedhead.deploy.project import Project
+from fedhead.engine import sampling
 from fedhead.engine.simulation import Simulation
+from fedhead.executors.loop import Loop
 from fedhead.experiment import build
-from fedhead.experiment.config import Recipe
-from fedhead.experiment.store import CHECKPOINT
-from fedhead.flower import certs, data, processes
-from fedhead.flower.federation import LocalFederation
-from fedhead.flower.processes import Mark
-from fedhead.flower.project import Project
-from fedhead.tree import Tree
-from fedhead.treefile import load_tree
+from fedhead.experiment.recipe import Recipe
+from fedhead.experiment.run_folder import CHECKPOINT
+from fedhead.flower import data
 
 pytestmark = [pytest.mark.deploy, pytest.mark.timeout(900)]
 SMALL = ["subset=240", "local_epochs=1", "partition=dirichlet(1.0)", "batch_size=16"]
@@ -57,8 +58,10 @@ def replayed(recipe: Recipe, history: list[dict[str, Any]]) -> Tree:
     )
     for row in history:
         missing = {SITES.index(name) for name in row.get("failed", {})}
-        cohort = [k for k in plan.cohort(recipe.seed, row["round"], simulation.holders, 3, 1.0) if k not in missing]
-        simulation.server, _ = simulation.exchange(
+        cohort = [
+            k for k in sampling.sample_cohort(recipe.seed, row["round"], simulation.holders, 3, 1.0) if k not in missing
+        ]
+        simulation.server, _ = simulation.algorithm(
             simulation.method, simulation.server, simulation.memory, cohort, row["round"], Loop()
         )
     return simulation.server
@@ -92,19 +95,19 @@ def test_tls_and_keys_equal_simulation_and_strangers_are_refused(
     project = Project.init(
         tmp_path / "demo", "digits", SITES, [*SMALL, "rounds=1", "stages=[ccvr]", "stage.ccvr.epochs=1"]
     )
-    certs.write(project.certs, ["127.0.0.1"], SITES)
+    certificates.write(project.certs, ["127.0.0.1"], SITES)
     begin = time.monotonic()
     federation = LocalFederation(project, secure=True)
     federations.append(federation)
     federation.up()
-    strangers = _strangers(federation, tmp_path)
+    unknown_nodes = _strangers(federation, tmp_path)
     try:
         federation.watch()
         print(f"TLS deployment: {time.monotonic() - begin:.1f} s from start to result")
-        for name, process in strangers.items():
+        for name, process in unknown_nodes.items():
             _refused(name, process, tmp_path)
     finally:
-        for process in strangers.values():
+        for process in unknown_nodes.values():
             Mark.of(process.pid).end(2.0)
             process.wait()
     same(replayed(recipe_of(project), history(project)), final(project))
@@ -119,7 +122,7 @@ def test_tls_and_keys_equal_simulation_and_strangers_are_refused(
 def _strangers(federation: LocalFederation, folder: Path) -> dict[str, subprocess.Popen[bytes]]:
     """Nodes that must not get in: of an unknown key, of no key, without TLS, and one that trusts another authority."""
     other = folder / "other"
-    certs.write(other, ["127.0.0.1"], ["mallory"])
+    certificates.write(other, ["127.0.0.1"], ["mallory"])
     ours, theirs = str(federation.project.certs / "ca.crt"), str(other / "ca.crt")
     key = ["--auth-supernode-private-key", str(other / "sites" / "mallory")]
     ports = processes.free_ports(4)
@@ -238,7 +241,7 @@ def test_a_large_model_and_its_statistics_go_through(tmp_path: Path, federations
 def test_the_same_recipe_by_the_command_line(tmp_path: Path) -> None:
     """`fedhead run --engine flower` leaves what a simulation leaves, to 1e-6."""
     env = processes.environment(tmp_path)
-    words = ["fedhead", "run", "digits", *SMALL, "clients=2", "rounds=2", "local_test=0.3", "method=fedetf"]
+    words = ["fedhead", "run", "digits", *SMALL, "clients=2", "rounds=2", "client_test=0.3", "method=fedetf"]
     words += ["stages=[finetune_etf]", "stage.finetune_etf.iterations=1", "--quiet", "--json"]
     results = []
     for more in (["--engine", "flower"], ["--executor", "loop"]):

@@ -10,25 +10,25 @@ import torch
 from inprocess import World
 from small import federation, network
 
-from fedhead.engine.loop import Loop
+from fedhead.algorithm.base import Stage
+from fedhead.algorithm.task import LocalTraining
+from fedhead.core.errors import FedheadError
+from fedhead.core.optimizers import SGD
+from fedhead.core.tree import Tree
 from fedhead.engine.rounds import run_stage
 from fedhead.engine.simulation import Simulation
-from fedhead.errors import FedheadError
-from fedhead.exchange import Stage
-from fedhead.flower.shelf import Shelf
+from fedhead.executors.loop import Loop
+from fedhead.flower.site_store import SiteStore
 from fedhead.methods import METHODS
-from fedhead.models.split import Split
-from fedhead.optim import SGD
+from fedhead.models.split_model import SplitModel
 from fedhead.stages import STAGES
-from fedhead.tree import Tree
-from fedhead.types import Local
 
 ROUNDS = 3
-LOCAL = Local(epochs=1, batch_size=4, optimizer=SGD(lr=0.05, momentum=0.9), lr_decay=0.9)
+LOCAL = LocalTraining(epochs=1, batch_size=4, optimizer=SGD(lr=0.05, momentum=0.9), lr_decay=0.9)
 SETTINGS = {"rounds": ROUNDS, "local": LOCAL, "participation": 0.6}
 
 
-def model_for(name: str) -> Split:
+def model_for(name: str) -> SplitModel:
     return network("batch", METHODS[name].head)
 
 
@@ -56,8 +56,8 @@ def compare(world: World, simulation: Simulation, stages: list[Stage]) -> None:
             assert row[name] == (None if figures[name] is None else pytest.approx(figures[name], abs=1e-6))
     same(simulation.server, coordinator.progress.server)
     for k, state in simulation.memory.states.items():
-        shelf = Shelf(world.folder / "state", world.experiment, f"site-{k}")
-        stored = shelf.state(coordinator.progress.accepted[k])
+        store = SiteStore(world.folder / "state", world.experiment, f"site-{k}")
+        stored = store.state(coordinator.progress.accepted[k])
         assert stored is not None
         same(state, stored)
     for stage in stages:

@@ -13,17 +13,17 @@ from flwr.app import Error, Message, RecordDict
 from inprocess import Fault, InProcess, World, spoiled
 from small import federation, network
 
+from fedhead.algorithm.task import LocalTraining
+from fedhead.core.errors import FedheadError
+from fedhead.core.optimizers import SGD
+from fedhead.core.tree import Tree
 from fedhead.engine.simulation import Simulation
-from fedhead.errors import FedheadError
-from fedhead.flower import orders, wire
+from fedhead.flower import protocol, wire
 from fedhead.flower.coordinator import Progress
-from fedhead.flower.shelf import Shelf
+from fedhead.flower.site_store import SiteStore
 from fedhead.methods import METHODS
-from fedhead.optim import SGD
-from fedhead.tree import Tree
-from fedhead.types import Local
 
-SETTINGS = {"rounds": 3, "local": Local(epochs=1, batch_size=4, optimizer=SGD(lr=0.05))}
+SETTINGS = {"rounds": 3, "local": LocalTraining(epochs=1, batch_size=4, optimizer=SGD(lr=0.05))}
 Change = Callable[[dict[str, Any], dict[str, Any]], None]
 
 
@@ -116,15 +116,15 @@ SPOILED: dict[Change, str] = {
 
 def without(world: World, client: int, round: int) -> Tree:
     """The server's state of a simulation in which one client misses one round."""
-    from fedhead import plan
-    from fedhead.engine.loop import Loop
+    from fedhead.engine import sampling
+    from fedhead.executors.loop import Loop
 
     simulation = Simulation(world.federation, list(world.models.values()), world.method, **world.settings)
     for number in range(1, 4):
-        cohort = plan.cohort(0, number, simulation.holders, 5, 1.0)
+        cohort = sampling.sample_cohort(0, number, simulation.holders, 5, 1.0)
         if number == round:
             cohort.remove(client)
-        simulation.server, _ = simulation.exchange(
+        simulation.server, _ = simulation.algorithm(
             world.method, simulation.server, simulation.memory, cohort, number, Loop()
         )
     return simulation.server
@@ -233,7 +233,7 @@ def test_too_few_replies_are_asked_for_again(tmp_path: Path) -> None:
     assert tries["n"] == 2
     assert not any("failed" in row for row in coordinator.progress.history)
     simulation = Simulation(here.federation, list(here.models.values()), here.method, **here.settings)
-    from fedhead.engine.loop import Loop
+    from fedhead.executors.loop import Loop
 
     for number in range(1, 4):
         simulation.round(number, Loop())
@@ -291,7 +291,7 @@ def test_a_site_that_comes_back_as_another_node_keeps_its_state(tmp_path: Path) 
     coordinator.run(here.method, [], on_round=move)
     assert any("site-3 has come back" in line for line in said)
     simulation = Simulation(here.federation, list(here.models.values()), here.method, **here.settings)
-    from fedhead.engine.loop import Loop
+    from fedhead.executors.loop import Loop
 
     for number in range(1, 4):
         simulation.round(number, Loop())
@@ -304,7 +304,7 @@ def test_a_site_that_lost_its_state_says_so(tmp_path: Path) -> None:
 
     def lose(now: Progress) -> None:
         if now.round == 1:
-            for path in Shelf(tmp_path / "state", here.experiment, "site-3").path.iterdir():
+            for path in SiteStore(tmp_path / "state", here.experiment, "site-3").path.iterdir():
                 path.unlink()
 
     coordinator.run(here.method, [], on_round=lose)
@@ -318,7 +318,7 @@ def test_two_nodes_of_one_name_are_both_left_out(tmp_path: Path) -> None:
     coordinator = here.coordinator(grid, said)
     coordinator.run(here.method, [])
     assert sum(line.startswith("node") and "two nodes call themselves site-1" in line for line in said) == 2
-    assert "site-1" not in coordinator.roster.nodes
+    assert "site-1" not in coordinator.nodes.nodes
 
 
 def test_a_stranger_and_a_site_without_samples_are_left_out_by_name(tmp_path: Path) -> None:
@@ -338,7 +338,7 @@ def test_another_version_of_the_server_is_named_at_the_site(
     object.__setattr__(coordinator.terms, "fedhead", "9.9")
     with pytest.raises(FedheadError, match="0 of 5 sites"):
         coordinator.run(here.method, [])
-    told = f"the server runs fedhead 9.9, this site {orders.version()}: install fedhead==9.9"
+    told = f"the server runs fedhead 9.9, this site {protocol.version()}: install fedhead==9.9"
     assert any(told in line for line in said)
     assert told in capsys.readouterr().err
 
@@ -351,7 +351,7 @@ def test_a_model_that_the_method_cant_average_is_refused_by_name(tmp_path: Path)
 
 
 def test_nothing_diverged_leaves_a_site(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    settings = {**SETTINGS, "local": Local(epochs=3, batch_size=4, optimizer=SGD(lr=1e18))}
+    settings = {**SETTINGS, "local": LocalTraining(epochs=3, batch_size=4, optimizer=SGD(lr=1e18))}
     here = World(federation(), {"own": network("group")}, METHODS["fedavg"](), settings, tmp_path)
     with pytest.raises(FedheadError, match="no quorum"):
         here.coordinator(here.grid(), attempts=1).run(here.method, [])

@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedhead.engine.loop import Loop
+from fedhead.core.treefile import load_tree
+from fedhead.deploy import processes
+from fedhead.deploy.processes import Mark
 from fedhead.engine.simulation import Simulation
+from fedhead.executors.loop import Loop
 from fedhead.experiment import build
-from fedhead.experiment.store import CHECKPOINT, RunFolder
-from fedhead.flower import processes
-from fedhead.flower.processes import Mark
-from fedhead.treefile import load_tree
+from fedhead.experiment.run_folder import CHECKPOINT, RunFolder
 
 GUIDE = Path(__file__).parents[2] / "docs" / "deployment.md"
 SECTIONS = {

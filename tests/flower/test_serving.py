@@ -11,16 +11,16 @@ import torch
 from inprocess import InProcess
 from safetensors import SafetensorError
 
-import fedhead.experiment.store as store
-from fedhead.engine.loop import Loop
+import fedhead.experiment.run_folder as store
+from fedhead.core.errors import BadInput, FedheadError
+from fedhead.core.treefile import load_tree
+from fedhead.deploy.project import Project
 from fedhead.engine.simulation import Simulation
-from fedhead.errors import BadInput, FedheadError
+from fedhead.executors.loop import Loop
 from fedhead.experiment import build
 from fedhead.experiment.run import Settings, execute
 from fedhead.flower import assemble
-from fedhead.flower.project import Project
 from fedhead.flower.serving import serve
-from fedhead.treefile import load_tree
 
 SMALL = ["subset=120", "rounds=3", "local_epochs=1", "partition=dirichlet(1.0)", "batch_size=16"]
 
@@ -37,7 +37,7 @@ def leaves(path: Path) -> dict[str, torch.Tensor]:
 
 
 def test_a_run_folder_equals_a_simulations(tmp_path: Path) -> None:
-    made, grid = project(tmp_path, "method=scaffold", "stages=[ccvr]", "stage.ccvr.epochs=1", "local_test=0.3")
+    made, grid = project(tmp_path, "method=scaffold", "stages=[ccvr]", "stage.ccvr.epochs=1", "client_test=0.3")
     found = serve(made.server(), grid, say=lambda line: None)
     torch.set_num_threads(1)
     expected = execute(
@@ -56,7 +56,7 @@ def test_a_run_folder_equals_a_simulations(tmp_path: Path) -> None:
 
 def test_two_architectures_of_a_recipe(tmp_path: Path) -> None:
     models = "model=['mlp(hidden=[12])', 'mlp(hidden=[9, 7])']"
-    made, grid = project(tmp_path, "method=fedclassavg", models, "model.feature_layer=8", "local_test=0.3")
+    made, grid = project(tmp_path, "method=fedclassavg", models, "model.feature_layer=8", "client_test=0.3")
     found = serve(made.server(), grid, say=lambda line: None)
     recipe = made.server().recipe_of_run()
     whole = build.federation(recipe)
@@ -72,12 +72,12 @@ def test_two_architectures_of_a_recipe(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "trouble",
+    "failure",
     [OSError(errno.ENOSPC, "No space left on device"), SafetensorError("I/O error: No space left on device")],
     ids=["python", "safetensors"],
 )
 def test_a_full_disk_stops_the_server_by_name_and_it_resumes(
-    trouble: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    failure: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made, grid = project(tmp_path, "method=scaffold")
     honest, calls = store.save_tree, []
@@ -85,7 +85,7 @@ def test_a_full_disk_stops_the_server_by_name_and_it_resumes(
     def full(*arguments: object) -> None:
         calls.append(arguments)
         if len(calls) == 2:
-            raise trouble
+            raise failure
         honest(*arguments)  # type: ignore[arg-type]  # handed on as they came
 
     monkeypatch.setattr(store, "save_tree", full)

@@ -1,4 +1,4 @@
-"""A site's files and data: each form that is taken, and what is wrong with others, said where it can be mended."""
+"""A site's files and data: each form that is taken, and what is wrong with others, said where it can be fixed."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from inprocess import World
 from PIL import Image
 from small import federation, network
 
-from fedhead.errors import BadInput
-from fedhead.flower import assemble, certs, data
+from fedhead.algorithm.task import LocalTraining
+from fedhead.core.errors import BadInput
+from fedhead.core.tree import Tree, Weights
+from fedhead.deploy import certificates
+from fedhead.deploy.project import Project
+from fedhead.flower import assemble, data
 from fedhead.flower.files import ServerFile, SiteFile
-from fedhead.flower.orders import Order, Terms, read_order, to_json
-from fedhead.flower.project import Project
-from fedhead.flower.shelf import Shelf
+from fedhead.flower.protocol import Request, RunSpec, read_request, to_json
+from fedhead.flower.site_store import SiteStore
 from fedhead.methods import METHODS
-from fedhead.tree import Tree, Weights
-from fedhead.types import Local
 
-TERMS = Terms("ab" * 8, {"seed": 0}, ["north", "south"], 2, [1, 4, 4], ["cat", "dog"], [0.5], [0.5])
+TERMS = RunSpec("ab" * 8, {"seed": 0}, ["north", "south"], 2, [1, 4, 4], ["cat", "dog"], [0.5], [0.5])
 
 
 def images(n: int = 6, size: int = 4) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
@@ -60,12 +61,12 @@ def test_every_form_of_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         assert fed.sizes == (0, 6)
         assert sorted(fed.train.y.tolist()) == [0, 0, 0, 1, 1, 1]
         assert torch.equal(fed.train.x.sort(dim=0).values, torch.from_numpy(x)[:, None].sort(dim=0).values)
-        assert fed.local is None
+        assert fed.client_test is None
     with_test = loaded(tmp_path, "words.npz")
-    assert [len(rows) for rows in with_test.local] == [0, 2]
+    assert [len(rows) for rows in with_test.client_test] == [0, 2]
     assert with_test.test.y.tolist() == [1, 0]
-    split = loaded(tmp_path, "arrays.npz", local_test=0.34)
-    assert (split.sizes, [len(rows) for rows in split.local]) == ((0, 4), [0, 2])
+    split = loaded(tmp_path, "arrays.npz", client_test=0.34)
+    assert (split.sizes, [len(rows) for rows in split.client_test]) == ((0, 4), [0, 2])
     resized = data.federation(TERMS, 0, "pictures", base=tmp_path, size=4)
     assert resized.sizes == (6, 0)
 
@@ -75,11 +76,11 @@ def test_the_share_of_a_client_holds_nothing_of_the_others() -> None:
     own = data.share(whole, 3)
     assert own.sizes == (0, 0, 0, 14, 0)
     assert torch.equal(own.train.x, whole.train.x[whole.rows[3]])
-    assert torch.equal(own.test.x, whole.test.x[whole.local[3]])
-    split = federation().with_local_test(0.3)
+    assert torch.equal(own.test.x, whole.test.x[whole.client_test[3]])
+    split = federation().with_client_test(0.3)
     part = data.share(split, 0)
-    assert torch.equal(part.train.x[part.local[0]], split.train.x[split.local[0]])
-    assert len(part.train.y) == len(split.rows[0]) + len(split.local[0])
+    assert torch.equal(part.train.x[part.client_test[0]], split.train.x[split.client_test[0]])
+    assert len(part.train.y) == len(split.rows[0]) + len(split.client_test[0])
 
 
 def bad_data(folder: Path) -> dict[str, str]:
@@ -176,20 +177,20 @@ def test_an_unreadable_site_file_is_told_to_the_server(tmp_path: Path) -> None:
 
 
 def test_the_shelf_keeps_the_accepted_state_and_the_newest(tmp_path: Path) -> None:
-    shelf = Shelf(tmp_path, "ab" * 8, "north")
+    store = SiteStore(tmp_path, "ab" * 8, "north")
     states = [Tree(w=Weights({"a": torch.full((2,), float(r))})) for r in range(5)]
-    shelf.keep_state(1, states[1], accepted=0)
-    shelf.keep_state(2, states[2], accepted=1)
-    shelf.keep_state(3, states[3], accepted=1)  # round 2 was refused
-    assert shelf.state(2) is None
-    assert torch.equal(shelf.state(1)["w"]["a"], states[1]["w"]["a"])
-    assert torch.equal(shelf.state(3)["w"]["a"], states[3]["w"]["a"])
+    store.keep_state(1, states[1], accepted=0)
+    store.keep_state(2, states[2], accepted=1)
+    store.keep_state(3, states[3], accepted=1)  # round 2 was refused
+    assert store.state(2) is None
+    assert torch.equal(store.state(1)["w"]["a"], states[1]["w"]["a"])
+    assert torch.equal(store.state(3)["w"]["a"], states[3]["w"]["a"])
 
 
 def test_a_full_disk_at_a_site_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(BadInput, match="can't be written"):
-        Shelf(tmp_path / "file", "ab" * 8, "north").keep_state(1, Tree(), 0)
+        SiteStore(tmp_path / "file", "ab" * 8, "north").keep_state(1, Tree(), 0)
 
 
 @pytest.mark.parametrize(
@@ -206,44 +207,44 @@ def test_a_full_disk_at_a_site_is_named(tmp_path: Path) -> None:
     ],
 )
 def test_odd_orders_are_refused(change: dict[str, Any]) -> None:
-    from fedhead.engine.gate import Refused
+    from fedhead.engine.reply_check import Refused
 
-    good = to_json(Order("work", TERMS, 10.0))
-    assert read_order(good).terms == TERMS
+    good = to_json(Request("work", TERMS, 10.0))
+    assert read_request(good).terms == TERMS
     with pytest.raises(Refused):
-        read_order({**good, **change})
+        read_request({**good, **change})
 
 
 def test_certificates(tmp_path: Path) -> None:
-    written = certs.write(tmp_path, ["127.0.0.1", "localhost"], ["north", "south"])
+    written = certificates.write(tmp_path, ["127.0.0.1", "localhost"], ["north", "south"])
     assert {p.name for p in written} >= {"ca.crt", "ca.key", "server.crt", "server.key", "north", "north.pub"}
     for path in written:
         secret = path.name.endswith(".key") or path.name in ("north", "south")
         assert path.stat().st_mode & 0o777 == (0o600 if secret else 0o644)
-    certs.check(tmp_path, ["north", "south"])
+    certificates.check(tmp_path, ["north", "south"])
     key = (tmp_path / "sites" / "north").read_bytes()
     authority = (tmp_path / "ca.crt").read_bytes()
-    certs.write(tmp_path, ["fl.example.org"], ["north", "west"])  # again, for another host and one site more
+    certificates.write(tmp_path, ["fl.example.org"], ["north", "west"])  # again, for another host and one site more
     assert (tmp_path / "sites" / "north").read_bytes() == key
     assert (tmp_path / "ca.crt").read_bytes() == authority
-    certs.check(tmp_path, ["north", "south", "west"])
+    certificates.check(tmp_path, ["north", "south", "west"])
     with pytest.raises(BadInput, match="east is missing"):
-        certs.check(tmp_path, ["east"])
+        certificates.check(tmp_path, ["east"])
     other = tmp_path / "other"
-    certs.write(other, ["127.0.0.1"], [])
+    certificates.write(other, ["127.0.0.1"], [])
     (tmp_path / "ca.crt").write_bytes((other / "ca.crt").read_bytes())
     with pytest.raises(BadInput, match="was not issued by"):
-        certs.check(tmp_path, ["north"])
+        certificates.check(tmp_path, ["north"])
     (tmp_path / "server.crt").write_text("no certificate")
     with pytest.raises(BadInput, match="is no certificate"):
-        certs.check(tmp_path, ["north"])
+        certificates.check(tmp_path, ["north"])
 
 
 def test_a_server_with_other_shapes_than_the_site_is_refused_at_the_site(tmp_path: Path) -> None:
     here = World(
-        federation(), {"own": network("group")}, METHODS["fedavg"](), {"rounds": 1, "local": Local()}, tmp_path
+        federation(), {"own": network("group")}, METHODS["fedavg"](), {"rounds": 1, "local": LocalTraining()}, tmp_path
     )
-    order = Order("work", here.terms(), 10.0, round=1)
+    order = Request("work", here.terms(), 10.0, round=1)
     down = Tree(model=Weights({"classifier.bias": torch.zeros(9)}))
     with pytest.raises(Exception, match="set up with different models"):
-        here.site(0).answer(order, {"down": down, "own": Tree()})
+        here.site(0).answer(order, {"broadcast": down, "per_client": Tree()})

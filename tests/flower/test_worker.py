@@ -1,4 +1,4 @@
-"""The site's worker and its door: content as bytes, many orders by one process, which leaves with its guardian."""
+"""The site's worker and its door: content as bytes, many orders by one process, which leaves with its parent."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ import pytest
 import torch
 from inprocess import carried
 
-from fedhead.flower import assemble, wire
-from fedhead.flower.orders import Order, read_answer, to_json
-from fedhead.flower.project import Project
-from fedhead.tree import Tree, Weights
-from fedhead_site import door
+from fedhead.core.tree import Tree, Weights
+from fedhead.deploy.project import Project
+from fedhead.flower import assemble, wire, worker_client
+from fedhead.flower.protocol import Request, read_response, to_json
 
 
 def test_content_crosses_the_socket_unchanged() -> None:
@@ -24,16 +23,16 @@ def test_content_crosses_the_socket_unchanged() -> None:
     header = {"name": "Zürich", "round": 3}
     here, there = socket.socketpair()
     with here, there:
-        sending = threading.Thread(target=door.send, args=(here, wire.pack(header, {"send": tree})))
+        sending = threading.Thread(target=worker_client.send, args=(here, wire.pack(header, {"send": tree})))
         sending.start()
-        found, trees = wire.unpack(carried(door.receive(there)))
+        found, trees = wire.unpack(carried(worker_client.receive(there)))
         sending.join()
         assert found == header
         for name, t in tree.leaves().items():
             assert torch.equal(t, trees["send"].leaves()[name])
         here.close()
         with pytest.raises(EOFError):
-            door.receive(there)
+            worker_client.receive(there)
 
 
 @pytest.mark.deploy
@@ -41,25 +40,25 @@ def test_content_crosses_the_socket_unchanged() -> None:
 def test_a_worker_answers_many_orders_and_leaves_with_its_guardian(tmp_path: Path) -> None:
     project = Project.init(tmp_path / "demo", "digits", ["north", "south"], ["subset=120"])
     site, terms = str(project.path / "sites" / "north" / "site.yaml"), assemble.terms(project.server())
-    content = wire.pack(to_json(Order("hello", terms, 60.0)), {})
+    content = wire.pack(to_json(Request("hello", terms, 60.0)), {})
     place = tmp_path / "w.sock"
-    with subprocess.Popen(["sleep", "1000"]) as guardian:
+    with subprocess.Popen(["sleep", "1000"]) as parent:
         try:
             seconds = []
             for _ in range(3):
                 begin = time.monotonic()
-                with door._connected(place, site, guardian.pid) as connection:
-                    door.send(connection, content)
-                    answer = read_answer(wire.unpack(door.receive(connection))[0])
+                with worker_client._connected(place, site, parent.pid) as connection:
+                    worker_client.send(connection, content)
+                    answer = read_response(wire.unpack(worker_client.receive(connection))[0])
                 seconds.append(time.monotonic() - begin)
                 assert (answer.problem, answer.site) == (None, "north")
             assert max(seconds[1:]) < seconds[0]  # torch and the data were loaded once
             Path(site).write_text("name: north\ndata: absent.npz\n")  # the next order meets the new file
-            with door._connected(place, site, guardian.pid) as connection:
-                door.send(connection, content)
-                assert "no such file" in str(read_answer(wire.unpack(door.receive(connection))[0]).problem)
+            with worker_client._connected(place, site, parent.pid) as connection:
+                worker_client.send(connection, content)
+                assert "no such file" in str(read_response(wire.unpack(worker_client.receive(connection))[0]).problem)
         finally:
-            guardian.kill()
-    for worker in door.STARTED:
-        assert worker.wait(30) == 0  # it did not outlive its guardian
+            parent.kill()
+    for worker in worker_client.STARTED:
+        assert worker.wait(30) == 0  # it did not outlive its parent
     assert not place.exists()

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.func import vmap
 
-from fedhead.stacked.layers import StackedLayers
+from fedhead.executors.kernels.layers import StackedLayers
 from gpu import DEVICE, KERNELS, compare
 
 pytestmark = KERNELS

@@ -7,24 +7,24 @@ import dataclasses
 import pytest
 from small import federation, network
 
-from fedhead.engine.graphs import Graphs
-from fedhead.engine.job import Executor
-from fedhead.engine.lanes import Lanes
-from fedhead.engine.loop import Loop
+from fedhead.algorithm.task import LocalTraining
+from fedhead.core.optimizers import SGD
 from fedhead.engine.simulation import Simulation
-from fedhead.engine.stack import Stack
+from fedhead.executors.graphs import Graphs
+from fedhead.executors.job import Executor
+from fedhead.executors.lanes import Lanes
+from fedhead.executors.loop import Loop
+from fedhead.executors.stack import Stack
 from fedhead.methods import METHODS
-from fedhead.models.precision import settle
-from fedhead.optim import SGD
-from fedhead.types import Local
+from fedhead.models.precision import set_precision
 from gpu import GPU
 
 pytestmark = GPU
-LOCAL = Local(epochs=2, batch_size=4, optimizer=SGD(lr=0.02, momentum=0.9, weight_decay=1e-3))
+LOCAL = LocalTraining(epochs=2, batch_size=4, optimizer=SGD(lr=0.02, momentum=0.9, weight_decay=1e-3))
 
 
-def simulate(name: str, norm: str, executor: Executor, rounds: int = 1, local: Local = LOCAL) -> Simulation:
-    settle("fp32")
+def simulate(name: str, norm: str, executor: Executor, rounds: int = 1, local: LocalTraining = LOCAL) -> Simulation:
+    set_precision("fp32")
     simulation = Simulation(
         federation(), [network(norm, METHODS[name].head)], METHODS[name](), rounds=rounds, local=local, device="cuda"
     )

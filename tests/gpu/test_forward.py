@@ -6,25 +6,26 @@ import pytest
 import torch
 from small import federation, network
 
-from fedhead.analysis import cka, collapse, local
-from fedhead.engine import forward
+from fedhead.algorithm.task import LocalTraining
+from fedhead.analysis import cka, client_models, collapse
+from fedhead.core.batch import Batch
+from fedhead.core.optimizers import SGD
 from fedhead.engine import server as servers
-from fedhead.engine.forward import Passes, Room
-from fedhead.engine.loop import Loop
 from fedhead.engine.simulation import Simulation
+from fedhead.executors import forward
+from fedhead.executors.forward import ForwardExecutor, MemoryBudget
+from fedhead.executors.loop import Loop
 from fedhead.methods import METHODS
-from fedhead.models.precision import settle
-from fedhead.optim import SGD
+from fedhead.models.precision import set_precision
 from fedhead.stages.ccvr import CCVR
-from fedhead.types import Batch, Local
 from gpu import GPU
 
 pytestmark = GPU
-LOCAL = Local(epochs=1, batch_size=4, optimizer=SGD(lr=0.02))
+LOCAL = LocalTraining(epochs=1, batch_size=4, optimizer=SGD(lr=0.02))
 
 
 def trained(name: str, norm: str, bf16: bool = False) -> Simulation:
-    settle("fp32")
+    set_precision("fp32")
     model = network(norm, METHODS[name].head)
     made = Simulation(federation(), [model], METHODS[name](), rounds=1, local=LOCAL, device="cuda", bf16=bf16)
     made.round(1, Loop())
@@ -40,14 +41,14 @@ def scores(found: torch.Tensor, batch: Batch) -> torch.Tensor:
 @pytest.mark.parametrize("bf16", [False, True], ids=["fp32", "bf16"])
 def test_personal_models(name: str, norm: str, bf16: bool) -> None:
     simulation = trained(name, norm, bf16)
-    assert simulation.federation.local is not None
+    assert simulation.federation.client_test is not None
     assert simulation.test is not None
-    post = servers.post(simulation.method, simulation.server, simulation.holders, simulation.task_of)
+    post = servers.make_downlink(simulation.method, simulation.server, simulation.holders, simulation.task_of)
     (job,) = simulation.work(simulation.method, post, simulation.memory, 2, trains=False)
-    rows, room = [simulation.federation.local[k] for k in job.clients], Room()
-    stacked = forward.personal(job, simulation.test, rows, room, scores)
+    rows, budget = [simulation.federation.client_test[k] for k in job.clients], MemoryBudget()
+    stacked = forward.personal(job, simulation.test, rows, budget, scores)
     apart = forward.personal(job, simulation.test, rows, None, scores)
-    assert not room.apart
+    assert not budget.apart
     tolerance = 3e-2 if bf16 else 1e-4
     for mine, theirs in zip(stacked, apart, strict=True):
         torch.testing.assert_close(mine, theirs, atol=tolerance, rtol=tolerance)
@@ -55,23 +56,23 @@ def test_personal_models(name: str, norm: str, bf16: bool) -> None:
 
 def test_statistics() -> None:
     simulation = trained("fedavg", "batch")
-    stage, passes = CCVR().after(simulation.method), Passes()
+    stage, passes = CCVR().after(simulation.method), ForwardExecutor()
     (job,) = simulation.jobs(stage, simulation.server, simulation.memory, simulation.holders, 2)
     for stacked, alone in zip(passes.run(job), Loop().run(job), strict=True):
         for name, value in alone.send["statistics"].items():
             torch.testing.assert_close(stacked.send["statistics"][name], value, atol=1e-3, rtol=1e-4)
-    assert not passes.room.apart
+    assert not passes.budget.apart
 
 
 def test_analyses() -> None:
     simulation = trained("fedavg", "batch")
     assert simulation.test is not None
-    models, room = local.local_models(simulation, Loop(), 2), Room()
+    models, budget = client_models.local_models(simulation, Loop(), 2), MemoryBudget()
     batches = [simulation.test.view(torch.arange(20, device="cuda"), None)]
     model = simulation.task.model
-    stacked, apart = cka.similarity(model, models, batches, room=room), cka.similarity(model, models, batches)
+    stacked, apart = cka.similarity(model, models, batches, budget=budget), cka.similarity(model, models, batches)
     for name, matrix in apart.layers.items():
         torch.testing.assert_close(stacked.layers[name], matrix, atol=1e-4, rtol=1e-4)
-    assert not room.apart
+    assert not budget.apart
     assert collapse.locally(simulation, Loop(), 2).clients == simulation.holders
-    assert not simulation.rooms[0].apart
+    assert not simulation.budgets[0].apart

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 from torch.func import vmap
 
-from fedhead.models.precision import settle
-from fedhead.stacked.layers import StackedLayers
+from fedhead.executors.kernels.layers import StackedLayers
+from fedhead.models.precision import set_precision
 from gpu import DEVICE, KERNELS, compare
 
 pytestmark = KERNELS
@@ -22,7 +22,7 @@ def test_stacked_layers_and_their_gradients(sizes: tuple[int, ...], biased: bool
 
 
 def test_an_input_that_needs_no_gradient_gets_none() -> None:
-    settle("fp32")
+    set_precision("fp32")
     x, weight = torch.randn(2, 5, 3, device=DEVICE), torch.randn(2, 4, 3, device=DEVICE, requires_grad=True)
     with StackedLayers():
         found = vmap(nn.functional.linear)(x, weight)

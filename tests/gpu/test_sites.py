@@ -8,35 +8,39 @@ import pytest
 import torch
 from small import federation, network
 
+from fedhead.algorithm.task import LocalTraining
+from fedhead.core.optimizers import SGD
+from fedhead.core.tree import Tree
 from fedhead.engine.clients import Clients
-from fedhead.engine.server import post
+from fedhead.engine.server import make_downlink
 from fedhead.flower.data import share
-from fedhead.flower.orders import Order, Terms
+from fedhead.flower.protocol import Request, RunSpec
 from fedhead.flower.site import Bench, Site
 from fedhead.methods import METHODS
-from fedhead.optim import SGD
-from fedhead.tree import Tree
-from fedhead.types import Local
 from gpu import needs_cuda
 
-TERMS = Terms("ab" * 8, {"seed": 0}, [f"site-{k}" for k in range(5)], 3, [1, 6, 6])
+TERMS = RunSpec("ab" * 8, {"seed": 0}, [f"site-{k}" for k in range(5)], 3, [1, 6, 6])
 
 
 def answers(device: str, folder: Path) -> list[Tree]:
     """Two rounds of a stateful method at one site, both from the same server state."""
     method = METHODS["scaffold"]()
 
-    def bench(terms: Terms, number: int) -> Bench:
-        settings = {"rounds": 2, "local": Local(epochs=1, batch_size=4, optimizer=SGD(lr=0.05)), "device": device}
+    def bench(terms: RunSpec, number: int) -> Bench:
+        settings = {
+            "rounds": 2,
+            "local": LocalTraining(epochs=1, batch_size=4, optimizer=SGD(lr=0.05)),
+            "device": device,
+        }
         return Bench(Clients(share(federation(), number), [network("group")], method, all_here=False, **settings))
 
     clients = bench(TERMS, 3).clients
     server = method.init_server(clients.initial[0], clients.task).to("cpu")
-    mail = post(method, server, [3], clients.task_of)
+    mail = make_downlink(method, server, [3], clients.task_of)
     site, sent = Site("site-3", bench, folder), []
     for number in (1, 2):
-        order = Order("work", TERMS, 60.0, number, accepted=number - 1)
-        _, trees, commit = site.answer(order, {"down": mail.down, "own": mail.own[3]})
+        order = Request("work", TERMS, 60.0, number, accepted=number - 1)
+        _, trees, commit = site.answer(order, {"broadcast": mail.broadcast, "per_client": mail.per_client[3]})
         commit()
         sent.append(trees["send"].to("cpu"))
     return sent

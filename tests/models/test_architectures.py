@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from fedhead.models import MODELS, Split, build, weights
+from fedhead.models import MODELS, SplitModel, build, weights
 from fedhead.models.dropout import drawing
 
 
@@ -165,7 +165,7 @@ def test_published_counts() -> None:
 
 
 # -- training -------------------------------------------------------------------------------------------------------
-def train(model: Split, stacked: bool, params: Any, stats: Any, x: Tensor, key: Tensor) -> tuple[Any, Any, Tensor]:
+def train(model: SplitModel, stacked: bool, params: Any, stats: Any, x: Tensor, key: Tensor) -> tuple[Any, Any, Tensor]:
     """The gradients, moved statistics and logits of one step, as the executors take it."""
 
     def step(params: Any, stats: Any, x: Tensor, key: Tensor) -> tuple[Tensor, Any, Tensor]:
@@ -180,7 +180,7 @@ def train(model: Split, stacked: bool, params: Any, stats: Any, x: Tensor, key: 
     return dict(zip(leaves, gradients, strict=True)), moved, logits
 
 
-def agree(model: Split, shape: tuple[int, ...], batch: int) -> None:
+def agree(model: SplitModel, shape: tuple[int, ...], batch: int) -> None:
     """Two clients in a stack must come out as one after the other."""
     w = weights(model.double())
     two = {name: torch.stack([t, t * 1.05 + 0.01]) for name, t in w.items()}

@@ -1,4 +1,4 @@
-"""What keeps a module from being used, and what is mended."""
+"""What keeps a module from being used, and what is fixed."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedhead.errors import BadInput
-from fedhead.models import MODELS, Split, build, weights
-from fedhead.models.check import check, mend, require
+from fedhead.core.errors import BadInput
+from fedhead.models import MODELS, SplitModel, build, weights
+from fedhead.models.check import check, fix, require
 from fedhead.models.dropout import Dropout
 from fedhead.models.wrap import split
 
 
-def wrap(*layers: nn.Module, width: int = 6) -> Split:
+def wrap(*layers: nn.Module, width: int = 6) -> SplitModel:
     """Layers between an input of 4 numbers and a classifier of 3, unmended."""
-    return Split(nn.Sequential(nn.Flatten(), *layers), nn.Linear(width, 3))
+    return SplitModel(nn.Sequential(nn.Flatten(), *layers), nn.Linear(width, 3))
 
 
-def blocks(model: Split, shape: tuple[int, ...] = (4,), classes: int = 3) -> set[str]:
+def blocks(model: SplitModel, shape: tuple[int, ...] = (4,), classes: int = 3) -> set[str]:
     return {f.blocks for f in check(model, shape, classes)}
 
 
@@ -43,8 +43,8 @@ def test_dropout_is_mended() -> None:
     planes = nn.Sequential(nn.Unflatten(1, (6, 1, 1)), nn.Dropout2d(0.5), nn.Flatten())
     model = wrap(nn.Linear(4, 6), shared, nn.ReLU(), shared, planes)
     assert blocks(model) == {"stack"}
-    assert "call mend(model)" in str(check(model, (4,), 3)[0])
-    mend(model)
+    assert "call fix(model)" in str(check(model, (4,), 3)[0])
+    fix(model)
     layers = model.extractor
     assert isinstance(layers[2], Dropout)
     assert layers[2] is layers[4], "a shared module stays shared"
@@ -55,7 +55,7 @@ def test_dropout_is_mended() -> None:
 def test_batchnorm_is_mended() -> None:
     model = wrap(nn.Linear(4, 6), nn.BatchNorm1d(6, momentum=None), nn.BatchNorm1d(6, track_running_stats=False))
     assert "stack" in blocks(model)
-    mend(model)
+    fix(model)
     assert check(model, (4,), 3) == []
     assert [model.extractor[i].momentum for i in (2, 3)] == [0.1, 0.1]
     assert sorted(n.rsplit(".", 1)[1] for n in weights(model).buffers) == ["running_mean"] * 2 + ["running_var"] * 2
@@ -70,9 +70,9 @@ def test_mixed_precision_is_mended() -> None:
     model = wrap(nn.Linear(4, 6), nn.ReLU())
     model.classifier.double()
     assert "several precisions (float32, float64)" in str(check(model, (4,), 3)[0])
-    assert check(mend(model), (4,), 3) == []
-    assert {p.dtype for p in mend(wrap(nn.Linear(4, 6)).half()).parameters()} == {torch.float32}
-    assert check(mend(wrap(nn.Linear(4, 6))).double(), (4,), 3) == [], "float64 throughout is fine"
+    assert check(fix(model), (4,), 3) == []
+    assert {p.dtype for p in fix(wrap(nn.Linear(4, 6)).half()).parameters()} == {torch.float32}
+    assert check(fix(wrap(nn.Linear(4, 6))).double(), (4,), 3) == [], "float64 throughout is fine"
 
 
 def test_split_and_build_mend() -> None:
@@ -141,7 +141,7 @@ def test_state_outside_the_weights_is_a_warning() -> None:
         (wrap(nn.Linear(4, 6), nn.Unflatten(1, (1, 6))), (4,), 3, r"extractor: .*\[2, 1, 6\].*flatten them"),
     ],
 )
-def test_what_nothing_can_run(model: Split, shape: tuple[int, ...], classes: int, message: str) -> None:
+def test_what_nothing_can_run(model: SplitModel, shape: tuple[int, ...], classes: int, message: str) -> None:
     with pytest.raises(BadInput, match=message):
         require(model, shape, classes)
 

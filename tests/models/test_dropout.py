@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from fedhead.errors import BadInput
+from fedhead.core.errors import BadInput
 from fedhead.models.dropout import Dropout, drawing
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedhead.errors import BadInput
+from fedhead.core.errors import BadInput
 from fedhead.models import MODELS, build, register, weights
 from fedhead.models.registry import Body
 

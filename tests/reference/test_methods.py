@@ -11,25 +11,25 @@ from plain import Plain, average, values
 from small import federation, network
 from torch import Tensor, nn
 
+from fedhead.algorithm.base import Method
+from fedhead.algorithm.task import LocalTraining
+from fedhead.core.errors import BadInput
+from fedhead.core.optimizers import SGD, Adam
+from fedhead.core.tree import Tree
 from fedhead.data.augment import Transform
 from fedhead.data.federation import Federation
-from fedhead.engine.loop import Loop
+from fedhead.engine.sampling import sample_cohort
 from fedhead.engine.simulation import Simulation
-from fedhead.errors import BadInput
-from fedhead.exchange import Method
+from fedhead.executors.loop import Loop
 from fedhead.methods.clsprox import ClsProx
 from fedhead.methods.fedavg import FedAvg
 from fedhead.methods.fedavgm import FedAvgM
 from fedhead.methods.feddyn import FedDyn
 from fedhead.methods.fedprox import FedProx
-from fedhead.methods.local import Local as LocalMethod
+from fedhead.methods.local_only import LocalOnly
 from fedhead.methods.moon import Moon
 from fedhead.methods.scaffold import Scaffold
-from fedhead.models.split import Split
-from fedhead.optim import SGD, Adam
-from fedhead.plan import cohort
-from fedhead.tree import Tree
-from fedhead.types import Local
+from fedhead.models.split_model import SplitModel
 
 CLIENTS = (0, 1, 3, 4)  # client 2 holds nothing
 ROUNDS = 3
@@ -41,7 +41,7 @@ def fed() -> Federation:
 
 
 @pytest.fixture
-def model() -> Split:
+def model() -> SplitModel:
     return network("group").double()
 
 
@@ -50,8 +50,10 @@ def plain(fed: Federation) -> Plain:
     return Plain(fed)
 
 
-def simulate(fed: Federation, model: Split, method: Method, rounds: int = ROUNDS, momentum: float = 0.0) -> Simulation:
-    local = Local(epochs=2, batch_size=4, optimizer=SGD(0.05, momentum))
+def simulate(
+    fed: Federation, model: SplitModel, method: Method, rounds: int = ROUNDS, momentum: float = 0.0
+) -> Simulation:
+    local = LocalTraining(epochs=2, batch_size=4, optimizer=SGD(0.05, momentum))
     simulation = Simulation(fed, [model], method, rounds=rounds, local=local, dtype=torch.float64)
     for number in range(1, rounds + 1):
         simulation.round(number, Loop())
@@ -67,8 +69,8 @@ def sizes(fed: Federation) -> list[float]:
     return [float(len(fed.rows[k])) for k in CLIENTS]
 
 
-def test_local(fed: Federation, model: Split, plain: Plain) -> None:
-    found = simulate(fed, model, LocalMethod())
+def test_local(fed: Federation, model: SplitModel, plain: Plain) -> None:
+    found = simulate(fed, model, LocalOnly())
     mine = model
     for number in range(1, ROUNDS + 1):
         mine, _ = plain.train(mine, 3, number)
@@ -76,7 +78,7 @@ def test_local(fed: Federation, model: Split, plain: Plain) -> None:
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_fedavg(fed: Federation, model: Split, plain: Plain, momentum: float) -> None:
+def test_fedavg(fed: Federation, model: SplitModel, plain: Plain, momentum: float) -> None:
     plain.momentum = momentum
     found = simulate(fed, model, FedAvg(), momentum=momentum)
     for number in range(1, ROUNDS + 1):
@@ -85,12 +87,12 @@ def test_fedavg(fed: Federation, model: Split, plain: Plain, momentum: float) ->
 
 
 @pytest.mark.parametrize(("method", "part"), [(FedProx(mu=0.3), ""), (ClsProx(mu=0.3), "classifier")])
-def test_proximal_terms(fed: Federation, model: Split, plain: Plain, method: Method, part: str) -> None:
+def test_proximal_terms(fed: Federation, model: SplitModel, plain: Plain, method: Method, part: str) -> None:
     found = simulate(fed, model, method)
     for number in range(1, ROUNDS + 1):
         start = values(model)
 
-        def proximal(m: Split, x: Tensor, y: Tensor, start: dict[str, Tensor] = start) -> Tensor:
+        def proximal(m: SplitModel, x: Tensor, y: Tensor, start: dict[str, Tensor] = start) -> Tensor:
             drift = [((p - start[n]) ** 2).sum() for n, p in m.named_parameters() if n.startswith(part)]
             return 0.3 / 2 * torch.stack(drift).sum()
 
@@ -99,7 +101,7 @@ def test_proximal_terms(fed: Federation, model: Split, plain: Plain, method: Met
 
 
 @pytest.mark.parametrize("damped", [True, False])
-def test_fedavgm(fed: Federation, model: Split, plain: Plain, damped: bool) -> None:
+def test_fedavgm(fed: Federation, model: SplitModel, plain: Plain, damped: bool) -> None:
     found = simulate(fed, model, FedAvgM(beta=0.7, damped=damped))
     velocity = {n: torch.zeros_like(p) for n, p in model.named_parameters()}
     for number in range(1, ROUNDS + 1):
@@ -112,7 +114,7 @@ def test_fedavgm(fed: Federation, model: Split, plain: Plain, damped: bool) -> N
     equal(found.server["model"], values(model))
 
 
-def test_scaffold(fed: Federation, model: Split, plain: Plain) -> None:
+def test_scaffold(fed: Federation, model: SplitModel, plain: Plain) -> None:
     found = simulate(fed, model, Scaffold(server_lr=0.8))
     zero = {n: torch.zeros_like(p) for n, p in model.named_parameters()}
     c, ci = dict(zero), {k: dict(zero) for k in CLIENTS}
@@ -120,7 +122,7 @@ def test_scaffold(fed: Federation, model: Split, plain: Plain) -> None:
         x, trained, change = values(model), [], dict(zero)
         for k in CLIENTS:
 
-            def edit(m: Split, k: int = k, c: dict[str, Tensor] = c) -> None:
+            def edit(m: SplitModel, k: int = k, c: dict[str, Tensor] = c) -> None:
                 for name, p in m.named_parameters():
                     assert p.grad is not None
                     p.grad += c[name] - ci[k][name]
@@ -142,7 +144,7 @@ def test_scaffold(fed: Federation, model: Split, plain: Plain) -> None:
 
 
 def test_scaffold_under_momentum_measures_its_control_in_longer_steps(
-    fed: Federation, model: Split, plain: Plain
+    fed: Federation, model: SplitModel, plain: Plain
 ) -> None:
     plain.momentum = 0.9
     found = simulate(fed, model, Scaffold(), rounds=1, momentum=0.9)
@@ -151,12 +153,14 @@ def test_scaffold_under_momentum_measures_its_control_in_longer_steps(
     equal(found.memory[3]["control"], {n: (start[n] - end[n]) * 0.1 / (steps * plain.lr) for n in start})
 
 
-def test_scaffold_refuses_optimizers_whose_steps_are_no_multiples_of_gradients(fed: Federation, model: Split) -> None:
+def test_scaffold_refuses_optimizers_whose_steps_are_no_multiples_of_gradients(
+    fed: Federation, model: SplitModel
+) -> None:
     with pytest.raises(BadInput, match="use optimizer=sgd"):
-        Simulation(fed, [model], Scaffold(), rounds=1, local=Local(epochs=1, batch_size=4, optimizer=Adam()))
+        Simulation(fed, [model], Scaffold(), rounds=1, local=LocalTraining(epochs=1, batch_size=4, optimizer=Adam()))
 
 
-def test_feddyn(fed: Federation, model: Split, plain: Plain) -> None:
+def test_feddyn(fed: Federation, model: SplitModel, plain: Plain) -> None:
     alpha = 0.2
     found = simulate(fed, model, FedDyn(alpha=alpha))
     zero = {n: torch.zeros_like(p) for n, p in model.named_parameters()}
@@ -165,7 +169,7 @@ def test_feddyn(fed: Federation, model: Split, plain: Plain) -> None:
         start, trained = values(model), []
         for k in CLIENTS:
 
-            def dynamic(m: Split, x: Tensor, y: Tensor, k: int = k, start: dict[str, Tensor] = start) -> Tensor:
+            def dynamic(m: SplitModel, x: Tensor, y: Tensor, k: int = k, start: dict[str, Tensor] = start) -> Tensor:
                 terms = [
                     alpha / 2 * ((p - start[n]) ** 2).sum() - (p * gradient[k][n]).sum()
                     for n, p in m.named_parameters()
@@ -185,9 +189,9 @@ def test_feddyn(fed: Federation, model: Split, plain: Plain) -> None:
     equal(found.server["h"], h)
 
 
-def test_moon(fed: Federation, model: Split, plain: Plain) -> None:
+def test_moon(fed: Federation, model: SplitModel, plain: Plain) -> None:
     found = simulate(fed, model, Moon(mu=2.0, temperature=0.5))
-    previous: dict[int, Split] = {}
+    previous: dict[int, SplitModel] = {}
     cosine = nn.CosineSimilarity(dim=-1)
     for number in range(1, ROUNDS + 1):
         trained = []
@@ -196,7 +200,9 @@ def test_moon(fed: Federation, model: Split, plain: Plain) -> None:
 
             last = previous.get(k)
 
-            def contrast(m: Split, x: Tensor, y: Tensor, last: Split | None = last, teacher: Split = teacher) -> Tensor:
+            def contrast(
+                m: SplitModel, x: Tensor, y: Tensor, last: SplitModel | None = last, teacher: SplitModel = teacher
+            ) -> Tensor:
                 if last is None:
                     return torch.zeros((), dtype=x.dtype)
                 z = m(x).z
@@ -214,7 +220,7 @@ def test_moon(fed: Federation, model: Split, plain: Plain) -> None:
 def test_partial_participation_draws_the_same_share_every_round_and_skips_empty_clients(fed: Federation) -> None:
     seen = set()
     for number in range(1, 30):
-        chosen = cohort(0, number, list(CLIENTS), len(fed), 0.4)
+        chosen = sample_cohort(0, number, list(CLIENTS), len(fed), 0.4)
         assert len(chosen) == 2
         assert set(chosen) <= set(CLIENTS)
         seen |= set(chosen)

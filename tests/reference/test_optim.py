@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedhead.optim import SGD, Adam, Optimizer, owned
-from fedhead.tree import Tree
+from fedhead.core.optimizers import SGD, Adam, Optimizer, owned
+from fedhead.core.tree import Tree
 
 CASES: list[tuple[Optimizer, type[torch.optim.Optimizer], dict[str, object]]] = [
     (SGD(0.1), torch.optim.SGD, {}),

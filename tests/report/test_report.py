@@ -11,11 +11,11 @@ import matplotlib.image
 import numpy as np
 import pytest
 
+from fedhead.core.errors import BadInput
 from fedhead.data.federation import Federation
-from fedhead.errors import BadInput
-from fedhead.experiment.config import Recipe
-from fedhead.experiment.store import RunFolder
-from fedhead.report import figures, page, tables
+from fedhead.experiment.recipe import Recipe
+from fedhead.experiment.run_folder import RunFolder
+from fedhead.report import page, plots, tables
 
 ACCURACIES = {("fedavg", 0): [50.0, 60.0], ("fedavg", 1): [40.0, 70.0], ("fedprox", 0): [55.0, 80.0]}
 
@@ -62,7 +62,7 @@ def test_labels_say_what_differs_besides_the_method(tmp_path: Path) -> None:
 
 def test_curves_show_the_mean_and_one_deviation(runs: Path) -> None:
     groups = tables.group(tables.read([runs]))
-    ax = figures.curves(groups).axes[0]
+    ax = plots.curves(groups).axes[0]
     assert [line.get_label() for line in ax.lines] == ["fedavg", "fedprox"]
     assert np.asarray(ax.lines[0].get_ydata()).tolist() == [45.0, 65.0]
     band = ax.collections[0].get_paths()[0].vertices
@@ -73,7 +73,7 @@ def test_curves_show_the_mean_and_one_deviation(runs: Path) -> None:
 
 def test_bubbles_have_areas_in_proportion_to_samples() -> None:
     counts = np.array([[10, 0, 40], [0, 20, 0]])
-    (dots,) = figures.bubbles(counts).axes[0].collections
+    (dots,) = plots.bubbles(counts).axes[0].collections
     places = [tuple(p) for p in np.asarray(dots.get_offsets()).tolist()]
     assert places == [(0, 0), (0, 2), (1, 1)]
     sizes = np.asarray(dots.get_sizes())
@@ -136,7 +136,7 @@ def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="nowhere is not there"):
         tables.read([tmp_path / "nowhere"])
     with pytest.raises(BadInput, match=r"must end in \.png"):
-        figures.save(figures.bubbles(np.ones((2, 2), np.int64)), tmp_path / "picture.gif")
+        plots.save(plots.bubbles(np.ones((2, 2), np.int64)), tmp_path / "picture.gif")
 
 
 @pytest.fixture
@@ -170,14 +170,14 @@ def test_stages_of_other_parameters_have_other_labels(tmp_path: Path) -> None:
 
 def test_curves_keep_their_room_however_long_the_labels_are(unlike: Path) -> None:
     groups = [replace(g, label=f"{g.label} {'and=more, ' * 40}") for g in tables.group(tables.read([unlike]))]
-    figure = figures.curves(groups)
-    figures.inline_svg(figure)  # lays it out; a layout that fails is a warning, and so an error here
-    room = figure.axes[0].get_window_extent()
-    assert room.width > 0.8 * figure.bbox.width
-    assert room.height > 2 * figure.dpi
+    figure = plots.curves(groups)
+    plots.inline_svg(figure)  # lays it out; a layout that fails is a warning, and so an error here
+    budget = figure.axes[0].get_window_extent()
+    assert budget.width > 0.8 * figure.bbox.width
+    assert budget.height > 2 * figure.dpi
 
 
 def test_a_saved_picture_is_opaque(tmp_path: Path) -> None:
-    figures.save(figures.bubbles(np.ones((2, 2), np.int64)), tmp_path / "split.png")
+    plots.save(plots.bubbles(np.ones((2, 2), np.int64)), tmp_path / "split.png")
     pixels = matplotlib.image.imread(tmp_path / "split.png")
     assert pixels[..., 3].min() == 1.0

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from fedhead.models.precision import settle
-from fedhead.stacked import common
-from fedhead.stacked.layers import StackedLayers
+from fedhead.executors.kernels import common
+from fedhead.executors.kernels.layers import StackedLayers
+from fedhead.models.precision import set_precision
 
 _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cpu" if _INTERPRETED else "cuda"  # of the tests of kernels
@@ -32,7 +32,7 @@ KERNELS = [
 
 def compare(layer: nn.Module, clients: int, *shape: int) -> None:
     """A stack of such layers, with weights for each client, against plain ones in float64; their gradients too."""
-    settle("fp32")
+    set_precision("fp32")
     generator = torch.Generator().manual_seed(0)
     shapes = [shape, *(p.shape for p in layer.parameters())]
     exact = [torch.randn(clients, *s, generator=generator, dtype=torch.float64).requires_grad_() for s in shapes]

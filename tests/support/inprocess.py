@@ -11,18 +11,18 @@ from flwr.app import Error, Message, RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
+from fedhead.algorithm.base import Method, Stage
 from fedhead.data.federation import Federation
 from fedhead.data.pool import Pool
 from fedhead.engine.clients import Clients
-from fedhead.exchange import Method, Stage
 from fedhead.flower import wire
-from fedhead.flower.answering import respond
-from fedhead.flower.coordinator import Coordinator, Patience
+from fedhead.flower.coordinator import Coordinator, Timeouts
 from fedhead.flower.data import share
-from fedhead.flower.orders import Terms
-from fedhead.flower.rehearsal import Rehearsal
+from fedhead.flower.dry_run import DryRun
+from fedhead.flower.protocol import RunSpec
+from fedhead.flower.respond import respond
 from fedhead.flower.site import Bench, Site
-from fedhead.models.split import Split
+from fedhead.models.split_model import SplitModel
 
 # What Flower's runtime sets in the process of an app: without it no message can be made.
 TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
@@ -32,7 +32,7 @@ Fault = Callable[[Message, Callable[[], RecordDict]], "RecordDict | Error | None
 
 @dataclass
 class InProcess(Grid):
-    """Nodes that answer when the letter box is looked into; a `Fault` of a node may spoil its answers."""
+    """Nodes that answer when the message box is looked into; a `Fault` of a node may spoil its answers."""
 
     nodes: dict[int, Site]
     faults: dict[int, Fault] = field(default_factory=dict)
@@ -94,7 +94,7 @@ class World:
     """A federation as sites on an in-process grid, beside the settings that a simulation of it takes."""
 
     federation: Federation
-    models: dict[str, Split]  # by name; the first one is the recipe's
+    models: dict[str, SplitModel]  # by name; the first one is the recipe's
     method: Method
     settings: dict[str, Any]
     folder: Path
@@ -102,9 +102,9 @@ class World:
     own: dict[int, str] = field(default_factory=dict)  # a client's own model
     experiment: str = "ab" * 8
 
-    def terms(self) -> Terms:
+    def terms(self) -> RunSpec:
         fed = self.federation
-        return Terms(
+        return RunSpec(
             experiment=self.experiment,
             recipe={"seed": 0},
             sites=[f"site-{k}" for k in range(len(fed))],
@@ -116,7 +116,7 @@ class World:
         )
 
     def site(self, k: int, name: str | None = None) -> Site:
-        def bench(terms: Terms, number: int) -> Bench:
+        def bench(terms: RunSpec, number: int) -> Bench:
             model = self.models[self.own.get(number, next(iter(self.models)))]
             clients = Clients(
                 share(self.federation, number),
@@ -134,20 +134,20 @@ class World:
     def grid(self) -> InProcess:
         return InProcess({100 + k: self.site(k) for k in range(len(self.federation))})
 
-    def coordinator(self, grid: InProcess, said: list[str] | None = None, **patience: Any) -> Coordinator:
+    def coordinator(self, grid: InProcess, said: list[str] | None = None, **timeouts: Any) -> Coordinator:
         terms, names = self.terms(), list(self.models)
 
-        def make(federation: Federation, models: list[Split], assign: list[int]) -> Clients:
+        def make(federation: Federation, models: list[SplitModel], assign: list[int]) -> Clients:
             return Clients(federation, models, self.method, assign=assign, all_here=False, **self.settings)
 
-        def choices(own: Any) -> list[Split]:
+        def choices(own: Any) -> list[SplitModel]:
             return [self.models[own.get("model", names[0])]]
 
         fed = self.federation
         test = None if fed.test is None else Pool(fed.test, fed.transform)
-        waits = Patience(**{"quorum": 1, "join_seconds": 0.2, "round_seconds": 1.0, "poll": 0.001, **patience})
-        rehearsal = Rehearsal(terms, choices, make, fed.public)
-        return Coordinator(grid, terms, rehearsal, waits, test, (said if said is not None else []).append)
+        waits = Timeouts(**{"quorum": 1, "join_seconds": 0.2, "round_seconds": 1.0, "poll": 0.001, **timeouts})
+        dry_run = DryRun(terms, choices, make, fed.public)
+        return Coordinator(grid, terms, dry_run, waits, test, (said if said is not None else []).append)
 
 
 def spoiled(content: RecordDict, change: Callable[[dict[str, Any], dict[str, Any]], None]) -> RecordDict:

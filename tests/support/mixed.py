@@ -6,8 +6,8 @@ import torch
 from small import CLASSES, network
 from torch import nn
 
-from fedhead.experiment.config import Recipe
-from fedhead.models.split import Split
+from fedhead.experiment.recipe import Recipe
+from fedhead.models.split_model import SplitModel
 from fedhead.models.wrap import split
 
 RECIPE = Recipe(
@@ -18,7 +18,7 @@ RECIPE = Recipe(
     batch_size=32,
     optimizer="adam",
     lr=1e-3,
-    local_test="matched",
+    client_test="matched",
     model=("mlp", "digitscnn(channels=4)", "digitscnn(channels=8, features=32)"),
     model_parameters={"feature_layer": 24},
     method="fedclassavg",
@@ -26,7 +26,7 @@ RECIPE = Recipe(
 )
 
 
-def perceptron(features: int = 8, classes: int = CLASSES, bias: bool = True) -> Split:
+def perceptron(features: int = 8, classes: int = CLASSES, bias: bool = True) -> SplitModel:
     """A network without convolutions or normalisation layers for `small.federation`."""
     with torch.random.fork_rng():
         torch.manual_seed(1)
@@ -36,6 +36,6 @@ def perceptron(features: int = 8, classes: int = CLASSES, bias: bool = True) -> 
     return split(net, classifier="4")
 
 
-def pair() -> list[Split]:
+def pair() -> list[SplitModel]:
     """Two architectures: a convolutional one with BatchNorm, and a perceptron."""
     return [network("batch"), perceptron()]

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fedhead import plan
+from fedhead.core import batching
 from fedhead.data.federation import Federation
-from fedhead.models.split import Split
+from fedhead.models.split_model import SplitModel
 
-Extra = Callable[[Split, Tensor, Tensor], Tensor]
+Extra = Callable[[SplitModel, Tensor, Tensor], Tensor]
 
 
 @dataclass
@@ -33,12 +33,12 @@ class Plain:
 
     def train(
         self,
-        model: Split,
+        model: SplitModel,
         client: int,
         round: int,
         extra: Extra | None = None,
-        edit_gradients: Callable[[Split], None] | None = None,
-    ) -> tuple[Split, int]:
+        edit_gradients: Callable[[SplitModel], None] | None = None,
+    ) -> tuple[SplitModel, int]:
         """A trained copy of `model` and the steps it took."""
         model = copy.deepcopy(model).train()
         optimizer = torch.optim.SGD(
@@ -58,12 +58,12 @@ class Plain:
         return model, steps
 
     def batches(
-        self, client: int, round: int, phase: int = 0, exchange: str = "train", epochs: int | None = None
+        self, client: int, round: int, phase: int = 0, algorithm: str = "train", epochs: int | None = None
     ) -> list[tuple[Tensor, Tensor]]:
         """The client's batches in the plan's order, without any padding."""
         rows = self.federation.rows[client]
-        key = plan.phase_key(self.seed, round, exchange, phase, client)
-        schedule = plan.schedule(len(rows), self.batch_size, epochs or self.epochs, False, key)
+        key = batching.phase_key(self.seed, round, algorithm, phase, client)
+        schedule = batching.draw_batches(len(rows), self.batch_size, epochs or self.epochs, False, key)
         found = []
         for positions, weight in zip(schedule.positions, schedule.weight, strict=True):
             mine = rows[positions[weight > 0]]
@@ -73,7 +73,7 @@ class Plain:
         return found
 
 
-def average(models: list[Split], shares: list[float]) -> Split:
+def average(models: list[SplitModel], shares: list[float]) -> SplitModel:
     """A model whose parameters are the weighted mean of the models' parameters."""
     mean = copy.deepcopy(models[0])
     with torch.no_grad():

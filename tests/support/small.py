@@ -9,7 +9,7 @@ from torch import nn
 from fedhead.data.augment import Transform
 from fedhead.data.federation import Federation, Samples
 from fedhead.models.registry import with_head
-from fedhead.models.split import Split
+from fedhead.models.split_model import SplitModel
 from fedhead.models.wrap import split
 
 SIZES = (9, 5, 0, 14, 3)  # uneven on purpose, one client empty, one smaller than a batch
@@ -30,15 +30,15 @@ def federation(seed: int = 0) -> Federation:
         train=Samples(torch.from_numpy(x[:total]), torch.from_numpy(y[:total])),
         test=test,
         rows=rows,
-        local=local,
-        local_from="test",
+        client_test=local,
+        client_test_from="test",
         classes=CLASSES,
         transform=Transform.named("crop(1)+flip", "half"),
         public=test,
     )
 
 
-def network(norm: str, head: str | None = None) -> Split:
+def network(norm: str, head: str | None = None) -> SplitModel:
     """A small convolutional network with the given normalisation layer and, where a method needs one, another head."""
     layer = {"batch": nn.BatchNorm2d(4), "group": nn.GroupNorm(2, 4)}[norm]
 

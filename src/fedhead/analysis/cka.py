@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedhead.engine.forward import Room, side_by_side
+from fedhead.core.tree import Weights
+from fedhead.executors.forward import MemoryBudget, side_by_side
 from fedhead.models.layers import activations
-from fedhead.models.split import Split
-from fedhead.tree import Weights
+from fedhead.models.split_model import SplitModel
 
 BUDGET = 1_500_000_000  # bytes for the sums of all layers; wider layers are looked at on fewer samples
 
@@ -79,7 +79,7 @@ class Kernels:
         self.samples = 0
 
     def add(self, parts: Sequence[Tensor]) -> None:
-        """Add a chunk of samples, as long as there is room."""
+        """Add a chunk of samples, as long as there is budget."""
         take = min(self.limit - self.samples, len(parts[0]))
         if take > 0:
             for held, part in zip(self._held, parts, strict=True):
@@ -113,19 +113,19 @@ class Similarity:
 
 
 def similarity(
-    model: Split,
+    model: SplitModel,
     weights: Mapping[int, Weights],
     batches: Iterable[Tensor],
     kernel_samples: int = 1000,
-    room: Room | None = None,
+    budget: MemoryBudget | None = None,
 ) -> Similarity:
     """The CKA between all pairs of clients' models, in every layer, on the same inputs (CCVR, Fig. 1 and 2).
 
-    With room the clients' models are stacked.
+    With a budget the clients' models are stacked.
     """
     sums: dict[str, Grams | Kernels] = {}
     for x in batches:
-        each = side_by_side(lambda w, x: activations(model, x, w), list(weights.values()), x, room)
+        each = side_by_side(lambda w, x: activations(model, x, w), list(weights.values()), x, budget)
         if not sums:
             widths = {name: a[0].numel() for name, a in each[0].items()}
             sums = _plan(widths, len(weights), kernel_samples)

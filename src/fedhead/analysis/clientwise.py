@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedhead.analysis import clientwise_figures as figures
-from fedhead.analysis import conductance, embed, local
-from fedhead.analysis.kinds import Options, Report, kind, label
+from fedhead.analysis import client_models, conductance, embed
+from fedhead.analysis import clientwise_plots as figures
 from fedhead.analysis.personal import agreement, outputs, personal_models
+from fedhead.analysis.registry import Options, Report, kind, label
+from fedhead.core.errors import BadInput
 from fedhead.data.pool import Pool
-from fedhead.errors import BadInput
 from fedhead.experiment.reopen import Trained
-from fedhead.experiment.store import RunFolder
-from fedhead.report.figures import bubbles
+from fedhead.experiment.run_folder import RunFolder
+from fedhead.report.plots import bubbles
 
 
 @kind("features", "t-SNE of all clients' features together, coloured by class and by client (FedClassAvg, Fig. 8)")
@@ -28,7 +28,7 @@ def look_at_features(runs: Sequence[Trained], options: Options) -> Report:
         models, test = personal_models(run.simulation, run.round + 1), _test(run)
         each = max(2, (options.samples or 1000) // len(models))
         rows = embed.pick(test.y, each, options.seed)
-        said = outputs(models, run.simulation.assign, test, rows, local.room(run.simulation, run.executor))
+        said = outputs(models, run.simulation.assign, test, rows, client_models.budget(run.simulation, run.executor))
         features = [out.z.cpu() for out in said.values()]
         if len({z.shape[1] for z in features}) > 1:
             raise BadInput(f"{run.path}: clients' features differ in dimension, so they lie in no common space")
@@ -54,7 +54,7 @@ def look_at_conductance(runs: Sequence[Trained], options: Options) -> Report:
         models, test = personal_models(run.simulation, run.round + 1), _test(run)
         rows = embed.pick(test.y, options.samples or 200, options.seed)
         y = test.y[rows.to(test.device)]
-        said = outputs(models, run.simulation.assign, test, rows, local.room(run.simulation, run.executor))
+        said = outputs(models, run.simulation.assign, test, rows, client_models.budget(run.simulation, run.executor))
         right = torch.stack([out.logits.argmax(1) == y for out in said.values()])
         best = int(right.sum(dim=0).argmax())
         x, truth = test.view(rows[best : best + 1].to(test.device), None), y[best : best + 1]
@@ -82,7 +82,7 @@ def look_at_curves(runs: Sequence[Trained], options: Options) -> Report:
     for name, run in _named(runs):
         rows = [row for row in RunFolder.open(run.path).metrics() if row.get("clients")]
         if not rows:
-            raise BadInput(f"{run.path} has no clients' accuracies: set local_test in the recipe, such as matched")
+            raise BadInput(f"{run.path} has no clients' accuracies: set client_test in the recipe, such as matched")
         each = [[a for a in row["clients"] if a is not None] for row in rows]
         numbers[name] = {
             "epochs": [row["round"] * run.recipe.local_epochs for row in rows],

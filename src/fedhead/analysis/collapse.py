@@ -13,18 +13,18 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedhead.analysis.local import global_weights, held_out_features, local_models, own_features
-from fedhead.engine import choose
+from fedhead.algorithm.base import Method
+from fedhead.analysis.client_models import global_weights, held_out_features, local_models, own_features
+from fedhead.core.errors import BadInput
+from fedhead.engine.client_states import ClientStates
 from fedhead.engine.rounds import Snapshot
 from fedhead.engine.simulation import Simulation
-from fedhead.engine.state import Memory
-from fedhead.errors import BadInput
-from fedhead.exchange import Method
+from fedhead.executors import select
 
 if TYPE_CHECKING:
     from fedhead.data.federation import Federation
-    from fedhead.engine.job import Executor
-    from fedhead.models.split import Split
+    from fedhead.executors.job import Executor
+    from fedhead.models.split_model import SplitModel
 
 
 class Collapse(NamedTuple):
@@ -155,7 +155,7 @@ class Watch:
     def __init__(
         self,
         federation: Federation,
-        models: Sequence[Split],
+        models: Sequence[SplitModel],
         method: Method,
         *,
         executor: str = "stack",
@@ -163,12 +163,12 @@ class Watch:
         **settings: Any,
     ):
         self.simulation = Simulation(federation, models, method, **settings)
-        self.executor = choose.named(executor, self.simulation)
+        self.executor = select.by_name(executor, self.simulation)
         self.clients = clients
         self.rows: list[dict[str, float]] = []
 
     def __call__(self, now: Snapshot) -> None:
         """Look at the state after a round."""
         self.simulation.server = now.server
-        self.simulation.memory = Memory(self.simulation.initial_state, now.clients)
+        self.simulation.memory = ClientStates(self.simulation.initial_state, now.clients)
         self.rows.append(observe(self.simulation, self.executor, now.round, self.clients))

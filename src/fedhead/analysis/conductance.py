@@ -8,14 +8,14 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from fedhead.errors import BadInput
-from fedhead.models.split import Split
+from fedhead.core.errors import BadInput
+from fedhead.models.split_model import SplitModel
 
 
 class Logits(nn.Module):
     """A model that gives its logits alone, as attribution methods want it."""
 
-    def __init__(self, model: Split):
+    def __init__(self, model: SplitModel):
         super().__init__()
         self.model = model
 
@@ -24,7 +24,7 @@ class Logits(nn.Module):
         return cast(Tensor, self.model(x).logits)
 
 
-def conductance(model: Split, x: Tensor, y: Tensor, steps: int = 50) -> Tensor:
+def conductance(model: SplitModel, x: Tensor, y: Tensor, steps: int = 50) -> Tensor:
     """The conductance (Dhamdhere et al., 2019) of each of the classifier's inputs for class y, [B, d].
 
     Gradients of the logit through a feature are summed along the way from a blank input to x, so that the features'

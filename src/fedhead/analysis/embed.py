@@ -7,8 +7,8 @@ import warnings
 import torch
 from torch import Tensor
 
-from fedhead import keyed
-from fedhead.errors import BadInput
+from fedhead.core import random
+from fedhead.core.errors import BadInput
 
 
 def tsne(z: Tensor, seed: int = 0, perplexity: float = 30.0) -> Tensor:
@@ -20,7 +20,7 @@ def tsne(z: Tensor, seed: int = 0, perplexity: float = 30.0) -> Tensor:
     fit = TSNE(
         init="pca",
         perplexity=min(perplexity, (len(z) - 1) / 3),
-        random_state=keyed.key(seed, "tsne") % 2**32,
+        random_state=random.key(seed, "tsne") % 2**32,
         n_jobs=1,
     )
     with warnings.catch_warnings():
@@ -30,5 +30,5 @@ def tsne(z: Tensor, seed: int = 0, perplexity: float = 30.0) -> Tensor:
 
 def pick(y: Tensor, count: int, seed: int = 0) -> Tensor:
     """`count` rows drawn by key, in rising order; all if there are no more."""
-    order = torch.from_numpy(keyed.permutation(keyed.key(seed, "embed"), len(y)))
+    order = torch.from_numpy(random.permutation(random.key(seed, "embed"), len(y)))
     return order[:count].sort().values

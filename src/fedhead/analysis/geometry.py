@@ -10,10 +10,10 @@ import torch
 from matplotlib.figure import Figure
 
 from fedhead.analysis import collapse, embed
-from fedhead.analysis.kinds import Options, Report, kind, label
-from fedhead.errors import BadInput
+from fedhead.analysis.registry import Options, Report, kind, label
+from fedhead.core.errors import BadInput
 from fedhead.experiment.reopen import Trained, fresh
-from fedhead.report.figures import COLOURS
+from fedhead.report.plots import COLOURS
 
 Rows = Sequence[Mapping[str, float]]
 TITLES = {

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from fedhead import keyed
-from fedhead.models.split import Split
-from fedhead.optim import Adam
-from fedhead.tree import Tree
+from fedhead.core import random
+from fedhead.core.optimizers import Adam
+from fedhead.core.tree import Tree
+from fedhead.models.split_model import SplitModel
 
 
 def invert(
-    model: Split,
+    model: SplitModel,
     w: Tree,
     target: Tensor,
     shape: Sequence[int],
@@ -30,7 +30,7 @@ def invert(
 
     `shape` is that of one input; TV, the total variation, asks neighbouring pixels to be alike.
     """
-    noise = torch.randn(len(target), *shape, generator=keyed.generator(keyed.key(seed, "inversion")))
+    noise = torch.randn(len(target), *shape, generator=random.generator(random.key(seed, "inversion")))
     x = Tree(x=(0.1 * noise).to(target.device, target.dtype))
     optimizer = Adam(lr)
     state = optimizer.init(x)
@@ -68,7 +68,7 @@ class Inversions:
 
 
 def inversions(
-    model: Split, w: Tree, inputs: Tensor, numbers: Sequence[int] = (1, 10, 50), steps: int = 500, seed: int = 0
+    model: SplitModel, w: Tree, inputs: Tensor, numbers: Sequence[int] = (1, 10, 50), steps: int = 500, seed: int = 0
 ) -> Inversions:
     """Invert the feature of the first of some inputs of one class, and the means of the first n features."""
     with torch.no_grad():

@@ -8,8 +8,8 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from fedhead.errors import BadInput
-from fedhead.tree import Tree
+from fedhead.core.errors import BadInput
+from fedhead.core.tree import Tree
 
 
 def classifier_norms(w: Mapping[str, Tensor]) -> Tensor:

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from fedhead.engine.forward import Room, side_by_side
-from fedhead.models.split import Split, load, weights
-from fedhead.types import PARTS, Output
+from fedhead.core.batch import PARTS, Output
+from fedhead.executors.forward import MemoryBudget, side_by_side
+from fedhead.models.split_model import SplitModel, load, weights
 
 if TYPE_CHECKING:
     from fedhead.data.pool import Pool
@@ -20,22 +20,27 @@ if TYPE_CHECKING:
 
 
 @torch.no_grad()
-def personal_models(simulation: Simulation, round: int) -> dict[int, Split]:
+def personal_models(simulation: Simulation, round: int) -> dict[int, SplitModel]:
     """The model that each client uses for itself after a round, as a module in evaluation mode."""
-    found: dict[int, Split] = {}
+    found: dict[int, SplitModel] = {}
     method = simulation.method
     for job in simulation.jobs(method, simulation.server, simulation.memory, simulation.holders, round):
         for place, client in enumerate(job.clients):
             model = copy.deepcopy(job.program.task.model)
-            load(model, method.personal_model(job.program.me(job.sight(place))).part(*PARTS))
+            load(model, method.personal_model(job.program.client(job.inputs(place))).part(*PARTS))
             found[client] = model.eval()
     return dict(sorted(found.items()))
 
 
 def outputs(
-    models: Mapping[int, Split], assign: Sequence[int], pool: Pool, rows: Tensor, room: Room | None, chunk: int = 256
+    models: Mapping[int, SplitModel],
+    assign: Sequence[int],
+    pool: Pool,
+    rows: Tensor,
+    budget: MemoryBudget | None,
+    chunk: int = 256,
 ) -> dict[int, Output]:
-    """What each client's model says of the same samples, not augmented; with room, an architecture's stacked.
+    """What each client's model says of the same samples, not augmented; with a budget, an architecture's stacked.
 
     `assign` gives each client the number of its architecture.
     """
@@ -44,7 +49,7 @@ def outputs(
         mine = [client for client in models if assign[client] == group]
         one, own = models[mine[0]].eval(), [weights(models[client]) for client in mine]
         parts = [
-            side_by_side(lambda w, x, m=one: functional_call(m, dict(w), (x,)), own, pool.view(part, None), room)  # type: ignore[misc]  # defaults bind the loop's values
+            side_by_side(lambda w, x, m=one: functional_call(m, dict(w), (x,)), own, pool.view(part, None), budget)  # type: ignore[misc]  # defaults bind the loop's values
             for part in torch.split(rows.to(pool.device), chunk)
         ]
         for client, each in zip(mine, zip(*parts, strict=True), strict=True):

@@ -8,12 +8,12 @@ from itertools import combinations
 import torch
 from torch import Tensor
 
-from fedhead import keyed
-from fedhead.calibration import virtual_features
-from fedhead.errors import BadInput
-from fedhead.models.split import Split, classify
-from fedhead.statistics import Statistics
-from fedhead.tree import Tree
+from fedhead.calibration.head import virtual_features
+from fedhead.calibration.statistics import Statistics
+from fedhead.core import random
+from fedhead.core.errors import BadInput
+from fedhead.core.tree import Tree
+from fedhead.models.split_model import SplitModel, classify
 
 
 def sliced_wasserstein(statistics: Statistics, samples: int = 500, projections: int = 100, seed: int = 0) -> Tensor:
@@ -26,7 +26,7 @@ def sliced_wasserstein(statistics: Statistics, samples: int = 500, projections: 
     if len(present) < 2:
         raise BadInput("separability needs samples of at least two classes")
     number = [samples if c in present else 0 for c in range(statistics.classes)]
-    z, y = virtual_features(statistics, number, keyed.key(seed, "separability"))
+    z, y = virtual_features(statistics, number, random.key(seed, "separability"))
     clouds = {c: z[y == c].cpu().numpy() for c in present}
     distance = torch.full((statistics.classes, statistics.classes), float("nan"), dtype=torch.float64)
     for c in present:
@@ -57,15 +57,15 @@ class Forecast:
         return self.reachable - self.present
 
 
-def forecast(model: Split, head: Tree, statistics: Statistics, samples: int = 500, seed: int = 0) -> Forecast:
+def forecast(model: SplitModel, head: Tree, statistics: Statistics, samples: int = 500, seed: int = 0) -> Forecast:
     """Forecast calibration's gain without training or testing anything.
 
     Virtual features stand in for a balanced test set: on them the present head is compared with the linear classifier
     that suits the classes' Gaussians best. The more separable the Gaussians, the higher that bound (CCVR, Fig. 6); how
-    far the present head stays below it is what calibration can mend.
+    far the present head stays below it is what calibration can fix.
     """
     number = [samples if n > 0 else 0 for n in statistics.count.tolist()]
-    z, y = virtual_features(statistics, number, keyed.key(seed, "forecast"))
+    z, y = virtual_features(statistics, number, random.key(seed, "forecast"))
     weight = next(iter(head.values()))
     present = classify(model, head, z.to(weight.dtype)).argmax(1) == y
     reachable = discriminant(statistics, z).argmax(1) == y

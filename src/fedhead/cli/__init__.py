@@ -14,7 +14,7 @@ import click
 import typer
 import typer.core
 
-from fedhead.errors import BadInput, FedheadError
+from fedhead.core.errors import BadInput, FedheadError
 
 typer.core.HAS_RICH = False  # with rich installed, typer writes "\[required]" even where the markup is off
 app = typer.Typer(
@@ -28,7 +28,7 @@ app = typer.Typer(
 
 
 def call(arguments: Sequence[str]) -> int:
-    """Carry out a command line and return its exit code: 0 done, 1 failed, 2 the user can mend it."""
+    """Carry out a command line and return its exit code: 0 done, 1 failed, 2 the user can fix it."""
     try:
         code = app(list(arguments) or ["--help"], prog_name="fedhead", standalone_mode=False)
         sys.stdout.flush()

@@ -11,12 +11,14 @@ import typer
 from fedhead.cli import app
 from fedhead.cli.inspecting import DataFolder
 from fedhead.cli.running import Device
-from fedhead.errors import BadInput, unknown
+from fedhead.core.errors import BadInput, unknown
 
 
 @app.command()
 def analyse(
-    kind: Annotated[str | None, typer.Argument(metavar="[KIND]", help="What to look at; none: list the kinds.")] = None,
+    kind: Annotated[
+        str | None, typer.Argument(metavar="[KIND]", help="What to look at; none: list the registry.")
+    ] = None,
     runs: Annotated[list[Path] | None, typer.Argument(metavar="[RUN]...", help="Run folders.")] = None,
     samples: Annotated[int | None, typer.Option(min=2, help="How many samples to look at.")] = None,
     rounds: Annotated[str, typer.Option(help="norms, collapse: rounds to run again: 1,5-10.")] = "1",
@@ -41,10 +43,10 @@ def analyse(
     """
     import fedhead.analysis.clientwise
     import fedhead.analysis.geometry  # noqa: F401 (importing the two registers their kinds)
-    from fedhead.analysis.kinds import KINDS, Options
+    from fedhead.analysis.registry import KINDS, Options
+    from fedhead.core.treefile import atomic
     from fedhead.experiment.reopen import reopen
-    from fedhead.report.figures import save
-    from fedhead.treefile import atomic
+    from fedhead.report.plots import save
 
     if kind is None:
         for name, entry in KINDS.items():
@@ -82,7 +84,7 @@ def forecast(
     Example:
       fedhead forecast runs/noniid
     """
-    from fedhead.analysis.local import global_weights, train_statistics
+    from fedhead.analysis.client_models import global_weights, train_statistics
     from fedhead.analysis.separability import forecast as expect
     from fedhead.experiment.reopen import reopen
 

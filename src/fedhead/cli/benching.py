@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import typer
 
 from fedhead.cli import app
-from fedhead.errors import BadInput
+from fedhead.core.errors import BadInput
 
 if TYPE_CHECKING:
-    from fedhead.bench import Figure
+    from fedhead.experiment.benchmark import Figure
 
 HEADER = "{:32} {:>7} {:8} {:5} {:>9} {:>7} {:>6} {:>6} {:>7}".format(
     "workload", "clients", "executor", "prec.", "steps/s", "ratio", "floor", "GiB", "prep. s"
@@ -35,10 +35,10 @@ def bench(
       fedhead bench --device cuda
       fedhead bench --workloads simplecnn --clients 10 --executors stack --device cpu
     """
-    from fedhead import bench as benches
-    from fedhead.engine import choose
+    from fedhead.executors import select
+    from fedhead.experiment import benchmark as benches
 
-    chosen = [name for name in executors.split(",") if name != "lanes" or choose.device(device).type == "cuda"]
+    chosen = [name for name in executors.split(",") if name != "lanes" or select.device(device).type == "cuda"]
     figures = benches.bench(
         workloads.split(","), _counts(clients), chosen, precisions.split(","), device, steps=steps, tell=_line
     )

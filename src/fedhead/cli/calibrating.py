@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedhead.cli import app
-from fedhead.errors import BadInput
+from fedhead.core.errors import BadInput
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from fedhead.data.arrays import Samples
     from fedhead.data.augment import Transform
     from fedhead.data.federation import Federation
-    from fedhead.models.split import Split
+    from fedhead.models.split_model import SplitModel
 
 Checkpoint = Annotated[Path, typer.Argument(help="A run folder of fedhead, or weights (.safetensors, .pt).")]
 Classifier = Annotated[str, typer.Option(help="The name of the weights' last linear layer.")]
@@ -58,7 +58,7 @@ def statistics(
       fedhead statistics runs/digits-fedavg-seed0 site1.npz --out site1.safetensors --covariance low-rank --rank 8
       fedhead statistics net.safetensors images/ --model mynets:resnet --classifier fc --out site1.safetensors
     """
-    from fedhead.standalone import save_statistics, statistics_of
+    from fedhead.calibration.standalone import save_statistics, statistics_of
 
     _refuse_out(out)
     split, samples, transform = _model_and_data(checkpoint, site, model, classifier, normalize)
@@ -93,12 +93,12 @@ def calibrate(
     """
     from safetensors.torch import save_file
 
-    from fedhead.analysis.local import train_statistics
+    from fedhead.analysis.client_models import train_statistics
+    from fedhead.calibration.standalone import calibrate as calibrate_model
+    from fedhead.calibration.standalone import calibrate_weights, merge_files, statistics_of
+    from fedhead.core.treefile import atomic
     from fedhead.experiment.reopen import reopen
-    from fedhead.models.split import weights
-    from fedhead.standalone import calibrate as calibrate_model
-    from fedhead.standalone import calibrate_weights, merge_files, statistics_of
-    from fedhead.treefile import atomic
+    from fedhead.models.split_model import weights
 
     _refuse_out(out)
     settings: dict[str, Any] = {"samples": samples, "epochs": epochs, "lr": lr, "seed": seed}
@@ -134,13 +134,13 @@ def _refuse_out(out: Path) -> None:
         raise BadInput(f"--out {out} is a folder: give the name of a file, such as {out / 'out.safetensors'}")
 
 
-def _run_model(run: Path) -> Split:
+def _run_model(run: Path) -> SplitModel:
     """The global model of a run folder."""
+    from fedhead.core.batch import PARTS
     from fedhead.experiment import build
     from fedhead.experiment.reopen import checkpoint_state
-    from fedhead.experiment.store import RunFolder
+    from fedhead.experiment.run_folder import RunFolder
     from fedhead.models import load
-    from fedhead.types import PARTS
 
     recipe = RunFolder.open(run).recipe
     method = build.method(recipe)
@@ -176,7 +176,7 @@ def _weights_file(path: Path) -> dict[str, Tensor]:
 
 def _model_and_data(
     checkpoint: Path, site: Path, model: str | None, classifier: str, normalize: str | None
-) -> tuple[Split, Samples, Transform]:
+) -> tuple[SplitModel, Samples, Transform]:
     """A trained model, a site's samples, and how these are brought to its inputs."""
     from fedhead.data.augment import Transform
 
@@ -186,7 +186,7 @@ def _model_and_data(
     transform = federation.transform if normalize is None else Transform.named(normalize=normalize)
     if checkpoint.is_dir():
         from fedhead.data import datasets
-        from fedhead.experiment.store import RunFolder
+        from fedhead.experiment.run_folder import RunFolder
 
         recipe = RunFolder.open(checkpoint).recipe
         split = _run_model(checkpoint)
@@ -212,18 +212,18 @@ def _site(path: Path) -> Federation:
 
 
 def _as_weights(w: dict[str, Tensor]) -> Any:
-    from fedhead.tree import Tree
+    from fedhead.core.tree import Tree
 
     return Tree(w)
 
 
-def _architecture(model: str | None, classifier: str, w: dict[str, Tensor], federation: Federation) -> Split:
+def _architecture(model: str | None, classifier: str, w: dict[str, Tensor], federation: Federation) -> SplitModel:
     """The module of a built-in name or of module:function, with the weights of a file, in its parts."""
     import importlib
     import sys
 
     from fedhead.models import MODELS, build, load
-    from fedhead.models.split import Split
+    from fedhead.models.split_model import SplitModel
     from fedhead.models.wrap import split
 
     if model is None:
@@ -247,10 +247,10 @@ def _architecture(model: str | None, classifier: str, w: dict[str, Tensor], fede
         net.load_state_dict(w)
     except RuntimeError as error:
         raise BadInput(f"the weights don't fit {model}: {' '.join(str(error).split())[:200]}") from error
-    return net if isinstance(net, Split) else split(net, classifier=classifier)
+    return net if isinstance(net, SplitModel) else split(net, classifier=classifier)
 
 
-def _refuse_inputs(split: Split, federation: Federation, transform: Transform, site: Path) -> None:
+def _refuse_inputs(split: SplitModel, federation: Federation, transform: Transform, site: Path) -> None:
     import torch
 
     try:

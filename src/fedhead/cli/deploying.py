@@ -34,8 +34,8 @@ def init(
       fedhead deploy init demo rounds=3
       fedhead deploy init clinic --recipe my.yaml --site north --site south --data north.npz --data south.npz
     """
+    from fedhead.deploy.project import Project
     from fedhead.flower.assemble import site_names
-    from fedhead.flower.project import Project
 
     project = Project.init(folder, recipe, site or site_names(sites), assignments or [], data or [])
     print(f"{project.path} is ready: look into server.yaml and sites/*/site.yaml, then")
@@ -57,8 +57,8 @@ def certs(
       fedhead deploy certs demo
       fedhead deploy certs demo --host fl.example.org --host 10.0.0.5
     """
-    from fedhead.flower import certs as making
-    from fedhead.flower.project import Project
+    from fedhead.deploy import certificates as making
+    from fedhead.deploy.project import Project
 
     project = Project.open(folder)
     for path in making.write(project.certs, host or ["127.0.0.1", "localhost"], project.server().sites):
@@ -82,8 +82,8 @@ def up(
       fedhead deploy certs demo && fedhead deploy up demo
       fedhead deploy up demo --resume
     """
-    from fedhead.flower import supervise
-    from fedhead.flower.project import Project
+    from fedhead.deploy import supervise
+    from fedhead.deploy.project import Project
 
     project = Project.open(folder)
     supervise.launch(project, secure=not insecure, resume=resume)
@@ -104,8 +104,8 @@ def status(
       fedhead deploy status demo
       fedhead deploy status demo --json
     """
-    from fedhead.flower import supervise
-    from fedhead.flower.project import Project
+    from fedhead.deploy import supervise
+    from fedhead.deploy.project import Project
 
     found = supervise.report(Project.open(folder))
     print(json.dumps(found)) if as_json else _show(found)
@@ -119,8 +119,8 @@ def down(folder: Folder) -> None:
     Examples:
       fedhead deploy down demo
     """
-    from fedhead.flower import supervise
-    from fedhead.flower.project import Project
+    from fedhead.deploy import supervise
+    from fedhead.deploy.project import Project
 
     print("everything has ended" if supervise.bring_down(Project.open(folder)) else "nothing was running")
 

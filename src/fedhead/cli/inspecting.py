@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedhead.cli import app
+from fedhead.report import plots
 
 if TYPE_CHECKING:
     import numpy as np
@@ -77,7 +78,7 @@ def ls(
 
 
 def _exchanges(kind: str) -> list[dict[str, Any]]:
-    from fedhead.exchange import Method, Stage
+    from fedhead.algorithm.base import Method, Stage
     from fedhead.methods import METHODS
     from fedhead.stages import STAGES
 
@@ -129,7 +130,7 @@ def _partitions() -> list[dict[str, Any]]:
 
 
 def _recipes() -> list[dict[str, Any]]:
-    from fedhead.experiment.config import builtin, describe, paper_tables
+    from fedhead.experiment.recipe import builtin, describe, paper_tables
 
     every = {**builtin(), **paper_tables()}
     return [{"name": name, "parameters": {}, "description": describe(path)} for name, path in every.items()]
@@ -164,7 +165,7 @@ def validate(recipe: RecipeName, assignments: Assignments = None) -> None:
       fedhead validate my.yaml method=fedprox method.mu=0.1
     """
     from fedhead.experiment.build import validate as check
-    from fedhead.experiment.config import load
+    from fedhead.experiment.recipe import load
 
     found = load(recipe, assignments or [])
     sizes = [sum(p.numel() for p in model.parameters()) for model in check(found)]
@@ -195,13 +196,12 @@ def partition(
       fedhead partition digits 'skewed(2)' --clients 20 --plot split.png
     """
     from fedhead.experiment import build
-    from fedhead.experiment.config import Recipe
-    from fedhead.report import figures
+    from fedhead.experiment.recipe import Recipe
 
     federation = build.federation(Recipe(dataset=dataset, partition=partition, clients=clients, seed=seed), data)
     counts = federation.counts()
     if plot is not None:
-        figures.save(figures.bubbles(counts, federation.names, f"{dataset}, {partition}, seed {seed}"), plot)
+        plots.save(plots.bubbles(counts, federation.names, f"{dataset}, {partition}, seed {seed}"), plot)
     if as_json:
         print(json.dumps({"counts": counts.tolist(), "names": federation.names and list(federation.names)}))
         return

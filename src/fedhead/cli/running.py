@@ -16,10 +16,10 @@ import typer
 
 from fedhead.cli import app
 from fedhead.cli.inspecting import Assignments, DataFolder, RecipeName, print_results
-from fedhead.errors import BadInput
+from fedhead.core.errors import BadInput
 
 if TYPE_CHECKING:
-    from fedhead.experiment.config import Recipe
+    from fedhead.experiment.recipe import Recipe
     from fedhead.experiment.run import Settings
 
 Row = dict[str, Any]
@@ -95,7 +95,7 @@ def run(
       fedhead run digits clients=3 rounds=3 --engine flower
     """
     from fedhead.experiment.build import validate
-    from fedhead.experiment.config import load
+    from fedhead.experiment.recipe import load
     from fedhead.experiment.run import Settings
 
     if resume and out is None:
@@ -227,7 +227,7 @@ def demo(
       fedhead demo
       fedhead demo --seeds 1 --out /tmp/demo
     """
-    from fedhead.experiment.config import load
+    from fedhead.experiment.recipe import load
     from fedhead.experiment.run import Settings, execute
     from fedhead.report import page, tables
 

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedhead.errors import BadInput
+from fedhead.core.errors import BadInput
 
 CHANNELS = (1, 3)
 
@@ -66,9 +66,9 @@ def labels(y: Any, names: Sequence[str] | None = None, what: str = "y") -> tuple
             words = [w.decode() if isinstance(w, bytes) else str(w) for w in array]
             names = sorted(set(words)) if names is None else names
             number = {name: i for i, name in enumerate(names)}
-            strangers = sorted(set(words) - set(names))
-            if strangers:
-                raise BadInput(f"{what} holds the class {strangers[0]!r}, which is not among {', '.join(names)}")
+            unknown_nodes = sorted(set(words) - set(names))
+            if unknown_nodes:
+                raise BadInput(f"{what} holds the class {unknown_nodes[0]!r}, which is not among {', '.join(names)}")
             return torch.tensor([number[w] for w in words], dtype=torch.int64), names
     tensor = _tensor(y, what)
     if tensor.ndim == 2 and tensor.shape[1] == 1:

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedhead import keyed
+from fedhead.core import random
+from fedhead.core.errors import BadInput, unknown
 from fedhead.data import colour
 from fedhead.data.geometry import Grid, crop, cutout, flip, resized_crop, rotate
-from fedhead.errors import BadInput, unknown
 
 # Steps that move pixels: (grid, keys, number) -> grid. The number is the step's argument, as in rotate(15).
 _MOVES: dict[str, tuple[Callable[[Grid, Tensor, float], Grid], float]] = {
@@ -124,7 +124,7 @@ class Transform:
         moves: list[tuple[Callable[[Grid, Tensor, float], Grid], Tensor, float]] = []
         for number, step in enumerate(self.augment):
             name, argument = _read(step)
-            own = keyed.fold(key, number)
+            own = random.fold_in(key, number)
             if name in _MOVES:
                 moves.append((_MOVES[name][0], own, argument))
                 continue

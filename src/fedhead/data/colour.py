@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fedhead import keyed
+from fedhead.core import random
 
 
 def jitter(
@@ -18,7 +18,7 @@ def jitter(
     hue: float = 0.1,
 ) -> Tensor:
     """Brightness, contrast, saturation and hue by random factors in a random order (torchvision's ColorJitter)."""
-    draw = keyed.uniform(key, 9).to(x.dtype)
+    draw = random.uniform(key, 9).to(x.dtype)
     strength = torch.stack([s * (2 * draw[:, i] - 1) for i, s in enumerate((brightness, contrast, saturation))], dim=1)
     moment, turning = draw[:, 4:7], draw[:, 7:8]  # the changes happen in the order of their moments
     order = moment.argsort(dim=1)
@@ -43,7 +43,7 @@ def _blend(x: Tensor, change: Tensor, strength: Tensor) -> Tensor:
 
 def grayscale(x: Tensor, key: Tensor, probability: float) -> Tensor:
     """All colour removed with a probability."""
-    return torch.where(_each(keyed.uniform(key) < probability), luma(x).expand(x.shape), x)
+    return torch.where(_each(random.uniform(key) < probability), luma(x).expand(x.shape), x)
 
 
 def luma(x: Tensor) -> Tensor:

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import numpy as np
 
+from fedhead.core.errors import BadInput, unknown
 from fedhead.data import readers
+from fedhead.data.allocation import stratified
 from fedhead.data.arrays import Samples, inputs, labels
 from fedhead.data.augment import Transform
-from fedhead.data.draws import stratified
 from fedhead.data.readers import Part
-from fedhead.errors import BadInput, unknown
 
 _CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 _FASHION = ("T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot")

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from fedhead.errors import BadInput
+from fedhead.core.errors import BadInput
 
 
 class Remote(NamedTuple):

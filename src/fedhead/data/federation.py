@@ -12,14 +12,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedhead.data import arrays, local_split, sources
+from fedhead.core.errors import BadInput
+from fedhead.data import arrays, sources
 from fedhead.data import partition as partitions
+from fedhead.data.allocation import Rows, stratified
 from fedhead.data.arrays import Samples as Samples
 from fedhead.data.augment import Transform
-from fedhead.data.draws import Rows, stratified
-from fedhead.data.local_split import Fraction, LocalTest
+from fedhead.data.client_test import ClientTest, Fraction, parse
 from fedhead.data.partition import Partition
-from fedhead.errors import BadInput
 
 Pair = tuple[Any, Any] | Samples
 
@@ -37,8 +37,8 @@ class Federation:
     rows: list[Rows]  # a client's training samples, rows of `train`
     classes: int
     test: Samples | None = None  # the global test set
-    local: list[Rows] | None = None  # a client's local test samples …
-    local_from: Literal["train", "test"] = "train"  # … and what they are rows of
+    client_test: list[Rows] | None = None  # each client's own test samples …
+    client_test_from: Literal["train", "test"] = "train"  # … and what they are rows of
     transform: Transform = field(default_factory=Transform)
     public: Samples | None = None  # unlabelled or foreign data that all parties hold
     names: Sequence[str] | None = None  # of the classes
@@ -99,7 +99,7 @@ class Federation:
         clients: int = 10,
         test: Pair | None = None,
         seed: int = 0,
-        local_test: str | float | LocalTest | None = None,
+        client_test: str | float | ClientTest | None = None,
         transform: Transform | None = None,
         classes: int | None = None,
         names: Sequence[str] | None = None,
@@ -109,7 +109,7 @@ class Federation:
         """Your arrays or tensors, dealt out to clients by a partition.
 
         Images are uint8, [N, H, W], [N, H, W, C] or [N, C, H, W]; anything else becomes float32 features. Labels are
-        class numbers or words. `local_test`: a share of each client's samples (0.3, "stratified(0.3)"), or "matched",
+        class numbers or words. `client_test`: a share of each client's samples (0.3, "stratified(0.3)"), or "matched",
         drawn from the test set along the client's classes.
         """
         train, names = arrays.samples(x, y, names, "training")
@@ -129,7 +129,7 @@ class Federation:
             title=title,
             partition=str(deal),
         )
-        return fed.with_local_test(local_test, seed)
+        return fed.with_client_test(client_test, seed)
 
     @classmethod
     def from_sites(
@@ -137,7 +137,7 @@ class Federation:
         sites: Iterable[Pair],
         test: Pair | None = None,
         seed: int = 0,
-        local_test: str | float | LocalTest | None = None,
+        client_test: str | float | ClientTest | None = None,
         transform: Transform | None = None,
         classes: int | None = None,
         names: Sequence[str] | None = None,
@@ -175,7 +175,7 @@ class Federation:
             names=names,
             title=title,
         )
-        return fed.with_local_test(local_test, seed)
+        return fed.with_client_test(client_test, seed)
 
     @classmethod
     def from_dataset(cls, dataset: Any, **settings: Any) -> Federation:
@@ -222,7 +222,7 @@ class Federation:
         clients: int = 10,
         seed: int = 0,
         data_dir: str | PathLike[str] | None = None,
-        local_test: str | float | LocalTest | None = None,
+        client_test: str | float | ClientTest | None = None,
         augment: str | None = None,
         normalize: str | None = None,
         samples: int | None = None,
@@ -262,7 +262,7 @@ class Federation:
             clients,
             test,
             seed,
-            local_test,
+            client_test,
             entry.transform.replace(augment, normalize),
             entry.classes,
             entry.names,
@@ -271,20 +271,22 @@ class Federation:
         )
 
     # -- ways to change one -----------------------------------------------------------------------
-    def with_local_test(self, local_test: str | float | LocalTest | None, seed: int = 0) -> Federation:
-        """The federation with a local test set for each client."""
-        rule = local_split.parse(local_test)
+    def with_client_test(self, client_test: str | float | ClientTest | None, seed: int = 0) -> Federation:
+        """The federation with a test set of its own for each client."""
+        rule = parse(client_test)
         if rule is None:
             return self
         y = self.train.y.numpy()
         if isinstance(rule, Fraction):
             parts = [rule.split(rows, y, seed, k) for k, rows in enumerate(self.rows)]
-            return replace(self, rows=[a for a, _ in parts], local=[b for _, b in parts], local_from="train")
+            return replace(
+                self, rows=[a for a, _ in parts], client_test=[b for _, b in parts], client_test_from="train"
+            )
         if self.test is None:
-            raise BadInput("local_test: matched draws from the global test set, and there is none; give test=(x, y)")
+            raise BadInput("client_test: matched draws from the global test set, and there is none; give test=(x, y)")
         held, counts = self.test.y.numpy(), self.counts()
         local = [rule.draw(own, int(counts.sum()), held, seed, k) for k, own in enumerate(counts)]
-        return replace(self, local=local, local_from="test")
+        return replace(self, client_test=local, client_test_from="test")
 
     def subset(self, n: int, seed: int = 0) -> Federation:
         """The federation with only n samples to train (and locally test) on, evenly by class, clients kept."""
@@ -295,22 +297,26 @@ class Federation:
         def moved(rows: list[Rows]) -> list[Rows]:
             return [place[own][place[own] >= 0] for own in rows]
 
-        local = moved(self.local) if self.local is not None and self.local_from == "train" else self.local
-        return replace(self, train=self.train.take(kept), rows=moved(self.rows), local=local)
+        local = (
+            moved(self.client_test)
+            if self.client_test is not None and self.client_test_from == "train"
+            else self.client_test
+        )
+        return replace(self, train=self.train.take(kept), rows=moved(self.rows), client_test=local)
 
     # -- the partition on disk --------------------------------------------------------------------
     def save_partition(self, path: str | PathLike[str]) -> None:
         """Write who holds which rows, to be read by `load_partition`."""
-        sources.save_partition(Path(path), self.rows, self.local, self.local_from, self.partition)
+        sources.save_partition(Path(path), self.rows, self.client_test, self.client_test_from, self.partition)
 
     def load_partition(self, path: str | PathLike[str]) -> Federation:
         """This data with the clients that a file from `save_partition` says."""
-        rows, local, local_from, text = sources.load_partition(Path(path))
+        rows, local, client_test_from, text = sources.load_partition(Path(path))
         limit = {"train": len(self.train.y), "test": 0 if self.test is None else len(self.test.y)}
-        for own, what in [*((r, "train") for r in rows), *((r, local_from) for r in local or [])]:
+        for own, what in [*((r, "train") for r in rows), *((r, client_test_from) for r in local or [])]:
             if own.size and (own.min() < 0 or own.max() >= limit[what]):
                 raise BadInput(f"{path}: row {own.max()} is not in the {what} data of {limit[what]} samples")
-        return replace(self, rows=rows, local=local, local_from=local_from, partition=text)
+        return replace(self, rows=rows, client_test=local, client_test_from=client_test_from, partition=text)
 
 
 def _classes(classes: int | None, names: Sequence[str] | None, train: Samples, test: Samples | None) -> int:

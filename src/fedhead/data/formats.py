@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedhead.errors import BadInput
+from fedhead.core.errors import BadInput
 
 
 class _Dtype:

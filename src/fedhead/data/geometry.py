@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fedhead import keyed
+from fedhead.core import random
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Grid:
 
 def crop(grid: Grid, key: Tensor, pad: int, reflect: bool) -> Grid:
     """Pad by `pad` pixels (mirrored or black), then cut the old size out at a random place."""
-    shift = (keyed.uniform(key, 2) * (2 * pad + 1)).long() - pad
+    shift = (random.uniform(key, 2) * (2 * pad + 1)).long() - pad
     row, col = grid.row + _each(shift[:, 0]), grid.col + _each(shift[:, 1])
     if not reflect:
         return grid.within(row, col)
@@ -57,13 +57,13 @@ def crop(grid: Grid, key: Tensor, pad: int, reflect: bool) -> Grid:
 
 def flip(grid: Grid, key: Tensor, probability: float) -> Grid:
     """Mirror left and right with a probability."""
-    mirrored = _each(keyed.uniform(key) < probability)
+    mirrored = _each(random.uniform(key) < probability)
     return replace(grid, col=torch.where(mirrored, grid.width - 1 - grid.col, grid.col))
 
 
 def rotate(grid: Grid, key: Tensor, degrees: float) -> Grid:
     """Turn about the centre by an angle in ±degrees, nearest pixels, black corners."""
-    angle = _each((keyed.uniform(key) * 2 - 1) * math.radians(degrees))
+    angle = _each((random.uniform(key) * 2 - 1) * math.radians(degrees))
     y, x = grid.row - (grid.height - 1) / 2, grid.col - (grid.width - 1) / 2
     row = y * torch.cos(angle) + x * torch.sin(angle) + (grid.height - 1) / 2
     col = x * torch.cos(angle) - y * torch.sin(angle) + (grid.width - 1) / 2
@@ -72,7 +72,7 @@ def rotate(grid: Grid, key: Tensor, degrees: float) -> Grid:
 
 def cutout(grid: Grid, key: Tensor, side: int) -> Grid:
     """Blacken a square of that side about a random pixel; it may reach over the edge (DeVries and Taylor, 2017)."""
-    place = keyed.uniform(key, 2)
+    place = random.uniform(key, 2)
     top = _each((place[:, 0] * grid.height).long()) - side // 2
     left = _each((place[:, 1] * grid.width).long()) - side // 2
     inside = (grid.row >= top) & (grid.row < top + side) & (grid.col >= left) & (grid.col < left + side)
@@ -85,7 +85,7 @@ def resized_crop(x: Tensor, key: Tensor, smallest: float) -> Tensor:
     As in torchvision's RandomResizedCrop: ten draws, the first that fits counts; else the whole image.
     """
     height, width = x.shape[-2:]
-    draw = keyed.uniform(key, 10, 4).to(x.dtype)
+    draw = random.uniform(key, 10, 4).to(x.dtype)
     area = (smallest + (1 - smallest) * draw[..., 0]) * height * width
     ratio = torch.exp((draw[..., 1] * 2 - 1) * math.log(4 / 3))
     h, w = (area / ratio).sqrt().round(), (area * ratio).sqrt().round()

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedhead import keyed
-from fedhead.data.draws import Rows, apportion, hand_out, log_gamma, softmax
-from fedhead.errors import BadInput, unknown
+from fedhead.core import random
+from fedhead.core.errors import BadInput, unknown
+from fedhead.data.allocation import Rows, apportion, hand_out, log_gamma, softmax
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Partition:
             raise BadInput(f"clients: {clients} clients can't share {len(y)} samples; use at most {len(y)} clients")
         if y.min() < 0 or y.max() >= classes:
             raise BadInput(f"labels must lie in 0 … {classes - 1}, they span {y.min()} … {y.max()}")
-        rng = np.random.RandomState(keyed.key(seed, "partition") & 0xFFFFFFFF)
+        rng = np.random.RandomState(random.key(seed, "partition") & 0xFFFFFFFF)
         return [np.sort(rows).astype(np.int64) for rows in self.deal(y, classes, clients, rng)]
 
     def deal(self, y: NDArray[Any], classes: int, clients: int, rng: np.random.RandomState) -> list[Rows]:

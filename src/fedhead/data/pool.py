@@ -7,9 +7,9 @@ import copy
 import torch
 from torch import Tensor
 
+from fedhead.core.batch import Batch
 from fedhead.data.augment import Transform
 from fedhead.data.federation import Samples
-from fedhead.types import Batch
 
 LARGEST_TURNED = 1 << 30  # bytes of images that may be held a second time in another order
 

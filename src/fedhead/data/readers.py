@@ -8,10 +8,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fedhead.data import formats, trees
+from fedhead.core.errors import BadInput
+from fedhead.data import formats, image_folders
 from fedhead.data.arrays import Samples, inputs, labels
 from fedhead.data.download import Remote, fetch
-from fedhead.errors import BadInput
 
 Part = Literal["train", "test"]
 
@@ -45,7 +45,7 @@ MNIST = "https://ossci-datasets.s3.amazonaws.com/mnist/"
 FASHION = "https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion/"
 DEBIAN = Path("/usr/share/datasets/fashion-mnist")  # where Debian's dataset-fashion-mnist puts it
 UNION = "emnist-letters-union.npz"
-_LETTERS_TEST = 4  # the bit of the union's `source_bits` for the official Letters test part
+_LETTERS_TEST = 4  # the bit of the union's `source_bits` for the official Messenger test part
 
 
 def cifar10(root: Path, part: Part, download: bool) -> Samples:
@@ -94,7 +94,7 @@ def _idx_pair(dataset: str, places: list[Path], url: str, home: Path, part: Part
 
 
 def emnist_letters(root: Path, part: Part, download: bool) -> Samples:
-    """EMNIST Letters' idx files; or the union file, whose split is not the official one.
+    """EMNIST Messenger' idx files; or the union file, whose split is not the official one.
 
     The published images lie on their side (transposed): they are set upright. Labels 1 … 26 become 0 … 25.
     """
@@ -129,9 +129,9 @@ def cinic10(root: Path, part: Part, download: bool) -> Samples:
     if home is None:
         home = places[0]  # the archive has no folder of its own
         fetch("cinic10", ["cinic10/train", "cinic10/test"], CINIC10, root, download, into=home)
-    classes = [d.name for d in trees.subfolders(_there(home / part))]
-    listed = [(f, c) for c, name in enumerate(classes) for f in trees.pictures(home / part / name)]
-    return trees.cached(home, part, listed, 32, 3)
+    classes = [d.name for d in image_folders.subfolders(_there(home / part))]
+    listed = [(f, c) for c, name in enumerate(classes) for f in image_folders.pictures(home / part / name)]
+    return image_folders.cached(home, part, listed, 32, 3)
 
 
 def tinyimagenet(root: Path, part: Part, download: bool) -> Samples:
@@ -139,10 +139,10 @@ def tinyimagenet(root: Path, part: Part, download: bool) -> Samples:
     home = root / "tiny-imagenet-200"
     if not home.is_dir():
         fetch("tinyimagenet", ["tiny-imagenet-200/train", "tiny-imagenet-200/val"], TINY, root, download)
-    classes = [d.name for d in trees.subfolders(_there(home / "train"))]
+    classes = [d.name for d in image_folders.subfolders(_there(home / "train"))]
     if part == "train":
-        listed = [(f, c) for c, name in enumerate(classes) for f in trees.pictures(home / "train" / name)]
-        return trees.cached(home, part, listed, 64, 3)
+        listed = [(f, c) for c, name in enumerate(classes) for f in image_folders.pictures(home / "train" / name)]
+        return image_folders.cached(home, part, listed, 64, 3)
     notes = home / "val" / "val_annotations.txt"
     number = {name: c for c, name in enumerate(classes)}
     listed = []
@@ -151,7 +151,7 @@ def tinyimagenet(root: Path, part: Part, download: bool) -> Samples:
         if len(words) < 2 or words[1] not in number:
             raise BadInput(f"{notes}: the line {line[:60]!r} names no class that is in train")
         listed.append((home / "val" / "images" / words[0], number[words[1]]))
-    return trees.cached(home, part, listed, 64, 3)
+    return image_folders.cached(home, part, listed, 64, 3)
 
 
 def _pair(x: NDArray[Any], y: NDArray[Any], where: Path) -> Samples:

@@ -9,10 +9,11 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from fedhead.core.errors import BadInput
+from fedhead.data import image_folders
+from fedhead.data.allocation import Rows
 from fedhead.data.arrays import Samples
-from fedhead.data.draws import Rows
 from fedhead.data.formats import read_npz
-from fedhead.errors import BadInput
 
 
 def torch_dataset(dataset: Any) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
@@ -54,14 +55,14 @@ def npz(path: Path) -> tuple[Any, Any, tuple[Any, Any] | None]:
     return held["x"], held["y"], (held["x_test"], held["y_test"]) if tests else None
 
 
-def save_partition(path: Path, rows: list[Rows], local: list[Rows] | None, local_from: str, text: str) -> None:
+def save_partition(path: Path, rows: list[Rows], local: list[Rows] | None, client_test_from: str, text: str) -> None:
     """Write a partition: all rows in one array, the clients' ends in another."""
     entries: dict[str, Any] = {"rows": np.concatenate(rows), "ends": np.cumsum([len(r) for r in rows])}
     if local is not None:
         entries |= {"local": np.concatenate(local), "local_ends": np.cumsum([len(r) for r in local])}
     beside = path.with_name(path.name + ".part")
     with open(beside, "wb") as file:
-        np.savez_compressed(file, partition=np.array(text), local_from=np.array(local_from), **entries)
+        np.savez_compressed(file, partition=np.array(text), client_test_from=np.array(client_test_from), **entries)
     os.replace(beside, path)
 
 
@@ -71,7 +72,7 @@ def load_partition(path: Path) -> tuple[list[Rows], list[Rows] | None, Literal["
     try:
         rows = _unpack(held["rows"], held["ends"])
         local = _unpack(held["local"], held["local_ends"]) if "local" in held else None
-        return rows, local, "test" if str(held["local_from"]) == "test" else "train", str(held["partition"])
+        return rows, local, "test" if str(held["client_test_from"]) == "test" else "train", str(held["partition"])
     except (KeyError, IndexError) as error:
         raise BadInput(f"{path}: not a partition that fedhead wrote ({error})") from None
 
@@ -91,21 +92,20 @@ class Folder(NamedTuple):
 
 def folder(path: Path, size: int | None) -> Folder:
     """Read a folder of class folders, or of site folders with class folders, perhaps under train and test."""
-    from fedhead.data import trees
 
     if not path.is_dir():
         raise BadInput(f"{path}: no such folder")
-    inner = {d.name: d for d in trees.subfolders(path)}
+    inner = {d.name: d for d in image_folders.subfolders(path)}
     held = inner.get("test") or inner.get("val")
     top = inner["train"] if "train" in inner and held else path
-    roots = trees.subfolders(top)
+    roots = image_folders.subfolders(top)
     if not roots:
         raise BadInput(f"{path}: no folders in it; it needs one folder a class, with its images")
-    sites = all(trees.subfolders(root) for root in roots)
+    sites = all(image_folders.subfolders(root) for root in roots)
     where = roots if sites else [top]
-    names = tuple(sorted({d.name for root in where for d in trees.subfolders(root)}))
-    parts = [trees.decode(root, names, size) for root in where]
-    test = trees.decode(held, names, size) if top is not path and held else None
+    names = tuple(sorted({d.name for root in where for d in image_folders.subfolders(root)}))
+    parts = [image_folders.decode(root, names, size) for root in where]
+    test = image_folders.decode(held, names, size) if top is not path and held else None
     return Folder(parts, test, names, sites)
 
 

@@ -13,20 +13,21 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from fedhead import plan
+from fedhead.algorithm.base import Algorithm, Method, Stage
+from fedhead.algorithm.task import LocalTraining, Task
+from fedhead.core import batching
+from fedhead.core.errors import BadInput
+from fedhead.core.tree import Tree
 from fedhead.data.pool import Pool
-from fedhead.engine import evaluate, forward, refuse
-from fedhead.engine.ahead import Ahead, Form
-from fedhead.engine.job import Executor, Job, Rows
-from fedhead.engine.local import OPTIMIZER, initial_optimizers
-from fedhead.engine.program import Program
-from fedhead.engine.server import Post
-from fedhead.engine.state import Memory
-from fedhead.errors import BadInput
-from fedhead.exchange import Exchange, Method, Stage
-from fedhead.models.split import Split, weights
-from fedhead.tree import Tree
-from fedhead.types import Local, Task
+from fedhead.engine import compatibility, evaluation
+from fedhead.engine.client_states import ClientStates
+from fedhead.engine.prefetch import Form, Prefetcher
+from fedhead.engine.server import Downlink
+from fedhead.executors import forward
+from fedhead.executors.client_round import OPTIMIZER, initial_optimizers
+from fedhead.executors.job import Executor, Job, Rows
+from fedhead.executors.program import Program
+from fedhead.models.split_model import SplitModel, weights
 
 if TYPE_CHECKING:
     from fedhead.data.federation import Federation
@@ -38,11 +39,11 @@ class Clients:
     def __init__(
         self,
         federation: Federation,
-        models: Sequence[Split],
+        models: Sequence[SplitModel],
         method: Method,
         *,
         rounds: int,
-        local: Local,
+        local: LocalTraining,
         participation: float = 1.0,
         seed: int = 0,
         device: torch.device | str = "cpu",
@@ -55,7 +56,7 @@ class Clients:
         method.check_local(local)
         self.federation, self.method = federation, method
         self.device, self.dtype, self.bf16 = torch.device(device), dtype, bf16
-        self.assign = refuse.assignment(assign, len(models), len(federation))
+        self.assign = compatibility.assignment(assign, len(models), len(federation))
         self.pool = Pool(federation.train, federation.transform, device, dtype)
         self.test = None if federation.test is None else Pool(federation.test, federation.transform, device, dtype)
         public = federation.public
@@ -64,7 +65,7 @@ class Clients:
         self.public = None if public is None else Pool(public, plain, device, dtype)
         templates = [copy.deepcopy(model).to(self.device, dtype) for model in models]
         self.initial = [weights(model) for model in templates]
-        refuse.mixtures(method, templates, self.assign, local)
+        compatibility.check_models(method, templates, self.assign, local)
         self.tasks = [
             Task(
                 model=model,
@@ -80,9 +81,11 @@ class Clients:
             for model in templates
         ]
         self.counts = torch.as_tensor(federation.counts(), dtype=dtype, device=self.device)
-        self.memory = Memory(self.initial_state)
-        self.ahead = Ahead()
-        self.rooms = [forward.Room.on(self.device) for _ in templates]  # for testing the clients of each architecture
+        self.memory = ClientStates(self.initial_state)
+        self.prefetch = Prefetcher()
+        self.budgets = [
+            forward.MemoryBudget.on(self.device) for _ in templates
+        ]  # for testing the clients of each architecture
 
     def _held(self) -> Pool:
         """What the clients train on, all of them together: local test samples are no part of it."""
@@ -119,27 +122,29 @@ class Clients:
         return local.optimizer.lr * local.lr_decay ** (round - 1)
 
     # -- work -------------------------------------------------------------------------------------
-    def program(self, exchange: Exchange, group: int) -> Program:
+    def program(self, algorithm: Algorithm, group: int) -> Program:
         """What the clients of one architecture do in an exchange."""
-        return Program(exchange, self.tasks[group], self.pool, self.public, bf16=self.bf16)
+        return Program(algorithm, self.tasks[group], self.pool, self.public, bf16=self.bf16)
 
-    def work(self, exchange: Exchange, post: Post, memory: Memory, round: int, trains: bool = True) -> list[Job]:
-        """What the clients that got post have to do, a job an architecture; its batches are drawn if it `trains`."""
-        label = f"stage:{exchange.name}" if isinstance(exchange, Stage) else "train"
+    def work(
+        self, algorithm: Algorithm, downlink: Downlink, memory: ClientStates, round: int, trains: bool = True
+    ) -> list[Job]:
+        """What the clients that got downlink have to do, a job an architecture; its batches are drawn if it `trains`."""
+        label = f"stage:{algorithm.name}" if isinstance(algorithm, Stage) else "train"
         jobs = []
-        for group in sorted({self.assign[k] for k in post.own}):
-            clients = [k for k in post.own if self.assign[k] == group]
+        for group in sorted({self.assign[k] for k in downlink.per_client}):
+            clients = [k for k in downlink.per_client if self.assign[k] == group]
             task = self.tasks[group]
             jobs.append(
                 Job(
-                    program=self.program(exchange, group),
+                    program=self.program(algorithm, group),
                     clients=clients,
-                    down=post.down,
-                    own=[post.own[k] for k in clients],
+                    broadcast=downlink.broadcast,
+                    per_client=[downlink.per_client[k] for k in clients],
                     states=[memory[k] for k in clients],
                     rows=[self.federation.rows[k] for k in clients],
                     counts=[self.counts[k] for k in clients],
-                    schedules=[self._schedules(exchange, task, k, round, label, trains) for k in clients],
+                    schedules=[self._schedules(algorithm, task, k, round, label, trains) for k in clients],
                     public_rows=self._public_rows(),
                     lr=self.lr(round),
                     round=round,
@@ -148,22 +153,22 @@ class Clients:
         return jobs
 
     def _schedules(
-        self, exchange: Exchange, task: Task, client: int, round: int, label: str, drawn: bool
-    ) -> list[plan.Schedule]:
-        forms = self.forms(exchange, task, client, round, label)
-        return [self.ahead.schedule(form) if drawn else plan.undrawn(*form[:4]) for form in forms]
+        self, algorithm: Algorithm, task: Task, client: int, round: int, label: str, drawn: bool
+    ) -> list[batching.BatchSchedule]:
+        forms = self.forms(algorithm, task, client, round, label)
+        return [self.prefetch.schedule(form) if drawn else batching.undrawn_batches(*form[:4]) for form in forms]
 
-    def forms(self, exchange: Exchange, task: Task, client: int, round: int, label: str = "train") -> list[Form]:
+    def forms(self, algorithm: Algorithm, task: Task, client: int, round: int, label: str = "train") -> list[Form]:
         """What the batches of a client's phases are drawn from."""
         local = task.local
         forms = []
-        for number, phase in enumerate(exchange.phases(task)):
+        for number, phase in enumerate(algorithm.phases(task)):
             if phase.data == "public" and self.public is None:
-                raise BadInput(f"{exchange.name} needs public data: give the federation some (public=...)")
+                raise BadInput(f"{algorithm.name} needs public data: give the federation some (public=...)")
             n = len(self.federation.rows[client]) if phase.data == "private" else len(self._public_rows())
             epochs = local.epochs if phase.epochs is None else phase.epochs
             epochs = epochs if round >= phase.begins else 0
-            key = plan.phase_key(task.seed, round, label, number, client)
+            key = batching.phase_key(task.seed, round, label, number, client)
             forms.append((n, phase.batch_size or local.batch_size, epochs, local.drop_last, key))
         return forms
 
@@ -172,16 +177,21 @@ class Clients:
 
     # -- evaluation -------------------------------------------------------------------------------
     def own_accuracies(
-        self, exchange: Exchange, post: Post, memory: Memory, round: int, executor: Executor | None = None
+        self,
+        algorithm: Algorithm,
+        downlink: Downlink,
+        memory: ClientStates,
+        round: int,
+        executor: Executor | None = None,
     ) -> dict[int, float | None]:
-        """The accuracy of each client that got post on its own test samples; `executor` is the run's."""
-        local = self.federation.local
+        """The accuracy of each client that got downlink on its own test samples; `executor` is the run's."""
+        local = self.federation.client_test
         assert local is not None, "asked only where clients have test samples"
-        pool = self.pool if self.federation.local_from == "train" else self.test
+        pool = self.pool if self.federation.client_test_from == "train" else self.test
         assert pool is not None, "local test rows point into the test set"
         found: dict[int, float | None] = {}
-        for job in self.work(exchange, post, memory, round, trains=False):
-            room = self.rooms[self.assign[job.clients[0]]] if forward.together(self.device, executor) else None
-            right = forward.personal(job, pool, [local[k] for k in job.clients], room)
-            found.update({k: evaluate.accuracy(hits) for k, hits in zip(job.clients, right, strict=True)})
+        for job in self.work(algorithm, downlink, memory, round, trains=False):
+            budget = self.budgets[self.assign[job.clients[0]]] if forward.together(self.device, executor) else None
+            right = forward.personal(job, pool, [local[k] for k in job.clients], budget)
+            found.update({k: evaluation.accuracy(hits) for k, hits in zip(job.clients, right, strict=True)})
         return found

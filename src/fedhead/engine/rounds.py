@@ -1,4 +1,4 @@
-"""The rounds: train, evaluate, hand out a snapshot; then the stages; then the result."""
+"""The rounds: train, evaluation, hand out a snapshot; then the stages; then the result."""
 
 from __future__ import annotations
 
@@ -6,19 +6,20 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from fedhead.algorithm.base import Method, Stage
+from fedhead.algorithm.task import LocalTraining
+from fedhead.core.tree import Tree, Weights
 from fedhead.data.federation import Federation
-from fedhead.engine import choose, evaluate
-from fedhead.engine.figures import Figures, Row
-from fedhead.engine.forward import Passes
-from fedhead.engine.job import Executor
-from fedhead.engine.loop import Loop
+from fedhead.engine import evaluation
+from fedhead.engine.client_states import ClientStates
+from fedhead.engine.metrics import Row, RunMetrics
 from fedhead.engine.simulation import Simulation
-from fedhead.engine.state import Memory
-from fedhead.exchange import Method, Stage
-from fedhead.models.precision import settle
-from fedhead.models.split import Split
-from fedhead.tree import Tree, Weights
-from fedhead.types import Local
+from fedhead.executors import select
+from fedhead.executors.forward import ForwardExecutor
+from fedhead.executors.job import Executor
+from fedhead.executors.loop import Loop
+from fedhead.models.precision import set_precision
+from fedhead.models.split_model import SplitModel
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class StageResult:
 
     name: str
     server: Tree
-    memory: Memory
+    memory: ClientStates
     accuracy: float | None
     personal: float | None
     metrics: Row
@@ -45,7 +46,7 @@ class StageResult:
 
 
 @dataclass
-class Result(Figures):
+class Result(RunMetrics):
     """A finished run: its history, its weights and what it can still be asked."""
 
     simulation: Simulation = field(repr=False)
@@ -77,16 +78,16 @@ class Result(Figures):
 
     def calibrate(self, stage: Stage) -> StageResult:
         """Run a stage, such as `CCVR()`, on the trained federation; the run itself stays as it is."""
-        return run_stage(self.simulation, stage, choose.named(self.executor, self.simulation))
+        return run_stage(self.simulation, stage, select.by_name(self.executor, self.simulation))
 
 
 def run(
     federation: Federation,
-    model: Split | Sequence[Split],
+    model: SplitModel | Sequence[SplitModel],
     method: Method,
     *,
     rounds: int,
-    local: Local,
+    local: LocalTraining,
     participation: float = 1.0,
     stages: Sequence[Stage] = (),
     seed: int = 0,
@@ -101,7 +102,7 @@ def run(
     assign: Sequence[int] | None = None,
 ) -> Result:
     """Train a federation and run the stages; `on_start` learns the executor, `on_round` gets a snapshot a round."""
-    models = [model] if isinstance(model, Split) else list(model)
+    models = [model] if isinstance(model, SplitModel) else list(model)
     simulation = Simulation(
         federation,
         models,
@@ -110,8 +111,8 @@ def run(
         local=local,
         participation=participation,
         seed=seed,
-        device=choose.device(device),
-        bf16=settle(precision),
+        device=select.device(device),
+        bf16=set_precision(precision),
         assign=assign,
     )
     stages = [stage.after(method) for stage in stages]  # refuses what does not go together before any compute
@@ -124,7 +125,7 @@ def run(
         for k, state in resume.clients.items():
             simulation.memory[k] = state.to(simulation.device)
         history, begin = list(resume.history), resume.round
-    worker = choose.executor(executor, simulation)
+    worker = select.executor(executor, simulation)
     if on_start is not None:
         on_start(worker.name)
     for number in range(begin + 1, rounds + 1):
@@ -161,13 +162,13 @@ def run_stage(simulation: Simulation, stage: Stage, worker: Executor) -> StageRe
         before = run_stage(simulation, earlier, worker)
         server, metrics = server.replace(model=server["model"].replace(before.weights)), before.metrics
     passing = not stage.phases(simulation.task)  # one pass over each client's data, which a CPU makes one by one
-    carrier = worker if not passing else Passes() if simulation.device.type == "cuda" else Loop()
-    server, traffic = simulation.exchange(stage, server, memory, simulation.holders, number, carrier)
+    carrier = worker if not passing else ForwardExecutor() if simulation.device.type == "cuda" else Loop()
+    server, traffic = simulation.algorithm(stage, server, memory, simulation.holders, number, carrier)
     metrics = {"bytes_up": metrics["bytes_up"] + traffic.up, "bytes_down": metrics["bytes_down"] + traffic.down}
     metrics |= simulation.evaluate(stage, server, memory, number, worker)
-    if simulation.federation.local is not None and (steps := stage.steps()):
+    if simulation.federation.client_test is not None and (steps := stage.steps()):
         found = {name: simulation.personal(step, server, memory, number, worker) for name, step in steps.items()}
-        metrics["steps"] = {name: evaluate.mean(each) for name, each in found.items()}
+        metrics["steps"] = {name: evaluation.mean(each) for name, each in found.items()}
     metrics["seconds"] = time.perf_counter() - begin
     model = stage.global_model(server, simulation.task)
     return StageResult(stage.name, server, memory, metrics["accuracy"], metrics["personal"], metrics, model)

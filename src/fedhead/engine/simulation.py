@@ -6,17 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from fedhead import plan
-from fedhead.engine import evaluate, gate
+from fedhead.algorithm.base import Algorithm, Method
+from fedhead.algorithm.phase import Reply
+from fedhead.core.log import warn_once
+from fedhead.core.tree import Tree
+from fedhead.engine import evaluation, reply_check, sampling
 from fedhead.engine import server as servers
+from fedhead.engine.client_states import ClientStates
 from fedhead.engine.clients import Clients
-from fedhead.engine.job import Executor, Job
-from fedhead.engine.state import Memory
-from fedhead.exchange import Exchange, Method
-from fedhead.models.split import Split
-from fedhead.notice import notice
-from fedhead.tree import Tree
-from fedhead.types import Reply
+from fedhead.executors.job import Executor, Job
+from fedhead.models.split_model import SplitModel
 
 if TYPE_CHECKING:
     from fedhead.data.federation import Federation
@@ -34,74 +33,82 @@ class Traffic:
 class Simulation(Clients):
     """All clients of a federation with the server beside them; takes what `Clients` takes."""
 
-    def __init__(self, federation: Federation, models: Sequence[Split], method: Method, **settings: Any):
+    def __init__(self, federation: Federation, models: Sequence[SplitModel], method: Method, **settings: Any):
         super().__init__(federation, models, method, **settings)
         largest, size = max(self.task.sizes), self.task.local.batch_size
         if size > 2 * largest:
-            notice(
+            warn_once(
                 f"no client has more than {largest} samples, and batches are filled up to batch_size {size}: "
                 f"batch_size={largest} trains alike in less time"
             )
         self.server = method.init_server(self.initial[0], self.task)
 
     # -- exchanges --------------------------------------------------------------------------------
-    def jobs(self, exchange: Exchange, server: Tree, memory: Memory, cohort: list[int], round: int) -> list[Job]:
+    def jobs(
+        self, algorithm: Algorithm, server: Tree, memory: ClientStates, cohort: list[int], round: int
+    ) -> list[Job]:
         """The work of an exchange, a job an architecture."""
-        return self.work(exchange, servers.post(exchange, server, cohort, self.task_of), memory, round)
+        return self.work(algorithm, servers.make_downlink(algorithm, server, cohort, self.task_of), memory, round)
 
-    def exchange(
-        self, exchange: Exchange, server: Tree, memory: Memory, cohort: list[int], round: int, executor: Executor
+    def algorithm(
+        self,
+        algorithm: Algorithm,
+        server: Tree,
+        memory: ClientStates,
+        cohort: list[int],
+        round: int,
+        executor: Executor,
     ) -> tuple[Tree, Traffic]:
-        """One exchange: clients work, the gate checks, the server aggregates; the clients' memory is written last."""
-        post = servers.post(exchange, server, cohort, self.task_of)
+        """One exchange: clients work, replies are checked, the server aggregates; the clients' states are written last."""
+        downlink = servers.make_downlink(algorithm, server, cohort, self.task_of)
         replies: dict[int, Reply] = {}
-        jobs = self.work(exchange, post, memory, round)
+        jobs = self.work(algorithm, downlink, memory, round)
         for job, found in zip(jobs, executor.run_all(jobs), strict=True):
             replies.update(zip(job.clients, found, strict=True))
         expected = None
         for k in cohort:
-            gate.check(replies[k].send, expected, k, round)
-            expected = expected or gate.schema(replies[k].send)
+            reply_check.check(replies[k].send, expected, k, round)
+            expected = expected or reply_check.schema(replies[k].send)
         sent = {k: replies[k].send for k in cohort}
         sizes = {k: float(len(self.federation.rows[k])) for k in cohort}
-        server = servers.aggregate(exchange, server, sent, sizes, self.task)
+        server = servers.aggregate(algorithm, server, sent, sizes, self.task)
         for k in cohort:
             memory[k] = replies[k].keep
-        return server, Traffic(sum(send.nbytes for send in sent.values()), post.nbytes(), len(cohort))
+        return server, Traffic(sum(send.nbytes for send in sent.values()), downlink.nbytes(), len(cohort))
 
     def cohort(self, number: int) -> list[int]:
         """The clients that take part in a round."""
         task = self.task
-        return plan.cohort(task.seed, number, self.holders, task.clients, task.participation)
+        return sampling.sample_cohort(task.seed, number, self.holders, task.clients, task.participation)
 
     def round(self, number: int, executor: Executor) -> Traffic:
         """One round of training."""
         cohort = self.cohort(number)
         if self.device.type == "cuda" and number < self.task.rounds:  # a CPU has no time to spare
             later = self.cohort(number + 1)
-            self.ahead.begin(f for k in later for f in self.forms(self.method, self.task_of(k), k, number + 1))
-        self.server, traffic = self.exchange(self.method, self.server, self.memory, cohort, number, executor)
+            self.prefetch.begin(f for k in later for f in self.forms(self.method, self.task_of(k), k, number + 1))
+        self.server, traffic = self.algorithm(self.method, self.server, self.memory, cohort, number, executor)
         return traffic
 
     # -- evaluation -------------------------------------------------------------------------------
     def evaluate(
-        self, exchange: Exchange, server: Tree, memory: Memory, round: int, executor: Executor | None = None
+        self, algorithm: Algorithm, server: Tree, memory: ClientStates, round: int, executor: Executor | None = None
     ) -> dict[str, object]:
         """Accuracies of the global model and of every client's own; `executor` is the run's."""
-        row = servers.figures(exchange, server, self.task, self.test, self.bf16)
+        row = servers.figures(algorithm, server, self.task, self.test, self.bf16)
         row |= {"personal": None, "clients": None}
-        if self.federation.local is not None:
-            each = self.personal(exchange, server, memory, round, executor)
-            row["clients"], row["personal"] = each, evaluate.mean(each)
+        if self.federation.client_test is not None:
+            each = self.personal(algorithm, server, memory, round, executor)
+            row["clients"], row["personal"] = each, evaluation.mean(each)
         return row
 
     def personal(
-        self, exchange: Exchange, server: Tree, memory: Memory, round: int, executor: Executor | None = None
+        self, algorithm: Algorithm, server: Tree, memory: ClientStates, round: int, executor: Executor | None = None
     ) -> list[float | None]:
         """Each client's accuracy on its own test samples, None for a client without any."""
-        local = self.federation.local
+        local = self.federation.client_test
         assert local is not None
         clients = [k for k in self.holders if len(local[k])]
-        post = servers.post(exchange, server, clients, self.task_of)
-        found = self.own_accuracies(exchange, post, memory, round, executor)
+        downlink = servers.make_downlink(algorithm, server, clients, self.task_of)
+        found = self.own_accuracies(algorithm, downlink, memory, round, executor)
         return [found.get(k) for k in range(len(local))]

@@ -11,22 +11,22 @@ from typing import Any, TypeVar
 import torch
 
 from fedhead import models
-from fedhead.data import datasets, local_split, partition
+from fedhead.algorithm.base import Algorithm, Method, Stage
+from fedhead.algorithm.task import LocalTraining
+from fedhead.core.errors import BadInput, unknown
+from fedhead.core.optimizers import SGD, Adam
+from fedhead.core.parameters import check_parameters, parameters
+from fedhead.data import client_test, datasets, partition
 from fedhead.data.augment import Transform
 from fedhead.data.federation import Federation
-from fedhead.engine import refuse
-from fedhead.errors import BadInput, unknown
-from fedhead.exchange import Exchange, Method, Stage
-from fedhead.experiment.config import Recipe, read_yaml
-from fedhead.experiment.typed import check_parameters, parameters
+from fedhead.engine import compatibility
+from fedhead.experiment.recipe import Recipe, read_yaml
 from fedhead.methods import METHODS
-from fedhead.models.several import several
-from fedhead.models.split import Split
-from fedhead.optim import SGD, Adam
+from fedhead.models.build_many import build_many
+from fedhead.models.split_model import SplitModel
 from fedhead.stages import STAGES
-from fedhead.types import Local
 
-E = TypeVar("E", bound=Exchange)
+E = TypeVar("E", bound=Algorithm)
 
 
 def method(recipe: Recipe) -> Method:
@@ -41,7 +41,7 @@ def stages(recipe: Recipe) -> list[Stage]:
     return [stage.after(on) for stage in made]
 
 
-def local(recipe: Recipe) -> Local:
+def local(recipe: Recipe) -> LocalTraining:
     """How the clients train."""
     if recipe.optimizer == "adam":
         if recipe.momentum:
@@ -49,7 +49,7 @@ def local(recipe: Recipe) -> Local:
         chosen: SGD | Adam = Adam(recipe.lr, recipe.betas, weight_decay=recipe.weight_decay)
     else:
         chosen = SGD(recipe.lr, recipe.momentum, recipe.weight_decay)
-    return Local(
+    return LocalTraining(
         epochs=recipe.local_epochs,
         batch_size=recipe.batch_size,
         optimizer=chosen,
@@ -59,7 +59,7 @@ def local(recipe: Recipe) -> Local:
     )
 
 
-def architectures(recipe: Recipe, shape: tuple[int, ...], classes: int) -> list[Split]:
+def architectures(recipe: Recipe, shape: tuple[int, ...], classes: int) -> list[SplitModel]:
     """The recipe's models for inputs of a shape, client i having model i mod n; its seed decides their weights.
 
     `model.<parameter>` goes to every model that takes it; in the list, name(parameter=value) is for that model alone.
@@ -78,7 +78,7 @@ def architectures(recipe: Recipe, shape: tuple[int, ...], classes: int) -> list[
         if needed is not None:
             given.setdefault("head", needed)
         checked.append((name, given))
-    return several(checked, shape, classes, recipe.seed)
+    return build_many(checked, shape, classes, recipe.seed)
 
 
 def _model_and_parameters(text: str) -> tuple[str, dict[str, Any]]:
@@ -103,7 +103,7 @@ def _model_parameters(name: str) -> dict[str, Any]:
 def federation(recipe: Recipe, data: str | Path | None = None) -> Federation:
     """The recipe's data, dealt out to its clients; `dataset` may also be your own .npz file or folder of images."""
     seed = recipe.seed if recipe.partition_seed is None else recipe.partition_seed
-    settings: dict[str, Any] = {"seed": seed, "local_test": _local_test(recipe)}
+    settings: dict[str, Any] = {"seed": seed, "client_test": _local_test(recipe)}
     if not own_data(recipe.dataset):
         return Federation.load(
             recipe.dataset,
@@ -135,7 +135,7 @@ def own_data(name: str) -> bool:
     return name not in datasets.DATASETS and Path(name).exists()
 
 
-def validate(recipe: Recipe) -> list[Split]:
+def validate(recipe: Recipe) -> list[SplitModel]:
     """Check a recipe's names and parameters, and that data and models fit, without any data; returns the models."""
     stages(recipe)
     local(recipe)
@@ -162,19 +162,19 @@ def validate(recipe: Recipe) -> list[Split]:
         if recipe.public is not None and datasets.get(recipe.public).shape != shape:
             raise BadInput(
                 f"public: samples of {recipe.public} have shape {datasets.get(recipe.public).shape}, client 0 and all "
-                f"others hold {recipe.dataset} of {shape}: choose a data set of the same shape"
+                f"others hold {recipe.dataset} of {shape}: select a data set of the same shape"
             )
     made_models = architectures(recipe, shape, classes)
     for client, made_model in enumerate(made_models):
         _dry_run(made_model, shape, recipe, client)
-    for exchange in (method(recipe), *stages(recipe)):
-        exchange.check_head(made_models)
+    for algorithm in (method(recipe), *stages(recipe)):
+        algorithm.check_head(made_models)
     method(recipe).check_local(local(recipe))
-    refuse.mixtures(method(recipe), made_models, range(len(made_models))[: recipe.clients], local(recipe))
+    compatibility.check_models(method(recipe), made_models, range(len(made_models))[: recipe.clients], local(recipe))
     return made_models
 
 
-def _dry_run(made: Split, shape: tuple[int, ...], recipe: Recipe, client: int) -> None:
+def _dry_run(made: SplitModel, shape: tuple[int, ...], recipe: Recipe, client: int) -> None:
     """One blank input through the model: what it can't take shows here, not after the data is loaded."""
     was = made.training
     try:
@@ -188,8 +188,8 @@ def _dry_run(made: Split, shape: tuple[int, ...], recipe: Recipe, client: int) -
         made.train(was)
 
 
-def _local_test(recipe: Recipe) -> local_split.LocalTest | None:
-    return local_split.parse("matched" if recipe.local_test == "from_test" else recipe.local_test)
+def _local_test(recipe: Recipe) -> client_test.ClientTest | None:
+    return client_test.parse("matched" if recipe.client_test == "from_test" else recipe.client_test)
 
 
 def _make(kind: str, name: str, registry: Mapping[str, type[E]], given: Mapping[str, Any]) -> E:

@@ -9,18 +9,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedhead.algorithm.base import Stage
+from fedhead.core.errors import BadInput
+from fedhead.core.tree import Tree
+from fedhead.core.treefile import atomic, load_tree
 from fedhead.data.federation import Federation
-from fedhead.engine import choose
-from fedhead.engine.job import Executor
 from fedhead.engine.rounds import StageResult, run_stage
 from fedhead.engine.simulation import Simulation
-from fedhead.errors import BadInput
-from fedhead.exchange import Stage
+from fedhead.executors import select
+from fedhead.executors.job import Executor
 from fedhead.experiment import build
-from fedhead.experiment.config import Recipe
-from fedhead.experiment.store import CHECKPOINT, RunFolder, finite
-from fedhead.tree import Tree
-from fedhead.treefile import atomic, load_tree
+from fedhead.experiment.recipe import Recipe
+from fedhead.experiment.run_folder import CHECKPOINT, RunFolder, finite
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def reopen(path: str | Path, data: str | Path | None = None, device: str = "auto
     for k, kept in state["clients"].items():
         simulation.memory[int(k)] = kept.to(simulation.device)
     same = begun.get("device") == simulation.device.type  # what a GPU does best a CPU may not do at all
-    worker = choose.named(str(begun["executor"]) if same and "executor" in begun else "loop", simulation)
+    worker = select.by_name(str(begun["executor"]) if same and "executor" in begun else "loop", simulation)
     return Trained(folder.path, recipe, simulation, worker, number)
 
 
@@ -70,7 +70,7 @@ def begin(recipe: Recipe, federation: Federation, device: str, bf16: bool) -> Si
         local=build.local(recipe),
         participation=recipe.participation,
         seed=recipe.seed,
-        device=choose.device(device),
+        device=select.device(device),
         bf16=bf16,
     )
 

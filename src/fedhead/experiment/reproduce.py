@@ -13,16 +13,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from fedhead.engine import choose
-from fedhead.engine.stack import Stack
-from fedhead.errors import BadInput
-from fedhead.exchange import Stage
+from fedhead.algorithm.base import Stage
+from fedhead.core.errors import BadInput
+from fedhead.core.treefile import atomic
+from fedhead.executors import select
+from fedhead.executors.stack import Stack
 from fedhead.experiment import build, reopen
-from fedhead.experiment.config import Recipe
+from fedhead.experiment.recipe import Recipe
 from fedhead.experiment.run import Settings, execute, execute_together, refuse_apart, stack_is_best
-from fedhead.experiment.store import RunFolder
+from fedhead.experiment.run_folder import RunFolder
 from fedhead.experiment.tables import Cell, Scale, Table, published
-from fedhead.treefile import atomic
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ def _in_order(
     group has as many of them as a stack holds clients.
     """
     groups: dict[Any, list[list[Path]]] = {}
-    joined = choose.device(settings.device).type == "cuda" if together is None else together
+    joined = select.device(settings.device).type == "cuda" if together is None else together
     for path, (recipe, _) in jobs.items():
         mine = groups.setdefault(_work(recipe) if joined else path, [[]])
         if (len(mine[-1]) + 1) * recipe.clients > Stack.SIZE and mine[-1]:

@@ -9,22 +9,23 @@ from typing import Any
 
 import torch
 
-from fedhead.engine import choose
-from fedhead.engine.compiled import start_helpers
-from fedhead.engine.figures import Figures
-from fedhead.engine.job import Executor
-from fedhead.engine.joined import together
+from fedhead.core.errors import BadInput
+from fedhead.core.tree import Tree
+from fedhead.core.treefile import save_tree
+from fedhead.deploy import engine
+from fedhead.engine.metrics import RunMetrics
 from fedhead.engine.rounds import Snapshot, run
 from fedhead.engine.simulation import Simulation
-from fedhead.engine.stack import Stack
-from fedhead.errors import BadInput
+from fedhead.executors import select
+from fedhead.executors.compile import start_helpers
+from fedhead.executors.job import Executor
+from fedhead.executors.multi_run import together
+from fedhead.executors.stack import Stack
 from fedhead.experiment import build, environment, reopen
-from fedhead.experiment.config import Recipe
-from fedhead.experiment.store import RunFolder
+from fedhead.experiment.recipe import Recipe
+from fedhead.experiment.run_folder import RunFolder
 from fedhead.experiment.tensorboard import Board
-from fedhead.models.split import Split
-from fedhead.tree import Tree
-from fedhead.treefile import save_tree
+from fedhead.models.split_model import SplitModel
 
 Row = dict[str, Any]
 STAGES = "stages.safetensors"  # the server's state after each stage
@@ -66,12 +67,12 @@ def execute(
     if existing is None:
         RunFolder.refuse_taken(out)
     models = build.validate(recipe)
-    device = choose.device(settings.device)
+    device = select.device(settings.device)
     if device.type == "cuda" and recipe.rounds * recipe.local_epochs >= LONG:
         start_helpers()  # while the data is read
     federation = build.federation(recipe, settings.data)
-    for exchange in (build.method(recipe), *build.stages(recipe)):
-        exchange.check(models, federation)  # before there is a folder
+    for algorithm in (build.method(recipe), *build.stages(recipe)):
+        algorithm.check(models, federation)  # before there is a folder
     folder = existing or RunFolder.create(out, recipe)
     torch.set_num_threads(settings.threads or _threads(models))
     with folder.locked():
@@ -123,14 +124,13 @@ def execute(
 
 def _over_processes(recipe: Recipe, out: Path, settings: Settings, resume: bool, on_row: Callable[[Row], None]) -> Row:
     """The same recipe with a process a client, on Flower."""
-    from fedhead.flower import local_engine
 
     fixed = {"device": ("auto", "cpu"), "executor": ("auto", "loop"), "precision": ("fp32",), "tensorboard": (False,)}
     for name, allowed in fixed.items():
         if getattr(settings, name) not in allowed:
             raise BadInput(f"--{name} {getattr(settings, name)} is for simulations; leave it out with --engine flower")
     build.validate(recipe)
-    return local_engine.execute(recipe, out, settings.data, resume=resume, on_row=on_row)
+    return engine.execute(recipe, out, settings.data, resume=resume, on_row=on_row)
 
 
 def execute_together(
@@ -165,16 +165,16 @@ def stack_is_best(recipe: Recipe, settings: Settings) -> bool:
     """Whether a run with these settings would be carried out in a stack; `auto` is timed."""
     if settings.executor != "auto":
         return settings.executor == "stack"
-    return choose.executor("auto", _simulation(recipe, settings)).name == "stack"
+    return select.executor("auto", _simulation(recipe, settings)).name == "stack"
 
 
 def _stack_for(recipes: Sequence[Recipe], settings: Settings) -> Executor:
     """A stack for runs that train together, compiled on a GPU if all of them have many steps."""
-    if choose.device(settings.device).type != "cuda":
+    if select.device(settings.device).type != "cuda":
         return Stack()
     simulation = _simulation(recipes[0], settings)
-    steps = len(recipes) * choose.client_steps(simulation)
-    return choose.named("stack", simulation, compile=steps >= choose.COMPILED_FROM)
+    steps = len(recipes) * select.client_steps(simulation)
+    return select.by_name("stack", simulation, compile=steps >= select.COMPILED_FROM)
 
 
 def _simulation(recipe: Recipe, settings: Settings) -> Simulation:
@@ -200,12 +200,12 @@ def _settle(folder: RunFolder, settings: Settings, device: torch.device) -> Row:
                 f"leave --{name} out to resume, or start a new run"
             )
     if begun["device"] == "cuda":
-        choose.device("cuda")  # refuses where there is none
+        select.device("cuda")  # refuses where there is none
     torch.set_num_threads(begun["threads"])  # sums over more threads round differently
     return begun
 
 
-def _threads(models: Sequence[Split]) -> int:
+def _threads(models: Sequence[SplitModel]) -> int:
     """One thread for small models without convolutions: their steps are too short to be shared, and waiting costs."""
     small = all(sum(p.numel() for p in model.parameters()) < 1_000_000 for model in models)
     convolves = any(isinstance(m, torch.nn.modules.conv._ConvNd) for model in models for m in model.modules())
@@ -220,7 +220,7 @@ def _snapshot(folder: RunFolder) -> Snapshot | None:
     return Snapshot(number, state["server"], {int(k): kept for k, kept in state["clients"].items()}, history)
 
 
-def figures(out: Path, recipe: Recipe, result: Figures) -> Row:
+def figures(out: Path, recipe: Recipe, result: RunMetrics) -> Row:
     """The final figures of a run, as its folder keeps them."""
     last = next((row for row in reversed(result.history) if "accuracy" in row), {})
     return {

@@ -40,8 +40,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from fedhead.errors import BadInput, unknown
-from fedhead.experiment.config import RECIPES, Recipe, read_yaml
+from fedhead.core.errors import BadInput, unknown
+from fedhead.experiment.recipe import RECIPES, Recipe, read_yaml
 
 Scale = Literal["full", "small"]
 _KEYS = {"paper", "table", "seeds", "metric", "deviation", "value", "base", "axes", "rules", "small", "skip"}

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedhead.errors import BadInput
+from fedhead.core.errors import BadInput
 
 _CURVES = ("accuracy", "personal", "lr", "bytes_up", "bytes_down")
 

@@ -10,22 +10,22 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from fedhead.core.errors import BadInput
 from fedhead.data import datasets
 from fedhead.data.augment import Transform
 from fedhead.data.federation import Federation
 from fedhead.data.pool import Pool
-from fedhead.engine import choose
 from fedhead.engine.clients import Clients
-from fedhead.errors import BadInput
+from fedhead.executors import select
 from fedhead.experiment import build
-from fedhead.experiment.config import Recipe
+from fedhead.experiment.recipe import Recipe
 from fedhead.flower import data as own_data
 from fedhead.flower.coordinator import Coordinator
+from fedhead.flower.dry_run import DryRun
 from fedhead.flower.files import RECIPE_DATA, ServerFile, SiteFile
-from fedhead.flower.orders import Terms, to_json
-from fedhead.flower.rehearsal import Rehearsal
+from fedhead.flower.protocol import RunSpec, to_json
 from fedhead.flower.site import Bench, Site
-from fedhead.models.split import Split
+from fedhead.models.split_model import SplitModel
 
 if TYPE_CHECKING:
     from flwr.serverapp import Grid
@@ -40,7 +40,7 @@ def site_of(path: str) -> tuple[Site, bool]:
     except BadInput as error:
         reason = str(error)
 
-    def bench(terms: Terms, number: int) -> Bench:
+    def bench(terms: RunSpec, number: int) -> Bench:
         raise BadInput(reason)
 
     return Site(Path(path).parent.name, bench, Path(path).parent), True
@@ -53,14 +53,14 @@ def site(file: SiteFile) -> Site:
 
     kept: dict[str, Bench] = {}  # a worker answers many orders of one run: data and model are made once
 
-    def bench(terms: Terms, number: int) -> Bench:
+    def bench(terms: RunSpec, number: int) -> Bench:
         key = json.dumps(to_json(terms), sort_keys=True)
         if key not in kept:
             kept.clear()
             kept[key] = fresh(terms, number)
         return kept[key]
 
-    def fresh(terms: Terms, number: int) -> Bench:
+    def fresh(terms: RunSpec, number: int) -> Bench:
         recipe = terms.recipe_of_run()
         if file.data == RECIPE_DATA:
             federation = own_data.share(_recipe_data(recipe, file.data_folder), number)
@@ -71,12 +71,12 @@ def site(file: SiteFile) -> Site:
                 file.data,
                 base=file.path.parent,
                 test=file.test,
-                local_test=recipe.local_test if file.local_test is None and file.test is None else file.local_test,
+                client_test=recipe.client_test if file.client_test is None and file.test is None else file.client_test,
                 size=file.size,
                 public=file.public,
             )
         choices = _models(recipe, terms, file.own_model())
-        clients = _clients(recipe, choose.device(file.device))(
+        clients = _clients(recipe, select.device(file.device))(
             federation, [choices[number % len(choices)]], [0] * len(terms.sites)
         )
         return Bench(clients, build.stages(recipe))
@@ -98,7 +98,7 @@ def site_names(count: int) -> list[str]:
 
 
 # -- server -----------------------------------------------------------------------------------------
-def terms(file: ServerFile, experiment: str | None = None) -> Terms:
+def terms(file: ServerFile, experiment: str | None = None) -> RunSpec:
     """What all parties must agree on, from the server's file."""
     recipe = file.recipe_of_run()
     names: Sequence[str] | None
@@ -120,7 +120,7 @@ def terms(file: ServerFile, experiment: str | None = None) -> Terms:
         transform = Transform.named(recipe.augment or "none", "half") if images else Transform()
     if file.normalize is not None:
         transform = transform.replace(normalize=file.normalize)
-    return Terms(
+    return RunSpec(
         experiment=experiment or secrets.token_hex(8),
         recipe=recipe.flat(),
         sites=list(file.sites),
@@ -133,7 +133,7 @@ def terms(file: ServerFile, experiment: str | None = None) -> Terms:
     )
 
 
-def coordinator(file: ServerFile, agreed: Terms, grid: Grid, say: Callable[[str], None] = print) -> Coordinator:
+def coordinator(file: ServerFile, agreed: RunSpec, grid: Grid, say: Callable[[str], None] = print) -> Coordinator:
     """The server's loop over a grid."""
     recipe = agreed.recipe_of_run()
     build.stages(recipe)  # refuses a stage that does not go with the method before any site is asked
@@ -146,12 +146,12 @@ def coordinator(file: ServerFile, agreed: Terms, grid: Grid, say: Callable[[str]
     elif file.test is not None:
         test, _ = own_data.load(file.test, agreed, file.path.parent)
     pool = None if test is None else Pool(test, agreed.transform())
-    rehearsal = Rehearsal(agreed, lambda own: _models(recipe, agreed, own), _clients(recipe), public)
-    return Coordinator(grid, agreed, rehearsal, file.patience(), pool, say)
+    dry_run = DryRun(agreed, lambda own: _models(recipe, agreed, own), _clients(recipe), public)
+    return Coordinator(grid, agreed, dry_run, file.timeouts(), pool, say)
 
 
 # -- both -------------------------------------------------------------------------------------------
-def _models(recipe: Recipe, agreed: Terms, own: Mapping[str, Any]) -> list[Split]:
+def _models(recipe: Recipe, agreed: RunSpec, own: Mapping[str, Any]) -> list[SplitModel]:
     """The architectures of the recipe, or of a site that has its own."""
     if own:
         keys = {
@@ -163,8 +163,8 @@ def _models(recipe: Recipe, agreed: Terms, own: Mapping[str, Any]) -> list[Split
 
 def _clients(
     recipe: Recipe, device: torch.device | str = "cpu"
-) -> Callable[[Federation, Sequence[Split], Sequence[int]], Clients]:
-    def make(federation: Federation, models: Sequence[Split], assign: Sequence[int]) -> Clients:
+) -> Callable[[Federation, Sequence[SplitModel], Sequence[int]], Clients]:
+    def make(federation: Federation, models: Sequence[SplitModel], assign: Sequence[int]) -> Clients:
         return Clients(
             federation,
             models,

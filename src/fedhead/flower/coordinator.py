@@ -1,6 +1,6 @@
-"""The server across machines: the rounds and the stages over a Flower grid, with quorum, deadlines and the gate.
+"""The server across machines: the rounds and the stages over a Flower grid, with quorum, deadlines and the reply_check.
 
-The server's half of every exchange is the simulation's (`engine.server`), and so are the figures; what is added here is
+The server's half of every algorithm is the simulation's (`engine.server`), and so are the figures; what is added here is
 all that can go wrong between machines. A reply that is missing, late, refused or not finite is a failure of its site,
 named in the round's figures, and is never aggregated.
 """
@@ -12,18 +12,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from fedhead import plan
+from fedhead.algorithm.base import Algorithm, Method, Stage
+from fedhead.core.errors import BadInput, FedheadError
+from fedhead.core.tree import Tree
 from fedhead.data.pool import Pool
-from fedhead.engine import evaluate, gate
+from fedhead.engine import evaluation, reply_check, sampling
 from fedhead.engine import server as servers
 from fedhead.engine.clients import Clients
-from fedhead.errors import BadInput, FedheadError
-from fedhead.exchange import Exchange, Method, Stage
-from fedhead.flower.letters import Letter, Letters, Trouble
-from fedhead.flower.orders import TRAIN, Answer, Order, Terms
-from fedhead.flower.rehearsal import Rehearsal
-from fedhead.flower.roster import Roster
-from fedhead.tree import Tree
+from fedhead.flower.dry_run import DryRun
+from fedhead.flower.messaging import Failure, Messenger, Outgoing
+from fedhead.flower.node_registry import NodeRegistry
+from fedhead.flower.protocol import TRAIN, Request, Response, RunSpec
 
 if TYPE_CHECKING:
     from flwr.serverapp import Grid
@@ -33,14 +32,14 @@ GRACE = 5.0  # seconds that the server waits longer than it tells the sites: an 
 
 
 @dataclass(frozen=True)
-class Patience:
+class Timeouts:
     """How long the server waits, and how few sites are enough."""
 
     quorum: int = 1  # the fewest sites with which a round counts
     round_seconds: float = 600.0  # for a site's answer to any order
     join_seconds: float = 120.0  # for all sites to come, and for a quorum to come back
     attempts: int = 3  # at a round without a quorum
-    poll: float = 0.1  # seconds between looks into the letter box
+    poll: float = 0.1  # seconds between polls
 
 
 @dataclass
@@ -63,7 +62,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Received:
-    """The replies of an exchange that passed the gate, and why others did not."""
+    """The replies of an exchange that passed the checks, and why others did not."""
 
     sent: dict[int, Tree]
     samples: dict[int, float]
@@ -76,17 +75,17 @@ class Coordinator:
     def __init__(
         self,
         grid: Grid,
-        terms: Terms,
-        rehearsal: Rehearsal,
-        patience: Patience,
+        terms: RunSpec,
+        dry_run: DryRun,
+        timeouts: Timeouts,
         test: Pool | None = None,
         say: Callable[[str], None] = print,
     ):
-        self.grid, self.terms, self.patience, self.test, self.say = grid, terms, patience, test, say
-        self.rehearsal = rehearsal
-        self.letters = Letters(grid, patience.poll)
-        self.roster = Roster(list(terms.sites))
-        clients = rehearsal.clients
+        self.grid, self.terms, self.timeouts, self.test, self.say = grid, terms, timeouts, test, say
+        self.dry_run = dry_run
+        self.messenger = Messenger(grid, timeouts.poll)
+        self.nodes = NodeRegistry(list(terms.sites))
+        clients = dry_run.clients
         self.progress = Progress(
             0, clients.method.init_server(clients.initial[0], clients.task), [0] * len(terms.sites)
         )
@@ -94,7 +93,7 @@ class Coordinator:
     @property
     def clients(self) -> Clients:
         """The clients as the server knows them: architectures and tasks, no data."""
-        return self.rehearsal.clients
+        return self.dry_run.clients
 
     # -- the run ----------------------------------------------------------------------------------
     def run(
@@ -120,11 +119,11 @@ class Coordinator:
         return {stage.name: self.stage(stage) for stage in stages}
 
     def round(self, method: Method, number: int, evaluate_now: bool, deliver: bool = False) -> Row:
-        """One round of training; the server's state moves on only if a quorum of replies passed the gate."""
+        """One round of training; the server's state moves on only if a quorum of replies passed the checks."""
         begin, task = time.perf_counter(), self.clients.task
 
         def cohort(present: list[int]) -> list[int]:
-            return plan.cohort(task.seed, number, present, task.clients, task.participation)
+            return sampling.sample_cohort(task.seed, number, present, task.clients, task.participation)
 
         row: Row = {"round": number, "lr": self.clients.lr(number)}
         received, traffic = self._exchange(method, self.progress.server, number, TRAIN, cohort)
@@ -144,7 +143,7 @@ class Coordinator:
     def stage(self, stage: Stage) -> Outcome:
         """One more exchange with every site that is there; the trained state stays as it is."""
         begin, number = time.perf_counter(), self.clients.task.rounds + 1
-        self.rehearsal.check(stage)
+        self.dry_run.check(stage)
         received, metrics = self._exchange(stage, self.progress.server, number, stage.name, lambda present: present)
         server = servers.aggregate(stage, self.progress.server, received.sent, received.samples, self.clients.task)
         if received.failed:
@@ -162,155 +161,157 @@ class Coordinator:
             present = self._present()
             if len(present) == len(self.terms.sites):
                 return present
-            enough = len(present) >= self.patience.quorum and self.roster.complete(present)
-            if enough or time.monotonic() - begin > self.patience.join_seconds:
+            enough = len(present) >= self.timeouts.quorum and self.nodes.complete(present)
+            if enough or time.monotonic() - begin > self.timeouts.join_seconds:
                 break
-            time.sleep(self.patience.poll)
+            time.sleep(self.timeouts.poll)
         missing = ", ".join(name for k, name in enumerate(self.terms.sites) if k not in present)
-        why = "".join(f"; {trouble.reason}" for trouble in self.roster.refused.values())
-        if len(present) < self.patience.quorum:
+        why = "".join(f"; {failure.reason}" for failure in self.nodes.refused.values())
+        if len(present) < self.timeouts.quorum:
             raise FedheadError(
-                f"{len(present)} of {len(self.terms.sites)} sites are there after {self.patience.join_seconds:g} s, "
-                f"at least {self.patience.quorum} are needed; missing: {missing}{why}"
+                f"{len(present)} of {len(self.terms.sites)} sites are there after {self.timeouts.join_seconds:g} s, "
+                f"at least {self.timeouts.quorum} are needed; missing: {missing}{why}"
             )
         self.say(f"going on without {missing}{why}")
         return present
 
     def _present(self) -> list[int]:
         connected = set(self.grid.get_node_ids())
-        strangers = self.roster.strangers(connected)
-        if strangers:
-            self._greet(strangers)
-        return self.roster.present(connected)
+        unknown_nodes = self.nodes.unknown_nodes(connected)
+        if unknown_nodes:
+            self._greet(unknown_nodes)
+        return self.nodes.present(connected)
 
     def _greet(self, nodes: list[int]) -> None:
         """Ask nodes which site they are and what they hold."""
-        order = Order("hello", self.terms, self.patience.join_seconds)
-        orders = {node: Letter(node, order) for node in nodes}
-        found: dict[int, Answer] = {}
-        for node, reply in self.letters.ask(orders, self.patience.join_seconds).items():
-            if isinstance(reply, Trouble):
+        order = Request("hello", self.terms, self.timeouts.join_seconds)
+        orders = {node: Outgoing(node, order) for node in nodes}
+        found: dict[int, Response] = {}
+        for node, reply in self.messenger.ask(orders, self.timeouts.join_seconds).items():
+            if isinstance(reply, Failure):
                 self._refuse(node, reply)
             elif reply[0].site not in self.terms.sites:
-                self._refuse(node, Trouble(f"it is {reply[0].site!r}, which is not in the list of sites"))
+                self._refuse(node, Failure(f"it is {reply[0].site!r}, which is not in the list of sites"))
             else:
                 found[node] = reply[0]
         names = [answer.site for answer in found.values()]
         for node, answer in found.items():
             if names.count(answer.site) > 1:
                 why = f"two nodes call themselves {answer.site}: give each site a name of its own"
-                self._refuse(node, Trouble(why, answer.site))
+                self._refuse(node, Failure(why, answer.site))
                 continue
             try:
-                self.rehearsal.assign(self.terms.number(answer.site), answer.model)
+                self.dry_run.assign(self.terms.number(answer.site), answer.model)
             except FedheadError as error:
-                self._refuse(node, Trouble(f"site {answer.site}: {error}", answer.site))
+                self._refuse(node, Failure(f"site {answer.site}: {error}", answer.site))
                 continue
-            notice = self.roster.enter(node, answer)
+            notice = self.nodes.enter(node, answer)
             self.say(notice or f"site {answer.site} is here with {answer.samples} samples")
 
-    def _refuse(self, node: int, trouble: Trouble) -> None:
-        self.roster.refused[node] = trouble
-        self.say(f"node {node} is left out: {trouble.reason}")
+    def _refuse(self, node: int, failure: Failure) -> None:
+        self.nodes.refused[node] = failure
+        self.say(f"node {node} is left out: {failure.reason}")
 
     # -- exchanges --------------------------------------------------------------------------------
     def _exchange(
-        self, exchange: Exchange, server: Tree, round: int, label: str, choose: Callable[[list[int]], list[int]]
+        self, algorithm: Algorithm, server: Tree, round: int, label: str, select: Callable[[list[int]], list[int]]
     ) -> tuple[Received, Row]:
-        """Post, wait, check; what is missing of a quorum is asked for again."""
+        """Downlink, wait, check; what is missing of a quorum is asked for again."""
         received, down = Received({}, {}, {}), 0
         cohort: list[int] = []
-        for attempt in range(1, self.patience.attempts + 1):
+        for attempt in range(1, self.timeouts.attempts + 1):
             present = self._present()
-            if len(present) < self.patience.quorum:
+            if len(present) < self.timeouts.quorum:
                 present = self.gather()
-            cohort = cohort or choose(present)
+            cohort = cohort or select(present)
             asked = [k for k in cohort if k not in received.sent and k in present]
-            post = servers.post(exchange, server, asked, self.clients.task_of)
-            self._collect(exchange, post, round, label, received)
-            down += post.nbytes()
+            downlink = servers.make_downlink(algorithm, server, asked, self.clients.task_of)
+            self._collect(algorithm, downlink, round, label, received)
+            down += downlink.nbytes()
             received.failed.update({k: "not connected" for k in cohort if k not in present and k not in received.sent})
-            if len(received.sent) >= max(1, min(self.patience.quorum, len(cohort))):
+            if len(received.sent) >= max(1, min(self.timeouts.quorum, len(cohort))):
                 up = sum(sent.nbytes for sent in received.sent.values())
                 return received, {"bytes_up": up, "bytes_down": down, "participants": len(received.sent)}
-            cohort = [*received.sent, *(k for k in choose(self._present()) if k not in received.sent)]
+            cohort = [*received.sent, *(k for k in select(self._present()) if k not in received.sent)]
             self.say(f"{_where(label, round)}, attempt {attempt}: only {len(received.sent)} replies that count")
         reasons = "; ".join(f"{self.terms.sites[k]}: {why}" for k, why in sorted(received.failed.items()))
         raise FedheadError(
-            f"{_where(label, round)} has no quorum: {len(received.sent)} of {self.patience.quorum} replies after "
-            f"{self.patience.attempts} attempts ({reasons}); mend the sites, then resume"
+            f"{_where(label, round)} has no quorum: {len(received.sent)} of {self.timeouts.quorum} replies after "
+            f"{self.timeouts.attempts} attempts ({reasons}); fix the sites, then resume"
         )
 
-    def _collect(self, exchange: Exchange, post: servers.Post, round: int, label: str, into: Received) -> None:
+    def _collect(
+        self, algorithm: Algorithm, downlink: servers.Downlink, round: int, label: str, into: Received
+    ) -> None:
         orders = {
-            k: Letter(
-                self.roster.nodes[self.terms.sites[k]],
-                Order("work", self.terms, self.patience.round_seconds, round, label, self.progress.accepted[k]),
-                {"down": post.down, "own": own},
+            k: Outgoing(
+                self.nodes.nodes[self.terms.sites[k]],
+                Request("work", self.terms, self.timeouts.round_seconds, round, label, self.progress.accepted[k]),
+                {"broadcast": downlink.broadcast, "per_client": own},
             )
-            for k, own in post.own.items()
+            for k, own in downlink.per_client.items()
         }
-        for k, reply in self.letters.ask(orders, self.patience.round_seconds + GRACE).items():
+        for k, reply in self.messenger.ask(orders, self.timeouts.round_seconds + GRACE).items():
             into.failed.pop(k, None)
-            why = reply.reason if isinstance(reply, Trouble) else self._fault(exchange, k, round, label, *reply)
-            if isinstance(reply, Trouble) or why is not None:
+            why = reply.reason if isinstance(reply, Failure) else self._fault(algorithm, k, round, label, *reply)
+            if isinstance(reply, Failure) or why is not None:
                 into.failed[k] = str(why)
                 self.say(f"{_where(label, round)}: site {self.terms.sites[k]} does not count: {why}")
             else:
                 into.sent[k], into.samples[k] = reply[1]["send"], float(reply[0].samples)
 
     def _fault(
-        self, exchange: Exchange, k: int, round: int, label: str, answer: Answer, trees: Mapping[str, Tree]
+        self, algorithm: Algorithm, k: int, round: int, label: str, answer: Response, trees: Mapping[str, Tree]
     ) -> str | None:
         """Why a reply can't be aggregated, None if it can."""
-        if (answer.experiment, answer.exchange, answer.round) != (self.terms.experiment, label, round):
-            return f"it answered {_where(answer.exchange, answer.round)}, asked was {_where(label, round)}"
+        if (answer.experiment, answer.algorithm, answer.round) != (self.terms.experiment, label, round):
+            return f"it answered {_where(answer.algorithm, answer.round)}, asked was {_where(label, round)}"
         if answer.site != self.terms.sites[k] or answer.samples < 1 or trees.keys() != {"send"}:
             return "its answer is not that of this site"
         try:
-            gate.check(trees["send"], self.rehearsal.schema(exchange, k, self.progress.server), k, round)
+            reply_check.check(trees["send"], self.dry_run.schema(algorithm, k, self.progress.server), k, round)
         except FedheadError as error:
             return str(error)
         return None
 
     def _own_figures(
-        self, exchange: Exchange, server: Tree, round: int, label: str, staged: set[int], deliver: bool
+        self, algorithm: Algorithm, server: Tree, round: int, label: str, staged: set[int], deliver: bool
     ) -> Row:
         """The accuracies of the sites' own models on their own test samples, and the models to the sites at the end."""
         present = self._present()
-        asked = [k for k in present if deliver or self.roster.tests(k)]
-        post = servers.post(exchange, server, asked, self.clients.task_of)
+        asked = [k for k in present if deliver or self.nodes.tests(k)]
+        downlink = servers.make_downlink(algorithm, server, asked, self.clients.task_of)
         orders = {
-            k: Letter(
-                self.roster.nodes[self.terms.sites[k]],
-                Order(
+            k: Outgoing(
+                self.nodes.nodes[self.terms.sites[k]],
+                Request(
                     "test",
                     self.terms,
-                    self.patience.round_seconds,
+                    self.timeouts.round_seconds,
                     round,
                     label,
                     self.progress.accepted[k],
                     staged=k in staged,
                     deliver=deliver,
                 ),
-                {"down": post.down, "own": post.own[k]},
+                {"broadcast": downlink.broadcast, "per_client": downlink.per_client[k]},
             )
             for k in asked
         }
         each: list[float | None] = [None] * len(self.terms.sites)
         steps: dict[str, list[float | None]] = {}
-        for k, reply in self.letters.ask(orders, self.patience.round_seconds + GRACE).items() if orders else ():
-            if isinstance(reply, Trouble):
+        for k, reply in self.messenger.ask(orders, self.timeouts.round_seconds + GRACE).items() if orders else ():
+            if isinstance(reply, Failure):
                 self.say(f"{_where(label, round)}: site {self.terms.sites[k]} was not tested: {reply.reason}")
                 continue
             each[k] = reply[0].accuracy
             for name, value in reply[0].steps.items():
                 steps.setdefault(name, []).append(value)
-        if not any(self.roster.tests(k) for k in range(len(each))):
+        if not any(self.nodes.tests(k) for k in range(len(each))):
             return {"personal": None, "clients": None}
-        row: Row = {"personal": evaluate.mean(each), "clients": each}
+        row: Row = {"personal": evaluation.mean(each), "clients": each}
         if steps:
-            row["steps"] = {name: evaluate.mean(values) for name, values in steps.items()}
+            row["steps"] = {name: evaluation.mean(values) for name, values in steps.items()}
         return row
 
 

@@ -12,35 +12,35 @@ from typing import Any
 
 import numpy as np
 
-from fedhead.data import arrays, sources, trees
+from fedhead.core.errors import BadInput, FedheadError
+from fedhead.data import arrays, image_folders, sources
+from fedhead.data.allocation import Rows
 from fedhead.data.arrays import Samples
-from fedhead.data.draws import Rows
 from fedhead.data.federation import Federation
-from fedhead.errors import BadInput, FedheadError
-from fedhead.flower.orders import Terms
+from fedhead.flower.protocol import RunSpec
 
 
 def federation(
-    terms: Terms,
+    terms: RunSpec,
     number: int,
     data: str,
     *,
     base: Path,
     test: str | None = None,
-    local_test: float | str | None = None,
+    client_test: float | str | None = None,
     size: int | None = None,
     public: str | None = None,
 ) -> Federation:
     """The federation as one site sees it: its own samples under its own number, and nobody else's.
 
-    `data` and `test` are paths relative to `base`, or `module:function`; `local_test` is a share of the own samples.
+    `data` and `test` are paths relative to `base`, or `module:function`; `client_test` is a share of the own samples.
     """
     train, held = load(data, terms, base, size)
     if test is not None:
         held, _ = load(test, terms, base, size)
-    if held is not None and local_test is not None:
+    if held is not None and client_test is not None:
         raise BadInput(
-            "a site's test samples come either from 'test' (or the data itself) or from 'local_test', not both"
+            "a site's test samples come either from 'test' (or the data itself) or from 'client_test', not both"
         )
     shared = None if public is None else load(public, terms, base, size)[0]
     rows = _alone(np.arange(len(train.y), dtype=np.int64), number, len(terms.sites))
@@ -49,17 +49,17 @@ def federation(
     )
     if held is not None:
         local = _alone(np.arange(len(held.y), dtype=np.int64), number, len(terms.sites))
-        return replace(made, test=held, local=local, local_from="test")
-    return made.with_local_test(local_test, int(terms.recipe["seed"]))
+        return replace(made, test=held, client_test=local, client_test_from="test")
+    return made.with_client_test(client_test, int(terms.recipe["seed"]))
 
 
 def share(whole: Federation, number: int) -> Federation:
     """What one client of a federation holds, and nothing of what the others hold."""
-    own, local = whole.rows[number], None if whole.local is None else whole.local[number]
+    own, local = whole.rows[number], None if whole.client_test is None else whole.client_test[number]
     if not len(own):
         raise BadInput(f"client {number} holds no training samples in this partition")
     train, test, places = whole.train.take(own), None, None
-    if local is not None and whole.local_from == "train":
+    if local is not None and whole.client_test_from == "train":
         train = whole.train.take(np.concatenate([own, local]))
         places = np.arange(len(own), len(own) + len(local), dtype=np.int64)
     elif local is not None and whole.test is not None:
@@ -70,7 +70,7 @@ def share(whole: Federation, number: int) -> Federation:
         train=train,
         test=test,
         rows=_alone(np.arange(len(own), dtype=np.int64), number, len(whole)),
-        local=None if places is None else _alone(places, number, len(whole)),
+        client_test=None if places is None else _alone(places, number, len(whole)),
     )
 
 
@@ -78,7 +78,7 @@ def _alone(own: Rows, number: int, clients: int) -> list[Rows]:
     return [own if k == number else np.zeros(0, np.int64) for k in range(clients)]
 
 
-def load(source: str, terms: Terms, base: Path, size: int | None = None) -> tuple[Samples, Samples | None]:
+def load(source: str, terms: RunSpec, base: Path, size: int | None = None) -> tuple[Samples, Samples | None]:
     """The samples (and, where the source has some, the test samples) that fit the run's terms."""
     path = base / os.path.expanduser(source)
     held: Any = None
@@ -98,7 +98,7 @@ def load(source: str, terms: Terms, base: Path, size: int | None = None) -> tupl
     return _fit(x, y, terms, source), None if held is None else _fit(held[0], held[1], terms, f"{source}, test samples")
 
 
-def _fit(x: Any, y: Any, terms: Terms, source: str) -> Samples:
+def _fit(x: Any, y: Any, terms: RunSpec, source: str) -> Samples:
     """Samples that the run's model can take, or an error that says what differs."""
     if not len(y):
         raise BadInput(f"data {source!r} holds no samples: give at least one")
@@ -112,18 +112,18 @@ def _fit(x: Any, y: Any, terms: Terms, source: str) -> Samples:
     return samples
 
 
-def _folder(path: Path, terms: Terms, size: int | None) -> Samples:
-    found = [d.name for d in trees.subfolders(path)]
+def _folder(path: Path, terms: RunSpec, size: int | None) -> Samples:
+    found = [d.name for d in image_folders.subfolders(path)]
     names = terms.names if terms.names is not None else [str(c) for c in range(terms.classes)]
-    strangers = sorted(set(found) - set(names))
-    if strangers:
+    unknown_nodes = sorted(set(found) - set(names))
+    if unknown_nodes:
         raise BadInput(
-            f"data {str(path)!r} has a class folder {strangers[0]!r}, the run's classes are {', '.join(names)}"
+            f"data {str(path)!r} has a class folder {unknown_nodes[0]!r}, the run's classes are {', '.join(names)}"
         )
-    return trees.decode(path, names, size, _channels(terms))
+    return image_folders.decode(path, names, size, _channels(terms))
 
 
-def _csv(path: Path, terms: Terms, size: int | None) -> Samples:
+def _csv(path: Path, terms: RunSpec, size: int | None) -> Samples:
     """Image files and labels from the columns `path` and `label`; paths are relative to the CSV file."""
     if not path.is_file():
         raise BadInput(f"data {str(path)!r}: no such file")
@@ -142,10 +142,10 @@ def _csv(path: Path, terms: Terms, size: int | None) -> Samples:
             listed.append((path.parent / row["path"], names.index(row["label"])))
     if not listed:
         raise BadInput(f"data {str(path)!r} holds no samples: give at least one")
-    return trees.decode_list(path.parent, listed, size, _channels(terms))
+    return image_folders.decode_list(path.parent, listed, size, _channels(terms))
 
 
-def _channels(terms: Terms) -> int | None:
+def _channels(terms: RunSpec) -> int | None:
     return terms.shape[0] if len(terms.shape) == 3 else None
 
 

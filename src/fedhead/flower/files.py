@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self, get_type_hints
 
-from fedhead.errors import BadInput, unknown
-from fedhead.experiment import typed
-from fedhead.experiment.config import Recipe, load, read_yaml
-from fedhead.flower.coordinator import Patience
+from fedhead.core import parameters
+from fedhead.core.errors import BadInput, unknown
+from fedhead.experiment.recipe import Recipe, load, read_yaml
+from fedhead.flower.coordinator import Timeouts
 
 RECIPE_DATA = "recipe"  # in place of a path: the site's share of the recipe's own data set
 
@@ -52,7 +52,7 @@ class _File:
         for key in needed:
             if key not in entries:
                 raise BadInput(f"the key {key!r} is missing")
-        return cls(path=path, **{key: typed.check(key, value, hints[key]) for key, value in entries.items()})
+        return cls(path=path, **{key: parameters.check(key, value, hints[key]) for key, value in entries.items()})
 
     def at(self, place: str) -> Path:
         """A path of the file's, relative to its folder."""
@@ -97,9 +97,9 @@ class ServerFile(_File):
             raise BadInput("seeds: a deployment is one run; set a single seed")
         return recipe
 
-    def patience(self) -> Patience:
+    def timeouts(self) -> Timeouts:
         """How long the server waits, and for how many."""
-        return Patience(self.quorum, self.round_seconds, self.join_seconds, self.attempts)
+        return Timeouts(self.quorum, self.round_seconds, self.join_seconds, self.attempts)
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class SiteFile(_File):
     name: str  # as in the server's list
     data: str  # a folder of class folders, an .npz, a CSV of path,label, module:function, or recipe
     test: str | None = None  # the site's own test samples, likewise
-    local_test: float | str | None = None  # or a share of its own samples
+    client_test: float | str | None = None  # or a share of its own samples
     size: int | None = None  # image files are brought to size x size
     public: str | None = None
     data_folder: str | None = None  # of the recipe's data set, with data: recipe

@@ -14,7 +14,7 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Carry out the run that `server` (a path to server.yaml on this machine) describes; `resume` goes on with it."""
-    from fedhead.errors import BadInput, FedheadError
+    from fedhead.core.errors import BadInput, FedheadError
     from fedhead.flower.files import ServerFile
     from fedhead.flower.serving import serve
 
@@ -32,5 +32,5 @@ def main(grid: Grid, context: Context) -> None:
             raise BadInput("no server.yaml is named: flwr run . --run-config 'server=\"/path/to/server.yaml\"'")
         serve(ServerFile.read(str(path)), grid, bool(context.run_config.get("resume", False)), say)
     except FedheadError as error:
-        say(f"error: {error}")  # the last line of the log says what to mend
+        say(f"error: {error}")  # the last line of the log says what to fix
         raise

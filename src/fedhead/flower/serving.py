@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors import SafetensorError
 
-from fedhead.engine.figures import Figures, Row
-from fedhead.errors import BadInput, FedheadError
+from fedhead.core.errors import BadInput, FedheadError
+from fedhead.core.tree import Tree
+from fedhead.core.treefile import save_tree
+from fedhead.engine.metrics import Row, RunMetrics
 from fedhead.experiment import build, environment
 from fedhead.experiment.run import STAGES, figures
-from fedhead.experiment.store import RunFolder
+from fedhead.experiment.run_folder import RunFolder
 from fedhead.flower import assemble
 from fedhead.flower.coordinator import Coordinator, Progress
 from fedhead.flower.files import RECIPE_DATA, ServerFile
-from fedhead.flower.orders import Terms
-from fedhead.tree import Tree
-from fedhead.treefile import save_tree
+from fedhead.flower.protocol import RunSpec
 
 if TYPE_CHECKING:
     from flwr.serverapp import Grid
@@ -31,7 +31,7 @@ _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, err
 
 
 @dataclass
-class Served(Figures):
+class Served(RunMetrics):
     """A run over real sites, for the final figures."""
 
     history: list[Row]
@@ -58,7 +58,7 @@ def serve(file: ServerFile, grid: Grid, resume: bool = False, say: Callable[[str
     begun = existing.environment() if existing is not None else {}
     if begun.get("executor", EXECUTOR) != EXECUTOR or begun.get("sites", list(file.sites)) != list(file.sites):
         raise BadInput(
-            f"{out} was begun with other sites or in simulation: choose another 'out', or resume it as it was"
+            f"{out} was begun with other sites or in simulation: select another 'out', or resume it as it was"
         )
     agreed = assemble.terms(file, begun.get("experiment"))
     folder = existing or RunFolder.create(out, recipe)
@@ -77,7 +77,7 @@ def serve(file: ServerFile, grid: Grid, resume: bool = False, say: Callable[[str
         return _run(folder, coordinator, agreed, out, say)
 
 
-def _run(folder: RunFolder, coordinator: Coordinator, agreed: Terms, out: Path, say: Callable[[str], None]) -> Row:
+def _run(folder: RunFolder, coordinator: Coordinator, agreed: RunSpec, out: Path, say: Callable[[str], None]) -> Row:
     recipe = agreed.recipe_of_run()
 
     def after_round(now: Progress) -> None:
@@ -110,7 +110,7 @@ def _rewind(folder: RunFolder, coordinator: Coordinator, say: Callable[[str], No
 
 
 class _disk:
-    """Names a disk that can't be written to, so that the operator knows what to mend before resuming."""
+    """Names a disk that can't be written to, so that the operator knows what to fix before resuming."""
 
     def __init__(self, out: Path):
         self.out = out

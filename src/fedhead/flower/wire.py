@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedhead.engine.gate import Refused
-from fedhead.tree import Tree
-from fedhead.treefile import describe, rebuild
+from fedhead.core.tree import Tree
+from fedhead.core.treefile import describe, rebuild
+from fedhead.engine.reply_check import Refused
 
 if TYPE_CHECKING:
     from flwr.app import RecordDict

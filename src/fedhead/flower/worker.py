@@ -13,16 +13,16 @@ import sys
 import time
 from pathlib import Path
 
-from fedhead.flower.processes import Mark
-from fedhead_site import door
+from fedhead.deploy.processes import Mark
+from fedhead.flower import worker_client
 
 IDLE_SECONDS = 900.0
 LOOK_SECONDS = 0.5
 
 
-def main(site: str, path: str, guardian: int) -> None:
-    """Answer orders at the socket until the guardian has gone or nobody has asked for long."""
-    mark, place = Mark.of(guardian), Path(path)
+def main(site: str, path: str, parent: int) -> None:
+    """Response orders at the socket until the parent has gone or nobody has asked for long."""
+    mark, place = Mark.of(parent), Path(path)
     with socket.socket(socket.AF_UNIX) as listener, contextlib.suppress(KeyboardInterrupt):
         before = os.umask(0o177)
         listener.bind(path)  # before torch is loaded: whoever asks may queue up from now on
@@ -35,24 +35,24 @@ def main(site: str, path: str, guardian: int) -> None:
             place.unlink(missing_ok=True)
 
 
-def _serve(listener: socket.socket, site: str, guardian: Mark) -> None:
-    from fedhead.flower.answering import respond
+def _serve(listener: socket.socket, site: str, parent: Mark) -> None:
     from fedhead.flower.assemble import site_of
+    from fedhead.flower.respond import respond
 
     made, watchdog, read_at, asked_at = None, True, 0.0, time.monotonic()
-    while guardian.alive() and time.monotonic() - asked_at < IDLE_SECONDS:
+    while parent.alive() and time.monotonic() - asked_at < IDLE_SECONDS:
         try:
             connection, _ = listener.accept()
         except TimeoutError:
             continue
         with connection, contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
             connection.settimeout(None)
-            content = door.receive(connection)
+            content = worker_client.receive(connection)
             changed_at = Path(site).stat().st_mtime if Path(site).exists() else -1.0
             if made is None or changed_at != read_at:
                 made, watchdog = site_of(site)
                 read_at = changed_at
-            door.send(connection, respond(content, made, watchdog))
+            worker_client.send(connection, respond(content, made, watchdog))
         asked_at = time.monotonic()
 
 

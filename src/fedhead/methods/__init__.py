@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 
-from fedhead.exchange import METHODS
+from fedhead.algorithm.base import METHODS
 
 __all__ = ["METHODS"]
 

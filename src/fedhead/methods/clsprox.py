@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fedhead.client import Client
-from fedhead.errors import outside
-from fedhead.exchange import Method, method
-from fedhead.tree import Weights
-from fedhead.types import Batch
+from fedhead.algorithm.base import Method, method
+from fedhead.algorithm.client import Client
+from fedhead.core.batch import Batch
+from fedhead.core.errors import outside
+from fedhead.core.tree import Weights
 
 
 @method("clsprox")
@@ -25,7 +25,7 @@ class ClsProx(Method):
         if not self.mu >= 0:
             raise outside("method.mu", self.mu, "at least 0")
 
-    def loss(self, w: Weights, batch: Batch, me: Client) -> Tensor:
+    def loss(self, w: Weights, batch: Batch, client: Client) -> Tensor:
         """ℓ(w) + μ/2 ‖φ − φ_t‖²."""
-        drift = w.part("classifier") - self.start(me).part("classifier")
-        return super().loss(w, batch, me) + self.mu / 2 * drift.sq()
+        drift = w.part("classifier") - self.start(client).part("classifier")
+        return super().loss(w, batch, client) + self.mu / 2 * drift.sq()

@@ -6,12 +6,14 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fedhead.client import Client
-from fedhead.errors import outside
-from fedhead.exchange import Method, method
-from fedhead.losses import cross_entropy
-from fedhead.tree import Tree, Weights
-from fedhead.types import Batch, Phase, Reply, Task
+from fedhead.algorithm.base import Method, method
+from fedhead.algorithm.client import Client
+from fedhead.algorithm.phase import Phase, Reply
+from fedhead.algorithm.task import Task
+from fedhead.core.batch import Batch
+from fedhead.core.errors import outside
+from fedhead.core.losses import cross_entropy
+from fedhead.core.tree import Tree, Weights
 
 
 @method("ditto")
@@ -37,19 +39,19 @@ class Ditto(Method):
         """First the global model's local update, then the personal model's (Algorithm 1)."""
         return (Phase(self.loss), Phase(self.personal_loss, on="personal"))
 
-    def personal_loss(self, v: Weights, batch: Batch, me: Client) -> Tensor:
+    def personal_loss(self, v: Weights, batch: Batch, client: Client) -> Tensor:
         """h_k(v; wᵗ) = F_k(v) + λ/2 ‖v − wᵗ‖² (the bi-level objective)."""
-        fit = cross_entropy(me.apply(v, batch.x).logits, batch.y, batch.weight)
-        return fit + self.lam / 2 * (v - self.start(me)).sq()
+        fit = cross_entropy(client.apply(v, batch.x).logits, batch.y, batch.weight)
+        return fit + self.lam / 2 * (v - self.start(client)).sq()
 
-    def finish(self, w: Weights, me: Client) -> Reply:
+    def finish(self, w: Weights, client: Client) -> Reply:
         """Send the global model's update, keep the personal model."""
-        return Reply(send=super().finish(w, me).send, keep=Tree(personal=me.state["personal"]))
+        return Reply(send=super().finish(w, client).send, keep=Tree(personal=client.state["personal"]))
 
-    def personal_model(self, me: Client) -> Weights:
+    def personal_model(self, client: Client) -> Weights:
         """v_k."""
-        return me.state["personal"]  # type: ignore[no-any-return]  # a tree's entries are untyped
+        return client.state["personal"]  # type: ignore[no-any-return]  # a tree's entries are untyped
 
-    def tuned_model(self, w: Weights, me: Client) -> Weights:
+    def tuned_model(self, w: Weights, client: Client) -> Weights:
         """v_k, which one more round has trained too."""
-        return self.personal_model(me)
+        return self.personal_model(client)

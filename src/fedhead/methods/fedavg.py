@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fedhead.exchange import Method, method
+from fedhead.algorithm.base import Method, method
 
 
 @method("fedavg")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fedhead.errors import outside
-from fedhead.exchange import Method, method
-from fedhead.tree import Tree, Weights
-from fedhead.types import Replies, Task
+from fedhead.algorithm.base import Method, method
+from fedhead.algorithm.phase import Replies
+from fedhead.algorithm.task import Task
+from fedhead.core.errors import outside
+from fedhead.core.tree import Tree, Weights
 
 
 @method("fedavgm")

@@ -9,12 +9,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedhead.client import Client
-from fedhead.errors import outside
-from fedhead.exchange import Method, method
-from fedhead.losses import cross_entropy, supervised_contrastive
-from fedhead.tree import Tree, Weights
-from fedhead.types import PARTS, Batch, Reply, Task
+from fedhead.algorithm.base import Method, method
+from fedhead.algorithm.client import Client
+from fedhead.algorithm.phase import Reply
+from fedhead.algorithm.task import Task
+from fedhead.core.batch import PARTS, Batch
+from fedhead.core.errors import outside
+from fedhead.core.losses import cross_entropy, supervised_contrastive
+from fedhead.core.tree import Tree, Weights
 
 
 @method("fedclassavg")
@@ -57,15 +59,15 @@ class FedClassAvg(Method):
         """The client's whole model, and a switch that says whether it was trained already."""
         return Tree(own=w, trained=torch.zeros_like(next(iter(w.values())).sum()))
 
-    def loss(self, w: Weights, batch: Batch, me: Client) -> Tensor:
+    def loss(self, w: Weights, batch: Batch, client: Client) -> Tensor:
         """L_CL(F(x'), F(x'')) + L_CE(ŷ, y) + ρ L_R(C, C_k), ŷ being predicted from x' (Eq. 4)."""
-        first = me.apply(w, batch.x)
+        first = client.apply(w, batch.x)
         loss = cross_entropy(first.logits, batch.y, batch.weight)
         if self.cl:
-            second = me.apply(w, me.view(batch, 1))
+            second = client.apply(w, client.view(batch, 1))
             loss = loss + self.contrast(first.h, second.h, batch)
         if self.pr:
-            loss = loss + self.rho * self.distance(w, self.start(me))
+            loss = loss + self.rho * self.distance(w, self.start(client))
         return loss
 
     def contrast(self, first: Tensor, second: Tensor, batch: Batch) -> Tensor:
@@ -82,11 +84,11 @@ class FedClassAvg(Method):
             return torch.stack([t.square().mean() for t in drift.values()]).sum() / 2
         return cast(Tensor, torch.linalg.vector_norm(torch.cat([t.flatten() for t in drift.values()])))
 
-    def finish(self, w: Weights, me: Client) -> Reply:
+    def finish(self, w: Weights, client: Client) -> Reply:
         """Send the shared part, keep the whole model: it is what the client uses."""
-        return Reply(super().finish(w, me).send, Tree(own=w, trained=torch.ones_like(me.state["trained"])))
+        return Reply(super().finish(w, client).send, Tree(own=w, trained=torch.ones_like(client.state["trained"])))
 
-    def personal_model(self, me: Client) -> Weights:
+    def personal_model(self, client: Client) -> Weights:
         """The local model after training; for a client that never took part, what it would start from."""
-        trained, own = me.state["trained"], me.state["own"]
-        return self.start(me).map(lambda start, mine: torch.where(trained > 0, mine, start), own)
+        trained, own = client.state["trained"], client.state["own"]
+        return self.start(client).map(lambda start, mine: torch.where(trained > 0, mine, start), own)

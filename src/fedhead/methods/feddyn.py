@@ -6,11 +6,13 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fedhead.client import Client
-from fedhead.errors import outside
-from fedhead.exchange import Method, method
-from fedhead.tree import Tree, Weights
-from fedhead.types import Batch, Replies, Reply, Task
+from fedhead.algorithm.base import Method, method
+from fedhead.algorithm.client import Client
+from fedhead.algorithm.phase import Replies, Reply
+from fedhead.algorithm.task import Task
+from fedhead.core.batch import Batch
+from fedhead.core.errors import outside
+from fedhead.core.tree import Tree, Weights
 
 
 @method("feddyn")
@@ -33,15 +35,15 @@ class FedDyn(Method):
         """The gradient ∇L_k(θ_k⁰) = 0."""
         return Tree(gradient=w.params.zeros())
 
-    def loss(self, w: Weights, batch: Batch, me: Client) -> Tensor:
+    def loss(self, w: Weights, batch: Batch, client: Client) -> Tensor:
         """L_k(θ) − ⟨∇L_k(θ_k), θ⟩ + α/2 ‖θ − θᵗ‖² (Eq. 1)."""
-        linear = w.params.dot(me.state["gradient"])
-        return super().loss(w, batch, me) - linear + self.alpha / 2 * (w - self.start(me)).sq()
+        linear = w.params.dot(client.state["gradient"])
+        return super().loss(w, batch, client) - linear + self.alpha / 2 * (w - self.start(client)).sq()
 
-    def finish(self, w: Weights, me: Client) -> Reply:
+    def finish(self, w: Weights, client: Client) -> Reply:
         """∇L_k(θ_k) ← ∇L_k(θ_k) − α (θ_k − θᵗ) (Eq. 2)."""
-        gradient = me.state["gradient"] - self.alpha * (w.params - self.start(me).params)
-        return Reply(send=super().finish(w, me).send, keep=Tree(gradient=gradient))
+        gradient = client.state["gradient"] - self.alpha * (w.params - self.start(client).params)
+        return Reply(send=super().finish(w, client).send, keep=Tree(gradient=gradient))
 
     def aggregate(self, server: Tree, replies: Replies, task: Task) -> Tree:
         """h ← h − α/m Σ (θ_k − θᵗ); θ ← mean θ_k − h/α (Algorithm 1), both means unweighted."""

@@ -7,12 +7,14 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from fedhead.client import Client
-from fedhead.errors import BadInput
-from fedhead.exchange import Method, method
-from fedhead.losses import balanced_softmax, cross_entropy
-from fedhead.tree import Weights
-from fedhead.types import Batch, Phase, Task
+from fedhead.algorithm.base import Method, method
+from fedhead.algorithm.client import Client
+from fedhead.algorithm.phase import Phase
+from fedhead.algorithm.task import Task
+from fedhead.core.batch import Batch
+from fedhead.core.errors import BadInput
+from fedhead.core.losses import balanced_softmax, cross_entropy
+from fedhead.core.tree import Weights
 
 
 @method("fedetf")
@@ -41,9 +43,9 @@ class FedETF(Method):
         temperature = ("classifier",) if self.learnable_temperature else ()
         return (Phase(self.loss, trains=("extractor", "projection", *temperature)),)
 
-    def loss(self, w: Weights, batch: Batch, me: Client) -> Tensor:
+    def loss(self, w: Weights, batch: Batch, client: Client) -> Tensor:
         """−log n_y^γ exp(β v_yᵀμ) / Σ_c n_c^γ exp(β v_cᵀμ), the mean over samples (Eq. 6 and 8)."""
-        logits = me.apply(w, batch.x).logits
+        logits = client.apply(w, batch.x).logits
         if not self.balanced_loss:
             return cross_entropy(logits, batch.y, batch.weight)
-        return balanced_softmax(logits, batch.y, batch.weight, me.counts, self.gamma, self.absent)
+        return balanced_softmax(logits, batch.y, batch.weight, client.counts, self.gamma, self.absent)

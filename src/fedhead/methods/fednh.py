@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedhead.client import Client
-from fedhead.errors import BadInput
-from fedhead.exchange import Method, method
-from fedhead.prototypes import class_sums
-from fedhead.tree import Tree, Weights
-from fedhead.types import Replies, Reply, Task
+from fedhead.algorithm.base import Method, method
+from fedhead.algorithm.client import Client
+from fedhead.algorithm.phase import Replies, Reply
+from fedhead.algorithm.prototypes import class_sums
+from fedhead.algorithm.task import Task
+from fedhead.core.errors import BadInput
+from fedhead.core.tree import Tree, Weights
 
 PROTOTYPES = "classifier.weight"
 
@@ -37,11 +38,13 @@ class FedNH(Method):
         if not 0 <= self.rho <= 1:
             raise BadInput(f"method.rho: ρ = {self.rho} must lie between 0 and 1 (the paper: 0.9)")
 
-    def finish(self, w: Weights, me: Client) -> Reply:
+    def finish(self, w: Weights, client: Client) -> Reply:
         """Send the model and μ_k,c, the unit means of unit features, weighed by the class counts."""
-        reply = super().finish(w, me)
-        means = F.normalize(class_sums(me, w, lambda out: F.normalize(out.z, dim=-1)), dim=1)
-        return Reply(reply.send.replace(prototypes=means * me.counts.unsqueeze(1), counts=me.counts), reply.keep)
+        reply = super().finish(w, client)
+        means = F.normalize(class_sums(client, w, lambda out: F.normalize(out.z, dim=-1)), dim=1)
+        return Reply(
+            reply.send.replace(prototypes=means * client.counts.unsqueeze(1), counts=client.counts), reply.keep
+        )
 
     def aggregate(self, server: Tree, replies: Replies, task: Task) -> Tree:
         """w_c ← ρ w_c + (1−ρ) μ_c, both of unit norm, and unit norm again; a class that nobody holds stays."""

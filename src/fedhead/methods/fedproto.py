@@ -9,30 +9,32 @@ from typing import TYPE_CHECKING, ClassVar, Literal, cast
 import torch
 from torch import Tensor
 
-from fedhead.client import Client
-from fedhead.errors import BadInput, outside
-from fedhead.exchange import method
-from fedhead.losses import cross_entropy, mean
-from fedhead.methods.local import Local
-from fedhead.prototypes import class_sums
-from fedhead.tree import Tree, Weights
-from fedhead.types import Batch, Replies, Reply, Task
+from fedhead.algorithm.base import method
+from fedhead.algorithm.client import Client
+from fedhead.algorithm.phase import Replies, Reply
+from fedhead.algorithm.prototypes import class_sums
+from fedhead.algorithm.task import Task
+from fedhead.core.batch import Batch
+from fedhead.core.errors import BadInput, outside
+from fedhead.core.losses import cross_entropy, mean
+from fedhead.core.tree import Tree, Weights
+from fedhead.methods.local_only import LocalOnly
 
 if TYPE_CHECKING:
     from fedhead.data.federation import Federation
-    from fedhead.models.split import Split
+    from fedhead.models.split_model import SplitModel
 
 
 @method("fedproto")
 @dataclass(frozen=True)
-class FedProto(Local):
+class FedProto(LocalOnly):
     """Pull each client's features towards the mean prototypes of all; models stay at home (Tan et al., 2022).
 
     Clients may differ in architecture as long as their features have one dimension. FedETF's experiments set
     λ = 0.1 and predict by logits. Both their code and the authors' average over clients.
     """
 
-    downlink: ClassVar[tuple[str, ...]] = ("prototypes",)
+    broadcast: ClassVar[tuple[str, ...]] = ("prototypes",)
     lam: float = 1.0  # λ, weight of the distance to the prototypes (Eq. 7); the paper: 1, for CIFAR 0.1
     predict_by: Literal["prototypes", "logits"] = "prototypes"
     average_over: Literal["samples", "clients"] = "samples"  # who counts alike in a prototype (Eq. 6)
@@ -42,7 +44,7 @@ class FedProto(Local):
         if not self.lam >= 0:
             raise outside("method.lam", self.lam, "at least 0")
 
-    def check(self, models: Sequence[Split], federation: Federation) -> None:
+    def check(self, models: Sequence[SplitModel], federation: Federation) -> None:
         """Refuse features of different dimensions."""
         super().check(models, federation)
         sizes = sorted({model.features for model in models})
@@ -60,16 +62,16 @@ class FedProto(Local):
         zeros = like.new_zeros(task.classes, task.model.features)
         return Tree(prototypes=Tree(mean=zeros, seen=zeros[:, 0].clone()))
 
-    def loss(self, w: Weights, batch: Batch, me: Client) -> Tensor:
+    def loss(self, w: Weights, batch: Batch, client: Client) -> Tensor:
         """L_S + λ L_R (Eq. 7), the distance taken sample by sample, as the mean square over the dimensions."""
-        out, prototypes = me.apply(w, batch.x), me.down["prototypes"]
+        out, prototypes = client.apply(w, batch.x), client.received["prototypes"]
         distance = (out.z - prototypes["mean"][batch.y]).square().mean(-1)
         pull = mean(distance * prototypes["seen"][batch.y], batch.weight)
         return cross_entropy(out.logits, batch.y, batch.weight) + self.lam * pull
 
-    def finish(self, w: Weights, me: Client) -> Reply:
+    def finish(self, w: Weights, client: Client) -> Reply:
         """C_k^(j) = Σ f_k(x) / |D_k,j| over the samples of class j (Eq. 3), sent as sums that add up."""
-        sums, counts = class_sums(me, w, lambda out: out.z), me.counts
+        sums, counts = class_sums(client, w, lambda out: out.z), client.counts
         if self.average_over == "clients":
             sums, counts = sums / counts.clamp_min(1).unsqueeze(1), (counts > 0).to(counts.dtype)
         return Reply(send=Tree(sums=sums, counts=counts), keep=Tree(own=w))
@@ -82,9 +84,9 @@ class FedProto(Local):
         mean = torch.where(held.unsqueeze(1), sums / counts.clamp_min(1).unsqueeze(1), old["mean"])
         return server.replace(prototypes=Tree(mean=mean, seen=torch.maximum(old["seen"], held.to(mean.dtype))))
 
-    def predict(self, w: Weights, x: Tensor, me: Client) -> Tensor:
+    def predict(self, w: Weights, x: Tensor, client: Client) -> Tensor:
         """The class of the nearest prototype (Eq. 8), or the logits."""
-        out, prototypes = me.apply(w, x, train=False), me.down["prototypes"]
+        out, prototypes = client.apply(w, x, train=False), client.received["prototypes"]
         if self.predict_by == "logits":
             return out.logits
         near = -torch.cdist(out.z, prototypes["mean"])

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fedhead.client import Client
-from fedhead.errors import outside
-from fedhead.exchange import Method, method
-from fedhead.tree import Weights
-from fedhead.types import Batch
+from fedhead.algorithm.base import Method, method
+from fedhead.algorithm.client import Client
+from fedhead.core.batch import Batch
+from fedhead.core.errors import outside
+from fedhead.core.tree import Weights
 
 
 @method("fedprox")
@@ -25,6 +25,6 @@ class FedProx(Method):
         if not self.mu >= 0:
             raise outside("method.mu", self.mu, "at least 0")
 
-    def loss(self, w: Weights, batch: Batch, me: Client) -> Tensor:
+    def loss(self, w: Weights, batch: Batch, client: Client) -> Tensor:
         """F_k(w) + μ/2 ‖w − w_t‖²."""
-        return super().loss(w, batch, me) + self.mu / 2 * (w - self.start(me)).sq()
+        return super().loss(w, batch, client) + self.mu / 2 * (w - self.start(client)).sq()

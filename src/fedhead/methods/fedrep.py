@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedhead.errors import BadInput
-from fedhead.exchange import Method, method
-from fedhead.tree import Tree, Weights
-from fedhead.types import Phase, Task
+from fedhead.algorithm.base import Method, method
+from fedhead.algorithm.phase import Phase
+from fedhead.algorithm.task import Task
+from fedhead.core.errors import BadInput
+from fedhead.core.tree import Tree, Weights
 
 
 @method("fedrep")

@@ -10,13 +10,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedhead import keyed
-from fedhead.client import Client
-from fedhead.errors import BadInput, outside
-from fedhead.exchange import Method, method
-from fedhead.losses import balanced_softmax, cross_entropy
-from fedhead.tree import Tree, Weights
-from fedhead.types import PARTS, Batch, Phase, Task
+from fedhead.algorithm.base import Method, method
+from fedhead.algorithm.client import Client
+from fedhead.algorithm.phase import Phase
+from fedhead.algorithm.task import Task
+from fedhead.core import random
+from fedhead.core.batch import PARTS, Batch
+from fedhead.core.errors import BadInput, outside
+from fedhead.core.losses import balanced_softmax, cross_entropy
+from fedhead.core.tree import Tree, Weights
 
 
 @method("fedrod")
@@ -46,21 +48,21 @@ class FedRoD(Method):
         """The model and the personal head together."""
         return (Phase(self.loss, trains=(*PARTS, "personal")),)
 
-    def loss(self, w: Weights, batch: Batch, me: Client) -> Tensor:
+    def loss(self, w: Weights, batch: Batch, client: Client) -> Tensor:
         """ℓ_BSM of the generic logits + ℓ of generic plus personal ones, which teaches the personal head alone."""
-        out = me.apply(w.part(*PARTS), batch.x)
-        generic = balanced_softmax(out.logits, batch.y, batch.weight, me.counts, self.gamma, self.absent)
-        both = out.logits.detach() + self.personal_logits(w, out.z.detach(), me)
+        out = client.apply(w.part(*PARTS), batch.x)
+        generic = balanced_softmax(out.logits, batch.y, batch.weight, client.counts, self.gamma, self.absent)
+        both = out.logits.detach() + self.personal_logits(w, out.z.detach(), client)
         return generic + cross_entropy(both, batch.y, batch.weight)
 
-    def personal_logits(self, w: Weights, z: Tensor, me: Client) -> Tensor:
+    def personal_logits(self, w: Weights, z: Tensor, client: Client) -> Tensor:
         """What the personal head adds."""
         return F.linear(z, w["personal.weight"], w["personal.bias"])
 
-    def predict(self, w: Weights, x: Tensor, me: Client) -> Tensor:
+    def predict(self, w: Weights, x: Tensor, client: Client) -> Tensor:
         """The sum of both heads' logits."""
-        out = me.apply(w.part(*PARTS), x, train=False)
-        return out.logits + self.personal_logits(w, out.z, me)
+        out = client.apply(w.part(*PARTS), x, train=False)
+        return out.logits + self.personal_logits(w, out.z, client)
 
 
 @method("fedrod_hyper")
@@ -80,7 +82,7 @@ class FedRoDHyper(FedRoD):
     def init_server(self, w: Weights, task: Task) -> Tree:
         """The model and the hypernetwork H_ν; its last layer starts at 0, so that personal heads add nothing yet."""
         like, size = next(iter(w.values())), task.classes * (task.model.features + 1)
-        generator = keyed.generator(keyed.key(task.seed, "fedrod"))
+        generator = random.generator(random.key(task.seed, "fedrod"))
         first = (torch.rand(self.hidden, task.classes, generator=generator) * 2 - 1) / math.sqrt(task.classes)
         network = {
             "personal.0.weight": first.to(like),
@@ -94,11 +96,11 @@ class FedRoDHyper(FedRoD):
         """Nothing is kept: the head follows from the class distribution."""
         return Tree()
 
-    def personal_logits(self, w: Weights, z: Tensor, me: Client) -> Tensor:
+    def personal_logits(self, w: Weights, z: Tensor, client: Client) -> Tensor:
         """φ_k = H_ν(a_k), a linear head from the client's class distribution a_k."""
-        share = me.counts / me.samples
+        share = client.counts / client.samples
         code = F.relu(F.linear(share, w["personal.0.weight"], w["personal.0.bias"]))
-        head = F.linear(code, w["personal.1.weight"], w["personal.1.bias"]).reshape(me.task.classes, -1)
+        head = F.linear(code, w["personal.1.weight"], w["personal.1.bias"]).reshape(client.task.classes, -1)
         return F.linear(z, head[:, :-1], head[:, -1])
 
     def global_model(self, server: Tree, task: Task) -> Weights | None:

@@ -10,17 +10,19 @@ from typing import TYPE_CHECKING, ClassVar, Literal, cast
 import torch
 from torch import Tensor
 
-from fedhead import tree as trees
-from fedhead.client import Client
-from fedhead.errors import BadInput, outside
-from fedhead.exchange import Method, method
-from fedhead.losses import distillation
-from fedhead.tree import Tree, Weights
-from fedhead.types import PARTS, Batch, Phase, Replies, Reply, Task
+from fedhead.algorithm.base import Method, method
+from fedhead.algorithm.client import Client
+from fedhead.algorithm.phase import Phase, Replies, Reply
+from fedhead.algorithm.task import Task
+from fedhead.core import tree as trees
+from fedhead.core.batch import PARTS, Batch
+from fedhead.core.errors import BadInput, outside
+from fedhead.core.losses import distillation
+from fedhead.core.tree import Tree, Weights
 
 if TYPE_CHECKING:
     from fedhead.data.federation import Federation
-    from fedhead.models.split import Split
+    from fedhead.models.split_model import SplitModel
 
 
 @method("ktpfl")
@@ -33,7 +35,7 @@ class KTpFL(Method):
     is one here: a client trains, sends its knowledge, and is distilled into at the start of its next round.
     """
 
-    downlink: ClassVar[tuple[str, ...]] = ()
+    broadcast: ClassVar[tuple[str, ...]] = ()
     temperature: float = 10.0  # T, of the soft predictions
     penalty: float = 0.7  # ρ, weight of the pull of the coefficients to 1/K
     coefficient_lr: float | None = None  # η₃, the step of the coefficients; None: the public code's (`step_size`)
@@ -59,7 +61,7 @@ class KTpFL(Method):
         """Nothing is averaged by name, but mixing whole models needs one architecture."""
         return PARTS if self.share == "all" else ()
 
-    def check(self, models: Sequence[Split], federation: Federation) -> None:
+    def check(self, models: Sequence[SplitModel], federation: Federation) -> None:
         """There must be public samples to speak of."""
         super().check(models, federation)
         if self.share == "predictions" and federation.public is None:
@@ -101,7 +103,7 @@ class KTpFL(Method):
         new[list(clients)] = spread
         return new
 
-    def address(self, server: Tree, client: int, task: Task) -> Tree:
+    def per_client(self, server: Tree, client: int, task: Task) -> Tree:
         """The client's own mixture Σ_l c_kl S_l of what is known."""
         knowledge = server["knowledge"]
         if not knowledge:
@@ -114,12 +116,12 @@ class KTpFL(Method):
         """The client's model."""
         return Tree(own=w)
 
-    def start(self, me: Client) -> Weights:
+    def start(self, client: Client) -> Weights:
         """Go on from the client's own model, or from the mixture of models."""
-        own = cast(Weights, me.state["own"])
-        if self.share == "predictions" or "target" not in me.down:
+        own = cast(Weights, client.state["own"])
+        if self.share == "predictions" or "target" not in client.received:
             return own
-        return own.map(lambda mine, mixed: mine + self.transfer * (mixed - mine), me.down["target"])
+        return own.map(lambda mine, mixed: mine + self.transfer * (mixed - mine), client.received["target"])
 
     def phases(self, task: Task) -> tuple[Phase, ...]:
         """Distil what the others know, once there is something; then train on the client's own data."""
@@ -130,16 +132,16 @@ class KTpFL(Method):
         )
         return (public, Phase(self.loss))
 
-    def distil(self, w: Weights, batch: Batch, me: Client) -> Tensor:
+    def distil(self, w: Weights, batch: Batch, client: Client) -> Tensor:
         """KL(Σ_l c_kl S_l ‖ softmax(f_k(x) / T)) on public samples."""
-        target = me.down["target"]["soft"][batch.rows]
-        return distillation(me.apply(w, batch.x).logits, target, batch.weight, self.temperature)
+        target = client.received["target"]["soft"][batch.rows]
+        return distillation(client.apply(w, batch.x).logits, target, batch.weight, self.temperature)
 
-    def finish(self, w: Weights, me: Client) -> Reply:
+    def finish(self, w: Weights, client: Client) -> Reply:
         """Send the client's knowledge S_k = softmax(f_k(public) / T), or its model; keep the model."""
         if self.share == "all":
             return Reply(send=Tree(knowledge=w), keep=Tree(own=w))
-        logits = me.on_public(lambda x: me.apply(w, x, train=False).logits)
+        logits = client.on_public(lambda x: client.apply(w, x, train=False).logits)
         soft = torch.softmax(logits / self.temperature, dim=-1)
         return Reply(send=Tree(knowledge=Tree(soft=soft)), keep=Tree(own=w))
 
@@ -148,9 +150,9 @@ class KTpFL(Method):
         """There is none: each client has its own."""
         return None
 
-    def personal_model(self, me: Client) -> Weights:
+    def personal_model(self, client: Client) -> Weights:
         """The local model after training."""
-        return cast(Weights, me.state["own"])
+        return cast(Weights, client.state["own"])
 
 
 def step_size(gradient: Tensor) -> Tensor:

@@ -7,12 +7,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedhead.client import Client
-from fedhead.errors import outside
-from fedhead.exchange import Method, method
-from fedhead.losses import cross_entropy, model_contrastive
-from fedhead.tree import Tree, Weights
-from fedhead.types import Batch, Reply, Task
+from fedhead.algorithm.base import Method, method
+from fedhead.algorithm.client import Client
+from fedhead.algorithm.phase import Reply
+from fedhead.algorithm.task import Task
+from fedhead.core.batch import Batch
+from fedhead.core.errors import outside
+from fedhead.core.losses import cross_entropy, model_contrastive
+from fedhead.core.tree import Tree, Weights
 
 
 @method("moon")
@@ -34,17 +36,17 @@ class Moon(Method):
         """No previous model yet: a place for it, and a switch that keeps the contrast off in the first round."""
         return super().init_client(w, task).replace(previous=w, seen=torch.zeros_like(next(iter(w.values())).sum()))
 
-    def loss(self, w: Weights, batch: Batch, me: Client) -> Tensor:
+    def loss(self, w: Weights, batch: Batch, client: Client) -> Tensor:
         """ℓ_sup + μ ℓ_con (Eq. 3 and 4); the contrast is taken on z, the projected features."""
-        out = me.apply(w, batch.x)
+        out = client.apply(w, batch.x)
         with torch.no_grad():
-            towards = me.apply(self.start(me), batch.x, train=False).z
-            away = me.apply(me.state["previous"], batch.x, train=False).z
+            towards = client.apply(self.start(client), batch.x, train=False).z
+            away = client.apply(client.state["previous"], batch.x, train=False).z
         contrast = model_contrastive(out.z, towards, away, batch.weight, self.temperature)
-        seen: Tensor = me.state["seen"]
+        seen: Tensor = client.state["seen"]
         return cross_entropy(out.logits, batch.y, batch.weight) + self.mu * seen * contrast
 
-    def finish(self, w: Weights, me: Client) -> Reply:
+    def finish(self, w: Weights, client: Client) -> Reply:
         """Keep the local model as the next round's previous one."""
-        reply = super().finish(w, me)
-        return Reply(reply.send, reply.keep.replace(previous=w, seen=torch.ones_like(me.state["seen"])))
+        reply = super().finish(w, client)
+        return Reply(reply.send, reply.keep.replace(previous=w, seen=torch.ones_like(client.state["seen"])))

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, cast
 
-from fedhead.client import Client
-from fedhead.errors import BadInput, outside
-from fedhead.exchange import Method, method
-from fedhead.optim import SGD
-from fedhead.tree import Tree, Weights
-from fedhead.types import Local, Replies, Reply, Task
+from fedhead.algorithm.base import Method, method
+from fedhead.algorithm.client import Client
+from fedhead.algorithm.phase import Replies, Reply
+from fedhead.algorithm.task import LocalTraining, Task
+from fedhead.core.errors import BadInput, outside
+from fedhead.core.optimizers import SGD
+from fedhead.core.tree import Tree, Weights
 
 
 @method("scaffold")
@@ -22,7 +23,7 @@ class Scaffold(Method):
     moves the weights by η_l/(1−m) in the long run, so that is what the control variates are measured in.
     """
 
-    downlink: ClassVar[tuple[str, ...]] = ("model", "control")
+    broadcast: ClassVar[tuple[str, ...]] = ("model", "control")
     server_lr: float = 1.0  # η_g, the server's step size
 
     def __post_init__(self) -> None:
@@ -30,7 +31,7 @@ class Scaffold(Method):
         if not self.server_lr > 0:
             raise outside("method.server_lr", self.server_lr, "over 0")
 
-    def check_local(self, local: Local) -> None:
+    def check_local(self, local: LocalTraining) -> None:
         """Refuse steps that are no multiples of gradients."""
         if not isinstance(local.optimizer, SGD):
             raise BadInput("scaffold measures gradients by how far local SGD moved: use optimizer=sgd")
@@ -43,18 +44,18 @@ class Scaffold(Method):
         """The client's control variate c_i = 0."""
         return Tree(control=w.params.zeros())
 
-    def correct(self, g: Tree, me: Client) -> Tree:
+    def correct(self, g: Tree, client: Client) -> Tree:
         """g_i(y) − c_i + c (Algorithm 1, line 10)."""
-        drift = me.down["control"] - me.state["control"]
+        drift = client.received["control"] - client.state["control"]
         return g.map(lambda a, b: a + b, Tree({name: drift[name] for name in g}))
 
-    def finish(self, w: Weights, me: Client) -> Reply:
+    def finish(self, w: Weights, client: Client) -> Reply:
         """c_i⁺ = c_i − c + (x − y_i)/(K η_l), option II (line 12)."""
-        momentum = cast(SGD, me.task.local.optimizer).momentum
-        moved = (self.start(me).params - w.params) / (me.steps * me.lr / (1 - momentum))
-        control = me.state["control"] - me.down["control"] + moved
-        sent = super().finish(w, me).send
-        return Reply(send=sent.replace(control=control - me.state["control"]), keep=Tree(control=control))
+        momentum = cast(SGD, client.task.local.optimizer).momentum
+        moved = (self.start(client).params - w.params) / (client.steps * client.lr / (1 - momentum))
+        control = client.state["control"] - client.received["control"] + moved
+        sent = super().finish(w, client).send
+        return Reply(send=sent.replace(control=control - client.state["control"]), keep=Tree(control=control))
 
     def aggregate(self, server: Tree, replies: Replies, task: Task) -> Tree:
         """x ← x + η_g/|S| Σ (y_i − x), c ← c + 1/N Σ Δc_i (lines 16–17): every client counts alike in both."""

@@ -5,10 +5,10 @@ import pkgutil
 
 from fedhead.models.heads import HEADS
 from fedhead.models.registry import MODELS, build, register
-from fedhead.models.split import Split, classify, load, weights
+from fedhead.models.split_model import SplitModel, classify, load, weights
 
 # importing the architectures, one file each, fills the registry
 for _module in pkgutil.iter_modules(__path__):
     importlib.import_module(f"{__name__}.{_module.name}")
 
-__all__ = ["HEADS", "MODELS", "Split", "build", "classify", "load", "register", "weights"]
+__all__ = ["HEADS", "MODELS", "SplitModel", "build", "classify", "load", "register", "weights"]

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from fedhead import keyed
-from fedhead.errors import BadInput
+from fedhead.core import random
+from fedhead.core.batch import Output
+from fedhead.core.errors import BadInput
 from fedhead.models.dropout import Dropout, drawing
-from fedhead.models.split import Hole, Split
-from fedhead.types import Output
+from fedhead.models.split_model import Placeholder, SplitModel
 
 M = TypeVar("M", bound=nn.Module)
 T = TypeVar("T")
@@ -35,7 +35,7 @@ class Finding(NamedTuple):
 
 
 # -- mending --------------------------------------------------------------------------------------------------------
-def mend(model: M) -> M:
+def fix(model: M) -> M:
     """Repair, in place, what would keep a model from running alike on every executor.
 
     Dropout comes to draw by key. BatchNorm keeps running statistics, with a plain momentum, and loses its counter of
@@ -73,7 +73,7 @@ def _tensors(model: nn.Module) -> Iterator[Tensor]:
 
 # -- checking -------------------------------------------------------------------------------------------------------
 def require(
-    model: Split, input_shape: Sequence[int], classes: int, executor: str = "loop", name: str = "the model"
+    model: SplitModel, input_shape: Sequence[int], classes: int, executor: str = "loop", name: str = "the model"
 ) -> None:
     """Refuse a model that an executor can't run, with the first reason and its remedy."""
     for finding in check(model, input_shape, classes):
@@ -81,8 +81,8 @@ def require(
             raise BadInput(f"{name} can't be used: {finding}")
 
 
-def check(model: Split, input_shape: Sequence[int], classes: int) -> list[Finding]:
-    """Say why a model can't be used functionally or vectorised, and what would mend it; an empty list: all is well.
+def check(model: SplitModel, input_shape: Sequence[int], classes: int) -> list[Finding]:
+    """Say why a model can't be used functionally or vectorised, and what would fix it; an empty list: all is well.
 
     The model is looked at, then tried: a batch of two forward and backward, by itself and vectorised over two clients.
     """
@@ -91,13 +91,13 @@ def check(model: Split, input_shape: Sequence[int], classes: int) -> list[Findin
         return found
     training = model.training
     try:
-        with keyed.borrowed(0):
+        with random.global_generator(0):
             return found + _try(model.train(), input_shape)
     finally:
         model.train(training)
 
 
-def _look(model: Split, classes: int) -> Iterator[Finding]:
+def _look(model: SplitModel, classes: int) -> Iterator[Finding]:
     """What can be seen without running the model."""
     if model.classes != classes:
         yield Finding(
@@ -108,15 +108,15 @@ def _look(model: Split, classes: int) -> Iterator[Finding]:
         )
     for name, module in model.named_modules():
         if isinstance(module, _PLAIN_DROPOUT):
-            yield Finding(name, "dropout that draws from the global generator", "call mend(model)", "stack")
+            yield Finding(name, "dropout that draws from the global generator", "call fix(model)", "stack")
         elif isinstance(module, nn.AlphaDropout | nn.FeatureAlphaDropout):
             kind = type(module).__name__
             yield Finding(name, f"{kind} draws from the global generator", "use nn.Dropout instead", "stack")
         elif isinstance(module, _TRACKING_NORM) and module.num_batches_tracked is not None:
-            yield Finding(name, "it counts its batches outside the model's weights", "call mend(model)", "stack")
+            yield Finding(name, "it counts its batches outside the model's weights", "call fix(model)", "stack")
     kinds = sorted({str(t.dtype).removeprefix("torch.") for t in _tensors(model) if t.is_floating_point()})
     if len(kinds) > 1:
-        yield Finding("model", f"its weights have several precisions ({', '.join(kinds)})", "call mend(model)", "all")
+        yield Finding("model", f"its weights have several precisions ({', '.join(kinds)})", "call fix(model)", "all")
 
 
 class _Trial(NamedTuple):
@@ -128,13 +128,13 @@ class _Trial(NamedTuple):
     key: Tensor
 
 
-def _try(model: Split, input_shape: Sequence[int]) -> list[Finding]:
+def _try(model: SplitModel, input_shape: Sequence[int]) -> list[Finding]:
     """What shows only when the model runs, in training mode."""
     trial = _trial(model, input_shape)
     before = [t.clone() for t in _tensors(model)]
-    first, trouble = _attempt(lambda: _apply(model, trial))
+    first, failure = _attempt(lambda: _apply(model, trial))
     if first is None:
-        problem = f"it does not take inputs of shape {tuple(input_shape)} ({trouble})"
+        problem = f"it does not take inputs of shape {tuple(input_shape)} ({failure})"
         return [Finding("model", problem, "name a model and data that fit", "all")]
     found = list(_odd_outputs(model, first)) + _odd_order(model, trial)
     if any(f.blocks == "all" for f in found):
@@ -151,30 +151,30 @@ def _try(model: Split, input_shape: Sequence[int]) -> list[Finding]:
     def loss(params: dict[str, Tensor], stats: dict[str, Tensor], x: Tensor, key: Tensor) -> Tensor:
         return _apply(model, _Trial(params, stats, x, key)).logits.square().mean()
 
-    _, trouble = _attempt(lambda: _gradients(loss, trial.params, *trial[1:]))
-    if trouble:
-        return [*found, Finding("model", f"its gradient can't be taken ({trouble})", "see the message", "all")]
+    _, failure = _attempt(lambda: _gradients(loss, trial.params, *trial[1:]))
+    if failure:
+        return [*found, Finding("model", f"its gradient can't be taken ({failure})", "see the message", "all")]
     params, *others = (_twice(part) for part in trial)
-    _, trouble = _attempt(lambda: _gradients(vmap(loss), params, *others))
-    if trouble:
+    _, failure = _attempt(lambda: _gradients(vmap(loss), params, *others))
+    if failure:
         remedy = "run it with executor=loop, or write that step with operations that vmap knows"
-        found.append(Finding("model", f"it can't be vectorised over clients ({trouble})", remedy, "stack"))
+        found.append(Finding("model", f"it can't be vectorised over clients ({failure})", remedy, "stack"))
     return found
 
 
-def _trial(model: Split, input_shape: Sequence[int]) -> _Trial:
+def _trial(model: SplitModel, input_shape: Sequence[int]) -> _Trial:
     params = {name: p.detach() for name, p in model.named_parameters()}
     stats = {name: b.detach() for name, b in model.named_buffers() if b.is_floating_point()}
     like = next(iter(params.values()))
-    x = keyed.uniform(torch.tensor(keyed.key("check")), 2, *input_shape).to(like)
-    return _Trial(params, stats, x, torch.tensor(keyed.key("check", "dropout"), device=like.device))
+    x = random.uniform(torch.tensor(random.key("check")), 2, *input_shape).to(like)
+    return _Trial(params, stats, x, torch.tensor(random.key("check", "dropout"), device=like.device))
 
 
 def _twice(part: Tensor | dict[str, Tensor]) -> Any:
     return {n: torch.stack([t, t]) for n, t in part.items()} if isinstance(part, dict) else torch.stack([part, part])
 
 
-def _apply(model: Split, trial: _Trial) -> Output:
+def _apply(model: SplitModel, trial: _Trial) -> Output:
     stats = {name: t.clone() for name, t in trial.stats.items()}  # BatchNorm writes into them
     with drawing(trial.key):
         out: Output = functional_call(model, {**trial.params, **stats}, (trial.x,))
@@ -197,7 +197,7 @@ def _attempt(step: Callable[[], T]) -> tuple[T | None, str]:
         return None, lines[0].rstrip(".") if lines else type(error).__name__
 
 
-def _odd_outputs(model: Split, out: Output) -> Iterator[Finding]:
+def _odd_outputs(model: SplitModel, out: Output) -> Iterator[Finding]:
     """Features and logits must be one row a sample."""
     for where, value, width in (("extractor", out.h, None), ("projection", out.z, model.features)):
         shape = tuple(value.shape)
@@ -211,10 +211,10 @@ def _odd_outputs(model: Split, out: Output) -> Iterator[Finding]:
         yield Finding("classifier", problem, "it must give one number a class", "all")
 
 
-def _odd_order(model: Split, trial: _Trial) -> list[Finding]:
+def _odd_order(model: SplitModel, trial: _Trial) -> list[Finding]:
     """Where parts were taken out of a user's module, what comes after them must be what the parts get."""
     calls: list[tuple[Tensor, ...]] = []
-    holes = [module for module in model.extractor.modules() if isinstance(module, Hole)]
+    holes = [module for module in model.extractor.modules() if isinstance(module, Placeholder)]
     hooks = [hole.register_forward_hook(lambda _, entering, leaving: calls.append(entering)) for hole in holes]
     try:
         h = _apply(model, trial).h

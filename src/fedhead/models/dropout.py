@@ -9,8 +9,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from fedhead import keyed
-from fedhead.errors import BadInput
+from fedhead.core import random
+from fedhead.core.errors import BadInput
 
 
 class _Draw:
@@ -64,12 +64,12 @@ class Dropout(nn.Module):
         if not _draws.open:
             raise BadInput("dropout in training has no key: call the model inside fedhead.models.dropout.drawing(key)")
         draw = _draws.open[-1]
-        key = keyed.fold(draw.key, draw.calls)
+        key = random.fold_in(draw.key, draw.calls)
         draw.calls += 1
         if key.dim() and key.shape[0] != x.shape[0]:
             raise BadInput(f"dropout has {key.shape[0]} keys for {x.shape[0]} rows: draw from one key a batch instead")
         shape = x.shape[:2] if self.channels else x.shape
-        chance = keyed.uniform(key, *shape[key.dim() :])
+        chance = random.uniform(key, *shape[key.dim() :])
         if self.channels:
             chance = chance.reshape(chance.shape + (1,) * (x.dim() - 2))
         return torch.where(chance < self.p, 0.0, x / (1 - self.p))

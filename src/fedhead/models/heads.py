@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedhead import keyed
-from fedhead.errors import BadInput
+from fedhead.core import random
+from fedhead.core.errors import BadInput
 
 HEADS = {
     "linear": "a linear layer with bias",
@@ -46,7 +46,7 @@ def etf(classes: int, dim: int, key: int) -> Tensor:
             f"an ETF of {classes} classes needs at least {classes - 1} dimensions (C-1), not {dim}: "
             f"C vectors with pairwise cosines -1/(C-1) do not fit into fewer; set dim={classes} (the default)"
         )
-    draw = torch.randn(dim, classes - 1, generator=keyed.generator(key), dtype=torch.float64)
+    draw = torch.randn(dim, classes - 1, generator=random.generator(key), dtype=torch.float64)
     q, r = torch.linalg.qr(draw)
     q = q * r.diagonal().sign()  # QR leaves the columns' signs to the library: fix them
     vectors: Tensor = math.sqrt(classes / (classes - 1)) * _simplex_basis(classes) @ q.T

@@ -9,13 +9,13 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils.hooks import RemovableHandle
 
-from fedhead import errors
-from fedhead.models.split import Hole, Split
-from fedhead.tree import Tree
-from fedhead.types import PARTS
+from fedhead.core import errors
+from fedhead.core.batch import PARTS
+from fedhead.core.tree import Tree
+from fedhead.models.split_model import Placeholder, SplitModel
 
 
-def names(model: Split) -> list[str]:
+def names(model: SplitModel) -> list[str]:
     """The layers of a model: the direct children of its parts that have parameters, and the classifier.
 
     >>> from fedhead.models import build
@@ -25,7 +25,7 @@ def names(model: Split) -> list[str]:
     return list(_layers(model))
 
 
-def _layers(model: Split) -> Iterator[str]:
+def _layers(model: SplitModel) -> Iterator[str]:
     for part in PARTS[:2]:
         module = model.get_submodule(part)
         children = [f"{part}.{n}" for n, child in module.named_children() if _learns(child)]
@@ -36,11 +36,11 @@ def _layers(model: Split) -> Iterator[str]:
 
 
 def _learns(module: nn.Module) -> bool:
-    return not isinstance(module, Hole) and next(module.parameters(), None) is not None
+    return not isinstance(module, Placeholder) and next(module.parameters(), None) is not None
 
 
 def activations(
-    model: Split, x: Tensor, weights: Tree | None = None, layers: Sequence[str] | None = None
+    model: SplitModel, x: Tensor, weights: Tree | None = None, layers: Sequence[str] | None = None
 ) -> dict[str, Tensor]:
     """The outputs of the named layers (all that `names` lists unless told) in evaluation, in the order of the calls.
 

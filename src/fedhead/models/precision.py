@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from fedhead.errors import unknown
+from fedhead.core.errors import unknown
 
 PRECISIONS = ("fp32", "tf32", "bf16")
 
 
-def settle(name: str) -> bool:
+def set_precision(name: str) -> bool:
     """Set how exact float32 products are on a GPU, and say whether models compute in bfloat16.
 
     fp32 is plain float32; tf32 lets matrix units round its factors to ten bits; bf16 computes in bfloat16 with

@@ -12,11 +12,11 @@ from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hint
 import torch
 from torch import nn
 
-from fedhead import errors, keyed
-from fedhead.errors import BadInput
-from fedhead.models.check import mend
+from fedhead.core import errors, random
+from fedhead.core.errors import BadInput
+from fedhead.models.check import fix
 from fedhead.models.heads import HEADS, ETFHead, NormalisedLinear, PrototypeHead
-from fedhead.models.split import Split
+from fedhead.models.split_model import SplitModel
 
 Shape = Sequence[int]  # of one input, without the batch axis
 
@@ -72,7 +72,7 @@ def build(
     scale: float = 1.0,
     projected: bool = True,
     **params: Any,
-) -> Split:
+) -> SplitModel:
     """A registered model with its initial weights, which depend on the seed and the names alone.
 
     `feature_layer` ends the extractor in a Linear layer of that width, with a ReLU between it and the classifier, so
@@ -99,17 +99,17 @@ def build(
     if dim is not None and not projected:
         raise BadInput(f"dim={dim} needs the projection layer: without it the ETF has the extractor's dimension")
     _check_parameters(entry, params)
-    with seeded(keyed.key(seed, "init")):
+    with seeded(random.key(seed, "init")):
         body = entry.builder(tuple(input_shape), **params)
         if feature_layer is not None:
             extractor = nn.Sequential(body.extractor, nn.Linear(body.width, feature_layer))
             body = Body(extractor, feature_layer, nn.ReLU(), feature_layer)
     # the head has a key of its own: clients of different architectures start from one classifier
-    with seeded(keyed.key(seed, "init", "head")):
-        return mend(_attach(body, head, classes, keyed.key(seed, "etf"), dim, scale, projected))
+    with seeded(random.key(seed, "init", "head")):
+        return fix(_attach(body, head, classes, random.key(seed, "etf"), dim, scale, projected))
 
 
-def with_head(model: Split, head: str, seed: int = 0, *, dim: int | None = None, scale: float = 1.0) -> Split:
+def with_head(model: SplitModel, head: str, seed: int = 0, *, dim: int | None = None, scale: float = 1.0) -> SplitModel:
     """A copy of a model with a new head of another kind in place of its classifier.
 
     >>> with_head(build("mlp", (1, 8, 8), classes=10), "etf").fixed
@@ -120,35 +120,35 @@ def with_head(model: Split, head: str, seed: int = 0, *, dim: int | None = None,
     own = copy.deepcopy(model)
     plain = isinstance(own.projection, nn.Identity)
     body = Body(own.extractor if plain else nn.Sequential(own.extractor, own.projection), own.features)
-    with seeded(keyed.key(seed, "init", "head")):
-        return mend(_attach(body, head, own.classes, keyed.key(seed, "etf"), dim, scale))
+    with seeded(random.key(seed, "init", "head")):
+        return fix(_attach(body, head, own.classes, random.key(seed, "etf"), dim, scale))
 
 
 @contextmanager
 def seeded(key: int) -> Iterator[None]:
     """Draw initial weights from a key, on the CPU, and leave torch's global generator as it was."""
-    with keyed.borrowed(key), torch.device("cpu"):
+    with random.global_generator(key), torch.device("cpu"):
         yield
 
 
 def _attach(
     body: Body, head: str, classes: int, key: int, dim: int | None, scale: float, projected: bool = True
-) -> Split:
+) -> SplitModel:
     features = body.width if body.features is None else body.features
     if head == "etf" and not projected:
-        return Split(body.extractor, ETFHead(features, classes, key, scale), body.projection)
+        return SplitModel(body.extractor, ETFHead(features, classes, key, scale), body.projection)
     if head == "etf":
         width = classes if dim is None else dim
         classifier = ETFHead(width, classes, key, scale)
         # the ETF's own projection (Eq. 5) takes the place of an architecture's; an activation in front of it stays
         layer = nn.Linear(body.width, width)
         before = body.projection if isinstance(body.projection, nn.ReLU) else None
-        return Split(body.extractor, classifier, layer if before is None else nn.Sequential(before, layer))
+        return SplitModel(body.extractor, classifier, layer if before is None else nn.Sequential(before, layer))
     if head == "prototype":
-        return Split(body.extractor, PrototypeHead(features, classes, scale), body.projection)
+        return SplitModel(body.extractor, PrototypeHead(features, classes, scale), body.projection)
     if head == "normalised":
-        return Split(body.extractor, NormalisedLinear(features, classes), body.projection)
-    return Split(body.extractor, nn.Linear(features, classes), body.projection)
+        return SplitModel(body.extractor, NormalisedLinear(features, classes), body.projection)
+    return SplitModel(body.extractor, nn.Linear(features, classes), body.projection)
 
 
 # -- input and parameter checks -------------------------------------------------------------------------------------

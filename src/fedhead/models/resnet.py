@@ -7,7 +7,7 @@ from typing import Literal
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedhead.errors import BadInput
+from fedhead.core.errors import BadInput
 from fedhead.models.blocks import GlobalPool, Norm, conv_norm
 from fedhead.models.registry import Body, Shape, image, register
 

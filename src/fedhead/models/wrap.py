@@ -1,4 +1,4 @@
-"""A user's own module as a `Split`: its parts are found by their names, taken out and mended."""
+"""A user's own module as a `SplitModel`: its parts are found by their names, taken out and fixed."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import difflib
 
 from torch import fx, nn
 
-from fedhead.errors import BadInput
-from fedhead.models.check import mend
-from fedhead.models.split import Hole, Split
+from fedhead.core.errors import BadInput
+from fedhead.models.check import fix
+from fedhead.models.split_model import Placeholder, SplitModel
 
 
-def split(module: nn.Module, classifier: str = "fc", projection: str | None = None) -> Split:
-    """Wrap any module as a `Split` by the dotted names of its classifier and, where it has one, its projection.
+def split(module: nn.Module, classifier: str = "fc", projection: str | None = None) -> SplitModel:
+    """Wrap any module as a `SplitModel` by the dotted names of its classifier and, where it has one, its projection.
 
     The module itself is left as it is: the parts are copies. The classifier must be linear and applied last, to the
-    projection's output where there is one. What keeps a module from running on every executor is mended where it can
+    projection's output where there is one. What keeps a module from running on every executor is fixed where it can
     be (see `fedhead.models.check`).
 
     >>> net = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
@@ -32,12 +32,12 @@ def split(module: nn.Module, classifier: str = "fc", projection: str | None = No
     middle = None if projection is None else _find(body, projection, "projection")
     if projection is not None and _overlap(classifier, projection):
         raise BadInput(f"projection {projection!r} and classifier {classifier!r} overlap: name two separate submodules")
-    body = _replace(body, classifier, Hole())
+    body = _replace(body, classifier, Placeholder())
     if projection is not None:
-        body = _replace(body, projection, Hole())
+        body = _replace(body, projection, Placeholder())
     _refuse_shared(body, middle, head)
     _refuse_wrong_order(body, classifier, projection)
-    return mend(Split(body, head, middle))
+    return fix(SplitModel(body, head, middle))
 
 
 def _find(module: nn.Module, name: str, role: str) -> nn.Module:
@@ -56,8 +56,8 @@ def _refuse_odd_classifier(module: nn.Module, name: str, head: nn.Module) -> Non
     if isinstance(getattr(head, "in_features", None), int) and isinstance(getattr(head, "out_features", None), int):
         return
     inside = [f"{name}.{n}" for n, m in head.named_modules() if isinstance(m, nn.Linear)]
-    mend = f"name its Linear layer: classifier={inside[-1]!r}" if inside else "name a Linear layer"
-    raise BadInput(f"classifier {name!r} of {type(module).__name__} is {type(head).__name__}, not linear: {mend}")
+    fix = f"name its Linear layer: classifier={inside[-1]!r}" if inside else "name a Linear layer"
+    raise BadInput(f"classifier {name!r} of {type(module).__name__} is {type(head).__name__}, not linear: {fix}")
 
 
 def _overlap(a: str, b: str) -> bool:
@@ -85,7 +85,7 @@ class _Tracer(fx.Tracer):
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         """Whether a module is one call in the graph."""
-        return isinstance(m, Hole) or super().is_leaf_module(m, module_qualified_name)
+        return isinstance(m, Placeholder) or super().is_leaf_module(m, module_qualified_name)
 
 
 def _refuse_wrong_order(extractor: nn.Module, classifier: str, projection: str | None) -> None:

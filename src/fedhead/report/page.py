@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-from fedhead.report import figures, tables
+from fedhead.core.treefile import atomic
+from fedhead.report import plots, tables
 from fedhead.report.tables import Group, Line, Run
-from fedhead.treefile import atomic
 
 _CSS = """
 :root { color-scheme: light dark; --ink: #1a2230; --soft: #5b6675; --rule: #d9dee6; --paper: #ffffff; --card: #f6f8fa; }
@@ -119,7 +119,7 @@ def _curves(groups: Sequence[Group]) -> str:
     ]
     if not found:
         return "<p>No round has been evaluated yet.</p>"
-    drawn = "\n".join(f"<figure>{figures.inline_svg(figures.curves(groups, name))}</figure>" for name in found)
+    drawn = "\n".join(f"<figure>{plots.inline_svg(plots.curves(groups, name))}</figure>" for name in found)
     return f'<div class="pair">{drawn}</div>' if len(found) > 1 else drawn
 
 
@@ -146,7 +146,7 @@ def _partitions(runs: Sequence[Run]) -> str:
         label = f"{r.dataset}, {r.partition}, {r.clients} clients, seed {r.seed}"
         counts = run.folder.counts() if label not in drawn and len(drawn) < 6 else None
         if counts is not None and counts.shape[0] <= 100:
-            picture = figures.inline_svg(figures.bubbles(counts))
+            picture = plots.inline_svg(plots.bubbles(counts))
             drawn[label] = f"<figure>{picture}<figcaption>{escape(label)}</figcaption></figure>"
     inner = "\n".join(drawn.values())
     return f'<h2>Who holds what</h2>\n<div class="pair">{inner}</div>' if drawn else ""

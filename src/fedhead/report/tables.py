@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedhead.errors import BadInput
-from fedhead.experiment.config import Recipe
-from fedhead.experiment.store import RunFolder
+from fedhead.core.errors import BadInput
+from fedhead.experiment.recipe import Recipe
+from fedhead.experiment.run_folder import RunFolder
 
 Row = dict[str, Any]
 
@@ -74,22 +74,22 @@ def read(paths: Iterable[str | Path]) -> list[Run]:
 
 def group(runs: Sequence[Run]) -> list[Group]:
     """Runs put together that differ by their seed alone, labelled by the method and by what else differs."""
-    keyed: dict[str, list[Run]] = {}
+    random: dict[str, list[Run]] = {}
     for run in runs:
         keys = {k: v for k, v in run.recipe.flat().items() if k not in ("seed", "seeds")}
-        keyed.setdefault(repr(keys), []).append(run)
-    recipes = [runs[0].recipe.flat() for runs in keyed.values()]
+        random.setdefault(repr(keys), []).append(run)
+    recipes = [runs[0].recipe.flat() for runs in random.values()]
     names = dict.fromkeys(k for recipe in recipes for k in recipe)
     differing = [k for k in names if len({repr(r.get(k)) for r in recipes}) > 1 and k not in _OWN]
     settings = [{k: r[k] for k in differing if k in r and not k.startswith("stage.")} for r in recipes]
     return [
         Group(label, runs, own, {k: r[k] for k in differing if k in r and k.startswith("stage.")})
-        for label, runs, own, r in zip(_labels(recipes, settings), keyed.values(), settings, recipes, strict=True)
+        for label, runs, own, r in zip(_labels(recipes, settings), random.values(), settings, recipes, strict=True)
     ]
 
 
 _OWN = ("method", "stages", "seed", "seeds")  # the first two stand in labels anyway
-_LONGEST = 80  # characters that a legend and a table still have room for
+_LONGEST = 80  # characters that a legend and a table still have space for
 
 
 def _labels(recipes: list[Row], settings: list[Row]) -> list[str]:

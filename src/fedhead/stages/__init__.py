@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 
-from fedhead.exchange import STAGES
+from fedhead.algorithm.base import STAGES
 
 __all__ = ["STAGES"]
 

@@ -9,17 +9,19 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self, cast
 import torch
 from torch import Tensor
 
-from fedhead import keyed
-from fedhead import statistics as class_statistics
-from fedhead.calibration import Tukey, check_sgd, refuse_head, retrain, sizes, tukey, virtual_features
-from fedhead.client import Client
-from fedhead.errors import BadInput, outside
-from fedhead.exchange import Method, Stage, stage
-from fedhead.models.split import Split, classify
-from fedhead.optim import SGD
-from fedhead.statistics import Statistics
-from fedhead.tree import Tree, Weights, mean
-from fedhead.types import PARTS, Batch, Output, Replies, Reply, Task
+from fedhead.algorithm.base import Method, Stage, stage
+from fedhead.algorithm.client import Client
+from fedhead.algorithm.phase import Replies, Reply
+from fedhead.algorithm.task import Task
+from fedhead.calibration import statistics as class_statistics
+from fedhead.calibration.head import Tukey, check_sgd, refuse_head, retrain, sizes, tukey, virtual_features
+from fedhead.calibration.statistics import Statistics
+from fedhead.core import random
+from fedhead.core.batch import PARTS, Batch, Output
+from fedhead.core.errors import BadInput, outside
+from fedhead.core.optimizers import SGD
+from fedhead.core.tree import Tree, Weights, mean
+from fedhead.models.split_model import SplitModel, classify
 
 if TYPE_CHECKING:
     from fedhead.data.federation import Federation
@@ -49,7 +51,7 @@ class CCVR(Stage):
     rank: int = 16  # of a low-rank covariance; its diagonal stays exact
     free: bool = False  # calibrate also a head that is fixed or not linear in the features
 
-    downlink: ClassVar[tuple[str, ...]] = ("model", "calibrated")
+    broadcast: ClassVar[tuple[str, ...]] = ("model", "calibrated")
 
     def __post_init__(self) -> None:
         for name, least in (("samples", 1), ("epochs", 0), ("batch_size", 1), ("rank", 0)):
@@ -68,7 +70,7 @@ class CCVR(Stage):
             )
         return super().after(method)
 
-    def check(self, models: Sequence[Split], federation: Federation) -> None:
+    def check(self, models: Sequence[SplitModel], federation: Federation) -> None:
         """Refuse heads that can't be calibrated."""
         super().check(models, federation)
         for model in models:
@@ -77,30 +79,32 @@ class CCVR(Stage):
                 raise BadInput(f"stage.ccvr.rank: {self.rank} is more than the features' {model.features} dimensions")
 
     # -- client -----------------------------------------------------------------------------------
-    def start(self, me: Client) -> Weights:
+    def start(self, client: Client) -> Weights:
         """The model that the method would begin its next round with, without what the method keeps beside it."""
-        return super().start(me).part(*PARTS)
+        return super().start(client).part(*PARTS)
 
-    def finish(self, w: Weights, me: Client) -> Reply:
+    def finish(self, w: Weights, client: Client) -> Reply:
         """Send the class statistics of the features (Eq. 2), as sums."""
 
         def sums(batch: Batch) -> Tree:
-            z = me.apply(w, batch.x, train=False).z
+            z = client.apply(w, batch.x, train=False).z
             z = tukey(z, self.power) if self.tukey == "real" else z
             found = class_statistics.class_sums(
-                z, batch.y, batch.weight, me.task.classes, self.covariance == "diagonal"
+                z, batch.y, batch.weight, client.task.classes, self.covariance == "diagonal"
             )
             return Tree(zip(("count", "sum", "outer"), found, strict=True))
 
-        total = me.total(sums)
+        total = client.total(sums)
         if self.covariance == "low-rank":
             total = class_statistics.compress(total["count"], total["sum"], total["outer"], self.rank)
         elif self.covariance == "full":
             total = total.replace(outer=class_statistics.pack(total["outer"]))
-        send = Tree(statistics=total, architecture=torch.tensor(architecture(me.task.model), device=me.counts.device))
+        send = Tree(
+            statistics=total, architecture=torch.tensor(architecture(client.task.model), device=client.counts.device)
+        )
         if "classifier" not in self.method.shared:  # the server has no head to start from but the clients'
             send = send.replace(head=w.part("classifier"))
-        return Reply(send=send, keep=me.state)
+        return Reply(send=send, keep=client.state)
 
     # -- server -----------------------------------------------------------------------------------
     def aggregate(self, server: Tree, replies: Replies, task: Task) -> Tree:
@@ -132,16 +136,16 @@ class CCVR(Stage):
                 class_statistics.check(class_statistics.expand(tree), f"statistics of client {k}")
             raise
 
-    def calibrate(self, model: Split, head: Tree, statistics: Statistics, seed: int = 0) -> Tree:
+    def calibrate(self, model: SplitModel, head: Tree, statistics: Statistics, seed: int = 0) -> Tree:
         """The head after training on virtual features, as the classifier's entries that were trained."""
         z, y = virtual_features(
-            statistics, sizes(statistics.count, self.samples, self.proportional), keyed.key(seed, "ccvr", "draw")
+            statistics, sizes(statistics.count, self.samples, self.proportional), random.key(seed, "ccvr", "draw")
         )
         if self.tukey in ("both", "virtual"):
             z = tukey(z, self.power)
         optimizer = SGD(self.lr, self.momentum, self.weight_decay)
         params = cast(Weights, head).params
-        return retrain(model, params, z, y, optimizer, self.epochs, self.batch_size, keyed.key(seed, "ccvr", "order"))
+        return retrain(model, params, z, y, optimizer, self.epochs, self.batch_size, random.key(seed, "ccvr", "order"))
 
     # -- models -----------------------------------------------------------------------------------
     def global_model(self, server: Tree, task: Task) -> Weights | None:
@@ -152,9 +156,9 @@ class CCVR(Stage):
         model = server["model"].part(*PARTS)
         return cast(Weights, model.replace(server["calibrated"][str(architecture(task.model))]))
 
-    def personal_model(self, me: Client) -> Weights:
+    def personal_model(self, client: Client) -> Weights:
         """The client's extractor under the calibrated head."""
-        return self.start(me).replace(me.down["calibrated"][str(architecture(me.task.model))])
+        return self.start(client).replace(client.received["calibrated"][str(architecture(client.task.model))])
 
     def scores(self, out: Output, w: Weights, task: Task) -> Tensor:
         """The head's scores, of transformed features where testing transforms them."""
@@ -162,11 +166,11 @@ class CCVR(Stage):
             return out.logits
         return classify(task.model, w, tukey(out.z, self.power))
 
-    def predict(self, w: Weights, x: Tensor, me: Client) -> Tensor:
+    def predict(self, w: Weights, x: Tensor, client: Client) -> Tensor:
         """As the global model does."""
-        return self.scores(me.apply(w, x, train=False), w, me.task)
+        return self.scores(client.apply(w, x, train=False), w, client.task)
 
 
-def architecture(model: Split) -> int:
+def architecture(model: SplitModel) -> int:
     """A number for a model's architecture, the same wherever its tensors have the same names and shapes."""
-    return keyed.key(*(f"{name} {tuple(p.shape)}" for name, p in model.named_parameters()))
+    return random.key(*(f"{name} {tuple(p.shape)}" for name, p in model.named_parameters()))

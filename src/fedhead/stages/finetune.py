@@ -9,18 +9,20 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from torch import Tensor
 
-from fedhead.client import Client
-from fedhead.errors import BadInput
-from fedhead.exchange import Method, Stage, stage
-from fedhead.losses import cross_entropy
-from fedhead.optim import SGD
+from fedhead.algorithm.base import Method, Stage, stage
+from fedhead.algorithm.client import Client
+from fedhead.algorithm.phase import Phase, Reply
+from fedhead.algorithm.task import Task
+from fedhead.core.batch import PARTS, Batch
+from fedhead.core.errors import BadInput
+from fedhead.core.losses import cross_entropy
+from fedhead.core.optimizers import SGD
+from fedhead.core.tree import Tree, Weights
 from fedhead.stages.ccvr import CCVR
-from fedhead.tree import Tree, Weights
-from fedhead.types import PARTS, Batch, Phase, Reply, Task
 
 if TYPE_CHECKING:
     from fedhead.data.federation import Federation
-    from fedhead.models.split import Split
+    from fedhead.models.split_model import SplitModel
 
 V, BETA = "classifier.weight", "classifier.scale"  # the ETF's vectors and the temperature, as the model names them
 TUNED = "tuned"  # where the client's state keeps its own model
@@ -35,30 +37,30 @@ class FineTune(Stage):
     stays as it is. Clients that never took part are tuned too.
     """
 
-    def check(self, models: Sequence[Split], federation: Federation) -> None:
+    def check(self, models: Sequence[SplitModel], federation: Federation) -> None:
         """Refuse a federation in which no client can be tested."""
         super().check(models, federation)
-        if federation.local is None or not any(len(rows) for rows in federation.local):
+        if federation.client_test is None or not any(len(rows) for rows in federation.client_test):
             raise BadInput(
                 f"stage {self.name} measures the clients on their own test sets, and no client has one: "
-                f"set local_test=0.3 to keep 30 % of each client's samples for it"
+                f"set client_test=0.3 to keep 30 % of each client's samples for it"
             )
 
     def phases(self, task: Task) -> tuple[Phase, ...]:
         """The method's own."""
         return self.method.phases(task)
 
-    def correct(self, g: Tree, me: Client) -> Tree:
+    def correct(self, g: Tree, client: Client) -> Tree:
         """The method's own."""
-        return self.method.correct(g, me)
+        return self.method.correct(g, client)
 
-    def finish(self, w: Weights, me: Client) -> Reply:
+    def finish(self, w: Weights, client: Client) -> Reply:
         """Send nothing, keep the tuned model."""
-        return Reply(send=Tree(), keep=me.state.replace({TUNED: self.method.tuned_model(w, me)}))
+        return Reply(send=Tree(), keep=client.state.replace({TUNED: self.method.tuned_model(w, client)}))
 
-    def personal_model(self, me: Client) -> Weights:
+    def personal_model(self, client: Client) -> Weights:
         """The tuned model."""
-        return me.state[TUNED]  # type: ignore[no-any-return]  # a tree's entries are untyped
+        return client.state[TUNED]  # type: ignore[no-any-return]  # a tree's entries are untyped
 
 
 @stage("finetune_ccvr")
@@ -85,7 +87,7 @@ class FineTuneCCVR(FineTune):
             raise BadInput(f"finetune_ccvr can't follow {method.name}, which has no global model; use finetune")
         return bound
 
-    def check(self, models: Sequence[Split], federation: Federation) -> None:
+    def check(self, models: Sequence[SplitModel], federation: Federation) -> None:
         """Refuse what CCVR refuses."""
         super().check(models, federation)
         self.earlier().check(models, federation)
@@ -148,13 +150,13 @@ class FineTuneETF(FineTune):
         ]
         return (*first, *turns)
 
-    def extractor_loss(self, w: Weights, batch: Batch, me: Client) -> Tensor:
+    def extractor_loss(self, w: Weights, batch: Batch, client: Client) -> Tensor:
         """Cross entropy without balance (Eq. 9) while the extractor is trained."""
-        return cross_entropy(me.apply(w, batch.x).logits, batch.y, batch.weight)
+        return cross_entropy(client.apply(w, batch.x).logits, batch.y, batch.weight)
 
-    def loss(self, w: Weights, batch: Batch, me: Client) -> Tensor:
+    def loss(self, w: Weights, batch: Batch, client: Client) -> Tensor:
         """Cross entropy without balance (Eq. 9) on top of a fixed extractor, running statistics included."""
-        return cross_entropy(me.apply(w, batch.x, train=False).logits, batch.y, batch.weight)
+        return cross_entropy(client.apply(w, batch.x, train=False).logits, batch.y, batch.weight)
 
     def steps(self) -> dict[str, Stage]:
         """Before, after the extractor, and after each turn."""
@@ -162,18 +164,18 @@ class FineTuneETF(FineTune):
         names = ["global", "extractor", *turns] if self.record else []
         return {name: dataclasses.replace(self, at=name).after(self.method) for name in names}
 
-    def personal_model(self, me: Client) -> Weights:
+    def personal_model(self, client: Client) -> Weights:
         """The model at the end, or as it was after the step `at`."""
-        end = super().personal_model(me)
+        end = super().personal_model(client)
         if self.at is None:
             return end
-        w = self.method.start(me)
+        w = self.method.start(client)
         if self.at == "global":
             return w
         w = end.replace(w.part("projection", "classifier"))  # the extractor is done after the first step
         for name in self.steps():
-            if name in me.state:
-                w = w.replace(me.state[name])
+            if name in client.state:
+                w = w.replace(client.state[name])
             if name == self.at:
                 break
         return w

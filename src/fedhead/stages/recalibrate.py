@@ -11,15 +11,17 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from fedhead import keyed
-from fedhead.calibration import check_sgd, refuse_head, retrain
+from fedhead.algorithm.base import Method, Stage, stage
+from fedhead.algorithm.phase import Replies
+from fedhead.algorithm.task import Task
+from fedhead.calibration.head import check_sgd, refuse_head, retrain
+from fedhead.core import random
+from fedhead.core.batch import PARTS
+from fedhead.core.errors import BadInput, outside
+from fedhead.core.optimizers import SGD
+from fedhead.core.tree import Tree, Weights
 from fedhead.data.pool import Pool
-from fedhead.errors import BadInput, outside
-from fedhead.exchange import Method, Stage, stage
-from fedhead.models.split import Split
-from fedhead.optim import SGD
-from fedhead.tree import Tree, Weights
-from fedhead.types import PARTS, Replies, Task
+from fedhead.models.split_model import SplitModel
 
 if TYPE_CHECKING:
     from fedhead.data.federation import Federation
@@ -51,7 +53,7 @@ class Recalibrate(Stage):
             raise BadInput(f"recalibrate can't follow {method.name}: it leaves no global model to calibrate")
         return super().after(method)
 
-    def check(self, models: Sequence[Split], federation: Federation) -> None:
+    def check(self, models: Sequence[SplitModel], federation: Federation) -> None:
         """Refuse heads that can't be calibrated."""
         super().check(models, federation)
         for model in models:
@@ -73,7 +75,7 @@ class Recalibrate(Stage):
             SGD(self.lr, self.momentum, self.weight_decay),
             self.epochs,
             self.batch_size,
-            keyed.key(task.seed, "recalibrate", "order"),
+            random.key(task.seed, "recalibrate", "order"),
         )
         return server.replace(model=server["model"].replace(head))
 
@@ -82,13 +84,15 @@ class Recalibrate(Stage):
         if self.per_class is None:
             return torch.arange(len(pool))
         y = pool.y.cpu().numpy()
-        order = keyed.permutation(keyed.key(seed, "recalibrate", "rows"), len(y))
+        order = random.permutation(random.key(seed, "recalibrate", "rows"), len(y))
         chosen = [order[y[order] == c][: self.per_class] for c in np.unique(y)]
         return torch.from_numpy(np.sort(np.concatenate(chosen)))
 
 
 @torch.no_grad()
-def features(model: Split, w: Tree, pool: Pool, rows: Tensor | None = None, chunk: int = 1024) -> tuple[Tensor, Tensor]:
+def features(
+    model: SplitModel, w: Tree, pool: Pool, rows: Tensor | None = None, chunk: int = 1024
+) -> tuple[Tensor, Tensor]:
     """z of these rows of a pool (all of them unless told), not augmented, and their labels."""
     places = (torch.arange(len(pool)) if rows is None else rows).to(pool.device)
     found = [functional_call(model.eval(), dict(w), (pool.view(part, None),)).z for part in torch.split(places, chunk)]

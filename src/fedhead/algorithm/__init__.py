@@ -1,0 +1,1 @@
+"""The contract of federated algorithms: what a client does, what is sent, and what the server makes of it."""

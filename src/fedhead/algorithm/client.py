@@ -1,0 +1,118 @@
+"""The client: all that one client sees of the world while a method's hooks run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedhead.algorithm.task import Task
+from fedhead.core import random
+from fedhead.core.batch import Batch, Output
+from fedhead.core.tree import Tree, Weights
+from fedhead.data.pool import Pool
+from fedhead.models import functional
+from fedhead.models.dropout import drawing
+
+
+class ClientInputs(NamedTuple):
+    """The tensors of one client's view; in a stack those marked K have a leading client axis."""
+
+    broadcast: Tree
+    per_client: Tree  # K, what this client alone receives
+    state: Tree  # K, what it kept
+    counts: Tensor  # K, training samples a class
+    rows: Tensor  # K, its training rows, topped up to one length
+    mask: Tensor  # K, 1 for a row, 0 for padding
+    steps: Tensor  # K, local steps of the round
+    lr: Tensor  # the round's learning rate
+    round: Tensor  # the round's number, from 1
+
+
+class Client:
+    """One client, as a method's hooks see it; made anew for each hook from plain tensors."""
+
+    def __init__(
+        self,
+        task: Task,
+        inputs: ClientInputs,
+        pool: Pool,
+        chunk: int = 256,
+        bf16: bool = False,
+        key: Tensor | None = None,
+        public: Pool | None = None,
+    ):
+        self.task = task
+        self.received = inputs.broadcast.replace(inputs.per_client)
+        self.state = inputs.state
+        self.counts = inputs.counts
+        self.steps = inputs.steps
+        self.lr = inputs.lr
+        self.round = inputs.round
+        self._rows, self._mask = inputs.rows, inputs.mask
+        self._pool, self._chunk, self._bf16, self._key = pool, chunk, bf16, key
+        self._public = public
+        self._calls = 0
+        self._stats: Tree | None = None
+
+    @property
+    def samples(self) -> Tensor:
+        """n_k, how many training samples the client holds."""
+        return self.counts.sum()
+
+    def apply(self, w: Weights, x: Tensor, train: bool = True) -> Output:
+        """Run a model on a batch.
+
+        With `train` its BatchNorm layers normalise by the batch and their running statistics move on; a loss
+        uses it only for the model that is being trained. Without, the model is frozen in evaluation mode.
+        """
+        model = self.task.model
+        if model.training != train:
+            model.train(train)
+        stats = w.stats if self._stats is None or not train else self._stats
+        if train:
+            stats = stats.clone()  # moved in place below; the caller's stay as they are
+        entries = {**w, **stats}
+        cast = torch.autocast(x.device.type, torch.bfloat16, cache_enabled=False) if self._bf16 else nullcontext()
+        draw = drawing(random.fold_in(self._key, self._calls)) if train and self._key is not None else nullcontext()
+        self._calls += 1
+        with cast, draw:
+            out: Output = functional.call(model, entries, x)
+        if train:
+            self._stats = stats
+        if self._bf16:
+            out = Output(*(t.to(w_dtype(w)) for t in out))
+        return out
+
+    def view(self, batch: Batch, number: int = 1) -> Tensor:
+        """Another augmented view of a batch's samples."""
+        return self._pool.view(batch.rows, random.fold_in(batch.key, number))
+
+    def total(self, fn: Callable[[Batch], Tree]) -> Tree:
+        """The sum of `fn(batch)` over all of the client's training samples, not augmented."""
+        total: Tree | None = None
+        for rows, mask in zip(torch.split(self._rows, self._chunk), torch.split(self._mask, self._chunk), strict=True):
+            part = fn(self._pool.batch(rows, mask))
+            total = part if total is None else total + part
+        assert total is not None, "an empty client is never asked"
+        return total
+
+    def on_public(self, fn: Callable[[Tensor], Tensor]) -> Tensor:
+        """`fn(x)` for all public samples, in their order."""
+        pool = self._public
+        assert pool is not None, "checked when the run was set up"
+        places = torch.arange(len(pool), device=pool.device)
+        return torch.cat([fn(pool.view(part, None)) for part in torch.split(places, self._chunk)])
+
+    @property
+    def moved_stats(self) -> Tree | None:
+        """The running statistics after the calls with `train`, for the engine."""
+        return self._stats
+
+
+def w_dtype(w: Weights) -> torch.dtype:
+    """The type in which a model is kept, whatever it computes in."""
+    return next(iter(w.values())).dtype  # type: ignore[no-any-return]  # a tree's entries are untyped

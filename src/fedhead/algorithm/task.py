@@ -1,0 +1,36 @@
+"""The task that all clients share: sizes, settings of local training, and the architecture."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from fedhead.core.optimizers import SGD, Optimizer
+from fedhead.data.pool import Pool
+from fedhead.models.split_model import SplitModel
+
+
+@dataclass(frozen=True)
+class LocalTraining:
+    """How clients train: the recipe's part of a client's round."""
+
+    epochs: int = 1
+    batch_size: int = 64
+    optimizer: Optimizer = field(default_factory=lambda: SGD(lr=0.01))
+    lr_decay: float = 1.0  # the learning rate is multiplied by this every round
+    drop_last: bool = False  # leave the last, partial batch out (kept if it is the only one)
+    persistent: bool = False  # whether the optimiser's state survives from round to round
+
+
+@dataclass(frozen=True)
+class Task:
+    """What server and clients know alike: sizes, settings and the architecture."""
+
+    model: SplitModel
+    classes: int
+    clients: int
+    rounds: int
+    local: LocalTraining
+    seed: int = 0
+    participation: float = 1.0
+    sizes: tuple[int, ...] = ()  # training samples a client; known to simulations, empty at real sites
+    pool: Pool | None = field(default=None, repr=False)  # all training data, for oracles: simulations only

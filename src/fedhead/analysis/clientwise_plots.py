@@ -1,0 +1,59 @@
+"""The figures of the analyses of clients with models of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from fedhead.report.plots import COLOURS
+
+Array = NDArray[Any]
+
+
+def planes(runs: Mapping[str, tuple[Array, Array, Array]], classes: int) -> Figure:
+    """Features in the plane, coloured by class and by client, a row a run (FedClassAvg, Fig. 8)."""
+    fig = Figure(figsize=(8, 3.6 * len(runs)), layout="constrained")
+    for row, (name, (place, y, client)) in enumerate(runs.items()):
+        colourings = (("class", y, classes), ("client", client, int(client.max()) + 1))
+        for column, (title, colour, many) in enumerate(colourings):
+            ax = fig.add_subplot(len(runs), 2, 2 * row + column + 1)
+            x, height = place.T
+            shown = ax.scatter(x, height, c=colour, s=4, cmap="nipy_spectral", vmin=-0.5, vmax=many - 0.5)
+            ax.set(title=f"{name}, by {title}", xticks=[], yticks=[])
+            fig.colorbar(shown, ax=ax, label=title)
+    return fig
+
+
+def rank_maps(maps: Mapping[str, tuple[Array, Sequence[int]]]) -> Figure:
+    """Ranks of the features' conductances, clients side by side, a panel a run (FedClassAvg, Fig. 9).
+
+    The features stand in the order of their mean rank, so that agreement shows as one gradient over all clients.
+    """
+    fig = Figure(figsize=(4.2 * len(maps), 5), layout="constrained")
+    for i, (name, (ranks, clients)) in enumerate(maps.items()):
+        ax = fig.add_subplot(1, len(maps), i + 1)
+        order = np.argsort(ranks.mean(axis=0), kind="stable")
+        shown = ax.imshow(ranks[:, order].T, aspect="auto", cmap="viridis", interpolation="nearest")
+        ax.set(title=name, xlabel="client", ylabel="feature, by mean rank")
+        ax.set_xticks(range(len(clients)), [str(k) for k in clients], fontsize=7)
+        fig.colorbar(shown, ax=ax, label="rank")
+    return fig
+
+
+def curves(runs: Mapping[str, Mapping[str, Sequence[float]]]) -> Figure:
+    """The clients' mean accuracy over local epochs with its deviation over clients (FedClassAvg, Fig. 4 to 7)."""
+    fig = Figure(figsize=(6.4, 3.8), layout="constrained")
+    ax = fig.add_subplot()
+    for i, (name, run) in enumerate(runs.items()):
+        epochs, mean, deviation = (np.asarray(run[key]) for key in ("epochs", "mean", "deviation"))
+        colour = COLOURS[i % len(COLOURS)]
+        ax.plot(epochs, mean, "o-", markersize=3, color=colour, label=name)
+        top = np.minimum(mean + deviation, 100)
+        ax.fill_between(epochs, mean - deviation, top, color=colour, alpha=0.15, linewidth=0)
+    ax.set(xlabel="local epochs", ylabel="accuracy of the clients (%)")
+    ax.legend(frameon=False)
+    return fig

@@ -1,0 +1,110 @@
+"""The figures of the analyses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib import colormaps
+from matplotlib.colors import ListedColormap
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from numpy.typing import NDArray
+
+from fedhead.report.plots import COLOURS
+
+Matrix = NDArray[Any]
+
+
+def _grid(panels: int, size: float = 3.0, height: float | None = None) -> tuple[Figure, list[Any]]:
+    fig = Figure(figsize=(size * panels + 0.6, height or size), layout="constrained")
+    return fig, [fig.add_subplot(1, panels, i + 1) for i in range(panels)]
+
+
+def heat_maps(matrices: Mapping[str, Matrix], clients: Sequence[int]) -> Figure:
+    """Pairwise similarities of clients, a map a layer (CCVR, Fig. 1)."""
+    fig, axes = _grid(len(matrices))
+    shown: Any = None
+    for ax, (name, matrix) in zip(axes, matrices.items(), strict=True):
+        shown = ax.imshow(matrix, vmin=0, vmax=1, cmap="viridis")
+        ax.set(title=name, xlabel="client", ylabel="client")
+        ax.set_xticks(range(len(clients)), [str(k) for k in clients], fontsize=7)
+        ax.set_yticks(range(len(clients)), [str(k) for k in clients], fontsize=7)
+    fig.colorbar(shown, ax=axes, label="linear CKA")
+    return fig
+
+
+def layer_means(means: Mapping[str, Mapping[str, float]]) -> Figure:
+    """The mean similarity of every layer, a line a run (CCVR, Fig. 2 and 11)."""
+    fig, (ax,) = _grid(1, 6.4, 3.8)
+    for i, (run, values) in enumerate(means.items()):
+        ax.plot(list(values), list(values.values()), "o-", color=COLOURS[i % len(COLOURS)], label=run)
+    ax.set(ylabel="mean linear CKA", ylim=(0, 1.02))
+    ax.tick_params(axis="x", rotation=30)
+    ax.legend(frameon=False)
+    return fig
+
+
+def by_client_and_class(maps: Mapping[str, Matrix], clients: Sequence[int]) -> Figure:
+    """Label counts and classifier norms, clients against classes, a map each (CCVR, Fig. 3 and 12)."""
+    fig, axes = _grid(len(maps), 3.4)
+    for ax, (name, matrix) in zip(axes, maps.items(), strict=True):
+        shown = ax.imshow(matrix, aspect="auto", cmap="magma_r")
+        ax.set(title=name, xlabel="class", ylabel="client")
+        ax.set_yticks(range(len(clients)), [str(k) for k in clients], fontsize=7)
+        fig.colorbar(shown, ax=ax)
+    return fig
+
+
+def norms_before_after(before: Matrix, after: Matrix) -> Figure:
+    """The global classifier's norms, before and after calibration (CCVR, Fig. 10)."""
+    fig, (ax,) = _grid(1, 6.4, 3.4)
+    place = np.arange(len(before))
+    ax.bar(place - 0.2, before, 0.4, color=COLOURS[0], label="before calibration")
+    ax.bar(place + 0.2, after, 0.4, color=COLOURS[1], label="after")
+    ax.set(xlabel="class", ylabel="norm of the weight vector", ylim=(0, 1.25 * max(before.max(), after.max())))
+    ax.legend(frameon=False, ncols=2, loc="upper center")
+    return fig
+
+
+def separability(distance: Sequence[float], gains: Mapping[str, Sequence[float]], names: Sequence[str]) -> Figure:
+    """Gains of calibration against the separability of the classes, a point a run (CCVR, Fig. 6)."""
+    fig, (ax,) = _grid(1, 5.6, 3.8)
+    for i, (label, values) in enumerate(gains.items()):
+        ax.scatter(distance, values, color=COLOURS[i], label=label)
+    for x, y, name in zip(distance, next(iter(gains.values())), names, strict=True):
+        ax.annotate(name, (x, y), fontsize=7, xytext=(3, 3), textcoords="offset points")
+    ax.set(xlabel="mean sliced Wasserstein distance between classes", ylabel="gain (points)")
+    ax.legend(frameon=False)
+    return fig
+
+
+def planes(place: Matrix, colours: Mapping[str, Matrix], names: Sequence[str]) -> Figure:
+    """The same samples in the plane, coloured by class in several ways (CCVR, Fig. 5 and 13)."""
+    fig, axes = _grid(len(colours), 3.6)
+    many = len(names) > 20  # more than a legend can tell apart
+    wheel = colormaps["nipy_spectral" if many else "tab20" if len(names) > 10 else "tab10"]
+    colour = wheel.resampled(len(names)) if many else ListedColormap([wheel(i) for i in range(len(names))])
+    shown: Any = None
+    for ax, (title, label) in zip(axes, colours.items(), strict=True):
+        shown = ax.scatter(*place.T, c=label, s=4, cmap=colour, vmin=-0.5, vmax=len(names) - 0.5)
+        ax.set(title=title, xticks=[], yticks=[])
+    if many:
+        fig.colorbar(shown, ax=axes, label="class")
+    else:
+        dots = [Line2D([], [], linestyle="", marker="o", color=colour(i)) for i in range(len(names))]
+        fig.legend(dots, names, title="class", loc="outside right center", frameon=False, fontsize=8)
+    return fig
+
+
+def pictures(images: Mapping[str, Matrix]) -> Figure:
+    """Images side by side, each [c, h, w], stretched to its own range (CCVR, Fig. 8 and 9)."""
+    fig, axes = _grid(len(images), 2.0)
+    for ax, (title, image) in zip(axes, images.items(), strict=True):
+        low, high = float(image.min()), float(image.max())
+        stretched = (image - low) / max(high - low, 1e-12)
+        ax.imshow(stretched.transpose(1, 2, 0) if len(image) == 3 else stretched[0], cmap="gray")
+        ax.set_title(title, fontsize=8)
+        ax.set_axis_off()
+    return fig

@@ -1,0 +1,233 @@
+"""The analyses by name: each looks at trained runs and gives its numbers and its plots."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from matplotlib.figure import Figure
+
+from fedhead.analysis import cka, client_models, embed, inversion, norms, plots, separability
+from fedhead.core.errors import BadInput
+from fedhead.experiment.reopen import Trained, fresh
+from fedhead.models.split_model import classify
+from fedhead.stages.ccvr import CCVR
+from fedhead.stages.recalibrate import Recalibrate
+
+
+@dataclass(frozen=True)
+class Options:
+    """What an analysis can be asked for; each takes what concerns it."""
+
+    samples: int | None = None  # how many samples are looked at; None: the analysis's own number
+    rounds: Sequence[int] = (1,)  # rounds whose local models are looked at besides those after the last
+    seed: int = 0
+
+
+class Report(NamedTuple):
+    """What an analysis found."""
+
+    numbers: Mapping[str, Any]  # as JSON can hold them
+    figures: Mapping[str, Figure]  # by the ending of their file's name, "" for the main one
+
+
+@dataclass(frozen=True)
+class Kind:
+    """An analysis, a line of `fedhead analyse --help`."""
+
+    description: str
+    look: Callable[[Sequence[Trained], Options], Report] = field(repr=False)
+
+
+KINDS: dict[str, Kind] = {}
+Look = Callable[[Sequence[Trained], Options], Report]
+
+
+def kind(name: str, description: str) -> Callable[[Look], Look]:
+    """Register an analysis under a name, for the command line."""
+
+    def enter(look: Look) -> Look:
+        KINDS[name] = Kind(description, look)
+        return look
+
+    return enter
+
+
+def label(run: Trained) -> str:
+    """What a run is called in plots."""
+    return f"{run.recipe.method} {run.recipe.partition}"
+
+
+@kind("cka", "similarity of the clients' models, layer by layer (CCVR, Fig. 1, 2, 11)")
+def look_at_cka(runs: Sequence[Trained], options: Options) -> Report:
+    """Pairwise linear CKA of the local models on the test samples; several runs are compared layer by layer."""
+    found = []
+    for run in runs:
+        simulation, test = run.simulation, run.simulation.test
+        if test is None:
+            raise BadInput(f"{run.path} has no test samples, on which models are compared")
+        if len(set(simulation.assign)) > 1:
+            raise BadInput(f"{run.path}: clients differ in architecture, so their layers have no counterparts")
+        models = client_models.local_models(simulation, run.executor, run.round + 1)
+        rows = embed.pick(test.y, options.samples or len(test), options.seed)
+        batches = (test.view(part.to(test.device), None) for part in torch.split(rows, 256))
+        found.append(
+            cka.similarity(
+                simulation.task.model, models, batches, budget=client_models.budget(run.simulation, run.executor)
+            )
+        )
+    names = _names(runs)
+    first = found[0]
+    shown = list(first.layers)
+    shown = [shown[0], shown[len(shown) // 2], shown[-1]] if len(shown) > 3 else shown
+    numbers = {
+        name: {
+            "clients": list(each.clients),
+            "means": each.means(),
+            "samples": dict(each.samples),
+            "layers": {layer: matrix.tolist() for layer, matrix in each.layers.items()},
+        }
+        for name, each in zip(names, found, strict=True)
+    }
+    maps = plots.heat_maps({layer: first.layers[layer].numpy() for layer in shown}, first.clients)
+    means = plots.layer_means({name: each.means() for name, each in zip(names, found, strict=True)})
+    return Report(numbers, {"": maps, "-means": means})
+
+
+@kind("norms", "label counts and classifier norms by client and round, and after calibration (CCVR, Fig. 3, 10, 12)")
+def look_at_norms(runs: Sequence[Trained], options: Options) -> Report:
+    """Norms of the local classifiers in chosen rounds, which are run again, and in the round after the last."""
+    run = _only(runs, "norms")
+    after_last = run.round + 1
+    late = [r for r in options.rounds if not 1 <= r <= after_last]
+    if late:
+        raise BadInput(f"round {late[0]} is not among the run's 1 … {run.round}")
+    early = [r for r in options.rounds if r != after_last]
+    models = client_models.replay(fresh(run), run.executor, early) if early else {}
+    models[after_last] = client_models.local_models(run.simulation, run.executor, after_last)
+    clients = list(models[after_last])
+    counts = run.simulation.counts[clients].cpu()
+    maps = {"samples": counts.numpy()}
+    numbers: dict[str, Any] = {"clients": clients, "counts": counts.tolist(), "rounds": {}}
+    for number, each in models.items():
+        found = norms.client_norms(each)
+        maps[f"norms, round {number}"] = found.numpy()
+        numbers["rounds"][str(number)] = {
+            "norms": found.tolist(),
+            "correlation_with_counts": norms.correlation(found, counts),
+        }
+    shown = {"": plots.by_client_and_class(maps, clients)}
+    if run.simulation.method.global_model(run.simulation.server, run.simulation.task) is not None:
+        before = norms.classifier_norms(client_models.global_weights(run.simulation))
+        calibrated = run.run(CCVR()).weights
+        assert calibrated is not None
+        after = norms.classifier_norms(calibrated)
+        numbers["calibration"] = {
+            "before": before.tolist(),
+            "after": after.tolist(),
+            "spread_before": norms.spread(before),
+            "spread_after": norms.spread(after),
+        }
+        shown["-calibration"] = plots.norms_before_after(before.numpy(), after.numpy())
+    return Report(numbers, shown)
+
+
+@kind("separability", "distances between the classes' Gaussians against the gain of calibration (CCVR, Fig. 6)")
+def look_at_separability(runs: Sequence[Trained], options: Options) -> Report:
+    """Mean sliced Wasserstein distance and the gains of CCVR and of all real data, a point a run."""
+    numbers: dict[str, Any] = {}
+    for name, run in zip(_names(runs), runs, strict=True):
+        w = client_models.global_weights(run.simulation)
+        statistics = client_models.train_statistics(run.simulation)
+        expected = separability.forecast(
+            run.simulation.task.model, w.part("classifier"), statistics, options.samples or 500, options.seed
+        )
+        simulation = run.simulation
+        now = simulation.evaluate(simulation.method, simulation.server, simulation.memory, run.round, run.executor)
+        before = now["accuracy"]
+        assert isinstance(before, float)
+        numbers[name] = {
+            "distance": expected.separability,
+            "forecast": expected.gain,
+            "before": before,
+            "ccvr": run.run(CCVR()).accuracy,
+            "whole_data": run.run(Recalibrate()).accuracy,
+        }
+    rows = list(numbers.values())
+    gains = {
+        "CCVR": [r["ccvr"] - r["before"] for r in rows],
+        "all real data": [r["whole_data"] - r["before"] for r in rows],
+        "forecast": [r["forecast"] for r in rows],
+    }
+    return Report(numbers, {"": plots.separability([r["distance"] for r in rows], gains, list(numbers))})
+
+
+@kind("embed", "t-SNE of test features, coloured by truth and by predictions before and after CCVR (CCVR, Fig. 5, 13)")
+def look_at_embedding(runs: Sequence[Trained], options: Options) -> Report:
+    """Test features in the plane with three colourings."""
+    run = _only(runs, "embed")
+    simulation = run.simulation
+    if simulation.test is None:
+        raise BadInput(f"{run.path} has no test samples to show")
+    rows = embed.pick(simulation.test.y, options.samples or 1000, options.seed)
+    z, y = client_models.held_out_features(simulation, rows)
+    calibrated = run.run(CCVR()).weights
+    assert calibrated is not None, "a run with features of one global model has a calibrated one"
+    heads = (client_models.global_weights(simulation), calibrated)
+    before, after = (classify(simulation.task.model, w, z).argmax(1).cpu() for w in heads)
+    place = embed.tsne(z, options.seed)
+    y = y.cpu()
+    colours = {"truth": y.numpy(), "before calibration": before.numpy(), "after": after.numpy()}
+    numbers = {
+        "place": place.tolist(),
+        **{name.split()[0]: label.tolist() for name, label in colours.items()},
+        "accuracy_before": 100 * float((before == y).double().mean()),
+        "accuracy_after": 100 * float((after == y).double().mean()),
+    }
+    names = simulation.federation.names or [str(c) for c in range(simulation.task.classes)]
+    return Report(numbers, {"": plots.planes(place.numpy(), colours, names)})
+
+
+@kind("inversion", "inputs reconstructed from a raw feature and from means of features (CCVR, Fig. 8, 9)")
+def look_at_inversion(runs: Sequence[Trained], options: Options) -> Report:
+    """What gradient descent sees of a training sample in its feature, and in means over its class."""
+    run = _only(runs, "inversion")
+    simulation = run.simulation
+    shape = simulation.federation.input_shape
+    if len(shape) != 3:
+        raise BadInput(f"{run.path}: inputs of shape {shape} are no images, there is nothing to be seen")
+    client = max(simulation.holders, key=lambda k: len(simulation.federation.rows[k]))
+    rows = torch.from_numpy(simulation.federation.rows[client])
+    y = simulation.pool.y.cpu()[rows]
+    common = int(y.bincount().argmax())
+    mine = rows[y == common][: options.samples or 50].to(simulation.device)
+    found = inversion.inversions(
+        simulation.task.model,
+        client_models.global_weights(simulation),
+        simulation.pool.view(mine, None),
+        seed=options.seed,
+    )
+    titles = ["original", *("its feature" if n == 1 else f"mean of {n}" for n in found.numbers)]
+    images = [found.original, *found.found]
+    numbers = {
+        "client": client,
+        "class": common,
+        "features_in_the_mean": list(found.numbers),
+        "error": found.errors(),
+    }
+    shown = {title: image.cpu().numpy() for title, image in zip(titles, images, strict=True)}
+    return Report(numbers, {"": plots.pictures(shown)})
+
+
+def _only(runs: Sequence[Trained], name: str) -> Trained:
+    if len(runs) != 1:
+        raise BadInput(f"{name} looks at one run at a time, {len(runs)} were given")
+    return runs[0]
+
+
+def _names(runs: Sequence[Trained]) -> list[str]:
+    """A name for each run, told apart by folders where labels are the same."""
+    labels = [label(run) for run in runs]
+    return [text if labels.count(text) == 1 else f"{text} ({run.path})" for text, run in zip(labels, runs, strict=True)]

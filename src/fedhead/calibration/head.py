@@ -1,0 +1,144 @@
+"""Calibration of a classifier: virtual features from class statistics, and the head trained anew on features."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedhead.calibration.statistics import Statistics
+from fedhead.core import batching, random
+from fedhead.core.errors import BadInput, outside
+from fedhead.core.losses import cross_entropy
+from fedhead.core.optimizers import Optimizer
+from fedhead.core.tree import Tree
+from fedhead.data.allocation import apportion
+from fedhead.models.split_model import SplitModel, classify
+
+Tukey = Literal["real", "both", "virtual", "none"]
+
+
+def tukey(z: Tensor, power: float) -> Tensor:
+    """Tukey's transformation after a ReLU, max(z, 0)^λ: it makes features more like a Gaussian (CCVR, Section 5.1)."""
+    return z.clamp_min(0) ** power
+
+
+# -- virtual features ---------------------------------------------------------------------------------
+def sizes(count: Tensor, samples: int, proportional: bool) -> list[int]:
+    """M_c, the virtual features of each class: constant, or in proportion to N_c/|D|; none for an absent class.
+
+    >>> sizes(torch.tensor([30.0, 0.0, 10.0]), 20, proportional=True)
+    [30, 0, 10]
+    """
+    present = count > 0
+    if not bool(present.any()):
+        raise BadInput("the statistics hold no samples of any class: there is nothing to calibrate with")
+    if not proportional:
+        return [samples if there else 0 for there in present.tolist()]
+    share = (count / count.sum()).double().cpu().numpy()
+    return [int(m) for m in apportion(share, samples * int(present.sum()))]
+
+
+def virtual_features(statistics: Statistics, number: list[int], key: int) -> tuple[Tensor, Tensor]:
+    """Features drawn from N(μ_c, Σ_c), `number[c]` of class c, and their labels (CCVR, Algorithm 1).
+
+    A draw is μ + Σ^½ ε with the symmetric root of Σ, which every machine computes alike (an eigenvector's sign is
+    arbitrary, the root is not). Eigenvalues are clipped at 0: Σ is singular where a class has fewer samples than
+    features have dimensions. ε comes from a generator a class, so that one class's number leaves the others alone.
+    """
+    mean, covariance = statistics.mean(), statistics.covariance()
+    drawn, labels = [], []
+    for c, m in enumerate(number):
+        if not m:
+            continue
+        noise = torch.randn(m, statistics.features, generator=random.generator(random.key(key, c)), dtype=torch.float64)
+        drawn.append(mean[c] + _colour(noise.to(mean.device), covariance[c]))
+        labels.append(torch.full((m,), c, device=mean.device))
+    return torch.cat(drawn), torch.cat(labels)
+
+
+def _colour(noise: Tensor, covariance: Tensor) -> Tensor:
+    if covariance.dim() == 1:
+        return noise * covariance.clamp_min(0).sqrt()
+    values, vectors = torch.linalg.eigh(covariance)
+    root: Tensor = (vectors * values.clamp_min(0).sqrt()) @ vectors.mT
+    return noise @ root
+
+
+# -- the head -----------------------------------------------------------------------------------------
+def refuse_head(model: SplitModel, free: bool, who: str) -> None:
+    """Refuse a model whose head is fixed by design or not linear in the features, unless it is to be freed."""
+    if free:
+        return
+    kind = type(model.classifier).__name__
+    held = sorted(name for name in model.fixed if name.startswith("classifier."))
+    if held:
+        raise BadInput(
+            f"{who}: the head {kind} holds {held[0]!r} fixed, so there is nothing to calibrate; "
+            f"use a linear head (model.head=linear), or free=true to train it after all"
+        )
+    if not linear(model):
+        raise BadInput(
+            f"{who}: the head {kind} is not linear in the features, for which calibration is made; "
+            f"use a linear head (model.head=linear), or free=true to train it all the same"
+        )
+
+
+def check_sgd(key: str, lr: float, momentum: float, weight_decay: float) -> None:
+    """Refuse settings by which the head can't be trained; `key` names whose they are."""
+    if not lr > 0:
+        raise outside(f"{key}.lr", lr, "over 0")
+    if not 0 <= momentum < 1:
+        raise outside(f"{key}.momentum", momentum, "at least 0 and under 1")
+    if not weight_decay >= 0:
+        raise outside(f"{key}.weight_decay", weight_decay, "at least 0")
+
+
+@torch.no_grad()
+def linear(model: SplitModel) -> bool:
+    """Whether the classifier is linear in z (with or without a bias): f(a) + f(b) = f(a + b) + f(0)."""
+    weight = next(model.classifier.parameters(), torch.zeros(()))
+    probe = torch.randn(2, model.features, generator=random.generator(random.key("linear")), dtype=torch.float64)
+    a, b = probe.to(weight.device, weight.dtype)
+    training = model.classifier.training
+    f = model.classifier.eval()(torch.stack([a, b, a + b, torch.zeros_like(a)]))
+    model.classifier.train(training)
+    return bool(torch.allclose(f[0] + f[1], f[2] + f[3], rtol=1e-3, atol=1e-4))
+
+
+def retrain(
+    model: SplitModel,
+    head: Mapping[str, Tensor],
+    z: Tensor,
+    y: Tensor,
+    optimizer: Optimizer,
+    epochs: int,
+    batch_size: int,
+    key: int,
+) -> Tree:
+    """Train a head from where it stands, with cross entropy on features z and labels y.
+
+    `head` holds the classifier's entries under their full names; so does what comes back.
+    """
+    first = next(iter(head.values()))
+    # the steps of a small head are too short for a GPU: launching them takes longer than a CPU computes
+    small = sum(t.numel() for t in head.values()) < 50_000 and not list(model.classifier.buffers())
+    device = torch.device("cpu") if small else first.device
+    z, y = z.to(device, first.dtype), y.to(device)
+    params = Tree({name: t.detach().to(device) for name, t in head.items()})
+    state = optimizer.init(params)
+    schedule = batching.draw_batches(len(y), batch_size, epochs, drop_last=False, key=key)
+    places = torch.from_numpy(schedule.positions).to(z.device)
+    weights = torch.from_numpy(schedule.weight.copy()).to(z.device)
+    for index, weight in zip(places, weights, strict=True):
+        leaves = params.map(lambda t: t.detach().requires_grad_())
+        with torch.enable_grad():
+            loss = cross_entropy(classify(model, leaves, z[index]), y[index], weight)
+            grads = torch.autograd.grad(loss, list(leaves.values()))
+        with torch.no_grad():
+            params, state = optimizer.step(params, Tree(zip(params, grads, strict=True)), state, optimizer.lr)
+    if not params.finite():
+        raise BadInput(f"calibration left the finite numbers at learning rate {optimizer.lr:g}: use a smaller one")
+    return params.to(first.device)

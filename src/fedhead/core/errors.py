@@ -1,0 +1,39 @@
+"""Errors that a user can fix: each says what is wrong, where, and what to do."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class FedheadError(Exception):
+    """Something went wrong that is no fault of the code; the message is one line for the user."""
+
+
+class BadInput(FedheadError, ValueError):
+    """The user asked for something that can't be done; the command line ends with exit code 2."""
+
+
+class Diverged(FedheadError, ArithmeticError):
+    """Training left the finite numbers; the command line ends with exit code 1."""
+
+
+def outside(key: str, value: object, wanted: str) -> BadInput:
+    """The error for a number that is out of its range.
+
+    >>> str(outside("method.mu", -1.0, "at least 0"))
+    'method.mu: -1.0 is out of range, it must be at least 0'
+    """
+    return BadInput(f"{key}: {value} is out of range, it must be {wanted}")
+
+
+def unknown(kind: str, name: str, known: Iterable[str]) -> BadInput:
+    """The error for a name that is not there, with the nearest name that is.
+
+    >>> str(unknown("method", "fedporx", ["fedavg", "fedprox"]))
+    "unknown method 'fedporx': did you mean 'fedprox'? Known: fedavg, fedprox"
+    """
+    names = sorted(set(known))
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    hint = f": did you mean {near[0]!r}?" if near else "."
+    return BadInput(f"unknown {kind} {name!r}{hint} Known: {', '.join(names)}")

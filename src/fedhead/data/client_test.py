@@ -1,0 +1,91 @@
+"""Clients' own test sets: what each client is tested on by itself."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedhead.core import random
+from fedhead.core.errors import BadInput
+from fedhead.data.allocation import Rows, apportion
+
+
+@dataclass(frozen=True)
+class Fraction:
+    """A share of each client's own samples, at random or evenly from each of its classes (FedETF: 0.3, at random)."""
+
+    share: float
+    stratified: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share < 1:
+            raise BadInput(f"client_test: the share {self.share} must lie between 0 and 1")
+
+    def split(self, rows: Rows, y: NDArray[np.int64], seed: int, client: int) -> tuple[Rows, Rows]:
+        """A client's rows to train and to test on; one sample at least stays for training."""
+        shuffled = rows[random.permutation(random.key(seed, "local test", client), len(rows))]
+        size = min(int(self.share * len(rows)), max(len(rows) - 1, 0))
+        if self.stratified and size:
+            counts = np.bincount(y[rows])
+            quota = apportion(counts / len(rows), size)
+            test = np.concatenate([shuffled[y[shuffled] == c][:n] for c, n in enumerate(quota) if n])
+        else:
+            test = shuffled[:size]
+        return np.setdiff1d(rows, test), np.sort(test)
+
+    def __str__(self) -> str:
+        return f"stratified({self.share:g})" if self.stratified else f"{self.share:g}"
+
+
+@dataclass(frozen=True)
+class Matched:
+    """Drawn from the global test set along the client's class distribution (FedClassAvg).
+
+    As many samples as the client's share of the training data, unless a size is given; no more of a class than the
+    test set holds. Clients draw by themselves, so a test sample may serve several of them.
+    """
+
+    size: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.size is not None and self.size < 1:
+            raise BadInput(f"client_test: a size of {self.size} is too small, give at least 1")
+
+    def draw(self, counts: NDArray[np.int64], total: int, y: NDArray[np.int64], seed: int, client: int) -> Rows:
+        """Rows of the test labels `y` for a client of these class counts; `total`: training samples of all clients."""
+        held = int(counts.sum())
+        if held == 0:
+            return np.zeros(0, np.int64)
+        size = self.size or max(1, round(len(y) * held / total))
+        order = random.permutation(random.key(seed, "local test", client), len(y))
+        quota = apportion(counts / held, size)
+        drawn = [order[y[order] == c][:n] for c, n in enumerate(quota) if n]
+        return np.sort(np.concatenate(drawn)).astype(np.int64)
+
+    def __str__(self) -> str:
+        return "matched" if self.size is None else f"matched({self.size})"
+
+
+ClientTest = Fraction | Matched
+
+
+def parse(text: str | float | ClientTest | None) -> ClientTest | None:
+    """Read what a recipe says of local test sets: nothing, a share, `stratified(share)`, `matched`, `matched(size)`.
+
+    >>> parse(0.3), parse("stratified(0.2)"), parse("matched")
+    (Fraction(share=0.3, stratified=False), Fraction(share=0.2, stratified=True), Matched(size=None))
+    """
+    if text is None or isinstance(text, Fraction | Matched):
+        return text
+    match = re.fullmatch(r"(stratified|matched)?\s*(\()?\s*(\d*\.?\d+)?\s*(?(2)\))", str(text).strip())
+    word, number = (match[1], match[3]) if match else (None, None)
+    if word == "matched" and (number is None or number.isdigit()):
+        return Matched(int(number) if number else None)
+    if word != "matched" and number is not None:
+        return Fraction(float(number), stratified=word == "stratified")
+    raise BadInput(
+        f"client_test {text!r} can't be read; write a share such as 0.3, stratified(0.3), matched or matched(500)"
+    )

@@ -1,0 +1,1 @@
+"""Deployments: certificates, processes and their supervision."""

@@ -1,0 +1,138 @@
+"""Certificates and keys for a federation: a certificate authority, the server's certificate, a key a site."""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedhead.core.errors import BadInput
+
+if TYPE_CHECKING:
+    from cryptography import x509
+
+DAYS = 365
+
+
+def write(folder: Path, hosts: Sequence[str], sites: Sequence[str]) -> list[Path]:
+    """Write what is not there yet, and the server's certificate anew for these hosts; what was written is returned."""
+    try:
+        from cryptography import x509
+        from cryptography.hazmat.primitives import hashes, serialization
+        from cryptography.hazmat.primitives.asymmetric import ec
+        from cryptography.x509.oid import NameOID
+    except ImportError as error:
+        raise BadInput("certificates need Flower's libraries: pip install 'fedhead[flower]'") from error
+
+    folder.mkdir(parents=True, exist_ok=True)
+    written: list[Path] = []
+    now = datetime.datetime.now(datetime.UTC)
+
+    def name(common: str) -> x509.Name:
+        return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common)])
+
+    def keep(path: Path, content: bytes, secret: bool) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # made with its final rights: a secret is at no moment readable to others
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600 if secret else 0o644)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+        written.append(path)
+
+    def private(key: ec.EllipticCurvePrivateKey, kind: serialization.PrivateFormat) -> bytes:
+        return key.private_bytes(serialization.Encoding.PEM, kind, serialization.NoEncryption())
+
+    ca_key_file, ca_file = folder / "ca.key", folder / "ca.crt"
+    if ca_key_file.exists() and ca_file.exists():
+        loaded = serialization.load_pem_private_key(ca_key_file.read_bytes(), None)
+        if not isinstance(loaded, ec.EllipticCurvePrivateKey):
+            raise BadInput(f"{ca_key_file} is not a key that this command wrote")
+        ca_key, authority = loaded, x509.load_pem_x509_certificate(ca_file.read_bytes())
+    else:
+        ca_key = ec.generate_private_key(ec.SECP384R1())
+        authority = (
+            x509.CertificateBuilder()
+            .subject_name(name("fedhead federation CA"))
+            .issuer_name(name("fedhead federation CA"))
+            .public_key(ca_key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - datetime.timedelta(minutes=5))
+            .not_valid_after(now + datetime.timedelta(days=10 * DAYS))
+            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(ca_key.public_key()), critical=False)
+            .add_extension(
+                x509.KeyUsage(
+                    False, False, False, False, False, True, True, False, False
+                ),  # signs certificates, no more
+                critical=True,
+            )
+            .sign(ca_key, hashes.SHA384())
+        )
+        keep(ca_key_file, private(ca_key, serialization.PrivateFormat.PKCS8), secret=True)
+        keep(ca_file, authority.public_bytes(serialization.Encoding.PEM), secret=False)
+
+    server_key = ec.generate_private_key(ec.SECP384R1())
+    server = (
+        x509.CertificateBuilder()
+        .subject_name(name(hosts[0]))
+        .issuer_name(authority.subject)
+        .public_key(server_key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(minutes=5))
+        .not_valid_after(now + datetime.timedelta(days=DAYS))
+        .add_extension(x509.SubjectAlternativeName([_host(host) for host in hosts]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([x509.oid.ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), critical=False)
+        .sign(ca_key, hashes.SHA384())
+    )
+    keep(folder / "server.key", private(server_key, serialization.PrivateFormat.PKCS8), secret=True)
+    keep(folder / "server.crt", server.public_bytes(serialization.Encoding.PEM), secret=False)
+
+    for site in sites:
+        if (folder / "sites" / site).exists():
+            continue  # a site's key is its identity: it is never replaced by itself
+        key = ec.generate_private_key(ec.SECP384R1())
+        public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+        keep(folder / "sites" / site, private(key, serialization.PrivateFormat.OpenSSH), secret=True)
+        keep(folder / "sites" / f"{site}.pub", public + f" {site}\n".encode(), secret=False)
+    return written
+
+
+def check(folder: Path, sites: Sequence[str]) -> None:
+    """Refuse certificates and keys that are missing, unreadable, outdated or not of one authority, by name."""
+    from cryptography import x509
+    from cryptography.exceptions import InvalidSignature
+
+    needed = ["ca.crt", "server.crt", "server.key", *(f"sites/{s}" for s in sites), *(f"sites/{s}.pub" for s in sites)]
+    for file in needed:
+        if not (folder / file).is_file():
+            raise BadInput(f"{folder / file} is missing: write it with fedhead deploy certs, or deploy with --insecure")
+    try:
+        authority = x509.load_pem_x509_certificate((folder / "ca.crt").read_bytes())
+        server = x509.load_pem_x509_certificate((folder / "server.crt").read_bytes())
+    except ValueError as error:
+        raise BadInput(f"{folder}: ca.crt or server.crt is no certificate ({error}): write them anew") from error
+    try:
+        server.verify_directly_issued_by(authority)
+    except (InvalidSignature, ValueError, TypeError) as error:
+        raise BadInput(f"{folder / 'server.crt'} was not issued by {folder / 'ca.crt'}: write them anew") from error
+    now = datetime.datetime.now(datetime.UTC)
+    for file, certificate in (("ca.crt", authority), ("server.crt", server)):
+        if not certificate.not_valid_before_utc <= now <= certificate.not_valid_after_utc:
+            raise BadInput(
+                f"{folder / file} is valid from {certificate.not_valid_before_utc:%Y-%m-%d} to "
+                f"{certificate.not_valid_after_utc:%Y-%m-%d} only: write it anew with fedhead deploy certs"
+            )
+
+
+def _host(host: str) -> x509.GeneralName:
+    from cryptography import x509
+
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)

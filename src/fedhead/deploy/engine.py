@@ -1,0 +1,76 @@
+"""`fedhead run RECIPE --engine flower`: a recipe over local processes, into the same run folder as a simulation's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from fedhead.core.errors import BadInput
+from fedhead.deploy.local_federation import LocalFederation
+from fedhead.deploy.project import Project
+from fedhead.experiment.recipe import Recipe
+from fedhead.experiment.run_folder import RunFolder
+from fedhead.flower.assemble import site_names
+
+Row = dict[str, Any]
+
+
+def execute(
+    recipe: Recipe,
+    out: str | Path,
+    data: str | Path | None = None,
+    *,
+    resume: bool = False,
+    on_row: Callable[[Row], None] = lambda row: None,
+    say: Callable[[str], None] = lambda line: None,
+) -> Row:
+    """Carry out a recipe with a process a site; logs, sites' states and models lie beside `out`, in OUT.flower."""
+    try:
+        import flwr  # noqa: F401 (only to say early what is missing)
+    except ImportError as error:
+        raise BadInput("--engine flower needs Flower: pip install 'fedhead[flower]'") from error
+    out = Path(out).resolve()
+    beside = out.with_name(f"{out.name}.flower")
+    if resume and out.exists():
+        folder = RunFolder.open(out, recipe)
+        if folder.finished:
+            return folder.result() or {}
+        project = Project.open(beside)
+    else:
+        RunFolder.refuse_taken(out)
+        project = _project(recipe, beside, out, data)
+    federation = LocalFederation(project, resume=resume, say=say)
+    told = 0
+
+    def tick() -> None:
+        nonlocal told
+        rows = RunFolder(out, recipe).metrics()
+        for row in rows[told:]:
+            on_row(row)
+        told = max(told, len(rows))
+
+    try:
+        federation.up()
+        federation.watch(tick)
+    finally:
+        federation.close()
+    return RunFolder.open(out).result() or {}
+
+
+def _project(recipe: Recipe, beside: Path, out: Path, data: str | Path | None) -> Project:
+    file = beside.with_name(f"{beside.name}.yaml")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(recipe.to_yaml(), encoding="utf-8")
+    project = Project.init(beside, str(file), site_names(recipe.clients), out=str(out))
+    inside = project.path / "recipe.yaml"
+    file.rename(inside)
+    text = project.server_file.read_text(encoding="utf-8").replace(str(file.resolve()), "recipe.yaml")
+    if data is not None:
+        folder = str(Path(data).resolve())
+        text += f'data: "{folder}"\n'
+        for site in project.sites().values():
+            with site.path.open("a", encoding="utf-8") as yaml:
+                yaml.write(f'data_folder: "{folder}"\n')
+    project.server_file.write_text(text, encoding="utf-8")
+    return project

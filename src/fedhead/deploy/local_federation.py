@@ -1,0 +1,267 @@
+"""A whole federation on one machine: a SuperLink, a SuperNode a site, and the run, watched over until it ends."""
+
+from __future__ import annotations
+
+import json
+import ssl
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedhead.core.errors import FedheadError
+from fedhead.core.treefile import atomic
+from fedhead.deploy import certificates, processes
+from fedhead.deploy.processes import Mark
+from fedhead.deploy.project import Project
+from fedhead.experiment.run_folder import RESULT
+
+STATE = "state.json"
+READY_SECONDS = 90.0
+RESTART_SECONDS = 5.0  # between attempts to start a fallen node again: Flower holds its place for a minute
+QUIET_SECONDS = 45.0  # of the server's log, before Flower is asked whether the run still lives
+RESUMES = 5  # how often a run that the link lost is begun again by itself
+
+
+@dataclass
+class Node:
+    """A site's SuperNode."""
+
+    site: str
+    port: int
+    process: subprocess.Popen[bytes] | None = None
+    starts: int = 0
+    next_start: float = 0.0
+
+
+@dataclass
+class LocalFederation:
+    """Starts and watches the processes; everything it starts ends with `close`."""
+
+    project: Project
+    secure: bool = False
+    resume: bool = False
+    say: Callable[[str], None] = print
+    nodes: list[Node] = field(default_factory=list)
+    link: subprocess.Popen[bytes] | None = None
+    run_id: str | None = None
+    status: str = "starting"
+    resumes: int = 0
+    port: int = 0
+
+    def __post_init__(self) -> None:
+        self.private = self.project.private
+        self.private.mkdir(parents=True, exist_ok=True)
+        self.sites = self.project.sites()
+        self.out = self.project.server().at(self.project.server().out)
+        if not self.sites:
+            raise FedheadError(f"{self.project.path} has no site.yaml for any of its sites")
+        if self.secure:
+            certificates.check(self.project.certs, list(self.sites))
+        self.port, *ports = processes.free_ports(1 + len(self.sites))
+        self.nodes = [Node(name, port) for name, port in zip(self.sites, ports, strict=True)]
+        self.env = processes.environment(
+            self.private / "flwr",
+            FEDHEAD_SERVER=str(self.project.server_file),
+            FEDHEAD_SERVER_LOG=str(self.private / "server.log"),
+        )
+
+    # -- starting ---------------------------------------------------------------------------------
+    def up(self) -> None:
+        """Start everything; when this returns, the run has been handed to the link."""
+        self._write_connection()
+        self._start_link()
+        if self.secure:
+            keys = [str(self.project.certs / "sites" / f"{name}.pub") for name in self.sites]
+            with ThreadPoolExecutor(4) as pool:
+                list(pool.map(lambda key: self.flwr("supernode", "register", key), keys))
+        for node in self.nodes:
+            self._start_node(node)
+        self._submit(self.resume)
+
+    def _write_connection(self) -> None:
+        trust = f'root-certificates = "{self.project.certs / "ca.crt"}"' if self.secure else "insecure = true"
+        home = self.private / "flwr"
+        home.mkdir(parents=True, exist_ok=True)
+        text = f'[superlink]\ndefault = "local"\n\n[superlink.local]\naddress = "127.0.0.1:{self.port}"\n{trust}\n'
+        (home / "config.toml").write_text(text, encoding="utf-8")
+
+    def _start_link(self) -> None:
+        command = ["flower-superlink", "--host", "127.0.0.1", "--port", str(self.port)]
+        command += ["--database", str(self.private / "link.db")]  # without one, all nodes leave when the link falls
+        folder = self.project.certs
+        if self.secure:
+            command += ["--ssl-certfile", str(folder / "server.crt"), "--ssl-keyfile", str(folder / "server.key")]
+            command += ["--ssl-ca-certfile", str(folder / "ca.crt"), "--enable-supernode-auth"]
+        else:
+            command += ["--insecure"]
+        self.link = processes.start(command, self.private / "link.log", self.env, self.project.path)
+        self.save()
+        deadline = time.monotonic() + READY_SECONDS
+        while not self.healthy():
+            if self.link.poll() is not None or time.monotonic() > deadline:
+                raise FedheadError(f"the SuperLink did not start: see {self.private / 'link.log'}")
+            time.sleep(0.1)
+        self.say(f"SuperLink is ready on 127.0.0.1:{self.port}")
+
+    def healthy(self) -> bool:
+        """Whether the link answers."""
+        context = ssl.create_default_context(cafile=str(self.project.certs / "ca.crt")) if self.secure else None
+        address = f"{'https' if self.secure else 'http'}://127.0.0.1:{self.port}/health"
+        try:
+            with urllib.request.urlopen(address, timeout=2, context=context) as reply:
+                return bool(reply.status == 200)
+        except (urllib.error.URLError, OSError):
+            return False
+
+    def _start_node(self, node: Node) -> None:
+        command = ["flower-supernode", "--superlink", f"127.0.0.1:{self.port}", "--port", str(node.port)]
+        command += ["--node-config", f'site="{self.sites[node.site].path}"']
+        if self.secure:
+            command += ["--root-certificates", str(self.project.certs / "ca.crt")]
+            command += ["--auth-supernode-private-key", str(self.project.certs / "sites" / node.site)]
+        else:
+            command += ["--insecure"]
+        node.process = processes.start(
+            command, self.private / f"site-{node.site}.log", self.env, self.sites[node.site].path.parent
+        )
+        node.starts += 1
+        self.save()
+
+    def _submit(self, resume: bool) -> None:
+        config = f'server="{self.project.server_file}" resume={"true" if resume else "false"}'
+        answer = self.flwr("run", str(self.project.path), "--run-config", config, "--format", "json")
+        self.run_id, self.status = str(answer.get("run-id", answer.get("run_id", ""))), "running"
+        if not answer.get("success") or not self.run_id:
+            raise FedheadError(f"Flower refused the run: {answer.get('error-message', answer)}")
+        self.save()
+        self.say(f"run {self.run_id} has begun")
+
+    def flwr(self, *words: str) -> dict[str, Any]:
+        """A `flwr` command against this link; its JSON answer, or nothing."""
+        done = subprocess.run(
+            ["flwr", *words],
+            env=self.env,
+            cwd=self.project.path,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        with (self.private / "flwr.log").open("a", encoding="utf-8") as log:
+            log.write(f"$ flwr {' '.join(words)}\n{done.stdout}{done.stderr}\n")
+        if done.returncode != 0:
+            tail = (done.stderr or done.stdout).strip().splitlines()[-1:]
+            raise FedheadError(f"flwr {' '.join(words[:2])} failed: {' '.join(tail)}; see {self.private / 'flwr.log'}")
+        begin = done.stdout.find("{")
+        return json.loads(done.stdout[begin:]) if begin >= 0 else {}
+
+    # -- watching ---------------------------------------------------------------------------------
+    @property
+    def finished(self) -> bool:
+        """Whether the run has its final figures."""
+        return (self.out / RESULT).exists()
+
+    def watch(self, on_tick: Callable[[], None] = lambda: None) -> None:
+        """Keep the processes up until the run has ended; raises with the server's reason if it failed."""
+        heard = (0, time.monotonic())  # the length of the server's log, and since when
+        while not self.finished:
+            on_tick()
+            self._mend_link()
+            self._mend_nodes()
+            reason, length = self._server_error(), self._log_size()
+            if length != heard[0]:
+                heard = (length, time.monotonic())
+            if reason is None and time.monotonic() - heard[1] > QUIET_SECONDS:
+                heard = (length, time.monotonic())
+                reason = self._lost_run()  # a command of its own, so asked for only when the server is silent
+            if reason is not None:
+                self.status = f"failed: {reason}"
+                self.save()
+                raise FedheadError(reason)
+            time.sleep(0.3)
+        on_tick()
+        self.status = "finished"
+        self.save()
+
+    def _mend_nodes(self) -> None:
+        for node in self.nodes:
+            if node.process is None or node.process.poll() is None:
+                continue
+            now = time.monotonic()
+            if node.next_start == 0.0:
+                node.next_start = now + RESTART_SECONDS
+                self.say(f"the node of {node.site} has ended with code {node.process.returncode}; it is started again")
+            elif now >= node.next_start:
+                node.next_start = 0.0
+                self._start_node(node)
+
+    def _mend_link(self) -> None:
+        if self.link is None or self.link.poll() is None:
+            return
+        if self.resumes >= RESUMES:
+            raise FedheadError(f"the SuperLink has fallen {RESUMES + 1} times: see {self.private / 'link.log'}")
+        self.resumes += 1
+        self.say(f"the SuperLink has ended with code {self.link.returncode}; it is started again, and the run resumed")
+        self._start_link()
+        self._submit(resume=True)
+
+    def _log_size(self) -> int:
+        log = self.private / "server.log"
+        return log.stat().st_size if log.exists() else 0
+
+    def _server_error(self) -> str | None:
+        """What the server itself says it failed of."""
+        log = self.private / "server.log"
+        lines = log.read_text(encoding="utf-8").splitlines() if log.exists() else []
+        return lines[-1].partition(" error: ")[2] if lines and " error: " in lines[-1] else None
+
+    def _lost_run(self) -> str | None:
+        """A run that Flower itself ended is begun again from its checkpoint, a few times."""
+        answer = self.flwr("ls", "--run-id", str(self.run_id), "--format", "json")
+        runs = answer.get("runs", [])
+        status = str(runs[0].get("status", "")) if runs else ""
+        if not status.startswith("finished") or self.finished:
+            return None
+        if self.resumes >= RESUMES or self._server_error() is not None:
+            return self._server_error() or f"Flower ended the run ({status}); see flwr log {self.run_id}"
+        self.resumes += 1
+        self.say(f"Flower ended the run ({status}); it is resumed")
+        self._submit(resume=True)
+        return None
+
+    # -- the end ----------------------------------------------------------------------------------
+    def save(self) -> None:
+        """Write down what runs, for `status` and `down`."""
+
+        def entry(process: subprocess.Popen[bytes] | None) -> dict[str, Any]:
+            return vars(Mark.of(process.pid)) if process is not None else {"pid": 0, "started": ""}
+
+        state = {
+            "status": self.status,
+            "address": f"127.0.0.1:{self.port}",
+            "secure": self.secure,
+            "run": self.run_id,
+            "link": entry(self.link),
+            "nodes": {n.site: entry(n.process) | {"port": n.port, "starts": n.starts} for n in self.nodes},
+        }
+        with atomic(self.private / STATE) as draft:
+            draft.write_text(json.dumps(state, indent=2) + "\n", encoding="utf-8")
+
+    def close(self) -> None:
+        """End everything that was started here."""
+        for process in [*(node.process for node in self.nodes), self.link]:
+            if process is not None:
+                Mark.of(process.pid).end()
+                process.wait()
+        self.save()
+
+
+def read_state(project: Project) -> dict[str, Any] | None:
+    """What `up` wrote down, None if it never ran here."""
+    path = project.private / STATE
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None

@@ -1,0 +1,46 @@
+"""The reply_check: no reply is aggregated before it has been checked, in simulation as in deployment."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from fedhead.core.errors import Diverged, FedheadError
+from fedhead.core.tree import Tree
+
+
+class Refused(FedheadError):
+    """A reply that is not what was asked for."""
+
+
+Schema = dict[str, tuple[tuple[int, ...], torch.dtype]]
+
+
+def schema(tree: Tree) -> Schema:
+    """The names, shapes and types of a tree's tensors."""
+    return {name: (tuple(t.shape), t.dtype) for name, t in tree.leaves().items()}
+
+
+def check(send: Tree, expected: Schema | None, client: int, round: int) -> None:
+    """Raise `Refused` for other names, shapes or types than expected, `Diverged` for numbers that are not finite."""
+    where = f"client {client}, round {round}"
+    leaves = send.leaves()
+    if expected is not None:
+        for name in sorted(expected.keys() ^ leaves.keys()):
+            raise Refused(f"{where}: {'missing' if name in expected else 'unexpected'} tensor {name!r} in the reply")
+        for name, (shape, dtype) in expected.items():
+            if (tuple(leaves[name].shape), leaves[name].dtype) != (shape, dtype):
+                got = f"{tuple(leaves[name].shape)} {leaves[name].dtype}"
+                raise Refused(f"{where}: tensor {name!r} is {got}, expected {shape} {dtype}")
+    floats = {n: t for n, t in leaves.items() if t.is_floating_point() and t.numel()}
+    if floats and not _all_finite(list(floats.values())):
+        name = next(n for n, t in floats.items() if not bool(torch.isfinite(t).all()))
+        raise Diverged(f"{where}: {name!r} is not finite any more; a smaller learning rate (lr) is the usual fix")
+
+
+def _all_finite(tensors: list[Tensor]) -> bool:
+    """Whether all numbers are finite: the largest of each tensor tells, and a GPU is asked only once."""
+    largest = torch._foreach_norm(tensors, ord=math.inf)
+    return bool(torch.isfinite(torch.stack([t.double() for t in largest])).all())

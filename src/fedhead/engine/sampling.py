@@ -1,0 +1,23 @@
+"""Client sampling: which clients take part in a round."""
+
+from __future__ import annotations
+
+import math
+
+from fedhead.core import random
+
+
+def sample_cohort(seed: int, round: int, eligible: list[int], clients: int, participation: float) -> list[int]:
+    """The clients that take part in a round: a share of all, drawn among those that hold data.
+
+    >>> sample_cohort(0, 1, list(range(10)), 10, 1.0) == list(range(10))
+    True
+    """
+    size = min(len(eligible), max(1, round_half_up(participation * clients)))
+    order = random.permutation(random.key(seed, "cohort", round), len(eligible))
+    return sorted(eligible[i] for i in order[:size])
+
+
+def round_half_up(value: float) -> int:
+    """Round to the nearest integer, halves upwards (Python rounds them to even)."""
+    return math.floor(value + 0.5)

@@ -1,0 +1,260 @@
+"""CUDA graphs: the steps of a stack of clients, captured once and replayed without a word from the host.
+
+A runner owns static tensors for everything that a step reads and writes, the whole table of batches among them; a counter
+on the device says which batch is next. One graph serves a bucket of widths: when the active clients become fewer,
+those that are done are copied out, and the steps go on at the next smaller bucket. Rows between the width and the
+bucket are carried along and thrown away.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import math
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from fedhead.core.log import warn_once
+from fedhead.executors.compile import compiled
+from fedhead.executors.steps import Carry, PhaseRun, Step, Table, join, rows
+
+
+def buckets(width: int, least: int = 8) -> list[int]:
+    """The widths for which graphs are made: the whole stack, half of it and a quarter, if that is still many.
+
+    Each costs a compilation, and a small stack takes hardly less time than one twice its size.
+
+    >>> buckets(40), buckets(20), buckets(10)
+    ([40, 20, 10], [20, 10], [10])
+    """
+    halves = [math.ceil(width / 2), math.ceil(width / 4)]
+    return [width, *(half for half in dict.fromkeys(halves) if least <= half < width)]
+
+
+def bucket(width: int, sizes: list[int]) -> int:
+    """The smallest bucket that holds a width."""
+    return min(size for size in sizes if size >= width)
+
+
+class Graphs:
+    """A trainer that keeps a runner for every kind of stack it has seen, a few at a time."""
+
+    def __init__(self, compile: bool = True, most: int = 6):
+        self.compile = compile
+        self.preparing = 0.0  # seconds spent on compiling and capturing
+        self._rigs: OrderedDict[Any, GraphRunner] = OrderedDict()
+        self._most = most
+
+    def __call__(self, phase_run: PhaseRun) -> Carry:
+        """All steps of a phase."""
+        if not len(phase_run.table):
+            return phase_run.carry
+        phase_run = blind(phase_run)
+        key = kind(phase_run, steps=False)
+        runner = self._rigs.get(key)
+        if runner is None or runner.capacity < len(phase_run.table):
+            runner = self._rigs[key] = GraphRunner(self, phase_run)
+            while len(self._rigs) > self._most:
+                self._rigs.popitem(last=False)
+        self._rigs.move_to_end(key)
+        return runner.train(phase_run)
+
+    def forget(self) -> None:
+        """Let go of all graphs and of the memory behind them."""
+        self._rigs.clear()
+        torch.cuda.empty_cache()
+
+
+class GraphRunner:
+    """Static tensors for one kind of stack, and the graphs that work on them."""
+
+    def __init__(self, owner: Graphs, phase_run: PhaseRun):
+        step, table, carry, w, inputs = phase_run
+        self.owner, self.step = owner, step
+        self.capacity = max(len(table), _most_steps(step))
+        self.carry, self.w, self.inputs, self.key = static((carry, w, inputs, table.key))
+        shape = (self.capacity, *table.rows.shape[1:])
+        self.rows, self.weight = table.rows.new_zeros(shape), table.weight.new_zeros(shape)
+        self.counter = torch.zeros((), dtype=torch.int64, device=table.rows.device)
+        self.sizes = buckets(len(table.key))
+        self.graphs: dict[int, Steps] = {}  # by bucket
+
+    def train(self, phase_run: PhaseRun) -> Carry:
+        """Copy a round's tensors in, replay its steps, copy the outcome out."""
+        _, table, carry, w, inputs = phase_run
+        copy_into((self.carry, self.w, self.inputs, self.key), (carry, w, inputs, table.key))
+        self.rows[: len(table)].copy_(table.rows)
+        self.weight[: len(table)].copy_(table.weight)
+        self.counter.zero_()
+        assert table.widths is not None, "a stack has widths"
+        done, width = [], len(table.key)
+        for now, steps in itertools.groupby(table.widths):
+            if now < width:
+                done.append(_clone(rows(self.carry, slice(now, width))))
+                width = now
+            size = bucket(width, self.sizes)
+            if size not in self.graphs:
+                self.graphs[size] = self._prepare(size)
+            self.graphs[size].replay(len(list(steps)))
+        return join([_clone(rows(self.carry, slice(0, width))), *reversed(done)])
+
+    # -- capture ----------------------------------------------------------------------------------
+    def _prepare(self, size: int) -> Steps:
+        function, arguments = self._flat(size)
+        with preparing(self.owner):
+            call = self._warmed_up(function, arguments)
+
+        def work(steps: int) -> None:
+            for _ in range(steps):
+                call(*arguments)
+
+        return Steps(self.owner, work)
+
+    def _warmed_up(self, function: Callable[..., None], arguments: list[Tensor]) -> Callable[..., None]:
+        """The step, compiled if that is wanted, after calls that change nothing in the end."""
+        before = [t.clone() for t in arguments[: self._changed]]
+        call = function
+        if self.owner.compile:
+            try:
+                call = compiled(function, arguments, self._changed)
+            except Exception as error:  # any failure of the compiler leaves the uncompiled step, which is right too
+                warn_once(f"the step could not be compiled ({first_line(error)}); going on without compilation")
+                self.owner.compile = False
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(2):  # libraries select their kernels and take their work space at the first calls
+                call(*arguments)
+        torch.cuda.current_stream().wait_stream(side)
+        for t, value in zip(arguments, before, strict=False):
+            t.copy_(value)
+        return call
+
+    def _flat(self, size: int) -> tuple[Callable[..., None], list[Tensor]]:
+        """The step as a function of flat tensors that changes the first of them in place."""
+        first = slice(0, size)
+        carry, w = rows(self.carry, first), self.w.map(lambda t: t[:size])
+        inputs = self.step.vectorizer.narrow(self.inputs, size)
+        pool = self.step.program.source(self.step.phase.data)
+        changed, shape = pytree.tree_flatten((carry, self.counter))
+        read, read_shape = pytree.tree_flatten((w, inputs, self.rows, self.weight, self.key, pool.x, pool.y))
+        self._changed = len(changed)
+
+        def function(*flat: Tensor) -> None:
+            carry, counter = pytree.tree_unflatten(list(flat[: len(changed)]), shape)
+            w, inputs, index, weight, key, x, y = pytree.tree_unflatten(list(flat[len(changed) :]), read_shape)
+            data = pool.holding(x, y)
+            step = replace(self.step, program=self.step.program.reading(data, self.step.phase.data))
+            batch, draw = Table(index, weight, key, None).batch(counter, data, size)
+            new = step(carry, w, batch, draw, inputs)
+            for old, value in zip(pytree.tree_leaves(carry), pytree.tree_leaves(new), strict=True):
+                old.copy_(value)
+            counter.add_(1)
+
+        return function, [*changed, *read]
+
+
+class Owner(Protocol):
+    """Whoever keeps count of the seconds spent on preparation."""
+
+    preparing: float
+
+
+class Steps:
+    """Graphs of one step and of several in a row: between two graphs a GPU waits longer than between two kernels."""
+
+    def __init__(self, owner: Owner, work: Callable[[int], None], many: int = 8):
+        self.owner, self.work, self.many = owner, work, many
+        self.graphs: dict[int, torch.cuda.CUDAGraph] = {}  # by number of steps
+
+    def replay(self, count: int) -> None:
+        """That many steps; what is captured for them adds to the owner's `preparing`."""
+        for steps, times in ((self.many, count // self.many), (1, count % self.many)):
+            if times and steps not in self.graphs:
+                with preparing(self.owner):
+                    self.graphs[steps] = captured(partial(self.work, steps))
+            for _ in range(times):
+                self.graphs[steps].replay()
+
+
+@contextmanager
+def preparing(owner: Owner) -> Iterator[None]:
+    """Count the time of what is done here as the owner's preparation, and nothing that was under way before."""
+    torch.cuda.synchronize()
+    begin = time.perf_counter()
+    yield
+    torch.cuda.synchronize()
+    owner.preparing += time.perf_counter() - begin
+
+
+def captured(work: Callable[[], None]) -> torch.cuda.CUDAGraph:
+    """A CUDA graph of what `work` launches."""
+    graph = torch.cuda.CUDAGraph()
+    gc.collect()
+    gc.disable()  # an old graph that is collected now would end the capture: freeing is not permitted in it
+    try:
+        with torch.cuda.graph(graph):
+            work()
+    finally:
+        gc.enable()
+    return graph
+
+
+def blind(phase_run: PhaseRun) -> PhaseRun:
+    """The phase_run without the clients' lists of rows, of which a step sees its batch alone: they differ in length."""
+    inputs = phase_run.inputs
+    return phase_run._replace(inputs=inputs._replace(rows=inputs.rows[..., :0], mask=inputs.mask[..., :0]))
+
+
+def kind(phase_run: PhaseRun, steps: bool = True) -> str:
+    """What two phase_runs must have in common to share static tensors and graphs."""
+    program, table = phase_run.step.program, phase_run.table
+    shape = table.rows.shape if steps else table.rows.shape[1:]
+    tensors = spec((phase_run.carry, phase_run.w, phase_run.inputs, table.key))
+    phase = phase_run.step.phase
+    who = (id(program.task), repr(program.algorithm), getattr(phase.loss, "__qualname__", repr(phase.loss)), phase.data)
+    return repr((who, phase_run.step.optimizer, phase_run.step.names, shape, tensors))
+
+
+def _most_steps(step: Step) -> int:
+    """The steps of the largest client, so that one runner serves every cohort."""
+    task, phase = step.program.task, step.phase
+    if phase.data != "private" or not task.sizes:
+        return 0
+    size = phase.batch_size or task.local.batch_size
+    return math.ceil(max(task.sizes) / size) * (task.local.epochs if phase.epochs is None else phase.epochs)
+
+
+def static(tree: Any) -> Any:
+    """A copy that owns its memory, for graphs to work on."""
+    return pytree.tree_map(lambda t: t.clone(memory_format=torch.contiguous_format), tree)
+
+
+def _clone(carry: Carry) -> Carry:
+    return Carry(*(tree.clone() for tree in carry))
+
+
+def copy_into(to: Any, source: Any) -> None:
+    """Overwrite the tensors of one structure with those of another of the same form."""
+    a, b = pytree.tree_leaves(to), pytree.tree_leaves(source)
+    torch._foreach_copy_(a, b)
+
+
+def spec(tree: Any) -> list[tuple[Any, ...]]:
+    """The form of a structure of tensors."""
+    leaves, shape = pytree.tree_flatten(tree)
+    return [(tuple(t.shape), t.dtype) for t in leaves] + [(str(shape),)]
+
+
+def first_line(error: BaseException) -> str:
+    """An error in one line."""
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"

@@ -1,0 +1,132 @@
+"""A job: what an executor is given to do, the round of some clients of one architecture."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedhead.algorithm.client import ClientInputs
+from fedhead.algorithm.phase import Reply
+from fedhead.core.batching import BatchSchedule
+from fedhead.core.tree import Tree, stack
+from fedhead.executors.program import Program
+from fedhead.executors.steps import Table
+
+Rows = NDArray[np.int64]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Job:
+    """The round of some clients: what they receive, hold and see, client by client."""
+
+    program: Program
+    clients: list[int]
+    broadcast: Tree
+    per_client: list[Tree]
+    states: list[Tree]
+    rows: list[Rows]  # training rows in the pool
+    counts: list[Tensor]
+    schedules: list[list[BatchSchedule]]  # a client's phases
+    public_rows: Rows
+    lr: float
+    round: int
+
+    def take(self, places: list[int]) -> Job:
+        """The same job for the clients at these places."""
+
+        def pick(items: list[T]) -> list[T]:
+            return [items[i] for i in places]
+
+        return replace(
+            self,
+            clients=pick(self.clients),
+            per_client=pick(self.per_client),
+            states=pick(self.states),
+            rows=pick(self.rows),
+            counts=pick(self.counts),
+            schedules=pick(self.schedules),
+        )
+
+    def first_steps(self, steps: int) -> Job:
+        """The same job cut short after a few steps a phase, for timing."""
+        short = [[BatchSchedule(s.positions[:steps], s.weight[:steps], s.key) for s in mine] for mine in self.schedules]
+        return replace(self, schedules=short)
+
+    # -- tensors ----------------------------------------------------------------------------------
+    def inputs(self, k: int) -> ClientInputs:
+        """What the client at place `k` sees."""
+        return self._inputs(self.per_client[k], self.states[k], self.counts[k], *self._padded([k]), squeeze=True)
+
+    def stacked_inputs(self) -> ClientInputs:
+        """What all clients see, with a client axis."""
+        places = list(range(len(self.clients)))
+        return self._inputs(stack(self.per_client), stack(self.states), torch.stack(self.counts), *self._padded(places))
+
+    def _inputs(
+        self, own: Tree, state: Tree, counts: Tensor, rows: Tensor, mask: Tensor, steps: Tensor, squeeze: bool = False
+    ) -> ClientInputs:
+        pool, device = self.program.pool, self.program.pool.device
+        if squeeze:
+            rows, mask, steps = rows[0], mask[0], steps[0]
+        lr = torch.tensor(self.lr, dtype=pool.dtype, device=device)
+        return ClientInputs(
+            self.broadcast, own, state, counts, rows, mask, steps, lr, torch.tensor(self.round, device=device)
+        )
+
+    def _padded(self, places: list[int]) -> tuple[Tensor, Tensor, Tensor]:
+        pool = self.program.pool
+        longest = max(len(self.rows[k]) for k in places)
+        rows = torch.tensor(np.stack([np.resize(self.rows[k], longest) for k in places]), device=pool.device)
+        size = torch.tensor([len(self.rows[k]) for k in places], device=pool.device)
+        mask = (torch.arange(longest, device=pool.device) < size[:, None]).to(pool.dtype)
+        steps = [sum(len(s) for s in self.schedules[k]) for k in places]
+        return rows, mask, torch.tensor(steps, dtype=pool.dtype, device=pool.device)
+
+    def tables(self, k: int) -> list[Table]:
+        """The batches of the client at place `k`, a phase each."""
+        return [self._table([k], phase, squeeze=True) for phase in range(len(self.schedules[k]))]
+
+    def stacked_tables(self) -> list[Table]:
+        """The batches of all clients with a client axis; they must be sorted, most steps first."""
+        places = list(range(len(self.clients)))
+        return [self._table(places, phase) for phase in range(len(self.schedules[0]))]
+
+    def _table(self, places: list[int], phase: int, squeeze: bool = False) -> Table:
+        mine = [self.schedules[k][phase] for k in places]
+        data = self.program.algorithm.phases(self.program.task)[phase].data
+        pool = self.program.source(data)
+        rows = [self.rows[k] if data == "private" else self.public_rows for k in places]
+        lengths = [len(s) for s in mine]
+        batch = mine[0].positions.shape[1]
+        index = np.zeros((max(lengths), len(places), batch), np.int64)
+        weight = np.zeros(index.shape, np.float32)
+        for i, (s, r) in enumerate(zip(mine, rows, strict=True)):
+            index[: len(s), i] = r[s.positions]
+            weight[: len(s), i] = s.weight
+        key = torch.tensor([s.key for s in mine], device=pool.device)
+        on = (torch.from_numpy(index).to(pool.device), torch.from_numpy(weight).to(pool.device))
+        if squeeze:
+            return Table(on[0][:, 0], on[1][:, 0], key[0], None)
+        widths = [sum(n > step for n in lengths) for step in range(len(index))]
+        return Table(*on, key, widths)
+
+
+class Executor:
+    """Whoever can run jobs."""
+
+    name: str
+    preparing: float = 0.0  # seconds spent so far on compiling and capturing, which is no training
+
+    def run(self, job: Job) -> list[Reply]:
+        """The replies, in the order of the job's clients."""
+        raise NotImplementedError
+
+    def run_all(self, jobs: list[Job]) -> list[list[Reply]]:
+        """The replies of several jobs, an architecture each."""
+        return [self.run(job) for job in jobs]

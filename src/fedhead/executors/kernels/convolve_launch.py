@@ -1,0 +1,197 @@
+"""Launching the kernels of stacked convolutions: how the work is laid out and cut into tiles."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedhead.executors.kernels.common import exactness, power
+
+
+class Tiles(NamedTuple):
+    """What one program works on at a time, and how."""
+
+    group: int  # neighbouring pixels that share a run
+    pixels: int  # groups of them
+    filters: int  # at most
+    taps: int  # at most
+    warps: int
+    stages: int  # how far ahead it reads
+
+
+def launch_forward(
+    x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, top: int, left: int, tiles: Tiles | None = None
+) -> Tensor:
+    """Run the convolution."""
+    clients, batch, height, width, channels = x.shape
+    filters, _, tall, wide = weight.shape[1:]
+    out = sides(x, weight, stride, top, left)
+    tiles = tiles or _tiles(x, channels, filters, wide, stride, out[1])
+    group = tiles.group
+    span = stride * (group - 1) + wide
+    steps = (1, 0, 0, 1, -stride, 0)
+    laid_out = _expanded(weight, x.dtype, filters, channels, 1, group, tall, span, steps, turned=False)
+    y = x.new_empty(clients, batch, *out, filters)
+    q = out[1] // group
+    over = left > 0 or (q - 1) * stride * group + span > width
+    sizes = (channels, height, width, group * filters, out[0], q, 1, tall, span, stride, stride * group, top, left)
+    _convolve(x, laid_out, bias, y, batch * out[0] * q, (*sizes, over), tiles)
+    return y
+
+
+def launch_input(
+    grad: Tensor, weight: Tensor, size: tuple[int, int], stride: int, top: int, left: int, tiles: Tiles | None = None
+) -> Tensor:
+    """Run the gradient of the input: a convolution that makes `stride` rows and `group` columns of it at a time."""
+    clients, batch, height, width, filters = grad.shape
+    channels, tall, wide = weight.shape[2:]
+    tiles = tiles or _tiles(grad, filters, channels, wide, 1, size[1])
+    group = tiles.group if stride == 1 else stride
+    above, before = (tall - 1 - top) // stride, (wide - 1 - left) // stride
+    runs, span = (stride - 1 + top) // stride + above + 1, (group - 1 + left) // stride + before + 1
+    steps = (-stride, 1, top + stride * above, -stride, 1, left + stride * before)
+    laid_out = _expanded(weight, grad.dtype, channels, filters, stride, group, runs, span, steps, turned=True)
+    p, q = -(-size[0] // stride), -(-size[1] // group)
+    dx = grad.new_empty(clients, batch, p * stride, q * group, channels)
+    right = group // stride
+    over = before > 0 or (q - 1) * right - before + span > width
+    sizes = (filters, height, width, group * channels, p, q, stride, runs, span, 1, right, above, before)
+    _convolve(grad, laid_out, None, dx, batch * p * q, (*sizes, over), tiles)
+    return dx[:, :, : size[0], : size[1]].contiguous()
+
+
+def launch_weight(
+    x: Tensor,
+    grad: Tensor,
+    size: tuple[int, int],
+    biased: bool,
+    stride: int,
+    top: int,
+    left: int,
+    tiles: Tiles | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Run the gradients of filters and bias: parts over slices of the pixels, then their sum in a fixed order."""
+    clients, batch, height, width, channels = x.shape
+    tall, wide = size
+    filters = grad.shape[4]
+    tiles = tiles or _gradient_tiles(x, channels, filters, wide, stride, grad.shape[3])
+    group = tiles.group
+    span = stride * (group - 1) + wide
+    p, q, many = grad.shape[2], grad.shape[3] // group, group * filters
+    block_m, block_r = power(many, tiles.filters), power(span * channels, tiles.taps)
+    columns = tall * -(-span * channels // block_r) * -(-many // block_m)
+    pixels = batch * p * q
+    slices = max(1, min(-(-PROGRAMS // (columns * clients)), pixels // (4 * tiles.pixels)))
+    turns = -(-pixels // (slices * tiles.pixels))
+    part = x.new_empty(clients, slices, tall, span, channels, many, dtype=torch.float32)
+    bias_part = x.new_empty(clients, slices, many if biased else 0, dtype=torch.float32)
+    over = left > 0 or (q - 1) * stride * group + span > width
+    sizes = (channels, height, width, many, p, q, tall, span, stride, stride * group, top, left, over, biased)
+    blocks = (tiles.pixels, block_m, block_r, exactness())
+    _kernels().filter_gradient[columns, slices, clients](
+        x.contiguous(), grad.contiguous(), part, bias_part, pixels, slices, turns, *sizes, *blocks, **_how(tiles)
+    )
+    found = gradients(x, grad, size, biased)
+    form = (slices, tall, wide, filters, channels, group, span, stride, biased)
+    grid = (-(-found[0][0].numel() // COLLECTED), clients)
+    _kernels().collect[grid](part, bias_part, *found, *form, COLLECTED, min(32, 1 << (slices - 1).bit_length()))
+    return found
+
+
+def _convolve(
+    x: Tensor, laid_out: Tensor, bias: Tensor | None, y: Tensor, pixels: int, sizes: tuple[int, ...], tiles: Tiles
+) -> None:
+    channels, filters, rows, span = sizes[0], sizes[3], sizes[6], sizes[8]
+    block_m, block_r = power(rows * filters, tiles.filters), power(span * channels, tiles.taps)
+    grid = (-(-pixels // tiles.pixels), -(-rows * filters // block_m), len(x))
+    blocks = (tiles.pixels, block_m, block_r, exactness())
+    biased = 0 if bias is None else bias.shape[1]
+    bias = y if bias is None else bias.contiguous()  # a stand-in that is never read
+    _kernels().convolution[grid](x.contiguous(), laid_out, bias, y, pixels, *sizes, biased, *blocks, **_how(tiles))
+
+
+def _expanded(
+    weight: Tensor,
+    kind: torch.dtype,
+    filters: int,
+    channels: int,
+    rows: int,
+    group: int,
+    runs: int,
+    span: int,
+    steps: tuple[int, ...],
+    turned: bool,
+) -> Tensor:
+    """The filters laid out for runs; `turned` swaps the parts of filters and channels."""
+    weight = weight.contiguous()
+    tall, wide = weight.shape[3:]
+    strides = weight.stride()[:3]
+    strides = (strides[0], strides[2], strides[1]) if turned else strides
+    laid_out = weight.new_empty(len(weight), rows * group * filters, runs, span, channels, dtype=kind)
+    grid = (-(-laid_out[0].numel() // BLOCK), len(weight))
+    sizes = (tall, wide, filters, channels, rows, group, runs, span, *steps)
+    _kernels().expand[grid](weight, laid_out, *strides, *sizes, BLOCK)
+    return laid_out
+
+
+BLOCK, COLLECTED = 512, 64  # elements a program of the kernels that only move them
+PROGRAMS = 1024  # enough to fill a large GPU several times
+
+
+def _tiles(x: Tensor, channels: int, filters: int, wide: int, stride: int, columns: int) -> Tiles:
+    """Tiles of a convolution, as they were fastest on an H200."""
+    exact = x.dtype == torch.float32
+    group = _group(channels, filters, stride, columns, exact)
+    ahead = 3 if channels % 16 == 0 else 1  # what lies at odd places is not read ahead
+    run, many = (stride * (group - 1) + wide) * channels, group * filters
+    if exact:
+        return Tiles(group, 64, 64, _taps(run), 4, ahead) if many <= 32 else Tiles(group, 128, 64, _taps(run), 8, ahead)
+    return Tiles(group, 128, 64, _taps(run), 4, ahead)
+
+
+def _gradient_tiles(x: Tensor, channels: int, filters: int, wide: int, stride: int, columns: int) -> Tiles:
+    """Tiles of the filters' gradient, likewise."""
+    exact = x.dtype == torch.float32
+    group = _group(channels, filters, stride, columns, exact)
+    run = (stride * (group - 1) + wide) * channels
+    small = exact or channels % 16 != 0
+    return Tiles(group, 32 if exact else 64, 64, _taps(run), 2 if small else 4, 3 if channels % 16 == 0 else 1)
+
+
+def _group(channels: int, filters: int, stride: int, columns: int, exact: bool) -> int:
+    """How many pixels share a run: the fewer channels, the more, so that the matrix units are filled."""
+    if channels < 16:
+        wanted = 4 if filters <= 8 else 2
+    else:
+        wanted = 2 if stride == 1 and channels <= (16 if exact else 32) else 1
+    return next(group for group in (wanted, 2, 1) if columns % group == 0)
+
+
+def _taps(run: int) -> int:
+    """The block of taps that wastes least on a run; the larger of two equals."""
+    return min((64, 32), key=lambda block: -(-run // block) * block)
+
+
+def _how(tiles: Tiles) -> dict[str, int]:
+    return {"num_warps": tiles.warps, "num_stages": tiles.stages}
+
+
+@cache
+def _kernels() -> Any:
+    from fedhead.executors.kernels import convolve_kernels
+
+    return convolve_kernels
+
+
+def sides(x: Tensor, weight: Tensor, stride: int, top: int, left: int) -> tuple[int, int]:
+    height = (x.shape[2] + 2 * top - weight.shape[3]) // stride + 1
+    return height, (x.shape[3] + 2 * left - weight.shape[4]) // stride + 1
+
+
+def gradients(x: Tensor, grad: Tensor, size: tuple[int, int], biased: bool) -> tuple[Tensor, Tensor]:
+    clients, filters = len(x), grad.shape[4]
+    weight = x.new_empty(clients, filters, x.shape[4], *size, dtype=torch.float32)
+    return weight, x.new_empty(clients, filters if biased else 0, dtype=torch.float32)

@@ -1,0 +1,105 @@
+"""What a client does in a round, as pure functions for one client, and how they are carried over to many.
+
+An executor lifts these functions: the plain loop calls them as they are, the stack maps them over a leading client
+axis.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from torch import Tensor
+
+from fedhead.algorithm.base import Algorithm, Method
+from fedhead.algorithm.client import Client, ClientInputs
+from fedhead.algorithm.phase import Phase, Reply
+from fedhead.algorithm.task import Task
+from fedhead.core.batch import Batch
+from fedhead.core.optimizers import Optimizer
+from fedhead.core.tree import Tree, Weights
+from fedhead.data.pool import Pool
+
+
+@dataclass(frozen=True)
+class Program:
+    """What the clients of one architecture do in an exchange; every method here is written for one client."""
+
+    algorithm: Algorithm
+    task: Task
+    pool: Pool
+    public: Pool | None = None
+    chunk: int = 256  # samples at a time where a hook runs over all of a client's data
+    bf16: bool = False
+    channels_last: bool = False
+    in_place: bool = False  # whether a step writes over the weights that the step before it made
+    corrects: bool = field(init=False)
+    persistent: bool = field(init=False)  # stages start their optimisers afresh
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "corrects", type(self.algorithm).correct is not Algorithm.correct)
+        object.__setattr__(self, "persistent", self.task.local.persistent and isinstance(self.algorithm, Method))
+
+    def client(self, inputs: ClientInputs, key: Tensor | None = None, data: str = "private") -> Client:
+        """The client behind these tensors."""
+        return Client(self.task, inputs, self.source(data), self.chunk, self.bf16, key, self.public)
+
+    def source(self, data: str) -> Pool:
+        """The pool that a phase trains on."""
+        pool = self.pool if data == "private" else self.public
+        assert pool is not None, "checked when the run was set up"
+        return pool
+
+    def reading(self, pool: Pool, data: str) -> Program:
+        """The same program with another pool behind one kind of data."""
+        return replace(self, pool=pool) if data == "private" else replace(self, public=pool)
+
+    def start(self, inputs: ClientInputs) -> Weights:
+        """The weights before the first step."""
+        return self.algorithm.start(self.client(inputs))
+
+    def finish(self, w: Weights, inputs: ClientInputs) -> Reply:
+        """What is sent and kept after the last step."""
+        return self.algorithm.finish(w, self.client(inputs))
+
+    def correct(self, g: Tree, inputs: ClientInputs) -> Tree:
+        """The gradient that the optimiser sees."""
+        return self.algorithm.correct(g, self.client(inputs))
+
+    def loss(self, phase: Phase) -> Callable[[Tree, Weights, Batch, Tensor, ClientInputs], tuple[Tensor, Tree]]:
+        """The phase's loss as a function of what it trains, with the running statistics that it moved."""
+
+        def loss(params: Tree, w: Weights, batch: Batch, key: Tensor, inputs: ClientInputs) -> tuple[Tensor, Tree]:
+            client = self.client(inputs, key, phase.data)
+            value = phase.loss(w.replace(params), batch, client)
+            return value, w.stats if client.moved_stats is None else client.moved_stats
+
+        return loss
+
+
+class Vectorizer:
+    """How functions of one client are carried over to many: here not at all, one client at a time."""
+
+    def start(self, program: Program) -> Callable[[ClientInputs], Weights]:
+        """`Program.start` for this executor."""
+        return program.start
+
+    def finish(self, program: Program) -> Callable[[Weights, ClientInputs], Reply]:
+        """`Program.finish` for this executor."""
+        return program.finish
+
+    def correct(self, program: Program) -> Callable[[Tree, ClientInputs], Tree]:
+        """`Program.correct` for this executor."""
+        return program.correct
+
+    def loss(self, program: Program, phase: Phase) -> Callable[..., tuple[Tensor, Tree]]:
+        """`Program.loss` for this executor."""
+        return program.loss(phase)
+
+    def init(self, optimizer: Optimizer) -> Callable[[Tree], Tree]:
+        """`Optimizer.init` for this executor."""
+        return optimizer.init
+
+    def narrow(self, inputs: ClientInputs, width: int) -> ClientInputs:
+        """The first clients of a stack."""
+        raise AssertionError("one client has no width")

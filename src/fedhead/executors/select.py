@@ -1,0 +1,106 @@
+"""The choice of device and executor; `auto` times the executors briefly on the model at hand."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import torch
+
+from fedhead.core.errors import BadInput, unknown
+from fedhead.core.log import warn_once
+from fedhead.engine import sampling
+from fedhead.executors.graphs import Graphs, first_line
+from fedhead.executors.job import Executor, Job
+from fedhead.executors.lanes import Lanes
+from fedhead.executors.loop import Loop
+from fedhead.executors.stack import Stack
+
+if TYPE_CHECKING:
+    from fedhead.engine.simulation import Simulation
+
+EXECUTORS: dict[str, type[Executor]] = {"loop": Loop, "stack": Stack, "lanes": Lanes}
+
+
+def device(name: str) -> torch.device:
+    """The device of a name: cpu, cuda, or auto (the GPU where there is one)."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name not in ("cpu", "cuda"):
+        raise unknown("device", name, ["cpu", "cuda", "auto"])
+    if name == "cuda" and not torch.cuda.is_available():
+        raise BadInput("device cuda: no GPU is visible to torch; use --device cpu or auto")
+    return torch.device(name)
+
+
+COMPILED_FROM = 200_000  # client-steps of a run from which on compiling its step (half a minute) pays on a GPU
+
+TIMED_FOR = 0.1  # seconds that an executor is timed for, at least
+
+
+def by_name(name: str, simulation: Simulation, compile: bool | None = None) -> Executor:
+    """The executor of a name; on a GPU, stacks are compiled for long runs only, unless told."""
+    if name not in EXECUTORS:
+        raise unknown("executor", name, [*EXECUTORS, "auto"])
+    if name == "lanes" and simulation.device.type != "cuda":
+        raise BadInput("executor lanes: its streams need a GPU; use --executor stack, loop or auto")
+    return _made(name, simulation, compile)
+
+
+def _made(name: str, simulation: Simulation, compile: bool | None = None) -> Executor:
+    if name != "stack":
+        return EXECUTORS[name]()
+    return Stack(graphs=Graphs(compile=client_steps(simulation) >= COMPILED_FROM if compile is None else compile))
+
+
+def client_steps(simulation: Simulation) -> float:
+    """About how many steps all clients will take in a run."""
+    task = simulation.task
+    batches = sum(-(-size // task.local.batch_size) for size in task.sizes)
+    return task.rounds * task.participation * task.local.epochs * batches
+
+
+def executor(name: str | Executor, simulation: Simulation) -> Executor:
+    """The executor of a name, or the one given; `auto` times each on a few steps of round 1 and takes the fastest.
+
+    On a GPU the plain loop stands by: it is taken when neither of the others can run the model.
+    """
+    if isinstance(name, Executor):
+        return name
+    if name != "auto":
+        return by_name(name, simulation)
+    task, method = simulation.task, simulation.method
+    cohort = sampling.sample_cohort(task.seed, 1, simulation.holders, task.clients, task.participation)
+    jobs = simulation.jobs(method, simulation.server, simulation.memory, cohort, 1)
+    if len(cohort) == 1:
+        return Loop()
+    names = ["stack", "lanes"] if simulation.device.type == "cuda" else ["stack", "loop"]
+    timed = [(seconds_a_client(worker, jobs), worker) for worker in (_made(n, simulation) for n in names)]
+    seconds, best = min(timed, key=lambda pair: pair[0])
+    return best if seconds < float("inf") else Loop()
+
+
+def seconds_a_client(worker: Executor, jobs: list[Job], steps: int = 3) -> float:
+    """The best of several timings of a few steps, a client; infinite for an executor that can't take the models."""
+    short = [
+        job.take(_longest(job, 2 if worker.name == "loop" else len(job.clients))).first_steps(steps) for job in jobs
+    ]
+    times: list[float] = []
+    # The first only warms up. Small models are timed more often: a moment's load on the machine must not decide.
+    while len(times) < 3 or sum(times[1:]) < TIMED_FOR:
+        begin = time.perf_counter()
+        try:
+            worker.run_all(short)
+        except (RuntimeError, NotImplementedError) as error:
+            if worker.name == "loop":
+                raise
+            warn_once(f"the {worker.name} executor can't take this model ({first_line(error)})")
+            return float("inf")
+        if short[0].program.pool.device.type == "cuda":
+            torch.cuda.synchronize()
+        times.append(time.perf_counter() - begin)
+    return min(times[1:]) / sum(len(job.clients) for job in short)
+
+
+def _longest(job: Job, count: int) -> list[int]:
+    return sorted(range(len(job.clients)), key=lambda k: -len(job.rows[k]))[:count]

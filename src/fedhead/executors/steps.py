@@ -1,0 +1,146 @@
+"""The steps of local training: one step as a pure function, and the plain loop over the steps of a phase."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedhead.algorithm.client import ClientInputs
+from fedhead.algorithm.phase import Phase
+from fedhead.core import random
+from fedhead.core.batch import Batch
+from fedhead.core.optimizers import Optimizer, owned
+from fedhead.core.tree import Tree, Weights
+from fedhead.data.pool import Pool
+from fedhead.executors.program import Program, Vectorizer
+
+
+class Table(NamedTuple):
+    """The batches of a phase: rows and weights a step, and the key that augmentation and dropout draw from."""
+
+    rows: Tensor  # [steps, (K,) batch]
+    weight: Tensor  # [steps, (K,) batch]
+    key: Tensor  # [(K)]
+    widths: list[int] | None  # a step's active clients, longest first; None without a client axis
+
+    def batch(self, step: int | Tensor, pool: Pool, width: int | None = None) -> tuple[Batch, Tensor]:
+        """The batch of a step, for the first `width` clients, and the key for what the model draws in it."""
+        index, weight, key = _at(self.rows, step), _at(self.weight, step), random.fold_in(self.key, step)
+        if width is not None:
+            index, weight, key = index[:width], weight[:width], key[:width]
+        if not pool.transform.augment:
+            return pool.batch(index, weight), key
+        place = torch.arange(index.shape[-1], device=index.device)
+        return pool.batch(index, weight, random.fold_in(key.unsqueeze(-1), place)), random.fold_in(key, 1 << 20)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+class Carry(NamedTuple):
+    """What a step changes."""
+
+    params: Tree  # what the phase trains
+    stats: Tree  # running statistics
+    opt: Tree  # the optimiser's state
+
+
+@dataclass(frozen=True)
+class Step:
+    """One optimisation step of a phase, for one client or, vectorized, for a stack of them."""
+
+    program: Program
+    phase: Phase
+    optimizer: Optimizer
+    vectorizer: Vectorizer
+    names: list[str]  # what is trained
+
+    def begin(self, w: Weights, opt: Tree | None) -> Carry:
+        """The carry before the first step; `opt` is the optimiser's state where it survived the last round."""
+        params = Tree({name: w[name] for name in self.names})
+        opt = self.vectorizer.init(self.optimizer)(params) if opt is None else opt
+        if self.program.in_place:
+            params, opt = owned(params, opt)
+        return Carry(params, w.stats, opt)
+
+    def __call__(self, carry: Carry, w: Weights, batch: Batch, key: Tensor, inputs: ClientInputs) -> Carry:
+        """The carry after one step; `w` holds what the phase does not train."""
+        program = self.program
+        if program.channels_last:
+            batch = batch._replace(x=channels_last(batch.x))
+        leaves = carry.params.map(lambda t: t.detach().requires_grad_())
+        loss = self.vectorizer.loss(program, self.phase)
+        with torch.enable_grad():
+            losses, stats = loss(leaves, w.replace(carry.stats), batch, key, inputs)
+            grads = torch.autograd.grad(losses.sum(), list(leaves.values()), allow_unused=True, materialize_grads=True)
+        with torch.no_grad():
+            g = Tree(zip(self.names, grads, strict=True))
+            if program.corrects and self.phase.corrects:
+                g = self.vectorizer.correct(program)(g, inputs)
+            # A phase with an optimiser of its own decays along with the run's: client.lr is lr · decay^(round − 1).
+            lr = inputs.lr * (self.optimizer.lr / program.task.local.optimizer.lr)
+            if program.in_place:
+                self.optimizer.step_in_place(carry.params, g, carry.opt, lr)
+                return carry._replace(stats=stats.detach())
+            params, opt = self.optimizer.step(carry.params, g, carry.opt, lr)
+            return Carry(params, stats.detach(), opt)
+
+
+class PhaseRun(NamedTuple):
+    """A phase to be trained."""
+
+    step: Step
+    table: Table
+    carry: Carry  # what the steps change
+    w: Weights  # the model, of which the steps read what they don't train
+    inputs: ClientInputs
+
+
+Trainer = Callable[[PhaseRun], Carry]  # runs all steps of a phase
+
+
+def train_eagerly(phase_run: PhaseRun) -> Carry:
+    """Step after step; in a stack, clients that have run out of batches are set aside."""
+    step, table, carry, w, inputs = phase_run
+    pool = step.program.source(step.phase.data)
+    done: list[Carry] = []  # the clients that ran out of batches, last ones first
+    width = len(table.key) if table.widths is not None else None
+    for number in range(len(table)):
+        if table.widths is not None and width is not None and table.widths[number] < width:
+            now = table.widths[number]
+            done.append(rows(carry, slice(now, width)))
+            carry, w, inputs, width = (
+                rows(carry, slice(0, now)),
+                w.map(lambda t, n=now: t[:n]),
+                step.vectorizer.narrow(inputs, now),
+                now,
+            )
+        batch, key = table.batch(number, pool, width)
+        carry = step(carry, w, batch, key, inputs)
+    return join([carry, *reversed(done)])
+
+
+def rows(carry: Carry, part: slice) -> Carry:
+    """Some clients of a stack."""
+    return Carry(*(tree.map(lambda t: t[part]) for tree in carry))
+
+
+def join(parts: list[Carry]) -> Carry:
+    """Parts of a stack, one behind the other."""
+    first, rest = parts[0], parts[1:]
+    if not rest:
+        return first
+    return Carry(*(t.map(lambda *ts: torch.cat(ts), *more) for t, *more in zip(first, *rest, strict=True)))
+
+
+def channels_last(t: Tensor) -> Tensor:
+    """Images and filters with their channels innermost, which is what convolutions like best."""
+    return t.contiguous(memory_format=torch.channels_last) if t.dim() == 4 else t
+
+
+def _at(table: Tensor, step: int | Tensor) -> Tensor:
+    return table[step] if isinstance(step, int) else table.index_select(0, step.reshape(1))[0]

@@ -1,0 +1,245 @@
+"""How fast a federation trains here: client-steps a second, by workload, executor and precision, in one run.
+
+A client-step is one optimisation step of one client. The plain loop (eager PyTorch, one client after another, data on
+the device) is taken in the same run and is the 1x that the others are measured against: the faster of fedhead's own
+loop and, where it does the same work, a textbook loop with `torch.optim`.
+"""
+
+from __future__ import annotations
+
+import copy
+import gc
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedhead.algorithm.task import LocalTraining
+from fedhead.core.errors import unknown
+from fedhead.core.optimizers import SGD
+from fedhead.data.augment import Transform
+from fedhead.data.federation import Federation
+from fedhead.engine.simulation import Simulation
+from fedhead.executors import select
+from fedhead.methods import METHODS
+from fedhead.models.precision import PRECISIONS, set_precision
+from fedhead.models.registry import build
+from fedhead.models.split_model import SplitModel
+
+BATCH, SHAPE, CLASSES = 64, (3, 32, 32), 10
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What is trained: the architectures, one a client in turn, and the method."""
+
+    name: str
+    models: tuple[str, ...]
+    method: str
+    feature_layer: int | None = None
+    plain: bool = False  # whether a textbook loop with cross entropy does the same work
+
+    def simulation(
+        self, clients: int, steps: int, device: torch.device, bf16: bool, augment: str = "none"
+    ) -> Simulation:
+        """A federation of random CIFAR-sized images, the same number at every client."""
+        rng = np.random.RandomState(0)
+        x = rng.randint(0, 256, (clients * steps * BATCH, *SHAPE), dtype=np.uint8)
+        y = rng.randint(0, CLASSES, len(x))
+        transform = Transform.named(augment, "cifar10")
+        data = Federation.from_arrays(x, y, partition="iid", clients=clients, classes=CLASSES, transform=transform)
+        method = METHODS[self.method]
+        models = [
+            build(name, SHAPE, CLASSES, head=method.head or "linear", feature_layer=self.feature_layer)
+            for name in self.models
+        ]
+        local = LocalTraining(1, BATCH, SGD(0.01, 0.9, 1e-5))
+        return Simulation(data, models, method(), rounds=1, local=local, device=device, bf16=bf16)
+
+
+WORKLOADS = {
+    "simplecnn": Workload("SimpleCNN, FedAvg", ("simplecnn",), "fedavg", plain=True),
+    "moon": Workload("SimpleCNN, MOON", ("simplecnn",), "moon"),
+    "resnet20": Workload("ResNet-20, FedAvg", ("resnet20",), "fedavg", plain=True),
+    "fedetf": Workload("ResNet-20, FedETF", ("resnet20",), "fedetf", plain=True),
+    "mixed": Workload(
+        "four architectures, FedClassAvg", ("resnet18", "shufflenetv2", "googlenet", "alexnet"), "fedclassavg", 512
+    ),
+}
+
+
+@dataclass
+class Figure:
+    """One measurement."""
+
+    workload: str
+    clients: int
+    executor: str
+    precision: str
+    steps_per_s: float
+    ratio: float  # to the plain loop of the same workload in the same run
+    floor_share: float  # of what the memory bandwidth would allow
+    peak_gib: float  # beyond the data set, on a GPU
+    preparing_s: float  # compiling and capturing
+
+
+def bench(
+    workloads: Sequence[str],
+    clients: Sequence[int],
+    executors: Sequence[str],
+    precisions: Sequence[str],
+    device: str = "auto",
+    steps: int | None = None,
+    repeats: int = 3,
+    tell: Callable[[Figure], None] = lambda figure: None,
+) -> list[Figure]:
+    """Measure every combination; the plain loop comes first for each workload, in fp32.
+
+    A client takes 100 steps on a GPU, unless told: what a round begins and ends with counts too, and should not weigh
+    more than in earnest. A CPU, which is slower, takes 20.
+    """
+    for kind, names, known in (
+        ("workload", workloads, WORKLOADS),
+        ("executor", executors, select.EXECUTORS),
+        ("precision", precisions, PRECISIONS),
+    ):
+        for name in names:
+            if name not in known:
+                raise unknown(kind, name, known)
+    where = select.device(device)
+    steps = steps or (100 if where.type == "cuda" else 20)
+    bandwidth = copy_bandwidth(where)
+    figures: list[Figure] = []
+    for name in workloads:
+        workload = WORKLOADS[name]
+        base = _measure(workload, max(2, len(workload.models)), "loop", "fp32", where, steps, repeats, bandwidth)
+        if workload.plain:
+            base.steps_per_s = max(base.steps_per_s, plain_steps_per_s(workload, where, steps, repeats))
+        for figure in [base, *_all(workload, clients, executors, precisions, where, steps, repeats, bandwidth)]:
+            figure.ratio = figure.steps_per_s / base.steps_per_s
+            figures.append(figure)
+            tell(figure)
+    return figures
+
+
+def _all(
+    workload: Workload,
+    clients: Sequence[int],
+    executors: Sequence[str],
+    precisions: Sequence[str],
+    where: torch.device,
+    steps: int,
+    repeats: int,
+    bandwidth: float,
+) -> Any:
+    for count in clients:
+        for executor in executors:
+            if executor == "stack" and len(workload.models) > 1:
+                continue  # stacks of a fifth of the clients each say nothing about stacks
+            for precision in precisions:
+                yield _measure(workload, count, executor, precision, where, steps, repeats, bandwidth)
+
+
+def _measure(
+    workload: Workload,
+    clients: int,
+    executor: str,
+    precision: str,
+    where: torch.device,
+    steps: int,
+    repeats: int,
+    bandwidth: float,
+) -> Figure:
+    gc.collect()
+    if where.type == "cuda":
+        torch.cuda.empty_cache()
+    simulation = workload.simulation(clients, steps, where, set_precision(precision))
+    held = torch.cuda.memory_allocated() if where.type == "cuda" else 0
+    if where.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    worker = select.by_name(executor, simulation, compile=True)
+    jobs = simulation.jobs(simulation.method, simulation.server, simulation.memory, simulation.holders, 1)
+    if executor == "loop":  # a few clients tell as much as many, one after another
+        jobs = [job.take(list(range(min(2, len(job.clients))))) for job in jobs]
+    count = sum(len(job.clients) for job in jobs) * steps
+    worker.run_all(jobs)  # warms up, compiles and captures
+    best = min(_seconds(lambda: worker.run_all(jobs), where) for _ in range(repeats))
+    peak = (torch.cuda.max_memory_reserved() - held) / 2**30 if where.type == "cuda" else 0.0
+    models = [task.model for task in simulation.tasks]
+    floor = bandwidth / (sum(floor_bytes(m, 2 if precision == "bf16" else 4) for m in models) / len(models))
+    rate = count / best
+    return Figure(workload.name, clients, worker.name, precision, rate, 0.0, rate / floor, peak, worker.preparing)
+
+
+def plain_steps_per_s(workload: Workload, where: torch.device, steps: int, repeats: int) -> float:
+    """What a reader of PyTorch's tutorials would write: a module, `torch.optim`, cross entropy, data on the device."""
+    simulation = workload.simulation(2, steps, where, bf16=set_precision("fp32"))
+    model, pool = copy.deepcopy(simulation.task.model).train(), simulation.pool
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-5)
+    rows = torch.arange(steps * BATCH, device=where).reshape(steps, BATCH)
+
+    def train() -> None:
+        for part in rows:
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(model(pool.view(part, None)).logits, pool.y[part])
+            torch.autograd.backward(loss)
+            optimizer.step()
+
+    train()  # warms up
+    return steps / min(_seconds(train, where) for _ in range(repeats))
+
+
+def _seconds(work: Callable[[], object], where: torch.device) -> float:
+    """How long it takes, all of it."""
+    _wait(where)
+    begin = time.perf_counter()
+    work()
+    _wait(where)
+    return time.perf_counter() - begin
+
+
+def floor_bytes(model: SplitModel, width: int) -> float:
+    """The bytes that a step must move at least, with activations of `width` bytes a number.
+
+    Every layer's output is written and read once going forward; going back it is read again, and its gradient is
+    written and read once. Of the parameters, in float32: read twice, gradient written and read, momentum read and
+    written, parameter written.
+    """
+    sizes: list[int] = []
+    model = copy.deepcopy(model).to("cpu", torch.float32).eval()
+    leaves = [m for m in model.modules() if not list(m.children()) and not isinstance(m, nn.Identity)]
+    hooks = [m.register_forward_hook(lambda m, i, out: sizes.append(out.numel())) for m in leaves]
+    with torch.no_grad():
+        model(torch.zeros(1, *SHAPE))
+    for hook in hooks:
+        hook.remove()
+    parameters = sum(p.numel() for p in model.parameters())
+    return 5 * width * BATCH * sum(sizes) + 7 * 4 * parameters
+
+
+def copy_bandwidth(where: torch.device) -> float:
+    """Bytes read and written a second by a large copy."""
+    a = torch.empty(2**30 if where.type == "cuda" else 2**27, dtype=torch.uint8, device=where)
+    b = torch.empty_like(a)
+    best = float("inf")
+    for _ in range(5):
+        _wait(where)
+        begin = time.perf_counter()
+        b.copy_(a)
+        _wait(where)
+        best = min(best, time.perf_counter() - begin)
+    return 2 * a.numel() / best
+
+
+def _wait(where: torch.device) -> None:
+    if where.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def rows(figures: list[Figure]) -> list[dict[str, Any]]:
+    """The figures as plain dictionaries."""
+    return [asdict(figure) for figure in figures]

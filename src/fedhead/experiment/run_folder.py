@@ -1,0 +1,262 @@
+"""Run folders: what a run was, how it went and where it stands, so that it can be read, resumed and repeated.
+
+    config.yaml             the recipe, every key written out
+    partition.npz           which rows each client trains and tests on
+    metrics.jsonl           one line of figures a round, flushed at once
+    checkpoint.safetensors  the state after a round, replaced whole
+    environment.json        versions, device, commit, and the executor that was chosen
+    result.json             the final figures; a run that has them is finished
+
+A run that is killed at any moment goes on from its checkpoint: rounds that were counted after it are cut from the
+metrics and run again, to the same numbers.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedhead.core.errors import BadInput
+from fedhead.core.tree import Tree
+from fedhead.core.treefile import atomic, load_tree, save_tree
+from fedhead.data.federation import Federation
+from fedhead.experiment.recipe import Recipe
+
+CONFIG, PARTITION, METRICS = "config.yaml", "partition.npz", "metrics.jsonl"
+CHECKPOINT, ENVIRONMENT, RESULT = "checkpoint.safetensors", "environment.json", "result.json"
+SHARE = 0.05  # of a run's time at most goes into checkpoints; the rounds since the last one are run again on resuming
+
+
+class RunFolder:
+    """The folder of one run."""
+
+    def __init__(self, path: Path, recipe: Recipe):
+        self.path = path
+        self.recipe = recipe
+        self._metrics: IO[str] | None = None
+        self._saved_at, self._save_took = -math.inf, 0.0
+
+    # -- making and opening -----------------------------------------------------------------------
+    @staticmethod
+    def refuse_taken(path: str | Path) -> None:
+        """Refuse a folder that can't hold a new run because it holds something already."""
+        held = _contents(Path(path))
+        if CONFIG in held:
+            finished = RESULT in held
+            fix = (
+                "select another folder with --out" if finished else "continue it with --resume or select another --out"
+            )
+            raise BadInput(f"{path} holds {'a finished' if finished else 'an unfinished'} run already: {fix}")
+        if held:
+            raise BadInput(f"{path} is not empty and holds no run (it has {held[0]}): select another folder with --out")
+
+    @classmethod
+    def create(cls, path: str | Path, recipe: Recipe) -> RunFolder:
+        """A new run folder; one that holds anything already is refused and left as it is."""
+        cls.refuse_taken(path)
+        folder = cls(Path(path), recipe)
+        try:
+            folder.path.mkdir(parents=True, exist_ok=True)
+            folder._write(CONFIG, recipe.to_yaml())
+        except OSError as error:
+            raise BadInput(f"{path} can't be written to: {error.strerror}") from error
+        return folder
+
+    @classmethod
+    def open(cls, path: str | Path, recipe: Recipe | None = None) -> RunFolder:
+        """An existing run folder; with a recipe, only if the run was begun with that very recipe."""
+        path = Path(path)
+        if CONFIG not in _contents(path):
+            raise BadInput(f"{path} is no run folder: it has no {CONFIG}")
+        stored = Recipe.from_yaml(_read(path / CONFIG), str(path / CONFIG))
+        if recipe is not None and recipe != stored:
+            old, new = stored.flat(), recipe.flat()
+            key = next(k for k in [*new, *old] if old.get(k) != new.get(k))
+            raise BadInput(
+                f"{path} was begun with another recipe: {key} was {old.get(key)!r} and is now {new.get(key)!r}; "
+                f"resume with the same one, or select another folder"
+            )
+        return cls(path, stored)
+
+    @contextmanager
+    def locked(self) -> Iterator[RunFolder]:
+        """Hold the folder for writing: a second process that wants it is refused; a killed one lets go of it."""
+        import fcntl
+
+        try:
+            lock = (self.path / CONFIG).open("r+")
+        except OSError as error:
+            raise BadInput(f"{self.path} can't be written to: {error.strerror}") from error
+        with lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise BadInput(f"{self.path} is in use: another process is running in it") from error
+            for name in (CONFIG, PARTITION, METRICS, CHECKPOINT, ENVIRONMENT, RESULT):
+                for draft in self.path.glob(f".{name}.*"):  # a process was killed while it wrote
+                    draft.unlink()
+            try:
+                yield self
+            finally:
+                if self._metrics is not None:
+                    self._metrics.close()
+                    self._metrics = None
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run came to its end."""
+        return (self.path / RESULT).exists()
+
+    # -- the split and the surroundings -----------------------------------------------------------
+    def save_partition(self, federation: Federation) -> None:
+        """Store the split, or hold it against the one that is stored."""
+        path = self.path / PARTITION
+        if not path.exists():
+            with atomic(path) as draft:
+                federation.save_partition(draft)
+                with zipfile.ZipFile(draft, "a") as archive, archive.open("counts.npy", "w") as file:
+                    np.lib.format.write_array(file, federation.counts())  # so that a report needs no data
+            return
+        stored = federation.load_partition(path)
+        same = _same(stored.rows, federation.rows) and _same(stored.client_test or [], federation.client_test or [])
+        if not same or stored.client_test_from != federation.client_test_from:
+            raise BadInput(
+                f"{path} differs from today's split: the data has changed since the run began; start a new run"
+            )
+
+    def counts(self) -> NDArray[np.int64] | None:
+        """Training samples by client and class; None if the run was stopped before it split its data."""
+        path = self.path / PARTITION
+        if not path.exists():
+            return None
+        try:
+            with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
+                return np.asarray(file["counts"], np.int64)
+        except (OSError, ValueError, KeyError, EOFError, zlib.error, zipfile.BadZipFile) as error:
+            raise BadInput(f"{path} can't be read: it is corrupt or cut short ({error})") from error
+
+    def save_environment(self, facts: Mapping[str, Any]) -> None:
+        """Store what the run ran on, on top of what is stored."""
+        self._write(ENVIRONMENT, json.dumps({**self.environment(), **facts}, indent=2) + "\n")
+
+    def environment(self) -> dict[str, Any]:
+        """What the run ran on; nothing if that was not stored yet."""
+        return self._read_json(ENVIRONMENT) or {}
+
+    # -- rounds -----------------------------------------------------------------------------------
+    def record(self, row: Mapping[str, Any]) -> None:
+        """Add a round's figures to the metrics."""
+        if self._metrics is None:
+            self._metrics = (self.path / METRICS).open("a", encoding="utf-8")
+        self._metrics.write(json.dumps(finite(row)) + "\n")
+        self._metrics.flush()
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """The figures of all rounds so far; a line that a crash cut short is left out."""
+        path = self.path / METRICS
+        if not path.exists():
+            return []
+        lines = _read(path).split("\n")
+        rows: list[dict[str, Any]] = []
+        for number, line in enumerate(lines[:-1]):  # a whole line ends in a newline
+            try:
+                rows.append(json.loads(line))
+            except json.JSONDecodeError as error:
+                raise BadInput(f"{path}, line {number + 1} can't be read: {error}") from error
+        return rows
+
+    def save_checkpoint(self, round: int, state: Tree, final: bool = False) -> bool:
+        """Store the state after a round, if the last one is long enough ago; says whether it did."""
+        start = time.monotonic()
+        if not final and start - self._saved_at < self._save_took / SHARE:
+            return False
+        if self._metrics is not None:
+            os.fsync(self._metrics.fileno())  # what a checkpoint counts on must be on the disk before it
+        save_tree(self.path / CHECKPOINT, state, {"round": round})
+        self._saved_at = time.monotonic()
+        self._save_took = self._saved_at - start
+        return True
+
+    def rewind(self) -> tuple[int, Tree, list[dict[str, Any]]] | None:
+        """Go back to the checkpoint: its round, its state and the metrics up to it; None if there is none yet.
+
+        Whatever was recorded after it is cut off, as those rounds will be run again.
+        """
+        path = self.path / CHECKPOINT
+        last, state = 0, Tree()
+        if path.exists():
+            state, metadata = load_tree(path)
+            last = int(metadata.get("round", -1))
+        rows = [row for row in self.metrics() if row["round"] <= last] if path.exists() else []
+        if path.exists() and (not rows or rows[-1]["round"] != last):
+            raise BadInput(
+                f"{self.path / METRICS} ends before round {last}, where {CHECKPOINT} stands: it was cut or edited"
+            )
+        self._write(METRICS, "".join(json.dumps(row) + "\n" for row in rows))
+        return (last, state, rows) if path.exists() else None
+
+    def finish(self, result: Mapping[str, Any]) -> None:
+        """Store the final figures; from then on the run is finished."""
+        self._write(RESULT, json.dumps(finite(result), indent=2) + "\n")
+
+    def result(self) -> dict[str, Any] | None:
+        """The final figures, or None if the run is not finished."""
+        return self._read_json(RESULT)
+
+    # -- files ------------------------------------------------------------------------------------
+    def _write(self, name: str, text: str) -> None:
+        with atomic(self.path / name) as draft:
+            draft.write_text(text, encoding="utf-8")
+
+    def _read_json(self, name: str) -> dict[str, Any] | None:
+        path = self.path / name
+        if not path.exists():
+            return None
+        try:
+            out: dict[str, Any] = json.loads(_read(path))
+        except json.JSONDecodeError as error:
+            raise BadInput(f"{path} can't be read: {error}") from error
+        return out
+
+
+def finite(value: Any) -> Any:
+    """The value as JSON can hold it: numbers that are not finite become null."""
+    if isinstance(value, Mapping):
+        return {str(k): finite(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _contents(path: Path) -> list[str]:
+    """What a folder holds, but for drafts that a killed process left before it wrote its first file."""
+    try:
+        return sorted(p.name for p in path.iterdir() if not p.name.startswith(f".{CONFIG}."))
+    except FileNotFoundError:
+        return []
+    except NotADirectoryError:
+        raise BadInput(f"{path} is a file, not a folder: select another folder with --out") from None
+    except OSError as error:
+        raise BadInput(f"{path} can't be read: {error.strerror}") from error
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"{path} can't be read: {error}") from error
+
+
+def _same(a: list[NDArray[np.int64]], b: list[NDArray[np.int64]]) -> bool:
+    return len(a) == len(b) and all(np.array_equal(x, y) for x, y in zip(a, b, strict=True))

@@ -1,0 +1,92 @@
+"""Messaging: requests to nodes and their answers, over a Flower grid, with a deadline and a short poll of our own."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from fedhead.core.errors import FedheadError
+from fedhead.core.tree import Tree
+from fedhead.flower import wire
+from fedhead.flower.protocol import KINDS, Request, Response, read_response, to_json
+
+if TYPE_CHECKING:
+    from flwr.app import Message
+    from flwr.serverapp import Grid
+
+SPARE_SECONDS = 60.0  # by which Flower holds a message longer than we wait: the deadline is ours to tell
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why there is no answer, and which site said so, if one did."""
+
+    reason: str
+    site: str | None = None
+
+
+Reply = tuple[Response, dict[str, Tree]] | Failure
+
+
+@dataclass(frozen=True)
+class Outgoing:
+    """An order to a node, with its tensors."""
+
+    node: int
+    order: Request
+    trees: Mapping[str, Tree] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Messenger:
+    """Sends messenger and waits for the replies; `Grid.send_and_receive` would look only every three seconds."""
+
+    grid: Grid
+    poll: float
+
+    def ask(self, messenger: Mapping[int, Outgoing], seconds: float) -> dict[int, Reply]:
+        """Send every message and wait at most so long: for each key the answer with its trees, or why there is none."""
+        from flwr.app import Message
+
+        if not messenger:
+            return {}
+        messages = [
+            Message(
+                wire.pack(to_json(message.order), message.trees),
+                message.node,
+                KINDS[message.order.kind],
+                ttl=seconds + SPARE_SECONDS,
+                group_id=str(message.order.round),
+            )
+            for message in messenger.values()
+        ]
+        found: dict[int, Reply] = {}
+        pending: dict[str, int] = {}
+        for key, message_id in zip(messenger, self.grid.push_messages(messages), strict=True):
+            if message_id:
+                pending[message_id] = key
+            else:
+                found[key] = Failure("the message could not be sent")
+        deadline = time.monotonic() + seconds
+        while pending and time.monotonic() < deadline:
+            for reply in self.grid.pull_messages(list(pending)):
+                # an error that Flower itself reports comes from no node: only the id says whose message it answers
+                key_of = pending.pop(reply.metadata.reply_to_message_id, None)
+                if key_of is not None:
+                    found[key_of] = _read(reply)
+            if pending:
+                time.sleep(self.poll)
+        return found | dict.fromkeys(pending.values(), Failure(f"no answer within {seconds:g} s"))
+
+
+def _read(reply: Message) -> Reply:
+    if reply.has_error():
+        return Failure(f"Flower says {reply.error.reason or 'nothing'} (code {reply.error.code})")
+    try:
+        header, trees = wire.unpack(reply.content)
+        answer = read_response(header)
+    except FedheadError as error:
+        return Failure(str(error))
+    return (answer, trees) if answer.problem is None else Failure(answer.problem, answer.site)

@@ -1,0 +1,140 @@
+"""Orders and answers: what the server asks of a site, and what the site says, beside the tensors."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import metadata
+from typing import Any, Literal, get_origin, get_type_hints
+
+from fedhead.core import parameters
+from fedhead.core.errors import BadInput
+from fedhead.data.augment import Transform
+from fedhead.engine.reply_check import Refused
+from fedhead.experiment.recipe import Recipe
+
+TRAIN = "train"  # the exchange of the rounds; those after them are named as their stage is
+KINDS = {"hello": "query.hello", "work": "train.work", "test": "evaluate.test"}  # Flower's message types
+
+
+def version() -> str:
+    """The version of fedhead that runs here."""
+    try:
+        return metadata.version("fedhead")
+    except metadata.PackageNotFoundError:
+        return "source"
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """What all parties of a run must agree on; it comes with every order, as each may meet a fresh process."""
+
+    experiment: str  # names the run on every site, also when it is resumed
+    recipe: dict[str, Any]  # its flat keys
+    sites: list[str]  # their names; a site's place in the list is its client's number, which decides its batches
+    classes: int
+    shape: list[int]  # of one sample
+    names: list[str] | None = None  # of the classes
+    mean: list[float] = field(default_factory=list)
+    std: list[float] = field(default_factory=list)
+    augment: list[str] = field(default_factory=list)
+    fedhead: str = field(default_factory=version)
+
+    def number(self, site: str) -> int:
+        """The client's number of a site."""
+        if site not in self.sites:
+            raise BadInput(
+                f"site {site!r} is not among the server's sites {', '.join(self.sites)}: "
+                "set its name in site.yaml, or add it to server.yaml"
+            )
+        return self.sites.index(site)
+
+    def transform(self) -> Transform:
+        """From stored samples to a model's input, the same at every site."""
+        return Transform(tuple(self.mean), tuple(self.std), tuple(self.augment))
+
+    def recipe_of_run(self) -> Recipe:
+        """The run's recipe."""
+        return Recipe.from_flat(self.recipe)
+
+
+@dataclass(frozen=True)
+class Request:
+    """What one site is asked to do."""
+
+    kind: Literal["hello", "work", "test"]
+    terms: RunSpec
+    seconds: float  # after which the server has gone on, and the site gives up
+    round: int = 0
+    algorithm: str = TRAIN
+    accepted: int = 0  # the last round in which this site's reply counted: its state of then is the valid one
+    staged: bool = False  # test: whether its reply to this stage counted, so that the stage's state is the valid one
+    deliver: bool = False  # test: whether the site is to store the model for its own use
+
+
+@dataclass(frozen=True)
+class Response:
+    """What a site answers."""
+
+    site: str  # its name
+    fedhead: str
+    experiment: str
+    round: int
+    algorithm: str
+    problem: str | None = None  # why the order could not be carried out
+    samples: int = 0  # n_k
+    tests: int = 0  # test samples of its own
+    model: dict[str, Any] = field(default_factory=dict)  # keys of the recipe that it replaces: its own architecture
+    accuracy: float | None = None  # test: per cent on its own test samples …
+    steps: dict[str, float | None] = field(default_factory=dict)  # … and for the states on the way of a stage
+
+
+def to_json(value: RunSpec | Request | Response) -> dict[str, Any]:
+    """As JSON can hold it."""
+    return dataclasses.asdict(value)
+
+
+def read_request(header: Mapping[str, Any]) -> Request:
+    """An order from a message's header, checked, the server's version of fedhead first."""
+    given = header.get("terms")
+    terms: dict[str, Any] = given if isinstance(given, dict) else {}
+    if terms.get("fedhead") != version():
+        theirs = terms.get("fedhead")
+        raise BadInput(
+            f"the server runs fedhead {theirs}, this site {version()}: install fedhead=={theirs} at the site"
+        )
+    made: Request = _read(Request, {**header, "terms": _read(RunSpec, terms, "run's terms")}, "order")
+    if not re.fullmatch(r"[0-9a-f]{8,64}", made.terms.experiment):  # it becomes a folder's name on the site
+        raise Refused("the order's experiment is no hexadecimal name")
+    if made.seconds <= 0 or made.round < 0 or made.accepted < 0:
+        raise Refused("the order's numbers are out of range")
+    return made
+
+
+def read_response(header: Mapping[str, Any]) -> Response:
+    """An answer from a message's header, checked, the site's version of fedhead first."""
+    theirs = header.get("fedhead")
+    if theirs != version() and not header.get("problem"):
+        raise Refused(
+            f"the site runs fedhead {theirs}, the server {version()}: install fedhead=={version()} at the site"
+        )
+    made: Response = _read(Response, header, "answer")
+    if made.samples < 0 or made.tests < 0:
+        raise Refused("the answer's numbers are out of range")
+    return made
+
+
+def _read(cls: type[Any], entries: Mapping[str, Any], what: str) -> Any:
+    hints = get_type_hints(cls)
+    for odd in sorted(entries.keys() ^ hints.keys()):
+        side = "an unknown entry" if odd in entries else "no entry"
+        raise Refused(f"the {what} has {side} {odd!r}: the other side runs another version of fedhead")
+    for name, hint in hints.items():
+        if get_origin(hint) is dict and not isinstance(entries[name], dict):
+            raise Refused(f"the {what} can't be read: {name} is no object")
+    try:
+        return cls(**{name: parameters.check(name, entries[name], hint) for name, hint in hints.items()})
+    except BadInput as error:
+        raise Refused(f"the {what} can't be read: {error}") from error
