@@ -8,8 +8,8 @@ from itertools import combinations
 import torch
 from torch import Tensor
 
-from fedhead.calibration.head import virtual_features
 from fedhead.calibration.statistics import Statistics
+from fedhead.calibration.virtual_features import virtual_features
 from fedhead.core import random
 from fedhead.core.errors import BadInput
 from fedhead.core.tree import Tree

@@ -58,7 +58,8 @@ def statistics(
       fedhead statistics runs/digits-fedavg-seed0 site1.npz --out site1.safetensors --covariance low-rank --rank 8
       fedhead statistics net.safetensors images/ --model mynets:resnet --classifier fc --out site1.safetensors
     """
-    from fedhead.calibration.standalone import save_statistics, statistics_of
+    from fedhead.calibration.collect import statistics_of
+    from fedhead.calibration.files import save_statistics
 
     _refuse_out(out)
     split, samples, transform = _model_and_data(checkpoint, site, model, classifier, normalize)
@@ -94,8 +95,10 @@ def calibrate(
     from safetensors.torch import save_file
 
     from fedhead.analysis.client_models import train_statistics
-    from fedhead.calibration.standalone import calibrate as calibrate_model
-    from fedhead.calibration.standalone import calibrate_weights, merge_files, statistics_of
+    from fedhead.api.calibrate import calibrate as calibrate_model
+    from fedhead.api.calibrate import calibrate_weights
+    from fedhead.calibration.collect import statistics_of
+    from fedhead.calibration.files import merge_files
     from fedhead.core.treefile import atomic
     from fedhead.experiment.reopen import reopen
     from fedhead.models.split_model import weights

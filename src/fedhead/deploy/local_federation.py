@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fedhead.core.errors import FedheadError
+from fedhead.core.process import ProcessIdentity
 from fedhead.core.treefile import atomic
 from fedhead.deploy import certificates, processes
-from fedhead.deploy.processes import Mark
 from fedhead.deploy.project import Project
 from fedhead.experiment.run_folder import RESULT
 
@@ -239,7 +239,7 @@ class LocalFederation:
         """Write down what runs, for `status` and `down`."""
 
         def entry(process: subprocess.Popen[bytes] | None) -> dict[str, Any]:
-            return vars(Mark.of(process.pid)) if process is not None else {"pid": 0, "started": ""}
+            return vars(ProcessIdentity.of(process.pid)) if process is not None else {"pid": 0, "started": ""}
 
         state = {
             "status": self.status,
@@ -256,7 +256,7 @@ class LocalFederation:
         """End everything that was started here."""
         for process in [*(node.process for node in self.nodes), self.link]:
             if process is not None:
-                Mark.of(process.pid).end()
+                ProcessIdentity.of(process.pid).end()
                 process.wait()
         self.save()
 

@@ -13,10 +13,10 @@ from types import FrameType
 from typing import Any
 
 from fedhead.core.errors import BadInput, FedheadError
+from fedhead.core.process import ProcessIdentity
 from fedhead.core.treefile import atomic
 from fedhead.deploy import certificates, processes
 from fedhead.deploy.local_federation import LocalFederation, read_state
-from fedhead.deploy.processes import Mark
 from fedhead.deploy.project import Project
 
 MARK = "supervisor.json"
@@ -68,10 +68,10 @@ def wait(project: Project, say: Callable[[str], None]) -> int:
         time.sleep(0.3)
 
 
-def supervisor(project: Project) -> Mark | None:
+def supervisor(project: Project) -> ProcessIdentity | None:
     """The supervisor's process, if it runs."""
     path = project.private / MARK
-    mark = Mark.read(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else None
+    mark = ProcessIdentity.read(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else None
     return mark if mark is not None and mark.alive() else None
 
 
@@ -85,7 +85,7 @@ def bring_down(project: Project) -> bool:
             time.sleep(0.1)
         found.end()
     state = read_state(project) or {}
-    left = [Mark.read(entry) for entry in [*state.get("nodes", {}).values(), state.get("link")] if entry]
+    left = [ProcessIdentity.read(entry) for entry in [*state.get("nodes", {}).values(), state.get("link")] if entry]
     alive = [mark for mark in left if mark.alive()]
     for mark in alive:  # a supervisor that was killed could not end them
         mark.end()
@@ -107,9 +107,9 @@ def report(project: Project) -> dict[str, Any]:
         "run": state["run"],
         "address": state["address"],
         "secure": state["secure"],
-        "link": Mark.read(state["link"]).alive(),
+        "link": ProcessIdentity.read(state["link"]).alive(),
         "nodes": {
-            name: {"alive": Mark.read(entry).alive(), "starts": entry["starts"]}
+            name: {"alive": ProcessIdentity.read(entry).alive(), "starts": entry["starts"]}
             for name, entry in state["nodes"].items()
         },
         "last": lines[-1] if lines else None,
@@ -131,7 +131,7 @@ def main(arguments: list[str]) -> int:
     signal.signal(signal.SIGTERM, _leave)
     project = Project.open(arguments[0])
     with atomic(project.private / MARK) as draft:
-        draft.write_text(json.dumps(vars(Mark.of(os.getpid()))), encoding="utf-8")
+        draft.write_text(json.dumps(vars(ProcessIdentity.of(os.getpid()))), encoding="utf-8")
 
     def say(line: str) -> None:
         print(f"{time.strftime('%H:%M:%S')} {line}", flush=True)

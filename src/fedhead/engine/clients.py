@@ -129,7 +129,7 @@ class Clients:
     def work(
         self, algorithm: Algorithm, downlink: Downlink, memory: ClientStates, round: int, trains: bool = True
     ) -> list[Job]:
-        """What the clients that got downlink have to do, a job an architecture; its batches are drawn if it `trains`."""
+        """What the clients of a downlink have to do, one job per architecture; batches are drawn if it `trains`."""
         label = f"stage:{algorithm.name}" if isinstance(algorithm, Stage) else "train"
         jobs = []
         for group in sorted({self.assign[k] for k in downlink.per_client}):

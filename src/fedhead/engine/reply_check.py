@@ -8,19 +8,12 @@ import torch
 from torch import Tensor
 
 from fedhead.core.errors import Diverged, FedheadError
+from fedhead.core.schema import Schema
 from fedhead.core.tree import Tree
 
 
 class Refused(FedheadError):
     """A reply that is not what was asked for."""
-
-
-Schema = dict[str, tuple[tuple[int, ...], torch.dtype]]
-
-
-def schema(tree: Tree) -> Schema:
-    """The names, shapes and types of a tree's tensors."""
-    return {name: (tuple(t.shape), t.dtype) for name, t in tree.leaves().items()}
 
 
 def check(send: Tree, expected: Schema | None, client: int, round: int) -> None:

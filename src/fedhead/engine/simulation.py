@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from fedhead.algorithm.base import Algorithm, Method
 from fedhead.algorithm.phase import Reply
 from fedhead.core.log import warn_once
+from fedhead.core.schema import schema
 from fedhead.core.tree import Tree
 from fedhead.engine import evaluation, reply_check, sampling
 from fedhead.engine import server as servers
@@ -59,7 +60,7 @@ class Simulation(Clients):
         round: int,
         executor: Executor,
     ) -> tuple[Tree, Traffic]:
-        """One exchange: clients work, replies are checked, the server aggregates; the clients' states are written last."""
+        """Let clients work, check replies, aggregate; the clients' states are written last."""
         downlink = servers.make_downlink(algorithm, server, cohort, self.task_of)
         replies: dict[int, Reply] = {}
         jobs = self.work(algorithm, downlink, memory, round)
@@ -68,7 +69,7 @@ class Simulation(Clients):
         expected = None
         for k in cohort:
             reply_check.check(replies[k].send, expected, k, round)
-            expected = expected or reply_check.schema(replies[k].send)
+            expected = expected or schema(replies[k].send)
         sent = {k: replies[k].send for k in cohort}
         sizes = {k: float(len(self.federation.rows[k])) for k in cohort}
         server = servers.aggregate(algorithm, server, sent, sizes, self.task)
@@ -80,6 +81,10 @@ class Simulation(Clients):
         """The clients that take part in a round."""
         task = self.task
         return sampling.sample_cohort(task.seed, number, self.holders, task.clients, task.participation)
+
+    def jobs_of_round(self, number: int) -> list[Job]:
+        """The work of a round of training from the present state, one job per architecture."""
+        return self.jobs(self.method, self.server, self.memory, self.cohort(number), number)
 
     def round(self, number: int, executor: Executor) -> Traffic:
         """One round of training."""

@@ -211,7 +211,7 @@ def own_features(
 def side_by_side(
     function: Callable[[Weights, Tensor], T], weights: Sequence[Weights], x: Tensor, budget: MemoryBudget | None = None
 ) -> list[T]:
-    """`function(w, x)`, named tensors or a tuple of them, of several models on the same samples; without a budget apart."""
+    """`function(w, x)`, named tensors or a tuple of them, of several models on the same samples."""
 
     def stacked(places: list[int]) -> list[T]:
         out = vectorized(function, x.device, (0, None))(stack([weights[k] for k in places]), x)

@@ -1,6 +1,6 @@
 """CUDA graphs: the steps of a stack of clients, captured once and replayed without a word from the host.
 
-A runner owns static tensors for everything that a step reads and writes, the whole table of batches among them; a counter
+A runner owns static tensors for everything that a step reads and writes, all batches among them; a counter
 on the device says which batch is next. One graph serves a bucket of widths: when the active clients become fewer,
 those that are done are copied out, and the steps go on at the next smaller bucket. Rows between the width and the
 bucket are carried along and thrown away.

@@ -15,8 +15,8 @@ from typing import TypeVar
 import torch
 
 from fedhead.algorithm.phase import Reply
+from fedhead.core.schema import schema
 from fedhead.core.tree import Tree
-from fedhead.engine.reply_check import schema
 from fedhead.executors.job import Executor, Job
 
 T = TypeVar("T")

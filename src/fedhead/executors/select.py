@@ -3,23 +3,35 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 
+from fedhead.algorithm.task import Task
 from fedhead.core.errors import BadInput, unknown
 from fedhead.core.log import warn_once
-from fedhead.engine import sampling
 from fedhead.executors.graphs import Graphs, first_line
 from fedhead.executors.job import Executor, Job
 from fedhead.executors.lanes import Lanes
 from fedhead.executors.loop import Loop
 from fedhead.executors.stack import Stack
 
-if TYPE_CHECKING:
-    from fedhead.engine.simulation import Simulation
-
 EXECUTORS: dict[str, type[Executor]] = {"loop": Loop, "stack": Stack, "lanes": Lanes}
+
+
+class Workload(Protocol):
+    """What an executor is chosen for: a federation that is about to train."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where it trains."""
+
+    @property
+    def task(self) -> Task:
+        """Its sizes and settings."""
+
+    def jobs_of_round(self, number: int) -> list[Job]:
+        """The work of a round, one job per architecture."""
 
 
 def device(name: str) -> torch.device:
@@ -38,29 +50,29 @@ COMPILED_FROM = 200_000  # client-steps of a run from which on compiling its ste
 TIMED_FOR = 0.1  # seconds that an executor is timed for, at least
 
 
-def by_name(name: str, simulation: Simulation, compile: bool | None = None) -> Executor:
+def by_name(name: str, workload: Workload, compile: bool | None = None) -> Executor:
     """The executor of a name; on a GPU, stacks are compiled for long runs only, unless told."""
     if name not in EXECUTORS:
         raise unknown("executor", name, [*EXECUTORS, "auto"])
-    if name == "lanes" and simulation.device.type != "cuda":
+    if name == "lanes" and workload.device.type != "cuda":
         raise BadInput("executor lanes: its streams need a GPU; use --executor stack, loop or auto")
-    return _made(name, simulation, compile)
+    return _made(name, workload, compile)
 
 
-def _made(name: str, simulation: Simulation, compile: bool | None = None) -> Executor:
+def _made(name: str, workload: Workload, compile: bool | None = None) -> Executor:
     if name != "stack":
         return EXECUTORS[name]()
-    return Stack(graphs=Graphs(compile=client_steps(simulation) >= COMPILED_FROM if compile is None else compile))
+    return Stack(graphs=Graphs(compile=client_steps(workload) >= COMPILED_FROM if compile is None else compile))
 
 
-def client_steps(simulation: Simulation) -> float:
+def client_steps(workload: Workload) -> float:
     """About how many steps all clients will take in a run."""
-    task = simulation.task
+    task = workload.task
     batches = sum(-(-size // task.local.batch_size) for size in task.sizes)
     return task.rounds * task.participation * task.local.epochs * batches
 
 
-def executor(name: str | Executor, simulation: Simulation) -> Executor:
+def executor(name: str | Executor, workload: Workload) -> Executor:
     """The executor of a name, or the one given; `auto` times each on a few steps of round 1 and takes the fastest.
 
     On a GPU the plain loop stands by: it is taken when neither of the others can run the model.
@@ -68,14 +80,12 @@ def executor(name: str | Executor, simulation: Simulation) -> Executor:
     if isinstance(name, Executor):
         return name
     if name != "auto":
-        return by_name(name, simulation)
-    task, method = simulation.task, simulation.method
-    cohort = sampling.sample_cohort(task.seed, 1, simulation.holders, task.clients, task.participation)
-    jobs = simulation.jobs(method, simulation.server, simulation.memory, cohort, 1)
-    if len(cohort) == 1:
+        return by_name(name, workload)
+    jobs = workload.jobs_of_round(1)
+    if sum(len(job.clients) for job in jobs) == 1:
         return Loop()
-    names = ["stack", "lanes"] if simulation.device.type == "cuda" else ["stack", "loop"]
-    timed = [(seconds_a_client(worker, jobs), worker) for worker in (_made(n, simulation) for n in names)]
+    names = ["stack", "lanes"] if workload.device.type == "cuda" else ["stack", "loop"]
+    timed = [(seconds_a_client(worker, jobs), worker) for worker in (_made(n, workload) for n in names)]
     seconds, best = min(timed, key=lambda pair: pair[0])
     return best if seconds < float("inf") else Loop()
 

@@ -1,6 +1,6 @@
 """The server across machines: the rounds and the stages over a Flower grid, with quorum, deadlines and the reply_check.
 
-The server's half of every algorithm is the simulation's (`engine.server`), and so are the figures; what is added here is
+The server's half of an algorithm is the simulation's (`engine.server`), and so are the figures; what is added here is
 all that can go wrong between machines. A reply that is missing, late, refused or not finite is a failure of its site,
 named in the round's figures, and is never aggregated.
 """

@@ -11,11 +11,11 @@ import numpy as np
 import torch
 
 from fedhead.algorithm.base import Algorithm, Stage
+from fedhead.core.schema import Schema, schema
 from fedhead.core.tree import Tree
 from fedhead.data.allocation import Rows
 from fedhead.data.arrays import Samples
 from fedhead.data.federation import Federation
-from fedhead.engine import reply_check
 from fedhead.engine import server as servers
 from fedhead.engine.client_states import ClientStates
 from fedhead.engine.clients import Clients
@@ -48,7 +48,7 @@ class DryRun:
         self._models = list(models({}))  # client i has model i mod n
         self._kinds = [("{}", place) for place in range(len(self._models))]
         self._assign = [k % len(self._models) for k in range(len(terms.sites))]
-        self._schemas: dict[tuple[str, int], reply_check.Schema] = {}
+        self._schemas: dict[tuple[str, int], Schema] = {}
         self.clients = make(self._federation, self._models, self._assign)
 
     def assign(self, client: int, own: Mapping[str, Any]) -> None:
@@ -70,7 +70,7 @@ class DryRun:
         federation = replace(self._federation, client_test=self._federation.rows) if tested else self._federation
         stage.check(self._models, federation)
 
-    def schema(self, algorithm: Algorithm, client: int, server: Tree) -> reply_check.Schema:
+    def schema(self, algorithm: Algorithm, client: int, server: Tree) -> Schema:
         """Names, shapes and types of what a client sends in an exchange."""
         key = (f"{type(algorithm).__name__}:{algorithm.name}", self._assign[client])
         if key not in self._schemas:
@@ -78,5 +78,5 @@ class DryRun:
             downlink = servers.make_downlink(algorithm, server, [client], clients.task_of)
             (job,) = clients.work(algorithm, downlink, ClientStates(clients.initial_state), round=1)
             (reply,) = Loop().run(job.first_steps(0))
-            self._schemas[key] = reply_check.schema(reply.send)
+            self._schemas[key] = schema(reply.send)
         return self._schemas[key]

@@ -12,6 +12,7 @@ import torch
 
 from fedhead.algorithm.base import Algorithm, Stage
 from fedhead.core.errors import BadInput, unknown
+from fedhead.core.schema import schema
 from fedhead.core.tree import Tree
 from fedhead.engine import reply_check
 from fedhead.engine.client_states import ClientStates
@@ -151,8 +152,8 @@ def _nothing() -> None:
 def _check_mail(downlink: Downlink, algorithm: Algorithm, clients: Clients, k: int, round: int) -> None:
     """Refuse tensors from the server that don't fit what the run's recipe makes here."""
     server = clients.method.init_server(clients.initial[clients.assign[k]], clients.task_of(k))
-    known = reply_check.schema(make_downlink(algorithm, server, [k], clients.task_of).broadcast)
-    found = reply_check.schema(downlink.broadcast)
+    known = schema(make_downlink(algorithm, server, [k], clients.task_of).broadcast)
+    found = schema(downlink.broadcast)
     for name in known.keys() & found.keys():
         if known[name] != found[name]:
             raise reply_check.Refused(

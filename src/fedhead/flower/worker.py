@@ -13,7 +13,7 @@ import sys
 import time
 from pathlib import Path
 
-from fedhead.deploy.processes import Mark
+from fedhead.core.process import ProcessIdentity
 from fedhead.flower import worker_client
 
 IDLE_SECONDS = 900.0
@@ -22,7 +22,7 @@ LOOK_SECONDS = 0.5
 
 def main(site: str, path: str, parent: int) -> None:
     """Response orders at the socket until the parent has gone or nobody has asked for long."""
-    mark, place = Mark.of(parent), Path(path)
+    mark, place = ProcessIdentity.of(parent), Path(path)
     with socket.socket(socket.AF_UNIX) as listener, contextlib.suppress(KeyboardInterrupt):
         before = os.umask(0o177)
         listener.bind(path)  # before torch is loaded: whoever asks may queue up from now on
@@ -35,7 +35,7 @@ def main(site: str, path: str, parent: int) -> None:
             place.unlink(missing_ok=True)
 
 
-def _serve(listener: socket.socket, site: str, parent: Mark) -> None:
+def _serve(listener: socket.socket, site: str, parent: ProcessIdentity) -> None:
     from fedhead.flower.assemble import site_of
     from fedhead.flower.respond import respond
 

@@ -14,8 +14,9 @@ from fedhead.algorithm.client import Client
 from fedhead.algorithm.phase import Replies, Reply
 from fedhead.algorithm.task import Task
 from fedhead.calibration import statistics as class_statistics
-from fedhead.calibration.head import Tukey, check_sgd, refuse_head, retrain, sizes, tukey, virtual_features
+from fedhead.calibration.head import check_sgd, refuse_head, retrain
 from fedhead.calibration.statistics import Statistics
+from fedhead.calibration.virtual_features import Tukey, sizes, tukey, virtual_features
 from fedhead.core import random
 from fedhead.core.batch import PARTS, Batch, Output
 from fedhead.core.errors import BadInput, outside

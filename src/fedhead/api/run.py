@@ -45,8 +45,8 @@ def run(
 ) -> Result:
     """Train a federated classifier.
 
-    `model` is a `SplitModel` (see `fedhead.split`), the name of a built-in architecture, or a list of n such for clients
-    of different architectures: client i has model i mod n, or the one that `assign` gives it.
+    `model` is a `SplitModel` (see `fedhead.split`), the name of a built-in architecture, or a list of n such for
+    clients of different architectures: client i has model i mod n, or the one that `assign` gives it.
     `options` go to `fedhead.engine.rounds.run`: participation, executor, device, precision, evaluate_every,
     last_rounds, on_round, assign and the rest.
     """

@@ -15,8 +15,9 @@ from fedhead.algorithm.base import Method
 from fedhead.algorithm.phase import Replies
 from fedhead.algorithm.task import LocalTraining
 from fedhead.calibration import statistics as class_statistics
-from fedhead.calibration.head import linear, retrain, sizes, tukey, virtual_features
+from fedhead.calibration.head import linear, retrain
 from fedhead.calibration.statistics import Statistics
+from fedhead.calibration.virtual_features import sizes, tukey, virtual_features
 from fedhead.core.optimizers import SGD
 from fedhead.core.tree import Tree
 from fedhead.engine.rounds import run_stage

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from fedhead.core.process import ProcessIdentity
 from fedhead.core.treefile import load_tree
 from fedhead.deploy import processes
-from fedhead.deploy.processes import Mark
 from fedhead.engine.simulation import Simulation
 from fedhead.executors.loop import Loop
 from fedhead.experiment import build
@@ -48,7 +48,7 @@ def background() -> Iterator[list[subprocess.Popen[bytes]]]:
     started: list[subprocess.Popen[bytes]] = []
     yield started
     for process in reversed(started):
-        Mark.of(process.pid).end()
+        ProcessIdentity.of(process.pid).end()
         process.wait()
 
 

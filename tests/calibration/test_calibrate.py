@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import fedhead
 from fedhead import BadInput, Statistics
 from fedhead.calibration import statistics
-from fedhead.calibration.standalone import fingerprint
+from fedhead.calibration.collect import fingerprint
 from fedhead.cli import call
 from fedhead.core.treefile import save_tree
 from fedhead.experiment.recipe import Recipe

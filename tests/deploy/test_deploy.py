@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 import torch
 
+from fedhead.core.process import ProcessIdentity
 from fedhead.core.tree import Tree
 from fedhead.core.treefile import load_tree
 from fedhead.deploy import certificates, processes
 from fedhead.deploy.local_federation import LocalFederation
-from fedhead.deploy.processes import Mark
 from fedhead.deploy.project import Project
 from fedhead.engine import sampling
 from fedhead.engine.simulation import Simulation
@@ -108,7 +108,7 @@ def test_tls_and_keys_equal_simulation_and_strangers_are_refused(
             _refused(name, process, tmp_path)
     finally:
         for process in unknown_nodes.values():
-            Mark.of(process.pid).end(2.0)
+            ProcessIdentity.of(process.pid).end(2.0)
             process.wait()
     same(replayed(recipe_of(project), history(project)), final(project))
     assert not any("failed" in row for row in history(project))
@@ -280,7 +280,7 @@ def test_up_status_and_down(tmp_path: Path) -> None:
     finally:
         state = json.loads((Path(folder) / ".deploy" / "state.json").read_text())
         assert "everything has ended" in fedhead("down", folder).stdout
-    marks = [Mark.read(entry) for entry in [state["link"], *state["nodes"].values()]]
+    marks = [ProcessIdentity.read(entry) for entry in [state["link"], *state["nodes"].values()]]
     assert not any(mark.alive() for mark in marks)
     assert "nothing was running" in fedhead("down", folder).stdout
     assert fedhead("status", str(tmp_path)).returncode == 2

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from fedhead.core.errors import Diverged
+from fedhead.core.schema import schema
 from fedhead.core.tree import Tree
-from fedhead.engine.reply_check import Refused, check, schema
+from fedhead.engine.reply_check import Refused, check
 
 ASKED = Tree(model=Tree(w=torch.zeros(2, 3), empty=torch.zeros(0)), count=torch.tensor([1, 2]))
 

@@ -1,0 +1,64 @@
+"""Class statistics of a model's features on samples, as a site would send them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedhead.calibration import statistics as class_statistics
+from fedhead.calibration.statistics import Statistics
+from fedhead.core.errors import BadInput
+from fedhead.data.augment import Transform
+from fedhead.models.split_model import SplitModel, weights
+
+
+@torch.no_grad()
+def statistics_of(
+    model: SplitModel,
+    x: Tensor | NDArray[Any],
+    y: Tensor | NDArray[Any],
+    *,
+    transform: Transform | None = None,
+    diagonal: bool = False,
+    chunk: int = 512,
+) -> Statistics:
+    """The class statistics of a model's features on samples x, y, as a site would send them.
+
+    One pass in chunks: memory does not grow with the data. `transform` brings stored samples to the model's inputs.
+    """
+    if len(x) != len(y) or not len(y):
+        raise BadInput(f"{len(x)} samples with {len(y)} labels: give as many labels as samples, at least one")
+    x, y = torch.as_tensor(x), torch.as_tensor(y).long()
+    if int(y.min()) < 0 or int(y.max()) >= model.classes:
+        raise BadInput(f"labels span {int(y.min())} … {int(y.max())}, the model has classes 0 … {model.classes - 1}")
+    device = next(model.parameters()).device
+    training, total = model.training, None
+    model.eval()
+    for part, labels in zip(torch.split(x, chunk), torch.split(y, chunk), strict=True):
+        inputs = (part if transform is None else transform(part)).to(device, next(model.parameters()).dtype)
+        z = model.projection(model.extractor(inputs))
+        found = class_statistics.class_sums(z, labels.to(device), torch.ones(len(labels)), model.classes, diagonal)
+        if total is None:
+            total = list(found)
+        else:
+            for mine, more in zip(total, found, strict=True):
+                mine.add_(more)
+    model.train(training)
+    assert total is not None
+    count, sums, outer = total
+    return Statistics(count, sums, outer if diagonal else class_statistics.pack(outer), fingerprint(weights(model)))
+
+
+def fingerprint(w: Mapping[str, Tensor], classifier: str = "classifier") -> str:
+    """A fingerprint of all of a model but its classifier, whatever its tensors are called."""
+    each = []
+    for name, t in w.items():
+        if t.is_floating_point() and name != classifier and not name.startswith(classifier + "."):
+            body = t.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+            each.append(hashlib.blake2b(repr(tuple(t.shape)).encode() + body, digest_size=16).digest())
+    return hashlib.blake2b(b"".join(sorted(each)), digest_size=16).hexdigest()

@@ -1,0 +1,55 @@
+"""The identity of a process: its number and when it was started, so that a later process can't be taken for it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class ProcessIdentity:
+    """What tells a process from a later one of the same number: when it was started."""
+
+    pid: int
+    started: str
+
+    @classmethod
+    def of(cls, pid: int) -> ProcessIdentity:
+        """The identity of a process that runs now."""
+        return cls(pid, _started(pid) or "")
+
+    @classmethod
+    def read(cls, entry: Mapping[str, Any]) -> ProcessIdentity:
+        """From a state file."""
+        return cls(int(entry["pid"]), str(entry["started"]))
+
+    def alive(self) -> bool:
+        """Whether this very process still runs."""
+        return bool(self.started) and _started(self.pid) == self.started
+
+    def end(self, seconds: float = 10.0) -> None:
+        """End the process with all that it started: politely, then not."""
+        for how, wait in ((signal.SIGTERM, seconds), (signal.SIGKILL, 5.0)):
+            if not self.alive():
+                break
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, how)
+            deadline = time.monotonic() + wait
+            while self.alive() and time.monotonic() < deadline:
+                time.sleep(0.05)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)  # what it left behind in its session
+
+
+def _started(pid: int) -> str | None:
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] == "Z" else fields[19]

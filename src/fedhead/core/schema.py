@@ -1,0 +1,14 @@
+"""Schemas: the names, shapes and types of a tree's tensors."""
+
+from __future__ import annotations
+
+import torch
+
+from fedhead.core.tree import Tree
+
+Schema = dict[str, tuple[tuple[int, ...], torch.dtype]]
+
+
+def schema(tree: Tree) -> Schema:
+    """The names, shapes and types of a tree's tensors."""
+    return {name: (tuple(t.shape), t.dtype) for name, t in tree.leaves().items()}
