@@ -7,7 +7,7 @@ Ten clients hold the same random 32x32 images in memory and train the same modul
 momentum); the server averages. Every side runs in processes of its own, one side after another, and that several times
 over; the first round of each time only warms up, and of the others the best and the median are given. No side starts,
 samples, tests or writes anything while it is timed. The peers get float images, ready for the model; fedhead takes
-bytes and normalises each batch. Where a library can work on several clients at once, both ways of sharing the threads
+bytes and normalizes each batch. Where a library can work on several clients at once, both ways of sharing the threads
 are tried.
 """
 
@@ -70,7 +70,7 @@ def network(name: str) -> nn.Module:
 
 
 def optimizer(model: nn.Module) -> torch.optim.Optimizer:
-    """The optimiser of a client's round."""
+    """The optimizer of a client's round."""
     return torch.optim.SGD(model.parameters(), lr=LR, momentum=MOMENTUM, weight_decay=DECAY)
 
 

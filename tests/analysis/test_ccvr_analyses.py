@@ -62,8 +62,8 @@ def test_cka_of_features_with_themselves_is_one_also_rotated_and_scaled() -> Non
     assert cka.linear_cka(x, x) == pytest.approx(1, abs=1e-12)
     assert cka.linear_cka(x, -2.5 * x @ rotation + 1) == pytest.approx(1, abs=1e-12)
     # the denominator that the paper prints, squared, would give something else than 1
-    centred = (x - x.mean(0)).numpy()
-    square = np.linalg.norm(centred.T @ centred, "fro") ** 2
+    centered = (x - x.mean(0)).numpy()
+    square = np.linalg.norm(centered.T @ centered, "fro") ** 2
     assert abs(square / square**2 - 1) > 0.5
 
 
@@ -126,8 +126,8 @@ def test_norms_and_how_they_follow_the_counts() -> None:
 # -- separability and forecast --------------------------------------------------------------------------
 def gaussians(distance: float, seed: int = 0) -> statistics.Statistics:
     y = torch.arange(600) % 3
-    centres = distance * torch.eye(3, 4, dtype=torch.float64)
-    return statistics.of(draw(seed, 600, 4) + centres[y], y, 4)
+    centers = distance * torch.eye(3, 4, dtype=torch.float64)
+    return statistics.of(draw(seed, 600, 4) + centers[y], y, 4)
 
 
 def test_separability_grows_with_the_distance_of_the_classes() -> None:
@@ -159,8 +159,8 @@ def test_the_forecast_sees_a_biased_head_and_leaves_a_good_one_alone() -> None:
 def test_tsne_keeps_clusters_together() -> None:
     y = torch.arange(60) % 2
     place = embed.tsne(draw(0, 60, 5) * 0.1 + 20 * y[:, None], perplexity=10)
-    centres = torch.stack([place[y == c].mean(0) for c in (0, 1)])
-    nearest = torch.cdist(place, centres).argmin(1)
+    centers = torch.stack([place[y == c].mean(0) for c in (0, 1)])
+    nearest = torch.cdist(place, centers).argmin(1)
     assert torch.equal(nearest, y)
     with pytest.raises(BadInput, match="at least 4"):
         embed.tsne(draw(0, 3, 2))
@@ -194,7 +194,7 @@ def test_local_models_are_those_of_the_round(run: Path) -> None:
 
 
 @pytest.mark.parametrize("classes", [3, 10, 15, 40])
-def test_classes_in_the_plane_are_named_as_far_as_colours_can_be_told_apart(classes: int) -> None:
+def test_classes_in_the_plane_are_named_as_far_as_colors_can_be_told_apart(classes: int) -> None:
     names, label = [f"class {c}" for c in range(classes)], np.arange(60) % classes
     fig = plots.planes(draw(0, 60, 2).numpy(), {"truth": label, "after": label}, names)
     if classes > 20:

@@ -40,8 +40,8 @@ def test_a_collapsed_model_measures_as_one(classes: int, extra: int, key: int) -
     means, counts = collapse.prototypes(z, y, classes)
     assert counts.tolist() == [3] * classes
     assert collapse.within_over_between(z, y, classes) == pytest.approx(0, abs=1e-12)
-    for centre in (False, True):
-        assert collapse.simplex_error(means, centre) == pytest.approx(0, abs=1e-10)
+    for center in (False, True):
+        assert collapse.simplex_error(means, center) == pytest.approx(0, abs=1e-10)
     assert collapse.alignment(means, vectors) == pytest.approx(1, abs=1e-6)
     assert collapse.alignment(means, -vectors) == pytest.approx(-1, abs=1e-6)
 
@@ -50,7 +50,7 @@ def test_orthogonal_and_equal_prototypes() -> None:
     # orthogonal: every cosine is 0, so the error is (1/(C−1))²; all alike: (1 + 1/(C−1))²
     assert collapse.simplex_error(torch.eye(5)) == pytest.approx(1 / 16)
     assert collapse.simplex_error(torch.ones(5, 3)) == pytest.approx((1 + 1 / 4) ** 2)
-    assert collapse.simplex_error(torch.eye(5), centre=True) == pytest.approx(0, abs=1e-12)
+    assert collapse.simplex_error(torch.eye(5), center=True) == pytest.approx(0, abs=1e-12)
     assert math.isnan(collapse.simplex_error(torch.ones(1, 3)))
 
 

@@ -80,7 +80,7 @@ def test_features_of_all_clients_lie_in_one_plane(run: Trained) -> None:
     (numbers,) = report.numbers.values()
     assert len(numbers["place"]) == len(numbers["class"]) == len(numbers["client"]) == 60
     assert set(numbers["client"]) == set(run.simulation.holders)
-    assert 0 <= numbers["neighbours_of_the_same_class"] <= 100
+    assert 0 <= numbers["neighbors_of_the_same_class"] <= 100
     assert len(report.figures[""].axes) == 4  # two planes, each with its scale
 
 

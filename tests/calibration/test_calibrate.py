@@ -45,7 +45,7 @@ def digits() -> tuple[Tensor, Tensor]:
 
 @pytest.fixture(scope="module")
 def net(digits: tuple[Tensor, Tensor]) -> Net:
-    """Trained on digits, then made to favour class 0."""
+    """Trained on digits, then made to favor class 0."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = Net()
@@ -329,7 +329,7 @@ def test_a_run_with_another_head_is_calibrated_by_its_own_rule_or_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "calibrated.safetensors"
-    for head, code in (("normalised", 0), ("etf", 2)):
+    for head, code in (("normalized", 0), ("etf", 2)):
         recipe = Recipe(rounds=1, model_parameters={"hidden": [16], "head": head})
         execute(recipe, tmp_path / head, Settings(device="cpu", executor="loop"))
         assert call(["calibrate", str(tmp_path / head), "--out", str(out), "--samples", "20", "--epochs", "1"]) == code

@@ -10,7 +10,7 @@ from PIL import Image
 
 from fedhead.core import random
 from fedhead.core.errors import BadInput
-from fedhead.data import colour, geometry
+from fedhead.data import color, geometry
 from fedhead.data.augment import AUGMENTATIONS, STEPS, Transform, steps
 
 N = 24
@@ -77,7 +77,7 @@ def test_rotation_takes_the_nearest_pixel(images, keys):
 
 
 def test_rotation_turns_as_pillow_does(keys):
-    """Sign and centre: a quarter turn, by Pillow, is the same picture."""
+    """Sign and center: a quarter turn, by Pillow, is the same picture."""
     square = torch.randint(0, 256, (1, 1, 9, 9), dtype=torch.uint8)
     grid = geometry.Grid.identity(square)
     half = torch.tensor([0])
@@ -141,7 +141,7 @@ def test_hue_turns_as_colorsys_does():
     x[0] = x[0, :1]  # gray has no hue
     x[1, :, 0, 0] = torch.tensor([1.0, 0.0, 0.0])
     turn = torch.tensor([0.1, -0.1, 0.05, 0.5, -0.3, 0.0], dtype=torch.float64)
-    out = colour.shift_hue(x, turn)
+    out = color.shift_hue(x, turn)
     for i in range(6):
         for r in range(4):
             for c in range(4):
@@ -152,7 +152,7 @@ def test_hue_turns_as_colorsys_does():
 
 def test_jitter_applies_the_four_changes_in_their_drawn_order(keys):
     x = torch.rand(N, 3, 5, 5, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
-    out = colour.jitter(x, keys, 0.8)
+    out = color.jitter(x, keys, 0.8)
     draw = random.uniform(keys, 9).double()
     orders = set()
     for i in range(N):
@@ -172,17 +172,17 @@ def test_jitter_applies_the_four_changes_in_their_drawn_order(keys):
             elif change == 2:
                 own = (gray + (1 + 0.4 * signed) * (own - gray)).clamp(0, 1)
             else:
-                own = colour.shift_hue(own[None], (0.1 * signed)[None])[0]
+                own = color.shift_hue(own[None], (0.1 * signed)[None])[0]
         assert torch.allclose(out[i], own, atol=1e-12)
     assert len(orders) > 8
 
 
 def test_grayscale_with_its_probability(keys):
     x = torch.rand(N, 3, 4, 4)
-    out = colour.grayscale(x, keys, 0.5)
+    out = color.grayscale(x, keys, 0.5)
     gray = (out[:, 0] == out[:, 1]).flatten(1).all(dim=1)
     assert torch.equal(gray, random.uniform(keys) < 0.5)
-    assert torch.allclose(out[gray][:, 0], colour.luma(x)[gray][:, 0])
+    assert torch.allclose(out[gray][:, 0], color.luma(x)[gray][:, 0])
     assert torch.equal(out[~gray], x[~gray])
 
 
@@ -199,7 +199,7 @@ def test_a_stack_of_clients_gives_what_a_loop_gives(images, keys, name, dtype):
     assert torch.isfinite(stacked).all()
 
 
-def test_evaluation_only_normalises(images):
+def test_evaluation_only_normalizes(images):
     transform = Transform((0.4, 0.5, 0.6), (0.2, 0.3, 0.4), steps("simclr"))
     expected = (images / 255 - torch.tensor([0.4, 0.5, 0.6])[:, None, None]) / torch.tensor([0.2, 0.3, 0.4])[
         :, None, None

@@ -32,7 +32,7 @@ def test_images_of_any_layout(shape, as_torch):
     assert np.array_equal(fed.train.x[4].squeeze().numpy(), image)
 
 
-def test_features_become_float32_and_are_not_normalised():
+def test_features_become_float32_and_are_not_normalized():
     fed = Federation.dirichlet(np.random.default_rng(0).random((30, 5)), np.arange(30) % 3, clients=3, alpha=0.5)
     assert fed.train.x.dtype == torch.float32
     assert fed.transform == Transform()

@@ -1,4 +1,4 @@
-"""A client's round: what its phases train, and whose optimisers survive it."""
+"""A client's round: what its phases train, and whose optimizers survive it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batch normalisation of stacked clients against torch's own, client by client."""
+"""Batch normalization of stacked clients against torch's own, client by client."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_outputs_gradients_and_running_statistics(shape: tuple[int, ...], traini
     assert torch.equal(together["running_mean"], stats["running_mean"]) != training
 
 
-def test_bfloat16_is_normalised_in_float32() -> None:
+def test_bfloat16_is_normalized_in_float32() -> None:
     layer = nn.BatchNorm2d(4, track_running_stats=False)
     x = (1000 + torch.randn(2, 8, 4, 6, 6)).bfloat16()
     with StackedLayers():

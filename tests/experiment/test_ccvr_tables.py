@@ -98,7 +98,7 @@ def test_table_8s_hyper_parameters_reach_their_cells() -> None:
     assert "method.mu" not in cells["cifar10-0.1 fedavg before"].keys
     one = {cell.name: cell for cell in tables.load("ccvr/table1").cells()}
     assert one["clsnorm+clsprox cifar10-0.05"].keys["method.mu"] == 0.01
-    assert one["clsnorm+clsprox cifar10-0.05"].keys["model.head"] == "normalised"
+    assert one["clsnorm+clsprox cifar10-0.05"].keys["model.head"] == "normalized"
     assert one["clsnorm cifar10-0.5"].keys.get("method", "fedavg") == "fedavg"
 
 

@@ -201,6 +201,6 @@ def test_python_runs_have_the_same_ranges(settings: dict[str, Any], said: str) -
     assert len(fedhead.run(fed, "mlp", **numpys).history) == 1
 
 
-def test_a_stage_parameter_for_a_misspelt_stage_names_the_nearest() -> None:
+def test_a_stage_parameter_for_a_misspelled_stage_names_the_nearest() -> None:
     with pytest.raises(BadInput, match=r"stage\.ccvrr: .* did you mean 'stage\.ccvr'\?"):
         Recipe(stages=("ccvr",), stage_parameters={"ccvrr": {"samples": 3}})

@@ -77,7 +77,7 @@ def test_some_empty_local_test_sets_are_left_out_of_the_mean(name: str) -> None:
 
 
 @pytest.mark.parametrize("local", [None, [np.arange(0)] * 5])
-def test_personalisation_without_local_test_sets_is_refused_before_training(local: list[np.ndarray] | None) -> None:
+def test_personalization_without_local_test_sets_is_refused_before_training(local: list[np.ndarray] | None) -> None:
     fed = dataclasses.replace(federation(), client_test=local)
     seen: list[object] = []
     with pytest.raises(BadInput, match=r"no client has one.*client_test=0\.3"):

@@ -1,4 +1,4 @@
-"""Two rounds of each personalised baseline against a loop in plain PyTorch, in float64."""
+"""Two rounds of each personalized baseline against a loop in plain PyTorch, in float64."""
 
 from __future__ import annotations
 

@@ -103,12 +103,12 @@ def simplecnn(channels: int, left: int) -> int:
     return layers12 + biased(16 * left**2, 120) + biased(120, 84) + biased(84, 84) + biased(84, 256)
 
 
-RGB, GREY, DIGIT = (3, 32, 32), (1, 28, 28), (1, 8, 8)
+RGB, GRAY, DIGIT = (3, 32, 32), (1, 28, 28), (1, 8, 8)
 # name, input, parameters of the architecture, extractor and projection, dimension of z
 FORMS: list[tuple[str, tuple[int, ...], dict[str, Any], int, int]] = [
     ("mlp", DIGIT, {"hidden": (32, 16)}, biased(64, 32) + biased(32, 16), 16),
     ("simplecnn", RGB, {}, simplecnn(3, 5), 256),
-    ("simplecnn", GREY, {}, simplecnn(1, 4), 256),
+    ("simplecnn", GRAY, {}, simplecnn(1, 4), 256),
     ("digitscnn", DIGIT, {}, biased(1, 16, 3) + biased(16, 32, 3) + biased(32 * 4, 64), 64),
     ("resnet20", RGB, {}, cifar_resnet(3), 64),
     ("resnet20", DIGIT, {}, cifar_resnet(3, channels=1), 64),
@@ -117,7 +117,7 @@ FORMS: list[tuple[str, tuple[int, ...], dict[str, Any], int, int]] = [
     ("resnet56", RGB, {}, cifar_resnet(9), 64),
     ("wrn56_4", RGB, {}, cifar_resnet(9, k=4), 256),
     ("resnet18", RGB, {}, resnet18(3), 512),
-    ("resnet18", GREY, {"stem": "7x7"}, resnet18(7, channels=1), 512),
+    ("resnet18", GRAY, {"stem": "7x7"}, resnet18(7, channels=1), 512),
     ("resnet18", RGB, {"stem": "7x7", "strides": (1, 4)}, resnet18(7), 512),
     ("mobilenetv2", RGB, {}, mobilenetv2(projects=False), 1280),
     ("mobilenetv2", RGB, {"form": "fedetf"}, mobilenetv2(projects=True), 1280),
@@ -127,8 +127,8 @@ FORMS: list[tuple[str, tuple[int, ...], dict[str, Any], int, int]] = [
     # the published implementations' totals, less their 1000-class layer and the auxiliary outputs
     ("googlenet", RGB, {}, 6_624_904 - biased(1024, 1000), 1024),
     ("alexnet", RGB, {}, biased(3, 64, 3) + biased(64, 128, 3) + biased(128, 256, 3) + biased(2304, 512), 512),
-    ("protocnn", GREY, {"channels": 18}, biased(1, 10, 5) + biased(10, 18, 5) + biased(18 * 16, 50), 50),
-    ("protocnn", GREY, {"channels": 22}, biased(1, 10, 5) + biased(10, 22, 5) + biased(22 * 16, 50), 50),
+    ("protocnn", GRAY, {"channels": 18}, biased(1, 10, 5) + biased(10, 18, 5) + biased(18 * 16, 50), 50),
+    ("protocnn", GRAY, {"channels": 22}, biased(1, 10, 5) + biased(10, 22, 5) + biased(22 * 16, 50), 50),
 ]
 
 
@@ -220,7 +220,7 @@ def test_a_narrow_densenet_stacks() -> None:
     agree(build("densenet121", (3, 16, 16), 7, growth=4, blocks=(2, 2, 2, 2)), (3, 16, 16), batch=3)
 
 
-@pytest.mark.parametrize("head", ["normalised", "etf", "prototype"])
+@pytest.mark.parametrize("head", ["normalized", "etf", "prototype"])
 def test_heads_stack_equals_loop(head: str) -> None:
     agree(build("digitscnn", DIGIT, 5, head=head), DIGIT, batch=4)
 
@@ -233,14 +233,14 @@ def test_keyed_dropout_stacks_inside_a_model() -> None:
 def test_feature_layer_lets_architectures_share_a_classifier() -> None:
     """FedClassAvg: h is the 512-d feature before the ReLU, z after it, and all start from one classifier."""
     models = [
-        build("digitscnn", GREY, 7, seed=3, feature_layer=512),
-        build("alexnet", GREY, 7, seed=3, feature_layer=512),
-        build("resnet18", GREY, 7, seed=3, feature_layer=512, stem="7x7"),
+        build("digitscnn", GRAY, 7, seed=3, feature_layer=512),
+        build("alexnet", GRAY, 7, seed=3, feature_layer=512),
+        build("resnet18", GRAY, 7, seed=3, feature_layer=512, stem="7x7"),
     ]
     for model in models:
         assert isinstance(model.classifier, nn.Linear)
         assert torch.equal(model.classifier.weight, models[0].classifier.weight)
-        out = model.eval()(torch.randn(3, *GREY, generator=torch.Generator().manual_seed(1)))
+        out = model.eval()(torch.randn(3, *GRAY, generator=torch.Generator().manual_seed(1)))
         assert out.h.shape == (3, 512)
         assert (out.h < 0).any()
         assert torch.equal(out.z, out.h.relu())
@@ -259,8 +259,8 @@ def test_fedproto_strides_meet_in_one_feature_size() -> None:
 
 
 def test_googlenet_follows_the_published_sizes_on_small_images() -> None:
-    model = build("googlenet", GREY, 10).eval()
-    assert model(torch.zeros(1, *GREY)).z.shape == (1, 1024)
+    model = build("googlenet", GRAY, 10).eval()
+    assert model(torch.zeros(1, *GRAY)).z.shape == (1, 1024)
 
 
 @pytest.mark.parametrize("name", ["simplecnn", "digitscnn"])

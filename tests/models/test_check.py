@@ -33,7 +33,7 @@ def test_registered_models_are_usable_everywhere(name: str) -> None:
     assert all(torch.equal(t, before[n]) for n, t in weights(model).items()), "the check must leave no trace"
 
 
-@pytest.mark.parametrize("head", ["normalised", "etf", "prototype"])
+@pytest.mark.parametrize("head", ["normalized", "etf", "prototype"])
 def test_every_head_is_usable(head: str) -> None:
     assert check(build("mlp", (4,), 3, head=head), (4,), 3) == []
 
@@ -101,10 +101,10 @@ def test_what_only_a_stack_cannot_run() -> None:
     branches = wrap(nn.Linear(4, 6), Lambda(lambda x: x if x.sum().item() > 0 else -x))
     found = check(branches, (4,), 3)
     assert [f.blocks for f in found] == ["stack"]
-    assert "can't be vectorised" in found[0].problem
+    assert "can't be vectorized" in found[0].problem
     assert "executor=loop" in found[0].remedy
     require(branches, (4,), 3, executor="loop")
-    with pytest.raises(BadInput, match="the model can't be used: model: it can't be vectorised"):
+    with pytest.raises(BadInput, match="the model can't be used: model: it can't be vectorized"):
         require(branches, (4,), 3, executor="stack")
 
 

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from fedhead.core.errors import BadInput
 from fedhead.models import build
-from fedhead.models.heads import HEADS, ETFHead, NormalisedLinear, PrototypeHead, etf
+from fedhead.models.heads import HEADS, ETFHead, NormalizedLinear, PrototypeHead, etf
 from fedhead.models.registry import with_head
 
 
@@ -44,9 +44,9 @@ def test_etf_is_equation_three() -> None:
     # V spans C-1 dimensions; U sends the all-ones direction to any unit vector orthogonal to them
     left = torch.linalg.svd(v).U[:, classes - 1]
     u = scaled + left[:, None] @ torch.full((1, classes), 1 / math.sqrt(classes), dtype=torch.float64)
-    centre = torch.eye(classes, dtype=torch.float64) - 1 / classes
+    center = torch.eye(classes, dtype=torch.float64) - 1 / classes
     torch.testing.assert_close(u.T @ u, torch.eye(classes, dtype=torch.float64), rtol=0, atol=1e-6)
-    torch.testing.assert_close(math.sqrt(classes / (classes - 1)) * u @ centre, v, rtol=0, atol=1e-6)
+    torch.testing.assert_close(math.sqrt(classes / (classes - 1)) * u @ center, v, rtol=0, atol=1e-6)
 
 
 def test_etf_rotation_is_by_key() -> None:
@@ -94,8 +94,8 @@ def test_etf_head_survives_a_zero_feature() -> None:
     assert torch.isfinite(z.grad).all()
 
 
-def test_normalised_head_ignores_weight_norms() -> None:
-    head = NormalisedLinear(6, 3).double()
+def test_normalized_head_ignores_weight_norms() -> None:
+    head = NormalizedLinear(6, 3).double()
     z = torch.randn(5, 6, dtype=torch.float64)
     by_hand = torch.stack([(z * w).sum(dim=1) / w.square().sum().sqrt() for w in head.weight], dim=1)
     torch.testing.assert_close(head(z), by_hand)
@@ -104,7 +104,7 @@ def test_normalised_head_ignores_weight_norms() -> None:
         head.weight[1] *= 50
     torch.testing.assert_close(head(z), by_hand)
     assert head.bias is None
-    assert build("mlp", (4,), 3, head="normalised").fixed == frozenset()
+    assert build("mlp", (4,), 3, head="normalized").fixed == frozenset()
 
 
 @pytest.mark.parametrize(("features", "classes"), [(16, 10), (10, 10), (4, 10)])

@@ -1,4 +1,4 @@
-"""The functional optimisers against `torch.optim`."""
+"""The functional optimizers against `torch.optim`."""
 
 from __future__ import annotations
 

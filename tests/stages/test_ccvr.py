@@ -190,7 +190,7 @@ def test_too_high_a_learning_rate_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("head", "is_linear"), [("linear", True), ("normalised", True), ("etf", False), ("prototype", False)]
+    ("head", "is_linear"), [("linear", True), ("normalized", True), ("etf", False), ("prototype", False)]
 )
 def test_heads_that_are_linear_in_the_features(head: str, is_linear: bool) -> None:
     assert linear(build("mlp", (4,), 3, head=head)) is is_linear

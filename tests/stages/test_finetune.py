@@ -1,4 +1,4 @@
-"""Personalisation: the general rule for every method, and Algorithm 2 against a plain loop."""
+"""Personalization: the general rule for every method, and Algorithm 2 against a plain loop."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ class InProcess(Grid):
                 continue
 
             def honest(message: Message = message, node: int = node) -> RecordDict:
-                # through Flower's own serialisation and back, as between machines
+                # through Flower's own serialization and back, as between machines
                 return respond(carried(message.content), self.nodes[node], watchdog=False)
 
             made = self.faults[node](message, honest) if node in self.faults else honest()

@@ -27,7 +27,7 @@ RECIPE = Recipe(
 
 
 def perceptron(features: int = 8, classes: int = CLASSES, bias: bool = True) -> SplitModel:
-    """A network without convolutions or normalisation layers for `small.federation`."""
+    """A network without convolutions or normalization layers for `small.federation`."""
     with torch.random.fork_rng():
         torch.manual_seed(1)
         net = nn.Sequential(

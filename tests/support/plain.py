@@ -67,7 +67,7 @@ class Plain:
         found = []
         for positions, weight in zip(schedule.positions, schedule.weight, strict=True):
             mine = rows[positions[weight > 0]]
-            # normalised in float32, as the data layer does it; tests/data holds that to plain arithmetic
+            # normalized in float32, as the data layer does it; tests/data holds that to plain arithmetic
             x = self.federation.transform(self.federation.train.x[mine]).double()
             found.append((x, self.federation.train.y[mine]))
         return found

@@ -39,7 +39,7 @@ def federation(seed: int = 0) -> Federation:
 
 
 def network(norm: str, head: str | None = None) -> SplitModel:
-    """A small convolutional network with the given normalisation layer and, where a method needs one, another head."""
+    """A small convolutional network with the given normalization layer and, where a method needs one, another head."""
     layer = {"batch": nn.BatchNorm2d(4), "group": nn.GroupNorm(2, 4)}[norm]
 
     class Net(nn.Module):

@@ -65,7 +65,7 @@ class Algorithm:
         return ()
 
     def correct(self, g: Tree, client: Client) -> Tree:
-        """The gradient that the optimiser sees."""
+        """The gradient that the optimizer sees."""
         return g
 
     def finish(self, w: Weights, client: Client) -> Reply:

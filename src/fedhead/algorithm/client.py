@@ -66,7 +66,7 @@ class Client:
     def apply(self, w: Weights, x: Tensor, train: bool = True) -> Output:
         """Run a model on a batch.
 
-        With `train` its BatchNorm layers normalise by the batch and their running statistics move on; a loss
+        With `train` its BatchNorm layers normalize by the batch and their running statistics move on; a loss
         uses it only for the model that is being trained. Without, the model is frozen in evaluation mode.
         """
         model = self.task.model

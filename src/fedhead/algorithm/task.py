@@ -18,7 +18,7 @@ class LocalTraining:
     optimizer: Optimizer = field(default_factory=lambda: SGD(lr=0.01))
     lr_decay: float = 1.0  # the learning rate is multiplied by this every round
     drop_last: bool = False  # leave the last, partial batch out (kept if it is the only one)
-    persistent: bool = False  # whether the optimiser's state survives from round to round
+    persistent: bool = False  # whether the optimizer's state survives from round to round
 
 
 @dataclass(frozen=True)

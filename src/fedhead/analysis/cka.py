@@ -1,6 +1,6 @@
 """Linear CKA: how similar the features are that the layers of different clients' models give to the same samples.
 
-CKA(X, Y) = ‖YᵀX‖²_F / (‖XᵀX‖_F · ‖YᵀY‖_F) for features X [n, p] and Y [n, q] whose columns are centred (Kornblith et
+CKA(X, Y) = ‖YᵀX‖²_F / (‖XᵀX‖_F · ‖YᵀY‖_F) for features X [n, p] and Y [n, q] whose columns are centered (Kornblith et
 al., 2019); CCVR's appendix prints the denominator squared, which would not give 1 for a model and itself. The products
 are summed up over chunks of samples, so memory depends on the layers' widths and not on the number of samples.
 """

@@ -19,7 +19,7 @@ from fedhead.experiment.run_folder import RunFolder
 from fedhead.report.plots import bubbles
 
 
-@kind("features", "t-SNE of all clients' features together, coloured by class and by client (FedClassAvg, Fig. 8)")
+@kind("features", "t-SNE of all clients' features together, colored by class and by client (FedClassAvg, Fig. 8)")
 def look_at_features(runs: Sequence[Trained], options: Options) -> Report:
     """Features of the same test samples from every client's own model; several runs stand one below the other."""
     numbers: dict[str, Any] = {}
@@ -40,7 +40,7 @@ def look_at_features(runs: Sequence[Trained], options: Options) -> Report:
             "place": place.tolist(),
             "class": y.tolist(),
             "client": client.tolist(),
-            "neighbours_of_the_same_class": agreement(z, y, client),
+            "neighbors_of_the_same_class": agreement(z, y, client),
         }
     return Report(numbers, {"": figures.planes(planes, runs[0].simulation.task.classes)})
 

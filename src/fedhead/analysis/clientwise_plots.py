@@ -9,20 +9,20 @@ import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from fedhead.report.plots import COLOURS
+from fedhead.report.plots import COLORS
 
 Array = NDArray[Any]
 
 
 def planes(runs: Mapping[str, tuple[Array, Array, Array]], classes: int) -> Figure:
-    """Features in the plane, coloured by class and by client, a row a run (FedClassAvg, Fig. 8)."""
+    """Features in the plane, colored by class and by client, a row a run (FedClassAvg, Fig. 8)."""
     fig = Figure(figsize=(8, 3.6 * len(runs)), layout="constrained")
     for row, (name, (place, y, client)) in enumerate(runs.items()):
-        colourings = (("class", y, classes), ("client", client, int(client.max()) + 1))
-        for column, (title, colour, many) in enumerate(colourings):
+        colorings = (("class", y, classes), ("client", client, int(client.max()) + 1))
+        for column, (title, color, many) in enumerate(colorings):
             ax = fig.add_subplot(len(runs), 2, 2 * row + column + 1)
             x, height = place.T
-            shown = ax.scatter(x, height, c=colour, s=4, cmap="nipy_spectral", vmin=-0.5, vmax=many - 0.5)
+            shown = ax.scatter(x, height, c=color, s=4, cmap="nipy_spectral", vmin=-0.5, vmax=many - 0.5)
             ax.set(title=f"{name}, by {title}", xticks=[], yticks=[])
             fig.colorbar(shown, ax=ax, label=title)
     return fig
@@ -50,10 +50,10 @@ def curves(runs: Mapping[str, Mapping[str, Sequence[float]]]) -> Figure:
     ax = fig.add_subplot()
     for i, (name, run) in enumerate(runs.items()):
         epochs, mean, deviation = (np.asarray(run[key]) for key in ("epochs", "mean", "deviation"))
-        colour = COLOURS[i % len(COLOURS)]
-        ax.plot(epochs, mean, "o-", markersize=3, color=colour, label=name)
+        color = COLORS[i % len(COLORS)]
+        ax.plot(epochs, mean, "o-", markersize=3, color=color, label=name)
         top = np.minimum(mean + deviation, 100)
-        ax.fill_between(epochs, mean - deviation, top, color=colour, alpha=0.15, linewidth=0)
+        ax.fill_between(epochs, mean - deviation, top, color=color, alpha=0.15, linewidth=0)
     ax.set(xlabel="local epochs", ylabel="accuracy of the clients (%)")
     ax.legend(frameon=False)
     return fig

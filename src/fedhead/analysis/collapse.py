@@ -32,7 +32,7 @@ class Collapse(NamedTuple):
 
     nc1: float  # variance within classes over that between them: 0 when features collapse to their prototypes
     nc2: float  # mean square of pairwise prototype cosines minus −1/(C−1): 0 when prototypes form a simplex ETF
-    nc3: float  # mean cosine of classifier vectors and centred prototypes: 1 when both are aligned
+    nc3: float  # mean cosine of classifier vectors and centered prototypes: 1 when both are aligned
 
 
 # -- pure functions of features ---------------------------------------------------------------------------------------
@@ -57,10 +57,10 @@ def within_over_between(z: Tensor, y: Tensor, classes: int) -> float:
     return float(spread[held].mean() / between.clamp_min(1e-30))
 
 
-def simplex_error(means: Tensor, centre: bool = False) -> float:
+def simplex_error(means: Tensor, center: bool = False) -> float:
     """NC2: the mean square of the pairwise cosines minus −1/(C−1).
 
-    The cosines are those of the prototypes themselves, as FedETF's Fig. 5b says; `centre` takes their mean off first,
+    The cosines are those of the prototypes themselves, as FedETF's Fig. 5b says; `center` takes their mean off first,
     as its NC2 does.
 
     >>> round(simplex_error(torch.tensor([[1.0, 0.0], [-1.0, 0.0]])), 6)
@@ -69,13 +69,13 @@ def simplex_error(means: Tensor, centre: bool = False) -> float:
     count = len(means)
     if count < 2:
         return float("nan")
-    unit = F.normalize(means - means.mean(0) if centre else means, dim=1)
+    unit = F.normalize(means - means.mean(0) if center else means, dim=1)
     pairs = torch.ones(count, count, device=means.device).triu(1).bool()
     return float(((unit @ unit.T)[pairs] + 1 / (count - 1)).square().mean())
 
 
 def alignment(means: Tensor, vectors: Tensor) -> float:
-    """NC3: the mean cosine of each classifier vector with its class's centred prototype."""
+    """NC3: the mean cosine of each classifier vector with its class's centered prototype."""
     return float(F.cosine_similarity(means - means.mean(0), vectors, dim=1).mean())
 
 

@@ -1,4 +1,4 @@
-"""Features in the plane: t-SNE, to be coloured by truth and by what a classifier says (CCVR, Fig. 5 and 13)."""
+"""Features in the plane: t-SNE, to be colored by truth and by what a classifier says (CCVR, Fig. 5 and 13)."""
 
 from __future__ import annotations
 

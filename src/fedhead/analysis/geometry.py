@@ -13,7 +13,7 @@ from fedhead.analysis import collapse, embed
 from fedhead.analysis.registry import Options, Report, kind, label
 from fedhead.core.errors import BadInput
 from fedhead.experiment.reopen import Trained, fresh
-from fedhead.report.plots import COLOURS
+from fedhead.report.plots import COLORS
 
 Rows = Sequence[Mapping[str, float]]
 TITLES = {
@@ -55,7 +55,7 @@ def look_at_classifiers(runs: Sequence[Trained], options: Options) -> Report:
         view = collapse.locally(run.simulation, run.executor, run.round + 1)
         cosines = collapse.agreement(view.vectors).cpu()
         clients, classes, size = view.vectors.shape
-        # a vector's neighbours are its class's at the other clients; looking further tears equal vectors apart
+        # a vector's neighbors are its class's at the other clients; looking further tears equal vectors apart
         near = max((clients - 1) / 3, 1.0)
         place = embed.tsne(view.vectors.reshape(clients * classes, size).cpu(), options.seed, near)
         own = torch.arange(classes).repeat(clients)
@@ -87,7 +87,7 @@ def curves(runs: Mapping[str, Rows]) -> Figure:
         for i, (name, rows) in enumerate(runs.items()):
             there = [row for row in rows if key in row]
             x, y = [row["round"] for row in there], [row[key] for row in there]
-            ax.plot(x, y, ".-", color=COLOURS[i % len(COLOURS)], label=name)
+            ax.plot(x, y, ".-", color=COLORS[i % len(COLORS)], label=name)
         ax.set(xlabel="round")
         ax.set_title(title, fontsize=9)
         if place == 0:
@@ -96,7 +96,7 @@ def curves(runs: Mapping[str, Rows]) -> Figure:
 
 
 def classifiers(runs: Mapping[str, tuple[Any, Any, Any]]) -> Figure:
-    """The cosines as a map and the vectors in the plane, coloured by class, a row a run."""
+    """The cosines as a map and the vectors in the plane, colored by class, a row a run."""
     fig = Figure(figsize=(7.2, 3.4 * len(runs)), layout="constrained")
     for row, (name, (cosines, place, own)) in enumerate(runs.items()):
         left = fig.add_subplot(len(runs), 2, 2 * row + 1)

@@ -28,7 +28,7 @@ def invert(
 ) -> Tensor:
     """Inputs whose features come close to the target ones [n, d], by gradient descent: argmin ‖f(x) − z‖² + λ·TV(x).
 
-    `shape` is that of one input; TV, the total variation, asks neighbouring pixels to be alike.
+    `shape` is that of one input; TV, the total variation, asks neighboring pixels to be alike.
     """
     noise = torch.randn(len(target), *shape, generator=random.generator(random.key(seed, "inversion")))
     x = Tree(x=(0.1 * noise).to(target.device, target.dtype))

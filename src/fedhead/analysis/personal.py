@@ -58,7 +58,7 @@ def outputs(
 
 
 def agreement(z: Tensor, y: Tensor, client: Tensor) -> float:
-    """How often a feature's nearest neighbour among the other clients' features is of its class, in per cent.
+    """How often a feature's nearest neighbor among the other clients' features is of its class, in per cent.
 
     Clients whose features mean the same have 100; features that only their own client understands fall to chance.
     """

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
-from fedhead.report.plots import COLOURS
+from fedhead.report.plots import COLORS
 
 Matrix = NDArray[Any]
 
@@ -39,7 +39,7 @@ def layer_means(means: Mapping[str, Mapping[str, float]]) -> Figure:
     """The mean similarity of every layer, a line a run (CCVR, Fig. 2 and 11)."""
     fig, (ax,) = _grid(1, 6.4, 3.8)
     for i, (run, values) in enumerate(means.items()):
-        ax.plot(list(values), list(values.values()), "o-", color=COLOURS[i % len(COLOURS)], label=run)
+        ax.plot(list(values), list(values.values()), "o-", color=COLORS[i % len(COLORS)], label=run)
     ax.set(ylabel="mean linear CKA", ylim=(0, 1.02))
     ax.tick_params(axis="x", rotation=30)
     ax.legend(frameon=False)
@@ -61,8 +61,8 @@ def norms_before_after(before: Matrix, after: Matrix) -> Figure:
     """The global classifier's norms, before and after calibration (CCVR, Fig. 10)."""
     fig, (ax,) = _grid(1, 6.4, 3.4)
     place = np.arange(len(before))
-    ax.bar(place - 0.2, before, 0.4, color=COLOURS[0], label="before calibration")
-    ax.bar(place + 0.2, after, 0.4, color=COLOURS[1], label="after")
+    ax.bar(place - 0.2, before, 0.4, color=COLORS[0], label="before calibration")
+    ax.bar(place + 0.2, after, 0.4, color=COLORS[1], label="after")
     ax.set(xlabel="class", ylabel="norm of the weight vector", ylim=(0, 1.25 * max(before.max(), after.max())))
     ax.legend(frameon=False, ncols=2, loc="upper center")
     return fig
@@ -72,7 +72,7 @@ def separability(distance: Sequence[float], gains: Mapping[str, Sequence[float]]
     """Gains of calibration against the separability of the classes, a point a run (CCVR, Fig. 6)."""
     fig, (ax,) = _grid(1, 5.6, 3.8)
     for i, (label, values) in enumerate(gains.items()):
-        ax.scatter(distance, values, color=COLOURS[i], label=label)
+        ax.scatter(distance, values, color=COLORS[i], label=label)
     for x, y, name in zip(distance, next(iter(gains.values())), names, strict=True):
         ax.annotate(name, (x, y), fontsize=7, xytext=(3, 3), textcoords="offset points")
     ax.set(xlabel="mean sliced Wasserstein distance between classes", ylabel="gain (points)")
@@ -80,20 +80,20 @@ def separability(distance: Sequence[float], gains: Mapping[str, Sequence[float]]
     return fig
 
 
-def planes(place: Matrix, colours: Mapping[str, Matrix], names: Sequence[str]) -> Figure:
-    """The same samples in the plane, coloured by class in several ways (CCVR, Fig. 5 and 13)."""
-    fig, axes = _grid(len(colours), 3.6)
+def planes(place: Matrix, colors: Mapping[str, Matrix], names: Sequence[str]) -> Figure:
+    """The same samples in the plane, colored by class in several ways (CCVR, Fig. 5 and 13)."""
+    fig, axes = _grid(len(colors), 3.6)
     many = len(names) > 20  # more than a legend can tell apart
     wheel = colormaps["nipy_spectral" if many else "tab20" if len(names) > 10 else "tab10"]
-    colour = wheel.resampled(len(names)) if many else ListedColormap([wheel(i) for i in range(len(names))])
+    color = wheel.resampled(len(names)) if many else ListedColormap([wheel(i) for i in range(len(names))])
     shown: Any = None
-    for ax, (title, label) in zip(axes, colours.items(), strict=True):
-        shown = ax.scatter(*place.T, c=label, s=4, cmap=colour, vmin=-0.5, vmax=len(names) - 0.5)
+    for ax, (title, label) in zip(axes, colors.items(), strict=True):
+        shown = ax.scatter(*place.T, c=label, s=4, cmap=color, vmin=-0.5, vmax=len(names) - 0.5)
         ax.set(title=title, xticks=[], yticks=[])
     if many:
         fig.colorbar(shown, ax=axes, label="class")
     else:
-        dots = [Line2D([], [], linestyle="", marker="o", color=colour(i)) for i in range(len(names))]
+        dots = [Line2D([], [], linestyle="", marker="o", color=color(i)) for i in range(len(names))]
         fig.legend(dots, names, title="class", loc="outside right center", frameon=False, fontsize=8)
     return fig
 

@@ -164,9 +164,9 @@ def look_at_separability(runs: Sequence[Trained], options: Options) -> Report:
     return Report(numbers, {"": plots.separability([r["distance"] for r in rows], gains, list(numbers))})
 
 
-@kind("embed", "t-SNE of test features, coloured by truth and by predictions before and after CCVR (CCVR, Fig. 5, 13)")
+@kind("embed", "t-SNE of test features, colored by truth and by predictions before and after CCVR (CCVR, Fig. 5, 13)")
 def look_at_embedding(runs: Sequence[Trained], options: Options) -> Report:
-    """Test features in the plane with three colourings."""
+    """Test features in the plane with three colorings."""
     run = _only(runs, "embed")
     simulation = run.simulation
     if simulation.test is None:
@@ -179,15 +179,15 @@ def look_at_embedding(runs: Sequence[Trained], options: Options) -> Report:
     before, after = (classify(simulation.task.model, w, z).argmax(1).cpu() for w in heads)
     place = embed.tsne(z, options.seed)
     y = y.cpu()
-    colours = {"truth": y.numpy(), "before calibration": before.numpy(), "after": after.numpy()}
+    colors = {"truth": y.numpy(), "before calibration": before.numpy(), "after": after.numpy()}
     numbers = {
         "place": place.tolist(),
-        **{name.split()[0]: label.tolist() for name, label in colours.items()},
+        **{name.split()[0]: label.tolist() for name, label in colors.items()},
         "accuracy_before": 100 * float((before == y).double().mean()),
         "accuracy_after": 100 * float((after == y).double().mean()),
     }
     names = simulation.federation.names or [str(c) for c in range(simulation.task.classes)]
-    return Report(numbers, {"": plots.planes(place.numpy(), colours, names)})
+    return Report(numbers, {"": plots.planes(place.numpy(), colors, names)})
 
 
 @kind("inversion", "inputs reconstructed from a raw feature and from means of features (CCVR, Fig. 8, 9)")

@@ -89,7 +89,7 @@ def _refuse_kinds(federation: Any, model: Any, method: Any, stages: Any) -> None
 
 
 def make_optimizer(name: str, lr: float, momentum: float, weight_decay: float) -> Optimizer:
-    """The optimiser of a name; Adam's first coefficient is the momentum where one is given."""
+    """The optimizer of a name; Adam's first coefficient is the momentum where one is given."""
     if name == "sgd":
         return SGD(lr, momentum, weight_decay)
     if name == "adam":

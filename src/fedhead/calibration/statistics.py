@@ -124,7 +124,7 @@ def class_sums(z: Tensor, y: Tensor, weight: Tensor, classes: int, diagonal: boo
     """Counts [C], sums [C, d] and sums of outer products [C, d, d] (squares [C, d] if `diagonal`), in float64.
 
     Each sample is multiplied once, with those of its own class: the batch is sorted by class first. That needs to
-    look at the labels, which a vectorised function can't, hence an operator of its own. Weights are 0 or 1.
+    look at the labels, which a vectorized function can't, hence an operator of its own. Weights are 0 or 1.
     """
     d = z.shape[1]
     place = torch.where(weight > 0, y, classes)  # padding sorts last and is left over
@@ -191,7 +191,7 @@ def unpack(packed: Tensor, d: int) -> Tensor:
 def compress(count: Tensor, total: Tensor, outer: Tensor, rank: int) -> Tree:
     """The sums with each class's scatter cut to its `rank` leading directions, its diagonal kept exactly.
 
-    `outer` holds whole matrices [C, d, d]. Rank 0 sends diagonals, rank d all there is. Vectorises over clients.
+    `outer` holds whole matrices [C, d, d]. Rank 0 sends diagonals, rank d all there is. Vectorizes over clients.
     """
     mean = total / count.clamp_min(1)[:, None]
     scatter = outer - total[:, :, None] * mean[:, None, :]

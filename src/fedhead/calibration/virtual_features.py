@@ -48,12 +48,12 @@ def virtual_features(statistics: Statistics, number: list[int], key: int) -> tup
         if not m:
             continue
         noise = torch.randn(m, statistics.features, generator=random.generator(random.key(key, c)), dtype=torch.float64)
-        drawn.append(mean[c] + _colour(noise.to(mean.device), covariance[c]))
+        drawn.append(mean[c] + _color(noise.to(mean.device), covariance[c]))
         labels.append(torch.full((m,), c, device=mean.device))
     return torch.cat(drawn), torch.cat(labels)
 
 
-def _colour(noise: Tensor, covariance: Tensor) -> Tensor:
+def _color(noise: Tensor, covariance: Tensor) -> Tensor:
     if covariance.dim() == 1:
         return noise * covariance.clamp_min(0).sqrt()
     values, vectors = torch.linalg.eigh(covariance)

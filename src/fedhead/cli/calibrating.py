@@ -25,7 +25,7 @@ Architecture = Annotated[
     str | None,
     typer.Option("--model", help="The weights' architecture: a built-in name, or module:function that makes it."),
 ]
-Normalize = Annotated[str | None, typer.Option(help="How images are normalised. [default: as in training, or half]")]
+Normalize = Annotated[str | None, typer.Option(help="How images are normalized. [default: as in training, or half]")]
 Site = Annotated[Path, typer.Argument(metavar="DATA", help="The site's samples: .npz with x and y, or a folder.")]
 
 

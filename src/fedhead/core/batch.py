@@ -12,7 +12,7 @@ PARTS = ("extractor", "projection", "classifier")  # the named parts of every mo
 class Batch(NamedTuple):
     """Samples of one client: the last batch of an epoch is topped up with rows of weight 0."""
 
-    x: Tensor  # inputs, augmented and normalised
+    x: Tensor  # inputs, augmented and normalized
     y: Tensor  # labels
     weight: Tensor  # 1 for a sample, 0 for padding
     rows: Tensor  # where they stand in the pool

@@ -33,7 +33,7 @@ def supervised_contrastive(
 ) -> Tensor:
     """Pull two views of each class's samples together and apart from the other classes (Khosla et al., 2020, Eq. 2).
 
-    `first` and `second` are the features [B, d] of two views, normalised by the caller where that is wanted. With
+    `first` and `second` are the features [B, d] of two views, normalized by the caller where that is wanted. With
     i an anchor, P(i) the other views of its class and A(i) all other views, the loss is the mean over anchors of
     −(τ/τ_base) / |P(i)| · Σ_{p∈P(i)} log( exp(z_i·z_p/τ) / Σ_{a∈A(i)} exp(z_i·z_a/τ) ); base None means τ_base = τ.
     Every anchor has a positive, its own second view, so that one sample or one class alone is no special case.

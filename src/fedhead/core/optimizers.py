@@ -1,4 +1,4 @@
-"""Optimisers as pure functions: parameters, gradients and state in, new parameters and state out.
+"""Optimizers as pure functions: parameters, gradients and state in, new parameters and state out.
 
 The update rules are those of `torch.optim`, to rounding; tests hold them to it. `step_in_place` is the same step for
 whoever owns the tensors, on a CPU: one pass over each of them instead of four or more.
@@ -113,7 +113,7 @@ class Adam:
 
 
 def owned(params: Tree, state: Tree) -> tuple[Tree, Tree]:
-    """Copies of parameters and of an optimiser's state that `step_in_place` may write over."""
+    """Copies of parameters and of an optimizer's state that `step_in_place` may write over."""
     mine = params.clone()
 
     def copied(entry: Tree) -> Tree:

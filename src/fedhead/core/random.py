@@ -2,7 +2,7 @@
 
 A draw depends on its key and its place alone, never on what was drawn before. The same splitmix64 finaliser is
 written once for numpy (batch orders, on the host) and once for torch (augmentation, dropout: inside a captured or
-vectorised step).
+vectorized step).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Transforms: from stored samples to a model's input, augmented and normalised where the data lives.
+"""Transforms: from stored samples to a model's input, augmented and normalized where the data lives.
 
 Everything is tensors in, tensors out, one random key a sample: no generator, no loop over samples and no shape that
 depends on data, so a transform runs under `vmap` over clients and inside a CUDA graph. Crops, flips and rotations only
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedhead.core import random
 from fedhead.core.errors import BadInput, unknown
-from fedhead.data import colour
+from fedhead.data import color
 from fedhead.data.geometry import Grid, crop, cutout, flip, resized_crop, rotate
 
 # Steps that move pixels: (grid, keys, number) -> grid. The number is the step's argument, as in rotate(15).
@@ -30,8 +30,8 @@ _MOVES: dict[str, tuple[Callable[[Grid, Tensor, float], Grid], float]] = {
 # Steps that compute new pixels: (images in 0 … 1, keys, number) -> images.
 _PAINTS: dict[str, tuple[Callable[[Tensor, Tensor, float], Tensor], float]] = {
     "resized-crop": (lambda x, k, smallest: resized_crop(x, k, smallest), 0.2),
-    "jitter": (lambda x, k, p: colour.jitter(x, k, p), 0.8),
-    "grayscale": (lambda x, k, p: colour.grayscale(x, k, p), 0.2),
+    "jitter": (lambda x, k, p: color.jitter(x, k, p), 0.8),
+    "grayscale": (lambda x, k, p: color.grayscale(x, k, p), 0.2),
 }
 STEPS = tuple(_MOVES) + tuple(_PAINTS)
 
@@ -58,7 +58,7 @@ NORMALIZATIONS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
 
 @dataclass(frozen=True)
 class Transform:
-    """Augments and normalises a batch: `transform(x, key)` for training, `transform(x)` for evaluation.
+    """Augments and normalizes a batch: `transform(x, key)` for training, `transform(x)` for evaluation.
 
     >>> Transform.named("cifar", "half").augment
     ('crop-reflect(4)', 'flip')
@@ -66,7 +66,7 @@ class Transform:
     tensor([1.])
     """
 
-    mean: tuple[float, ...] = ()  # per channel, or one for all; none: no normalisation
+    mean: tuple[float, ...] = ()  # per channel, or one for all; none: no normalization
     std: tuple[float, ...] = ()
     augment: tuple[str, ...] = ()  # steps in order, each with its argument, such as "rotate(15)"
     dtype: torch.dtype = torch.float32
@@ -81,7 +81,7 @@ class Transform:
 
     @classmethod
     def named(cls, augment: str = "none", normalize: str = "unit") -> Transform:
-        """The transform of a named augmentation (or steps joined by `+`) and a named normalisation."""
+        """The transform of a named augmentation (or steps joined by `+`) and a named normalization."""
         if normalize not in NORMALIZATIONS:
             raise unknown("normalization", normalize, NORMALIZATIONS)
         mean, std = NORMALIZATIONS[normalize]
@@ -90,7 +90,7 @@ class Transform:
     def replace(
         self, augment: str | None = None, normalize: str | None = None, dtype: torch.dtype | None = None
     ) -> Transform:
-        """A copy with another named augmentation, normalisation or dtype."""
+        """A copy with another named augmentation, normalization or dtype."""
         other = Transform.named(augment or "none", normalize or "unit")
         return Transform(
             self.mean if normalize is None else other.mean,
@@ -111,7 +111,7 @@ class Transform:
                 raise BadInput(f"augmentation {step}: images of {shape[1]}x{shape[2]} are too small to reflect")
 
     def __call__(self, x: Tensor, key: Tensor | None = None) -> Tensor:
-        """x: [B, …] as stored; key: int64 [B], one a sample, or None to normalise alone."""
+        """x: [B, …] as stored; key: int64 [B], one a sample, or None to normalize alone."""
         scale = 1.0 if x.is_floating_point() else 1 / 255
         if key is not None and self.augment:
             return self._normalized(self._augmented(x, key, scale), own=True)

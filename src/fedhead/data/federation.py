@@ -40,7 +40,7 @@ class Federation:
     client_test: list[Rows] | None = None  # each client's own test samples …
     client_test_from: Literal["train", "test"] = "train"  # … and what they are rows of
     transform: Transform = field(default_factory=Transform)
-    public: Samples | None = None  # unlabelled or foreign data that all parties hold
+    public: Samples | None = None  # unlabeled or foreign data that all parties hold
     names: Sequence[str] | None = None  # of the classes
     title: str = "your data"  # what the data and their partition are called in records
     partition: str = "given"

@@ -62,7 +62,7 @@ def flip(grid: Grid, key: Tensor, probability: float) -> Grid:
 
 
 def rotate(grid: Grid, key: Tensor, degrees: float) -> Grid:
-    """Turn about the centre by an angle in ±degrees, nearest pixels, black corners."""
+    """Turn about the center by an angle in ±degrees, nearest pixels, black corners."""
     angle = _each((random.uniform(key) * 2 - 1) * math.radians(degrees))
     y, x = grid.row - (grid.height - 1) / 2, grid.col - (grid.width - 1) / 2
     row = y * torch.cos(angle) + x * torch.sin(angle) + (grid.height - 1) / 2
@@ -100,7 +100,7 @@ def resized_crop(x: Tensor, key: Tensor, smallest: float) -> Tensor:
 
 
 def _stretch(x: Tensor, start: Tensor, length: Tensor) -> Tensor:
-    """Rows start … start+length of each image, stretched over its full height (pixel centres, edges held)."""
+    """Rows start … start+length of each image, stretched over its full height (pixel centers, edges held)."""
     n = x.shape[2]
     start, length = start.unsqueeze(1), length.unsqueeze(1)
     at = (torch.arange(n, device=x.device).to(x.dtype) + 0.5) * (length / n) - 0.5

@@ -111,7 +111,7 @@ class CappedDirichlet(Partition):
         counts = np.zeros((draws, clients, len(sizes)), np.int64)
         held = np.zeros((draws, clients), np.int64)
         for c in np.flatnonzero(sizes):
-            # clients that are full leave before the shares are normalised: some client is always left
+            # clients that are full leave before the shares are normalized: some client is always left
             log = np.where(held < sizes.sum() / clients, log_gamma(rng, self.alpha, (draws, clients)), -np.inf)
             cuts = (np.cumsum(softmax(log), axis=1) * sizes[c]).astype(np.int64)
             cuts[:, -1] = sizes[c]
@@ -129,7 +129,7 @@ class EqualDirichlet(Partition):
     """Clients of equal size, each with class proportions drawn from Dir(α), as FedClassAvg's text says.
 
     In random order each client fills its quota along its proportions; once a class is used up, the proportions of
-    those that are left are normalised again (Hsu et al., 2019), so late clients stray from their draw.
+    those that are left are normalized again (Hsu et al., 2019), so late clients stray from their draw.
     """
 
     alpha: float  # α

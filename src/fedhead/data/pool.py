@@ -15,7 +15,7 @@ LARGEST_TURNED = 1 << 30  # bytes of images that may be held a second time in an
 
 
 class Pool:
-    """Samples on a device; batches are gathered, augmented and normalised there."""
+    """Samples on a device; batches are gathered, augmented and normalized there."""
 
     def __init__(
         self,

@@ -62,7 +62,7 @@ def _differing(method: Method, here: Sequence[tuple[int, SplitModel]]) -> None:
 
 
 def _lone_samples(here: Sequence[tuple[int, SplitModel]], local: LocalTraining) -> None:
-    """BatchNorm has no variance to normalise by in a batch of one sample."""
+    """BatchNorm has no variance to normalize by in a batch of one sample."""
     for client, model in here:
         layers = [n for n, m in model.named_modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
         if local.batch_size == 1 and layers:

@@ -1,6 +1,6 @@
 """One client's round, or a stack's: phase after phase from what is received to what is sent.
 
-Everything here and in `steps` (gathering batches, the gradient, the optimiser) works on tensors with or without a
+Everything here and in `steps` (gathering batches, the gradient, the optimizer) works on tensors with or without a
 client axis, so all executors share it.
 """
 
@@ -19,7 +19,7 @@ from fedhead.core.tree import Tree, Weights
 from fedhead.executors.program import Program, Vectorizer
 from fedhead.executors.steps import Carry, PhaseRun, Step, Table, Trainer, channels_last, train_eagerly
 
-OPTIMIZER = "~optimizer"  # where a client's state keeps its optimiser, if that survives the round
+OPTIMIZER = "~optimizer"  # where a client's state keeps its optimizer, if that survives the round
 
 
 def phase_runs(
@@ -65,7 +65,7 @@ def local_round(
 
 
 def initial_optimizers(method: Method, task: Task, w: Weights, state: Tree) -> Tree:
-    """The optimisers' state of a client before its first round, a phase each."""
+    """The optimizers' state of a client before its first round, a phase each."""
     kept = {}
     w = w.replace(method.init_server(w, task).get("model"))  # a method may train more than the model has
     for number, phase in enumerate(method.phases(task)):

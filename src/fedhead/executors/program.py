@@ -34,7 +34,7 @@ class Program:
     channels_last: bool = False
     in_place: bool = False  # whether a step writes over the weights that the step before it made
     corrects: bool = field(init=False)
-    persistent: bool = field(init=False)  # stages start their optimisers afresh
+    persistent: bool = field(init=False)  # stages start their optimizers afresh
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "corrects", type(self.algorithm).correct is not Algorithm.correct)
@@ -63,7 +63,7 @@ class Program:
         return self.algorithm.finish(w, self.client(inputs))
 
     def correct(self, g: Tree, inputs: ClientInputs) -> Tree:
-        """The gradient that the optimiser sees."""
+        """The gradient that the optimizer sees."""
         return self.algorithm.correct(g, self.client(inputs))
 
     def loss(self, phase: Phase) -> Callable[[Tree, Weights, Batch, Tensor, ClientInputs], tuple[Tensor, Tree]]:

@@ -46,12 +46,12 @@ class Carry(NamedTuple):
 
     params: Tree  # what the phase trains
     stats: Tree  # running statistics
-    opt: Tree  # the optimiser's state
+    opt: Tree  # the optimizer's state
 
 
 @dataclass(frozen=True)
 class Step:
-    """One optimisation step of a phase, for one client or, vectorized, for a stack of them."""
+    """One optimization step of a phase, for one client or, vectorized, for a stack of them."""
 
     program: Program
     phase: Phase
@@ -60,7 +60,7 @@ class Step:
     names: list[str]  # what is trained
 
     def begin(self, w: Weights, opt: Tree | None) -> Carry:
-        """The carry before the first step; `opt` is the optimiser's state where it survived the last round."""
+        """The carry before the first step; `opt` is the optimizer's state where it survived the last round."""
         params = Tree({name: w[name] for name in self.names})
         opt = self.vectorizer.init(self.optimizer)(params) if opt is None else opt
         if self.program.in_place:
@@ -81,7 +81,7 @@ class Step:
             g = Tree(zip(self.names, grads, strict=True))
             if program.corrects and self.phase.corrects:
                 g = self.vectorizer.correct(program)(g, inputs)
-            # A phase with an optimiser of its own decays along with the run's: client.lr is lr · decay^(round − 1).
+            # A phase with an optimizer of its own decays along with the run's: client.lr is lr · decay^(round − 1).
             lr = inputs.lr * (self.optimizer.lr / program.task.local.optimizer.lr)
             if program.in_place:
                 self.optimizer.step_in_place(carry.params, g, carry.opt, lr)

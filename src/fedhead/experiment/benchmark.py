@@ -1,6 +1,6 @@
 """How fast a federation trains here: client-steps a second, by workload, executor and precision, in one run.
 
-A client-step is one optimisation step of one client. The plain loop (eager PyTorch, one client after another, data on
+A client-step is one optimization step of one client. The plain loop (eager PyTorch, one client after another, data on
 the device) is taken in the same run and is the 1x that the others are measured against: the faster of fedhead's own
 loop and, where it does the same work, a textbook loop with `torch.optim`.
 """

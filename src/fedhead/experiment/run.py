@@ -34,7 +34,7 @@ LONG = 50  # local epochs of a client from which on a run on a GPU is likely to 
 
 @dataclass(frozen=True)
 class Settings:
-    """How a recipe is carried out; it decides rounding and speed, not what is learnt."""
+    """How a recipe is carried out; it decides rounding and speed, not what is learned."""
 
     data: str | Path | None = None
     device: str = "auto"

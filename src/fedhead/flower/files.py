@@ -69,7 +69,7 @@ class ServerFile(_File):
     set: tuple[str, ...] = ()  # key=value on top of the recipe
     classes: int | tuple[str, ...] | None = None  # number or names; null: as the recipe's data set has
     shape: tuple[int, ...] | None = None  # of one sample, (channels, height, width) for images
-    normalize: str | None = None  # a named normalisation
+    normalize: str | None = None  # a named normalization
     test: str | None = None  # the server's own test samples: an .npz, a folder, a CSV, module:function, or recipe
     public: str | None = None  # samples that all parties hold, likewise
     data: str | None = None  # folder of the recipe's data set

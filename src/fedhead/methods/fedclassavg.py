@@ -35,7 +35,7 @@ class FedClassAvg(Method):
     # ‖w_Ck − w_C‖₂ (Eq. 5), or half the mean square of the weights' difference plus half that of the biases'
     proximal: Literal["distance", "mean_squared"] = "distance"
     ca: bool = True  # classifier averaging; without it nothing is shared
-    pr: bool = True  # proximal regularisation
+    pr: bool = True  # proximal regularization
     cl: bool = True  # contrastive loss
     share: Literal["classifier", "all"] = "classifier"  # all: whole models of one architecture ("+weight")
 

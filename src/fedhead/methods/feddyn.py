@@ -1,4 +1,4 @@
-"""FedDyn: dynamic regularisation that aligns local and global optima (Acar et al., 2021)."""
+"""FedDyn: dynamic regularization that aligns local and global optima (Acar et al., 2021)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fedhead.core.tree import Tree, Weights
 @method("feddyn")
 @dataclass(frozen=True)
 class FedDyn(Method):
-    """Regularise each client dynamically, so that local optima meet the global one (Acar et al., 2021)."""
+    """Regularize each client dynamically, so that local optima meet the global one (Acar et al., 2021)."""
 
     alpha: float = 0.01  # α, weight of the quadratic penalty
 

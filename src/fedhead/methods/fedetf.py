@@ -36,7 +36,7 @@ class FedETF(Method):
     def __post_init__(self) -> None:
         """Refuse a negative exponent."""
         if self.gamma < 0:
-            raise BadInput(f"method.gamma: γ = {self.gamma} would favour rare classes; give 0 or more (the paper: 1)")
+            raise BadInput(f"method.gamma: γ = {self.gamma} would favor rare classes; give 0 or more (the paper: 1)")
 
     def phases(self, task: Task) -> tuple[Phase, ...]:
         """w_k = argmin L_k(w) over u, p and β (Eq. 7); V is fixed by the head."""

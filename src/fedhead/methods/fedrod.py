@@ -35,7 +35,7 @@ class FedRoD(Method):
     def __post_init__(self) -> None:
         """Refuse a negative exponent."""
         if self.gamma < 0:
-            raise BadInput(f"method.gamma: γ = {self.gamma} would favour rare classes; give 0 or more (the paper: 1)")
+            raise BadInput(f"method.gamma: γ = {self.gamma} would favor rare classes; give 0 or more (the paper: 1)")
 
     def init_client(self, w: Weights, task: Task) -> Tree:
         """A linear personal head that adds nothing yet."""

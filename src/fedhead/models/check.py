@@ -1,4 +1,4 @@
-"""Why a module can't be trained functionally or vectorised, in words, and the mends that can be made."""
+"""Why a module can't be trained functionally or vectorized, in words, and the mends that can be made."""
 
 from __future__ import annotations
 
@@ -82,9 +82,9 @@ def require(
 
 
 def check(model: SplitModel, input_shape: Sequence[int], classes: int) -> list[Finding]:
-    """Say why a model can't be used functionally or vectorised, and what would fix it; an empty list: all is well.
+    """Say why a model can't be used functionally or vectorized, and what would fix it; an empty list: all is well.
 
-    The model is looked at, then tried: a batch of two forward and backward, by itself and vectorised over two clients.
+    The model is looked at, then tried: a batch of two forward and backward, by itself and vectorized over two clients.
     """
     found = list(_look(model, classes))
     if any(f.blocks == "all" for f in found):
@@ -158,7 +158,7 @@ def _try(model: SplitModel, input_shape: Sequence[int]) -> list[Finding]:
     _, failure = _attempt(lambda: _gradients(vmap(loss), params, *others))
     if failure:
         remedy = "run it with executor=loop, or write that step with operations that vmap knows"
-        found.append(Finding("model", f"it can't be vectorised over clients ({failure})", remedy, "stack"))
+        found.append(Finding("model", f"it can't be vectorized over clients ({failure})", remedy, "stack"))
     return found
 
 

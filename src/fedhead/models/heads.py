@@ -1,4 +1,4 @@
-"""Classifier heads: a linear one, and those whose geometry a paper fixes (normalised, simplex ETF, prototypes)."""
+"""Classifier heads: a linear one, and those whose geometry a paper fixes (normalized, simplex ETF, prototypes)."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from fedhead.core.errors import BadInput
 
 HEADS = {
     "linear": "a linear layer with bias",
-    "normalised": "a linear layer whose weight rows have unit norm, no bias (CCVR's clsnorm)",
+    "normalized": "a linear layer whose weight rows have unit norm, no bias (CCVR's clsnorm)",
     "etf": "a fixed simplex equiangular tight frame behind a projection layer (FedETF)",
     "prototype": "unit prototypes, fixed for SGD, against unit features (FedNH)",
 }
 
 
-class NormalisedLinear(nn.Linear):
+class NormalizedLinear(nn.Linear):
     """A linear classifier whose weight vectors are scaled to unit norm, so that no class wins by norm (clsnorm)."""
 
-    kind = "normalised"
+    kind = "normalized"
 
     def __init__(self, features: int, classes: int):
         super().__init__(features, classes, bias=False)
@@ -65,7 +65,7 @@ class ETFHead(nn.Module):
     """A fixed simplex-ETF classifier on unit features, with a learnable temperature (FedETF, Eq. 3-6)."""
 
     kind = "etf"
-    fixed = frozenset({"weight"})  # V stays as it is in federated training; personalisation may tune it
+    fixed = frozenset({"weight"})  # V stays as it is in federated training; personalization may tune it
 
     def __init__(self, features: int, classes: int, key: int = 0, scale: float = 1.0):
         super().__init__()

@@ -13,7 +13,7 @@ def set_precision(name: str) -> bool:
     """Set how exact float32 products are on a GPU, and say whether models compute in bfloat16.
 
     fp32 is plain float32; tf32 lets matrix units round its factors to ten bits; bf16 computes in bfloat16 with
-    float32 weights, optimiser and statistics.
+    float32 weights, optimizer and statistics.
     """
     if name not in PRECISIONS:
         raise unknown("precision", name, PRECISIONS)

@@ -15,7 +15,7 @@ from torch import nn
 from fedhead.core import errors, random
 from fedhead.core.errors import BadInput
 from fedhead.models.check import fix
-from fedhead.models.heads import HEADS, ETFHead, NormalisedLinear, PrototypeHead
+from fedhead.models.heads import HEADS, ETFHead, NormalizedLinear, PrototypeHead
 from fedhead.models.split_model import SplitModel
 
 Shape = Sequence[int]  # of one input, without the batch axis
@@ -146,8 +146,8 @@ def _attach(
         return SplitModel(body.extractor, classifier, layer if before is None else nn.Sequential(before, layer))
     if head == "prototype":
         return SplitModel(body.extractor, PrototypeHead(features, classes, scale), body.projection)
-    if head == "normalised":
-        return SplitModel(body.extractor, NormalisedLinear(features, classes), body.projection)
+    if head == "normalized":
+        return SplitModel(body.extractor, NormalizedLinear(features, classes), body.projection)
     return SplitModel(body.extractor, nn.Linear(features, classes), body.projection)
 
 

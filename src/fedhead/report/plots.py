@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from fedhead.report.tables import Group
 
 # Of middling lightness, to be read on white and on black; lines also differ in their dashes.
-COLOURS = ("#3b82f6", "#e08a00", "#10a37f", "#ef4444", "#a855f7", "#0ea5b7", "#ec4899", "#7c9a0e")
+COLORS = ("#3b82f6", "#e08a00", "#10a37f", "#ef4444", "#a855f7", "#0ea5b7", "#ec4899", "#7c9a0e")
 DASHES = ("-", "--", "-.", ":")
 _LEGEND_WIDTH = 90  # characters that fit beside each other in a figure of 7 inches
-_INK = "#123456"  # stands for the text's colour until the figure is written
+_INK = "#123456"  # stands for the text's color until the figure is written
 _STYLE: dict[Any, Any] = {
     "font.size": 10,
     "font.family": "sans-serif",
@@ -44,14 +44,14 @@ def curves(groups: Sequence[Group], figure: str = "accuracy") -> Figure:
         rounds, values = _aligned([run.rows for run in g.runs], figure)
         if not len(rounds):
             continue
-        colour, mean = COLOURS[i % len(COLOURS)], values.mean(axis=0)
-        dash = DASHES[i // len(COLOURS) % len(DASHES)]
+        color, mean = COLORS[i % len(COLORS)], values.mean(axis=0)
+        dash = DASHES[i // len(COLORS) % len(DASHES)]
         label = textwrap.fill(g.label, _LEGEND_WIDTH)
         names += 1 + label.count("\n")
-        ax.plot(rounds, mean, dash, color=colour, lw=1.8, label=label, marker="o" if len(rounds) == 1 else "")
+        ax.plot(rounds, mean, dash, color=color, lw=1.8, label=label, marker="o" if len(rounds) == 1 else "")
         if len(values) > 1:
             deviation = values.std(axis=0, ddof=1)
-            ax.fill_between(rounds, mean - deviation, mean + deviation, color=colour, alpha=0.18, lw=0)
+            ax.fill_between(rounds, mean - deviation, mean + deviation, color=color, alpha=0.18, lw=0)
     ax.set(xlabel="round", ylabel=f"{'personal ' if figure == 'personal' else ''}accuracy (%)")
     ax.grid(color=_INK, alpha=0.12, lw=0.6)
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -76,7 +76,7 @@ def bubbles(counts: NDArray[np.int64], names: Sequence[str] | None = None, title
     k, c = np.nonzero(counts)
     budget = min(72 * 0.34, 72 * (fig.get_figwidth() - 1.4) / clients, 72 * (fig.get_figheight() - 1.0) / classes)
     area = counts[k, c] / max(int(counts.max()), 1) * budget**2
-    ax.scatter(k, c, s=area, color=COLOURS[0], alpha=0.75, lw=0)
+    ax.scatter(k, c, s=area, color=COLORS[0], alpha=0.75, lw=0)
     ax.set(xlabel="client", ylabel="class", xlim=(-0.7, clients - 0.3), ylim=(-0.7, classes - 0.3), title=title)
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     if names is not None and classes <= 30:
@@ -103,7 +103,7 @@ def _blank(width: float, height: float) -> tuple[Figure, Axes]:
 
 
 def inline_svg(fig: Figure) -> str:
-    """The figure as SVG to stand inside a page, its text and axes in the page's own colour."""
+    """The figure as SVG to stand inside a page, its text and axes in the page's own color."""
     with matplotlib.rc_context(_STYLE):
         buffer = io.StringIO()
         fig.savefig(buffer, format="svg", metadata={"Date": None})

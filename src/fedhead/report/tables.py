@@ -73,7 +73,7 @@ def read(paths: Iterable[str | Path]) -> list[Run]:
 
 
 def group(runs: Sequence[Run]) -> list[Group]:
-    """Runs put together that differ by their seed alone, labelled by the method and by what else differs."""
+    """Runs put together that differ by their seed alone, labeled by the method and by what else differs."""
     random: dict[str, list[Run]] = {}
     for run in runs:
         keys = {k: v for k, v in run.recipe.flat().items() if k not in ("seed", "seeds")}

@@ -1,4 +1,4 @@
-"""Personalisation after the rounds: one more local update for any method, and FedETF's Algorithm 2."""
+"""Personalization after the rounds: one more local update for any method, and FedETF's Algorithm 2."""
 
 from __future__ import annotations
 
@@ -109,10 +109,10 @@ class FineTuneCCVR(FineTune):
 @stage("finetune_etf")
 @dataclass(frozen=True)
 class FineTuneETF(FineTune):
-    """FedETF's personalised fine-tuning (Algorithm 2): the extractor, then in turns ETF and projection.
+    """FedETF's personalized fine-tuning (Algorithm 2): the extractor, then in turns ETF and projection.
 
     Accuracy is recorded after each step (Fig. 6b). In `variant="paper"` each step trains for `epochs` by plain cross
-    entropy (Eq. 9-11) with the run's optimiser, β throughout. `variant="code"` is what the public code does: the first
+    entropy (Eq. 9-11) with the run's optimizer, β throughout. `variant="code"` is what the public code does: the first
     step is an ordinary local round, V is trained by plain SGD at 0.1 and p at 0.05 (both times the run's decay) for 3
     epochs each, and β is left. In both, a fixed extractor's running statistics stay as they are.
     """

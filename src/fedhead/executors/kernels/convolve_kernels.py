@@ -2,7 +2,7 @@
 
 Images are [k, b, h, w, c], channels last, for clients k. Where a row of a filter meets an image, its taps (t, c) lie
 side by side in memory: such a run is what is read and multiplied at a time, so a place in it costs one addition and
-one comparison. A group of neighbouring pixels shares one run, as if it were one pixel with more channels: the filters
+one comparison. A group of neighboring pixels shares one run, as if it were one pixel with more channels: the filters
 are laid out for that by `expand`, and their gradients gathered again by `collect`.
 """
 

@@ -14,7 +14,7 @@ from fedhead.executors.kernels.common import exactness, power
 class Tiles(NamedTuple):
     """What one program works on at a time, and how."""
 
-    group: int  # neighbouring pixels that share a run
+    group: int  # neighboring pixels that share a run
     pixels: int  # groups of them
     filters: int  # at most
     taps: int  # at most

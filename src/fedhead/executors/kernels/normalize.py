@@ -1,4 +1,4 @@
-"""Batch normalisation of stacked clients, in plain operations that a compiler fuses with those around it."""
+"""Batch normalization of stacked clients, in plain operations that a compiler fuses with those around it."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def batch_norm(
 
 
 class ByBatch(torch.autograd.Function):
-    """Normalised by the batch's own statistics, which it returns too; keeps no more than its input for the way back."""
+    """Normalized by the batch's own statistics, which it returns too; keeps no more than its input for the way back."""
 
     generate_vmap_rule = True
 
     @staticmethod
     def forward(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-        """The normalised input, and the mean and variance of each channel."""
+        """The normalized input, and the mean and variance of each channel."""
         wide = x.to(weight.dtype)
         var, mean = torch.var_mean(wide, _others(x), correction=0)
         y = (wide - _wide(mean, x)) * _wide(torch.rsqrt(var + eps) * weight, x) + _wide(bias, x)

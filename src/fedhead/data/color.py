@@ -1,4 +1,4 @@
-"""Changing colours: jitter and grayscale on images in 0 … 1, each sample by its own draw."""
+"""Changing colors: jitter and grayscale on images in 0 … 1, each sample by its own draw."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _blend(x: Tensor, change: Tensor, strength: Tensor) -> Tensor:
 
 
 def grayscale(x: Tensor, key: Tensor, probability: float) -> Tensor:
-    """All colour removed with a probability."""
+    """All color removed with a probability."""
     return torch.where(_each(random.uniform(key) < probability), luma(x).expand(x.shape), x)
 
 
@@ -54,7 +54,7 @@ def luma(x: Tensor) -> Tensor:
 
 
 def shift_hue(x: Tensor, turn: Tensor) -> Tensor:
-    """The hue of each pixel turned by a share of the colour circle, one a sample."""
+    """The hue of each pixel turned by a share of the color circle, one a sample."""
     if x.shape[1] != 3:
         return x
     r, g, b = x.unbind(dim=1)
