@@ -78,10 +78,11 @@ def measure(sites: int, rounds: int, folder: Path) -> dict[str, list[float]]:
     """The seconds of every round of ours and of every empty one."""
     names = [f"site-{k}" for k in range(sites)]
     project = Project.init(folder, "digits", names, [f"rounds={rounds + 1}", "local_epochs=1", "subset=240"])
-    (folder / "overhead_app.py").write_text(APP)
-    text = (folder / "pyproject.toml").read_text()
+    (project.app / "overhead_app.py").write_text(APP)
+    settings = project.app / "pyproject.toml"
+    text = settings.read_text().replace('["pyproject.toml"]', '["pyproject.toml", "overhead_app.py"]')
     text = text.replace("fedhead.flower.server_app:app", "overhead_app:server")
-    (folder / "pyproject.toml").write_text(text.replace("fedhead.flower.client_app:app", "overhead_app:client"))
+    settings.write_text(text.replace("fedhead.flower.client_app:app", "overhead_app:client"))
     federation = LocalFederation(project)
     try:
         federation.up()

@@ -27,7 +27,7 @@ def init(
     site: Annotated[list[str] | None, typer.Option(help="A site's name, once a site, in place of --sites.")] = None,
     data: Annotated[list[str] | None, typer.Option(help="A site's data, in the order of the sites.")] = None,
 ) -> None:
-    """Write a ready project: pyproject.toml for flwr run, server.yaml, and a site.yaml for each site.
+    """Write a ready project: app/ for flwr run, server.yaml, and a site.yaml for each site.
 
     \b
     Examples:

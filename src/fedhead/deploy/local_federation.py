@@ -134,7 +134,7 @@ class LocalFederation:
 
     def _submit(self, resume: bool) -> None:
         config = f'server="{self.project.server_file}" resume={"true" if resume else "false"}'
-        answer = self.flwr("run", str(self.project.path), "--run-config", config, "--format", "json")
+        answer = self.flwr("run", str(self.project.app), "--run-config", config, "--format", "json")
         self.run_id, self.status = str(answer.get("run-id", answer.get("run_id", ""))), "running"
         if not answer.get("success") or not self.run_id:
             raise FedheadError(f"Flower refused the run: {answer.get('error-message', answer)}")

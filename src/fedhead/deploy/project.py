@@ -1,6 +1,6 @@
 """The folder of a deployment: what `fedhead deploy init` writes and the other commands read.
 
-pyproject.toml        the app, for `flwr run`
+app/                  what `flwr run` bundles and sends to every site: a pyproject.toml, nothing else
 server.yaml           what is trained, and with which sites
 sites/NAME/site.yaml  where a site's data is; the folder goes to the site's machine
 certs/                what `fedhead deploy certs` writes
@@ -29,6 +29,7 @@ dependencies = []  # fedhead[flower] is installed on every machine beforehand
 
 [tool.flwr.app]
 publisher = "fedhead"
+fab-include = ["pyproject.toml"]  # the bundle goes to every site: whatever else may come to lie here stays
 
 [tool.flwr.app.components]
 serverapp = "fedhead.flower.server_app:app"
@@ -100,7 +101,8 @@ class Project:
         named = str(Path(recipe).resolve()) if Path(recipe).is_file() else recipe
         project.path.mkdir(parents=True, exist_ok=True)
         name = "".join(c if c.isalnum() else "-" for c in project.path.name.lower()).strip("-") or "federation"
-        (project.path / "pyproject.toml").write_text(_PYPROJECT.format(name=name, server=project.server_file))
+        project.app.mkdir()
+        (project.app / "pyproject.toml").write_text(_PYPROJECT.format(name=name, server=project.server_file))
         text = _SERVER.format(
             recipe=json.dumps(named),
             set=json.dumps(list(assignments)),
@@ -122,6 +124,11 @@ class Project:
     def server_file(self) -> Path:
         """The server's file."""
         return self.path / "server.yaml"
+
+    @property
+    def app(self) -> Path:
+        """The folder that Flower bundles; it is apart from all else because a bundle goes to every site."""
+        return self.path / "app"
 
     @property
     def private(self) -> Path:
