@@ -9,7 +9,6 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,13 +17,14 @@ from fedhead.core.process import ProcessIdentity
 from fedhead.core.treefile import atomic
 from fedhead.deploy import certificates, processes
 from fedhead.deploy.project import Project
-from fedhead.experiment.run_folder import RESULT
+from fedhead.deploy.registration import register
+from fedhead.experiment.run_folder import CHECKPOINT, RESULT
 
 STATE = "state.json"
 READY_SECONDS = 90.0
 RESTART_SECONDS = 5.0  # between attempts to start a fallen node again: Flower holds its place for a minute
 QUIET_SECONDS = 45.0  # of the server's log, before Flower is asked whether the run still lives
-RESUMES = 5  # how often a run that the link lost is begun again by itself
+RESUMES = 5  # how often a run that makes no progress is begun again by itself
 
 
 @dataclass
@@ -50,10 +50,12 @@ class LocalFederation:
     link: subprocess.Popen[bytes] | None = None
     run_id: str | None = None
     status: str = "starting"
-    resumes: int = 0
+    resumes: int = 0  # of the run, by this supervisor, all in all …
+    vain: int = 0  # … and since its last round
     port: int = 0
 
     def __post_init__(self) -> None:
+        self._resumed_at = 0  # the checkpoint's time when the run was last resumed
         self.private = self.project.private
         self.private.mkdir(parents=True, exist_ok=True)
         self.sites = self.project.sites()
@@ -76,9 +78,8 @@ class LocalFederation:
         self._write_connection()
         self._start_link()
         if self.secure:
-            keys = [str(self.project.certs / "sites" / f"{name}.pub") for name in self.sites]
-            with ThreadPoolExecutor(4) as pool:
-                list(pool.map(lambda key: self.flwr("supernode", "register", key), keys))
+            keys = {name: self.project.certs / "sites" / f"{name}.pub" for name in self.sites}
+            register(f"127.0.0.1:{self.port}", self.project.certs / "ca.crt", keys)
         for node in self.nodes:
             self._start_node(node)
         self._submit(self.resume)
@@ -203,12 +204,23 @@ class LocalFederation:
     def _mend_link(self) -> None:
         if self.link is None or self.link.poll() is None:
             return
-        if self.resumes >= RESUMES:
-            raise FedheadError(f"the SuperLink has fallen {RESUMES + 1} times: see {self.private / 'link.log'}")
-        self.resumes += 1
+        if not self._may_resume():
+            raise FedheadError(
+                f"the SuperLink has fallen {RESUMES + 1} times without a round in between: "
+                f"see {self.private / 'link.log'}"
+            )
         self.say(f"the SuperLink has ended with code {self.link.returncode}; it is started again, and the run resumed")
         self._start_link()
         self._submit(resume=True)
+
+    def _may_resume(self) -> bool:
+        """Count a resumption; False if the last few have brought no new round."""
+        checkpoint = self.out / CHECKPOINT
+        written = checkpoint.stat().st_mtime_ns if checkpoint.exists() else 0
+        self.vain = 1 if written != self._resumed_at else self.vain + 1
+        self._resumed_at = written
+        self.resumes += 1
+        return self.vain <= RESUMES
 
     def _log_size(self) -> int:
         log = self.private / "server.log"
@@ -227,9 +239,8 @@ class LocalFederation:
         status = str(runs[0].get("status", "")) if runs else ""
         if not status.startswith("finished") or self.finished:
             return None
-        if self.resumes >= RESUMES or self._server_error() is not None:
+        if self._server_error() is not None or not self._may_resume():
             return self._server_error() or f"Flower ended the run ({status}); see flwr log {self.run_id}"
-        self.resumes += 1
         self.say(f"Flower ended the run ({status}); it is resumed")
         self._submit(resume=True)
         return None

@@ -1,0 +1,61 @@
+"""Registration: the sites' public keys are made known to the SuperLink, which admits no other node."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from fedhead.core.errors import BadInput, FedheadError
+
+
+def register(address: str, authority: Path, keys: Mapping[str, Path]) -> list[str]:
+    """Register public keys at a SuperLink; keys that it knows already are left as they are.
+
+    Args:
+        address: The SuperLink's host and port.
+        authority: The certificate of the authority that issued the SuperLink's certificate.
+        keys: By site, the file of its public key in OpenSSH's format.
+
+    Returns:
+        The sites whose keys were new to the SuperLink.
+
+    Raises:
+        FedheadError: If the SuperLink can't be reached or refuses a key.
+    """
+    import httpx
+    from flwr.proto.control_pb2 import ListNodesRequest, RegisterNodeRequest
+    from flwr.supercore.constant import NodeStatus
+    from flwr.supercore.control import ControlHttpClient
+    from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+
+    wanted = {site: public_key(path) for site, path in keys.items()}
+    client = ControlHttpClient.from_server_address(
+        address, False, authority.read_bytes(), [RuntimeVersionHttpInterceptor(component_name="flwr CLI")]
+    )
+    try:
+        nodes = client.ListNodes(ListNodesRequest()).nodes_info
+        known = {node.public_key for node in nodes if node.status != NodeStatus.UNREGISTERED}
+        fresh = [site for site, key in wanted.items() if key not in known]
+        for site in fresh:
+            client.RegisterNode(RegisterNodeRequest(public_key=wanted[site], name=site))
+    except httpx.HTTPError as error:
+        raise FedheadError(f"the SuperLink at {address} did not register the sites' keys: {error}") from error
+    finally:
+        client.close()
+    return fresh
+
+
+def public_key(path: Path) -> bytes:
+    """Read a public key in OpenSSH's format, as the PEM that Flower keeps of a node.
+
+    Raises:
+        BadInput: If the file can't be read or is no public key.
+    """
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives import serialization
+
+    try:
+        key = serialization.load_ssh_public_key(path.read_bytes())
+    except (OSError, ValueError, UnsupportedAlgorithm) as error:
+        raise BadInput(f"{path} is no public key of a site: write it with fedhead deploy certs") from error
+    return key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)

@@ -1,0 +1,126 @@
+"""Restarts with real processes: with TLS and keys, and twenty times in a row by each of the three ways."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedhead.deploy import processes, supervise
+from fedhead.deploy.local_federation import LocalFederation, read_state
+from fedhead.deploy.project import Project
+
+pytestmark = [pytest.mark.deploy, pytest.mark.timeout(1800)]
+LONG = ["subset=240", "local_epochs=1", "rounds=500", "evaluate_every=500"]
+RESTARTS = 20
+
+
+def command(folder: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    env = processes.environment(folder)
+
+    def fedhead(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(["fedhead", *words], env=env, capture_output=True, text=True, check=False)
+
+    return fedhead
+
+
+def rounds(project: Project) -> list[int]:
+    path = project.server().at(project.server().out) / "metrics.jsonl"
+    return [json.loads(line)["round"] for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def eventually(true: Callable[[], Any], project: Project, seconds: float = 240.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not true():
+        log = project.private / "server.log"
+        assert time.monotonic() < deadline, log.read_text() if log.exists() else "the server wrote no log"
+        time.sleep(0.1)
+
+
+def test_init_certs_up_down_up_resume(tmp_path: Path) -> None:
+    """The keys of the sites are known to the link already when it is started again from its database."""
+    fedhead, folder = command(tmp_path), tmp_path / "demo"
+    for words in (["init", str(folder), "--sites", "2", *LONG], ["certs", str(folder)]):
+        assert fedhead("deploy", *words).returncode == 0
+    project = Project.open(folder)
+    try:
+        for more in ([], ["--resume"]):
+            up = fedhead("deploy", "up", str(folder), *more)
+            assert up.returncode == 0, up.stderr
+            before = len(rounds(project))
+            eventually(lambda before=before: len(rounds(project)) > before, project)  # type: ignore[misc]
+            assert "everything has ended" in fedhead("deploy", "down", str(folder)).stdout
+    finally:
+        supervise.bring_down(project)
+    assert rounds(project) == list(range(1, len(rounds(project)) + 1))
+
+
+@pytest.mark.drill
+def test_twenty_times_up_resume(tmp_path: Path) -> None:
+    fedhead, folder = command(tmp_path), tmp_path / "demo"
+    assert fedhead("deploy", "init", str(folder), "--sites", "2", *LONG).returncode == 0
+    project = Project.open(folder)
+    try:
+        for time_ in range(RESTARTS + 1):
+            up = fedhead("deploy", "up", str(folder), "--insecure", *(["--resume"] if time_ else []))
+            assert up.returncode == 0, f"restart {time_}: {up.stderr}"
+            if time_ in (0, RESTARTS):
+                before = len(rounds(project))
+                eventually(lambda before=before: len(rounds(project)) > before, project)  # type: ignore[misc]
+            assert "everything has ended" in fedhead("deploy", "down", str(folder)).stdout
+    finally:
+        supervise.bring_down(project)
+    assert rounds(project) == list(range(1, len(rounds(project)) + 1))
+
+
+@pytest.mark.drill
+def test_the_supervisor_resumes_twenty_times_by_itself(tmp_path: Path) -> None:
+    project = Project.init(tmp_path / "demo", "digits", ["north", "south"], [*LONG[:-2], "rounds=21"])
+    federation, seen = LocalFederation(project), 0
+
+    def strike() -> None:
+        nonlocal seen
+        done = len(rounds(project))
+        if seen < done and federation.resumes < RESTARTS and federation.link is not None:
+            seen = done
+            os.killpg(federation.link.pid, signal.SIGKILL)
+
+    try:
+        federation.up()
+        federation.watch(strike)
+    finally:
+        federation.close()
+    assert federation.resumes >= RESTARTS
+    assert rounds(project) == list(range(1, 22))
+
+
+@pytest.mark.drill
+def test_twenty_times_run_engine_flower_resume(tmp_path: Path) -> None:
+    out, env = tmp_path / "mine", processes.environment(tmp_path)
+    words = ["fedhead", "run", "digits", "clients=2", *LONG, "--engine", "flower", "--out", str(out), "--quiet"]
+    project = Project(out.with_name("mine.flower"))
+    for time_ in range(RESTARTS + 1):
+        with subprocess.Popen([*words, *(["--resume"] if time_ else [])], env=env) as running:
+            try:
+                before = (read_state(project) or {}).get("run") if time_ else None
+                eventually(
+                    lambda before=before, running=running: (  # type: ignore[misc]
+                        running.poll() is not None or (read_state(project) or {}).get("run") not in (None, before)
+                    ),
+                    project,
+                )
+                if time_ in (0, RESTARTS):
+                    done = len(rounds(project))
+                    eventually(lambda done=done: len(rounds(project)) > done, project)  # type: ignore[misc]
+                assert running.poll() is None, f"restart {time_} has ended by itself"
+            finally:
+                running.send_signal(signal.SIGTERM)
+                running.wait(60)
+    assert rounds(project) == list(range(1, len(rounds(project)) + 1))
