@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, ClassVar, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, cast
 
 from torch import Tensor
 
 from fedhead.algorithm.client import Client
 from fedhead.algorithm.phase import Phase, Replies, Reply
+from fedhead.algorithm.plugin_check import component_class
 from fedhead.algorithm.task import LocalTraining, Task
 from fedhead.core.batch import PARTS, Batch, Output
 from fedhead.core.errors import BadInput
 from fedhead.core.losses import cross_entropy
+from fedhead.core.registry import Registry
 from fedhead.core.tree import Tree, Weights
 
 if TYPE_CHECKING:
@@ -29,9 +31,15 @@ if TYPE_CHECKING:
 class Algorithm:
     """One exchange between server and clients: a download, local work, an upload."""
 
-    name: ClassVar[str] = ""
+    name: ClassVar[str] = ""  # in records and errors: the registered one, or the class's own
     broadcast: ClassVar[tuple[str, ...]] = ("model",)  # server entries that every client receives
     head: ClassVar[str | None] = None  # the head that the model must have, None: any
+
+    def __init_subclass__(cls, **settings: Any) -> None:
+        """Name a class that nobody has named."""
+        super().__init_subclass__(**settings)
+        if "name" not in vars(cls):
+            cls.name = cls.__name__
 
     def check(self, models: Sequence[SplitModel], federation: Federation) -> None:
         """Raise `BadInput` before anything is computed, if these can't be used with each other."""
@@ -61,7 +69,7 @@ class Algorithm:
         raise NotImplementedError
 
     def phases(self, task: Task) -> tuple[Phase, ...]:
-        """The phase_runs of local training, in order."""
+        """The phases of local training, in order."""
         return ()
 
     def correct(self, g: Tree, client: Client) -> Tree:
@@ -201,28 +209,30 @@ class Stage(Algorithm):
         return self.method.predict(w, x, client)
 
 
-METHODS: dict[str, type[Method]] = {}
-STAGES: dict[str, type[Stage]] = {}
+METHODS = Registry[type[Method]](
+    "method", "fedhead.methods", lambda found, name: component_class(found, name, Method), home=["fedhead.methods"]
+)
+STAGES = Registry[type[Stage]](
+    "stage", "fedhead.stages", lambda found, name: component_class(found, name, Stage), home=["fedhead.stages"]
+)
 
-M = TypeVar("M", bound=type[Algorithm])
+A = TypeVar("A", bound=type[Algorithm])
 
 
-def method(name: str) -> Callable[[M], M]:
+def method(name: str) -> Callable[[A], A]:
     """Register a method under a name, for recipes and the command line."""
-    return _register(name, METHODS)
+    return _named(name, METHODS)
 
 
-def stage(name: str) -> Callable[[M], M]:
+def stage(name: str) -> Callable[[A], A]:
     """Register a stage under a name, for recipes and the command line."""
-    return _register(name, STAGES)
+    return _named(name, STAGES)
 
 
-def _register(name: str, registry: dict[str, type[Method]] | dict[str, type[Stage]]) -> Callable[[M], M]:
-    def add(cls: M) -> M:
-        if name in registry:
-            raise BadInput(f"the name {name!r} is taken already by {registry[name].__qualname__}; select another")
+def _named(name: str, registry: Registry[Any]) -> Callable[[A], A]:
+    def enter(cls: A) -> A:
+        registry.register(name, cls)
         cls.name = name
-        registry[name] = cls  # type: ignore[assignment]  # M is narrowed by which decorator is used
         return cls
 
-    return add
+    return enter

@@ -62,11 +62,11 @@ def run(
         seed=seed,
         **{name: options[name] for name in ("participation", "evaluate_every", "last_rounds") if name in options},
     )
-    chosen = METHODS[_known("method", method, METHODS)]() if isinstance(method, str) else method
+    chosen = METHODS.find(method)() if isinstance(method, str) else method
     models = _models(federation, model, chosen.head, seed, options.get("assign"))
     rule = optimizer if isinstance(optimizer, SGD | Adam) else make_optimizer(optimizer, lr, momentum, weight_decay)
     local = LocalTraining(local_epochs, batch_size, rule, lr_decay, drop_last, persistent_optimizer)
-    steps = [STAGES[_known("stage", s, STAGES)]() if isinstance(s, str) else s for s in stages]
+    steps = [STAGES.find(s)() if isinstance(s, str) else s for s in stages]
     return run_rounds(federation, models, chosen, rounds=rounds, local=local, stages=steps, seed=seed, **options)
 
 
@@ -121,9 +121,3 @@ def _models(
         require(one, federation.input_shape, federation.classes, name=which)
         models.append(one)
     return models
-
-
-def _known(kind: str, name: str, known: dict[str, Any]) -> str:
-    if name not in known:
-        raise unknown(kind, name, known)
-    return name

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,6 +16,7 @@ from fedhead.algorithm.task import LocalTraining
 from fedhead.core.errors import BadInput, unknown
 from fedhead.core.optimizers import SGD, Adam
 from fedhead.core.parameters import check_parameters, parameters
+from fedhead.core.registry import Registry
 from fedhead.data import client_test, datasets, partition
 from fedhead.data.augment import Transform
 from fedhead.data.federation import Federation
@@ -31,13 +32,16 @@ E = TypeVar("E", bound=Algorithm)
 
 def method(recipe: Recipe) -> Method:
     """The recipe's method with its parameters."""
-    return _make("method", recipe.method, METHODS, recipe.method_parameters)
+    return _make(METHODS, recipe.method, recipe.method_parameters, recipe.folders)
 
 
 def stages(recipe: Recipe) -> list[Stage]:
     """What follows the rounds, in order; refuses a stage that does not go with the method."""
     on = method(recipe)
-    made = [_make("stage", name, STAGES, recipe.stage_parameters.get(name, {})) for name in recipe.stages]
+    made = [_make(STAGES, name, recipe.stage_parameters.get(name, {}), recipe.folders) for name in recipe.stages]
+    names = [stage.name for stage in made]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise BadInput(f"stages: {twice[0]} stands there twice, and its figures would be mixed up; name each once")
     return [stage.after(on) for stage in made]
 
 
@@ -192,8 +196,7 @@ def _local_test(recipe: Recipe) -> client_test.ClientTest | None:
     return client_test.parse("matched" if recipe.client_test == "from_test" else recipe.client_test)
 
 
-def _make(kind: str, name: str, registry: Mapping[str, type[E]], given: Mapping[str, Any]) -> E:
-    if name not in registry:
-        raise unknown(kind, name, registry)
-    hints = parameters(registry[name], leave_out=("method",) if kind == "stage" else ())
-    return registry[name](**check_parameters(kind, name, given, hints))
+def _make(registry: Registry[type[E]], name: str, given: Mapping[str, Any], folders: Sequence[Path]) -> E:
+    found = registry.find(name, folders)
+    hints = parameters(found, leave_out=("method",) if registry.kind == "stage" else ())
+    return found(**check_parameters(registry.kind, name, given, hints))

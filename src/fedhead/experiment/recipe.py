@@ -17,6 +17,7 @@ from fedhead.core.errors import BadInput, outside, unknown
 
 RECIPES = Path(__file__).parent / "recipes"  # the built-in ones
 _NESTED = {"model": "model_parameters", "method": "method_parameters", "stage": "stage_parameters"}
+_NO_KEYS = {*_NESTED.values(), "folders"}
 
 
 @dataclass(frozen=True)
@@ -59,11 +60,12 @@ class Recipe:
     seed: int = 0
     partition_seed: int | None = None  # of the split alone, where seeds are to share one; null: the run's seed
     seeds: tuple[int, ...] = ()  # several runs, one a seed, in place of `seed`
+    folders: tuple[Path, ...] = field(default=(), compare=False, repr=False)  # where `file.py:Name` is looked for
 
     def __post_init__(self) -> None:
         """Check every value, and bring it to its field's type."""
         for name, hint in get_type_hints(type(self)).items():
-            if name not in _NESTED.values():
+            if name not in _NO_KEYS:
                 object.__setattr__(self, name, parameters.check(name, getattr(self, name), hint))
         for key, sound, wanted in _ranges(self):
             if not sound:
@@ -83,41 +85,48 @@ class Recipe:
                 out |= {f"stage.{s}.{word}": v for s, given in value.items() for word, v in given.items()}
             elif f.name in _NESTED.values():
                 out |= {f"{f.name.removesuffix('_parameters')}.{word}": v for word, v in value.items()}
-            else:
+            elif f.name not in _NO_KEYS:
                 out[f.name] = list(value) if isinstance(value, tuple) else value
         return out
 
     @classmethod
-    def from_flat(cls, keys: Mapping[str, Any]) -> Recipe:
-        """A recipe from flat keys; what is not named keeps its default."""
+    def from_flat(cls, keys: Mapping[str, Any], folders: Iterable[str | Path] = ()) -> Recipe:
+        """A recipe from flat keys; what is not named keeps its default.
+
+        Args:
+            keys: The recipe's keys, as `flat` gives them.
+            folders: Where files that it names (`method: file.py:Name`) are looked for, before the working directory.
+        """
         entries: dict[str, Any] = {nested: {} for nested in _NESTED.values()}
         for key, value in keys.items():
-            head, *rest = key.split(".")
-            if head in _NESTED and len(rest) == (2 if head == "stage" else 1) and all(rest):
+            head, dot, rest = key.partition(".")
+            # a stage may be a file.py:Name: the parameter is what stands behind the last dot
+            stage, _, word = rest.rpartition(".") if head == "stage" else ("", "", rest)
+            if head in _NESTED and word and bool(stage) == (head == "stage") and "." not in word:
                 into = entries[_NESTED[head]]
                 if head == "stage":
-                    into = into.setdefault(rest[0], {})
-                into[rest[-1]] = value
-            elif rest or key not in KEYS:
+                    into = into.setdefault(stage, {})
+                into[word] = value
+            elif dot or key not in KEYS:
                 raise unknown(
                     "key", key, [*KEYS, "model.<parameter>", "method.<parameter>", "stage.<name>.<parameter>"]
                 )
             else:
                 entries[key] = value
-        return cls(**entries)
+        return cls(**entries, folders=tuple(Path(folder) for folder in folders))
 
     def to_yaml(self) -> str:
         """The recipe as YAML text, every key written out."""
         return yaml.dump(self.flat(), Dumper=_Dumper, sort_keys=False, allow_unicode=True, default_flow_style=None)
 
     @classmethod
-    def from_yaml(cls, text: str, source: str = "recipe") -> Recipe:
-        """A recipe from YAML text; `source` names it in error messages."""
+    def from_yaml(cls, text: str, source: str = "recipe", folders: Iterable[str | Path] = ()) -> Recipe:
+        """A recipe from YAML text; `source` names it in error messages, `folders` are those of `from_flat`."""
         keys = read_yaml(text, source)
         if not isinstance(keys, dict):
             raise BadInput(f"{source}: a recipe is a list of lines 'key: value', this is {type(keys).__name__}")
         try:
-            return cls.from_flat({str(k): v for k, v in keys.items()})
+            return cls.from_flat({str(k): v for k, v in keys.items()}, folders)
         except BadInput as error:
             raise BadInput(f"{source}: {error}") from error
 
@@ -136,13 +145,14 @@ class Recipe:
             if new.get(part, keys[part]) != keys[part]:
                 keys = {k: v for k, v in keys.items() if not k.startswith(part + ".")}
         if isinstance(new.get("stages"), list):
-            keys = {k: v for k, v in keys.items() if not k.startswith("stage.") or k.split(".")[1] in new["stages"]}
+            kept = [f"stage.{name}." for name in new["stages"]]
+            keys = {k: v for k, v in keys.items() if not k.startswith("stage.") or k.startswith(tuple(kept))}
         if "seed" in new:
             keys["seeds"] = []
-        return self.from_flat(keys | new)
+        return self.from_flat(keys | new, self.folders)
 
 
-KEYS = tuple(f.name for f in dataclasses.fields(Recipe) if f.name not in _NESTED.values())
+KEYS = tuple(f.name for f in dataclasses.fields(Recipe) if f.name not in _NO_KEYS)
 
 
 def _ranges(r: Recipe) -> list[tuple[str, bool, str]]:
@@ -209,7 +219,7 @@ def load(source: str | Path, assignments: Iterable[str] = ()) -> Recipe:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput(f"{path} can't be read: {error}") from error
-    return Recipe.from_yaml(text, name).override(assignments)
+    return Recipe.from_yaml(text, name, () if name in known else (path.resolve().parent,)).override(assignments)
 
 
 def _assignment(text: str) -> tuple[str, Any]:
