@@ -34,19 +34,15 @@ def component_class(found: Any, name: str, base: type[A]) -> type[A]:
         missing = ", ".join(sorted(found.__abstractmethods__))
         raise BadInput(f"{name} is abstract: {found.__name__} still has to define {missing}")
     for cls in found.__mro__[: found.__mro__.index(base)]:
-        fields = [word for word, hint in _annotations(cls).items() if "ClassVar" not in str(hint)]
+        fields = [word for word, hint in inspect.get_annotations(cls).items() if "ClassVar" not in str(hint)]
         if fields and "__dataclass_fields__" not in vars(cls):
-            raise BadInput(f"{name}: {cls.__name__} has the field {fields[0]!r}: write @dataclass(frozen=True) above it")
+            raise BadInput(f"{name}: {cls.__name__} has the field {fields[0]!r}: put @dataclass(frozen=True) above it")
     for field in dataclasses.fields(typing.cast(Any, found)):
         if field.init and field.default is field.default_factory is dataclasses.MISSING:
             raise BadInput(f"{name}: the field {field.name!r} of {found.__name__} has no default value: give it one")
     for word, hook in _hooks(base).items():
         _check_hook(found, word, hook, name)
     return found
-
-
-def _annotations(cls: type) -> dict[str, Any]:
-    return inspect.get_annotations(cls)
 
 
 def _hooks(base: type) -> dict[str, Any]:

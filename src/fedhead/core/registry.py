@@ -141,7 +141,7 @@ class Registry(Mapping[str, T], Generic[T]):
 
     def source(self, name: str, folders: Iterable[str | Path] = ()) -> Source:
         """Return where the component of a name comes from; takes what `find` takes."""
-        component, module, entry = self._load(name, folders)
+        _, module, entry = self._load(name, folders)
         if entry is None and module.split(".")[0] == OWN:
             return Source(name, module, distribution=OWN, version=_version(OWN))
         file = getattr(sys.modules.get(module), "__file__", None)
