@@ -18,8 +18,8 @@ WRONG = {
     "class Mine(fh.Stage): ...": "no method: let Mine inherit from fedhead.Method",
     "class Mine(fh.Method):\n    mu: float = 1.0": "the field 'mu': put @dataclass",
     "@dataclass(frozen=True)\nclass Mine(fh.Method):\n    mu: float": "'mu' of Mine has no default value",
-    "class Mine(fh.Method):\n    def loss(self, w, batch): ...": r"Mine.loss takes \(self, w, batch\), it is called with "
-    r"\(self, w, batch, client\)",
+    "class Mine(fh.Method):\n    def loss(self, w, batch): ...": r"Mine.loss takes \(self, w, batch\), it is "
+    r"called with \(self, w, batch, client\)",
     "class Mine(fh.Method):\n    loss = 3": "Mine.loss is int, it must be a function",
     "class Mine(fh.Method):\n    def finish(self, w, client, more): ...": r"Mine.finish takes",
 }
@@ -37,9 +37,9 @@ def test_a_wrong_stage(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         HEADER + "class Mine(fh.Method): ...\nclass Other(fh.Stage):\n    def earlier(self, x): ..."
     )
-    with pytest.raises(BadInput, match="no stage: let Mine inherit from fedhead.Stage"):
+    with pytest.raises(BadInput, match=r"no stage: let Mine inherit from fedhead.Stage"):
         STAGES.find("mine.py:Mine", [tmp_path])
-    with pytest.raises(BadInput, match="Other.earlier takes"):
+    with pytest.raises(BadInput, match=r"Other.earlier takes"):
         STAGES.find("mine.py:Other", [tmp_path])
 
 

@@ -31,7 +31,7 @@ def component_class(found: Any, name: str, base: type[A]) -> type[A]:
     if not issubclass(found, base):
         raise BadInput(f"{name} is no {kind.lower()}: let {found.__name__} inherit from fedhead.{kind}")
     if inspect.isabstract(found):
-        missing = ", ".join(sorted(found.__abstractmethods__))
+        missing = ", ".join(sorted(getattr(found, "__abstractmethods__", ())))
         raise BadInput(f"{name} is abstract: {found.__name__} still has to define {missing}")
     for cls in found.__mro__[: found.__mro__.index(base)]:
         fields = [word for word, hint in inspect.get_annotations(cls).items() if "ClassVar" not in str(hint)]

@@ -88,7 +88,7 @@ class Registry(Mapping[str, T], Generic[T]):
         if not _module_of(component).startswith(f"{OWN}."):
             self._import_home()  # so that a built-in name can't be taken
         held = self._held.get(name)
-        if held is not None and _place(held) != _place(component):
+        if held is not None and not _same(held, component):
             raise BadInput(f"the {self.kind} name {name!r} is taken already by {_place(held)}; choose another name")
         self._held[name] = component
         return component
@@ -202,7 +202,7 @@ class Registry(Mapping[str, T], Generic[T]):
         return held, _module_of(held), None
 
     def _entry_points(self, name: str | None = None) -> list[EntryPoint]:
-        return [entry for entry in _declared(tuple(sys.path)).select(group=self.group) if name in (None, entry.name)]
+        return [entry for entry in _declared(self.group, tuple(sys.path)) if name in (None, entry.name)]
 
     def _by_reference(self, text: str, folders: Iterable[str | Path]) -> tuple[Any, str]:
         where, _, name = text.rpartition(":")
@@ -298,9 +298,12 @@ def _module_of(component: object) -> str:
 
 
 def _place(component: object) -> str:
-    """What tells one component from another: where it was defined."""
-    name = getattr(component, "__qualname__", None) or f"{type(component).__qualname__} {component}"
-    return f"{_module_of(component)}:{name}"
+    """Where a component was defined."""
+    return f"{_module_of(component)}:{getattr(component, '__qualname__', type(component).__qualname__)}"
+
+
+def _same(held: object, component: object) -> bool:
+    return held is component or (hasattr(component, "__qualname__") and _place(held) == _place(component))
 
 
 def _owner(component: object) -> str:
@@ -323,8 +326,8 @@ def _distribution(module: str, name: str) -> str | None:
 
 # Both read the files of every installed package: once for each sys.path is enough.
 @cache
-def _declared(path: tuple[str, ...]) -> EntryPoints:
-    return metadata.entry_points()
+def _declared(group: str, path: tuple[str, ...]) -> EntryPoints:
+    return metadata.entry_points(group=group)
 
 
 @cache
