@@ -9,7 +9,7 @@ export OMP_NUM_THREADS ?= 1
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-deploy lint
+.PHONY: help setup demo test test-slow test-deploy test-wheel lint
 
 help:  ## list what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -29,10 +29,14 @@ test-slow: $(READY)  ## the slower tier: whole runs, kill and resume, a deployme
 test-deploy: $(READY)  ## drills with real Flower processes: faults, restarts, the guide; half an hour
 	$(BIN)/python -m pytest -q -m deploy
 
-lint: $(READY)  ## ruff and strict mypy
+test-wheel: $(READY)  ## the built wheel in clean environments: newest and lowest dependencies; 5 minutes
+	$(BIN)/python -m pytest -q -m wheel
+
+lint: $(READY)  ## ruff, strict mypy and the contracts on imports
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 # torch comes first and by its exact version: asked for by a range, pip would take the newest build there is.
 $(READY): pyproject.toml constraints.txt

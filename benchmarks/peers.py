@@ -7,8 +7,8 @@ Ten clients hold the same random 32x32 images in memory and train the same modul
 momentum); the server averages. Every side runs in processes of its own, one side after another, and that several times
 over; the first round of each time only warms up, and of the others the best and the median are given. No side starts,
 samples, tests or writes anything while it is timed. The peers get float images, ready for the model; fedhead takes
-bytes and normalizes each batch. Where a library can work on several clients at once, both ways of sharing the threads
-are tried.
+bytes and normalizes each batch, and its process calls `fh.tune_malloc()`, as the command line does. Where a library can
+work on several clients at once, both ways of sharing the threads are tried.
 """
 
 from __future__ import annotations
@@ -102,6 +102,7 @@ def timed(rounds: int, work: Callable[[int], object]) -> list[float]:
 # -- the sides: (model, rounds, workers, threads) -> seconds a round ---------------------------------------------------
 def fedhead(name: str, rounds: int, workers: int, threads: int) -> list[float]:
     """This library, as `fedhead run` trains, with the executor that `auto` takes."""
+    fh.tune_malloc()
     fed = fh.Federation.from_arrays(*images(name), partition="iid", clients=CLIENTS, classes=10)
     local = LocalTraining(1, BATCH, SGD(LR, MOMENTUM, DECAY))
     simulation = Simulation(fed, [fh.build(name, SHAPE, 10)], fh.FedAvg(), rounds=rounds, local=local)

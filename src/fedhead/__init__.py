@@ -64,6 +64,7 @@ __all__ = [
     "stage",
     "stages",
     "statistics_of",
+    "tune_malloc",
     "with_head",
 ]
 

@@ -24,6 +24,7 @@ from fedhead.core.tree import Tree as Tree
 from fedhead.core.tree import Weights as Weights
 from fedhead.data.federation import Federation as Federation
 from fedhead.engine.rounds import Result as Result
+from fedhead.executors.malloc import tune_malloc as tune_malloc
 from fedhead.methods import METHODS as METHODS
 from fedhead.methods.clsprox import ClsProx as ClsProx
 from fedhead.methods.ditto import Ditto as Ditto

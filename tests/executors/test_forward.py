@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fedhead.algorithm.phase import Reply
 from fedhead.algorithm.task import LocalTraining
-from fedhead.core import batching, log
+from fedhead.core import batching
 from fedhead.core.batch import Batch
 from fedhead.core.errors import BadInput
 from fedhead.core.optimizers import SGD
@@ -136,21 +136,15 @@ class Stubborn(nn.Module):
         return self.fc(z if float(z.detach().sum()) > 0 else 2 * z)  # type: ignore[no-any-return]
 
 
-@pytest.fixture
-def unsaid(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log, "_said", set())
-
-
-@pytest.mark.usefixtures("unsaid")
 def test_a_model_that_cannot_be_stacked_is_tested_client_by_client_and_that_is_said(
-    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     simulation = simulate("ditto", [split(Stubborn(), classifier="fc")])
     state = (simulation.method, simulation.server, simulation.memory, 1)
     assert simulation.personal(*state, Stack()) == simulation.personal(*state)
-    said = capsys.readouterr().err
-    assert said.startswith("notice: testing the clients: this model can't be stacked, going on client by client (")
-    assert said.count("\n") == 1
+    [said] = caplog.messages
+    assert said.startswith("testing the clients: this model can't be stacked, going on client by client (")
+    assert "\n" not in said
     assert simulation.budgets[0].apart  # and is not tried again
 
 
@@ -168,20 +162,18 @@ class Full:
         return [10 * k for k in places]
 
 
-@pytest.mark.usefixtures("unsaid")
-def test_out_of_memory_halves_the_stacks_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+def test_out_of_memory_halves_the_stacks_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
     device, budget = Full(2), MemoryBudget()
     found = forward.in_stacks([3, 9, 5, 1, 7], device, lambda k: -1, budget, "testing")
     assert found == [0, 10, 20, 30, 40]
     assert device.tried == [5, 2, 2, 1]
-    assert "testing: out of memory with 5 clients at once, going on with 2" in capsys.readouterr().err
+    assert "testing: out of memory with 5 clients at once, going on with 2" in caplog.text
 
 
-@pytest.mark.usefixtures("unsaid")
-def test_where_no_stack_fits_clients_go_one_by_one(capsys: pytest.CaptureFixture[str]) -> None:
+def test_where_no_stack_fits_clients_go_one_by_one(caplog: pytest.LogCaptureFixture) -> None:
     found = forward.in_stacks([1, 1], Full(0), lambda k: -k, MemoryBudget(samples=128), "testing")
     assert found == [0, -1]
-    assert "going on client by client" in capsys.readouterr().err
+    assert "going on client by client" in caplog.text
 
 
 def test_bad_input_is_no_matter_of_stacks() -> None:
@@ -240,14 +232,13 @@ def test_statistics_in_stacks_are_those_of_one_client_after_another(
             assert stacked.keep.keys() == alone.keep.keys()
 
 
-@pytest.mark.usefixtures("unsaid")
-def test_statistics_of_a_model_that_cannot_be_stacked(capsys: pytest.CaptureFixture[str]) -> None:
+def test_statistics_of_a_model_that_cannot_be_stacked(caplog: pytest.LogCaptureFixture) -> None:
     simulation = simulate("fedavg", [split(Stubborn(), classifier="fc")])
     stage = CCVR().after(simulation.method)
     (job,) = simulation.jobs(stage, simulation.server, simulation.memory, simulation.holders, 2)
     for found, expected in zip(ForwardExecutor().run(job), Loop().run(job), strict=True):
         torch.testing.assert_close(found.send["statistics"]["outer"], expected.send["statistics"]["outer"])
-    assert "stage ccvr: this model can't be stacked" in capsys.readouterr().err
+    assert "stage ccvr: this model can't be stacked" in caplog.text
 
 
 # -- whole runs ---------------------------------------------------------------------------------------

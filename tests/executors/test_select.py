@@ -86,12 +86,12 @@ def test_short_timings_are_repeated(clock: list[float]) -> None:
 
 
 def test_an_executor_that_can_not_take_the_model_is_out_and_a_loop_that_can_not_fails(
-    clock: list[float], capsys: pytest.CaptureFixture[str]
+    clock: list[float], caplog: pytest.LogCaptureFixture
 ) -> None:
     made = simulation()
     jobs = made.jobs(made.method, made.server, made.memory, made.cohort(1), 1)
     assert select.seconds_a_client(Watched("stack", clock, [1.0], fails=True), jobs) == float("inf")
-    assert "the stack executor can't take this model" in capsys.readouterr().err
+    assert "the stack executor can't take this model" in caplog.text
     with pytest.raises(NotImplementedError, match="no rule"):
         select.seconds_a_client(Watched("loop", clock, [1.0], fails=True), jobs)
 

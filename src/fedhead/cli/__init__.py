@@ -6,40 +6,51 @@ Heavy imports wait until a command needs them, so that help and mistakes are ans
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
-import click
 import typer
-import typer.core
 
+from fedhead.cli import analysing as analysing  # each of these modules adds its commands to the app
+from fedhead.cli import benching as benching
+from fedhead.cli import calibrating as calibrating
+from fedhead.cli import deploying as deploying
+from fedhead.cli import inspecting as inspecting
+from fedhead.cli import reproducing as reproducing
+from fedhead.cli import running as running
+from fedhead.cli.app import app
 from fedhead.core.errors import BadInput, FedheadError
+from fedhead.executors.malloc import tune_malloc
 
-typer.core.HAS_RICH = False  # with rich installed, typer writes "\[required]" even where the markup is off
-app = typer.Typer(
-    name="fedhead",
-    help="Federated classification on non-IID data: run, compare and report.",
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    add_completion=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+# ClickException, the base of every complaint about a command line. Older typer takes it from the package click, newer
+# typer from its own copy and no longer installs click, so it is reached through the one name that both export.
+UsageError: type[typer.BadParameter] = typer.BadParameter.__mro__[2]
 
 
 def call(arguments: Sequence[str]) -> int:
-    """Carry out a command line and return its exit code: 0 done, 1 failed, 2 the user can fix it."""
+    """Run a command line.
+
+    Args:
+        arguments: The words after `fedhead`; none of them shows the help.
+
+    Returns:
+        The exit code: 0 done, 1 failed, 2 the user can fix it, 130 interrupted.
+    """
     try:
-        code = app(list(arguments) or ["--help"], prog_name="fedhead", standalone_mode=False)
+        with _log_lines():
+            code = app(list(arguments) or ["--help"], prog_name="fedhead", standalone_mode=False)
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
-    except click.ClickException as error:
+    except UsageError as error:
         return _fail(error.format_message(), 2)
     except BadInput as error:
         return _fail(str(error), 2)
     except FedheadError as error:
         return _fail(str(error), 1)
-    except (KeyboardInterrupt, click.Abort):
+    except (KeyboardInterrupt, typer.Abort):
         return _fail("stopped; a run goes on from where it was with --resume", 130)
     except BrokenPipeError:  # the reader of our output has gone, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -48,13 +59,9 @@ def call(arguments: Sequence[str]) -> int:
         return _fail(str(error) or "out of memory", 1)
 
 
-def _fail(message: str, code: int) -> int:
-    print(f"error: {' '.join(message.split())}", file=sys.stderr)
-    return code
-
-
 def main() -> None:
-    """The entry point of the command `fedhead`."""
+    """Run the command `fedhead`: the entry point of the installed script."""
+    tune_malloc()
     code = call(sys.argv[1:])
     # Python would take every object apart now, for more than a second with a GPU; the operating system is faster.
     atexit._run_exitfuncs()
@@ -63,34 +70,27 @@ def main() -> None:
     os._exit(code)
 
 
-@app.callback(invoke_without_command=True)
-def _top(version: bool = typer.Option(False, "--version", help="Print the version and leave.")) -> None:
-    if version:
-        from importlib.metadata import version as installed
+class _OneLine(logging.Formatter):
+    """Formats a record as `warning: text`, on one line however long the text is."""
 
-        print(installed("fedhead"))
-        raise typer.Exit
+    def format(self, record: logging.LogRecord) -> str:
+        return f"{record.levelname.lower()}: {' '.join(record.getMessage().split())}"
 
 
-from fedhead.cli import (  # noqa: E402 (they add their commands to the app above)
-    analysing,
-    benching,
-    calibrating,
-    deploying,
-    inspecting,
-    reproducing,
-    running,
-)
+@contextmanager
+def _log_lines() -> Iterator[None]:
+    """Write what the library logs to the standard error while a command runs, one line per record."""
+    logger, handler = logging.getLogger("fedhead"), logging.StreamHandler()
+    handler.setFormatter(_OneLine())
+    propagated, logger.propagate = logger.propagate, False
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.propagate = propagated
 
-__all__ = [
-    "analysing",
-    "app",
-    "benching",
-    "calibrating",
-    "call",
-    "deploying",
-    "inspecting",
-    "main",
-    "reproducing",
-    "running",
-]
+
+def _fail(message: str, code: int) -> int:
+    print(f"error: {' '.join(message.split())}", file=sys.stderr)
+    return code

@@ -8,9 +8,8 @@ from typing import Annotated
 
 import typer
 
-from fedhead.cli import app
-from fedhead.cli.inspecting import DataFolder
-from fedhead.cli.running import Device
+from fedhead.cli.app import app
+from fedhead.cli.options import DataFolder, Device
 from fedhead.core.errors import BadInput, unknown
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from fedhead.cli import app
+from fedhead.cli.app import app
 from fedhead.core.errors import BadInput
 
 if TYPE_CHECKING:

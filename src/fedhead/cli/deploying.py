@@ -8,12 +8,18 @@ from typing import Annotated
 
 import typer
 
-from fedhead.cli import app
+from fedhead.cli.app import app
 
-deploy = typer.Typer(help="Run over real sites, on Flower.", rich_markup_mode=None, no_args_is_help=True)
+deploy = typer.Typer(help="Run over real sites, on Flower.", rich_markup_mode=None, invoke_without_command=True)
 app.add_typer(deploy, name="deploy")
 
 Folder = Annotated[Path, typer.Argument(help="The deployment's folder.", metavar="DIR")]
+
+
+@deploy.callback()
+def _help(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        print(context.get_help())
 
 
 @deploy.command()

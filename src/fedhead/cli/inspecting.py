@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedhead.cli import app
+from fedhead.cli.app import app
+from fedhead.cli.options import Assignments, DataFolder, RecipeName
+from fedhead.cli.output import console, print_results
 from fedhead.report import plots
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
-    from rich.console import Console
 
 
 class Kind(StrEnum):
@@ -30,19 +31,6 @@ class Kind(StrEnum):
     models = "models"
     partitions = "partitions"
     recipes = "recipes"
-
-
-Assignments = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Overrides; values are YAML.")]
-RecipeName = Annotated[str, typer.Argument(metavar="RECIPE", help="A built-in recipe's name, or a YAML file.")]
-DataFolder = Annotated[Path | None, typer.Option("--data", help="Where data sets lie. [default: $FEDHEAD_DATA]")]
-
-
-def console() -> Console:
-    """The standard output; wide where nobody watches, so that tables stay whole in files and pipes."""
-    from rich.console import Console
-
-    out = Console(highlight=False)
-    return out if out.is_terminal else Console(highlight=False, width=200)
 
 
 @app.command()
@@ -245,21 +233,3 @@ def report(
     if unsaid := tables.unsaid(groups):
         print(f"they also differ in {', '.join(unsaid)}: the report says how")
     print(f"report: {page.write(runs, out)}")
-
-
-def print_results(lines: list[Any]) -> None:
-    """The table of methods x accuracy, mean and deviation over seeds."""
-    from rich.table import Table
-    from rich.text import Text
-
-    from fedhead.report import tables
-
-    personal = any(line.personal for line in lines)
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("method")
-    for column in ("accuracy", *(["personal"] if personal else []), "seeds"):
-        table.add_column(column, justify="right", no_wrap=True)
-    for line in lines:
-        own = [tables.spread(line.personal)] if personal else []
-        table.add_row(Text(line.label), tables.spread(line.accuracy), *own, str(len(line.seeds)))
-    console().print(table)

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedhead.cli import app
-from fedhead.cli.inspecting import DataFolder, console
-from fedhead.cli.running import Device, Executor, Precision
+from fedhead.cli.app import app
+from fedhead.cli.options import DataFolder, Device, Executor, Precision
+from fedhead.cli.output import console
 
 if TYPE_CHECKING:
     from fedhead.experiment.reproduce import Outcome

@@ -4,62 +4,21 @@ from __future__ import annotations
 
 import functools
 import json
-import statistics
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
-from fedhead.cli import app
-from fedhead.cli.inspecting import Assignments, DataFolder, RecipeName, print_results
+from fedhead.cli.app import app
+from fedhead.cli.options import Assignments, DataFolder, Device, Engine, Executor, Precision, RecipeName
+from fedhead.cli.output import Row, print_results, progress
 from fedhead.core.errors import BadInput
 
-if TYPE_CHECKING:
-    from fedhead.experiment.recipe import Recipe
-    from fedhead.experiment.run import Settings
-
-Row = dict[str, Any]
 # What the demo compares: FedAvg, with CCVR after it, and FedETF.
 CONTESTANTS = {
     "fedavg": ["method=fedavg", "stages=[ccvr]", "stage.ccvr.samples=500"],
     "fedetf": ["method=fedetf"],
 }
-
-
-class Device(StrEnum):
-    """Where to compute."""
-
-    auto = "auto"
-    cpu = "cpu"
-    cuda = "cuda"
-
-
-class Executor(StrEnum):
-    """How clients are computed."""
-
-    auto = "auto"
-    loop = "loop"
-    stack = "stack"
-    lanes = "lanes"
-
-
-class Engine(StrEnum):
-    """Where the clients are."""
-
-    simulation = "simulation"
-    flower = "flower"
-
-
-class Precision(StrEnum):
-    """What to compute in."""
-
-    fp32 = "fp32"
-    tf32 = "tf32"
-    bf16 = "bf16"
 
 
 @app.command()
@@ -97,6 +56,7 @@ def run(
     from fedhead.experiment.build import validate
     from fedhead.experiment.recipe import load
     from fedhead.experiment.run import Settings
+    from fedhead.experiment.seeds import execute_seeds
 
     if resume and out is None:
         raise BadInput("--resume needs --out: name the run folder that is to go on")
@@ -106,53 +66,13 @@ def run(
     out = out or _free(Path("runs") / f"{Path(recipe).stem}-{found.method}-seed{found.seed}")
     if together and not found.seeds:
         raise BadInput("--together joins several seeds: give them, as in 'seeds=[0, 1, 2]'")
-    result = _run_seeds(found, out, settings, resume, quiet, together)
+    with progress(found.rounds * max(len(found.seeds), 1), quiet) as tell:
+        on_row = functools.partial(tell, found.method)
+        result = execute_seeds(found, out, settings, resume=resume, together=together, on_row=on_row)
     if as_json:
         print(json.dumps(result))
     else:
         _print_result(result)
-
-
-def _run_seeds(recipe: Recipe, out: Path, settings: Settings, resume: bool, quiet: bool, together: bool) -> Row:
-    """The recipe's run; with a list of seeds one a seed, in folders of their own, and the means in the end."""
-    from fedhead.experiment.run import execute, execute_together
-
-    seeds = [recipe.override([f"seed={seed}"]) for seed in recipe.seeds]
-    folders = [out / f"seed{r.seed}" for r in seeds]
-    with progress(recipe.rounds * max(len(seeds), 1), quiet) as tell:
-        on_row = functools.partial(tell, recipe.method)
-        if not seeds:
-            return execute(recipe, out, settings, resume=resume, on_row=on_row)
-        if together:
-            results = execute_together(seeds, folders, settings, resume=resume, on_row=on_row)
-        else:
-            pairs = zip(seeds, folders, strict=True)
-            results = [execute(r, folder, settings, resume=resume, on_row=on_row) for r, folder in pairs]
-    means = {name: _mean([r[name] for r in results]) for name in ("accuracy", "accuracy_mean", "personal")}
-    totals = {name: sum(r[name] for r in results) for name in ("bytes_up", "bytes_down", "seconds")}
-    totals["preparing"] = max(r.get("preparing") or 0.0 for r in results)  # runs that train together share it
-    stages = {name: _mean([r["stages"][name] for r in results]) for name in recipe.stages}
-    measured = {
-        name: {
-            figure: _mean([r["stage_metrics"][name][figure] for r in results]) for figure in ("accuracy", "personal")
-        }
-        for name in recipe.stages
-    }
-    return {
-        "run": str(out),
-        **means,
-        "stages": stages,
-        "personal_stages": {name: figures["personal"] for name, figures in measured.items()},
-        "stage_metrics": measured,
-        **totals,
-        "seed": list(recipe.seeds),
-        "runs": results,
-    }
-
-
-def _mean(values: list[float | None]) -> float | None:
-    there = [v for v in values if v is not None]
-    return statistics.fmean(there) if there else None
 
 
 def _free(path: Path) -> Path:
@@ -183,41 +103,11 @@ def _print_result(result: Row) -> None:
     print(f"run         {result['run']}")
 
 
-@contextmanager
-def progress(rounds: int, quiet: bool) -> Iterator[Callable[[str, Row], None]]:
-    """A progress bar on the standard error; plain lines where that is no terminal."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    console = Console(stderr=True, highlight=False)
-    if quiet or not console.is_terminal:
-
-        def line(label: str, row: Row) -> None:
-            if not quiet:
-                print(f"{label}: round {row['round']}{_figure(row)}", file=sys.stderr, flush=True)
-
-        yield line
-        return
-    columns = (
-        TextColumn("{task.description:<36}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("starting", total=rounds)
-        yield lambda label, row: bar.update(task, advance=1, description=f"{label}, round {row['round']}{_figure(row)}")
-
-
-def _figure(row: Row) -> str:
-    name = "accuracy" if row.get("accuracy") is not None else "personal"
-    return f", {row[name]:.2f} %" if row.get(name) is not None else ""
-
-
 @app.command()
 def demo(
     out: Annotated[Path | None, typer.Option(help="Where the runs go. [default: a new folder runs/demo]")] = None,
     seeds: Annotated[int, typer.Option(min=1, help="How many seeds.")] = 3,
+    rounds: Annotated[int | None, typer.Option(min=1, help="How many rounds. [default: the recipe's]")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False,
 ) -> None:
     """Compare methods on handwritten digits over 10 clients of very different classes, in about a minute.
@@ -225,15 +115,16 @@ def demo(
     \b
     Examples:
       fedhead demo
-      fedhead demo --seeds 1 --out /tmp/demo
+      fedhead demo --seeds 1 --rounds 2 --out /tmp/demo
     """
     from fedhead.experiment.recipe import load
     from fedhead.experiment.run import Settings, execute
     from fedhead.report import page, tables
 
     out = out or _free(Path("runs") / "demo")
+    shorter = [] if rounds is None else [f"rounds={rounds}"]
     recipes = [
-        (name, load("digits", [*assignments, f"seed={seed}"]))
+        (name, load("digits", [*assignments, *shorter, f"seed={seed}"]))
         for name, assignments in CONTESTANTS.items()
         for seed in range(seeds)
     ]

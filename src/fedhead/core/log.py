@@ -1,14 +1,22 @@
-"""Notices: one line on stderr when the library does something other than what was asked, and why."""
+"""The library's logger: warnings that it does something other than what was asked, and why.
+
+Everything is logged under the name `fedhead`, so `logging.getLogger("fedhead").setLevel(logging.ERROR)` silences the
+warnings. Without any configuration Python itself prints them to the standard error.
+"""
 
 from __future__ import annotations
 
-import sys
+import functools
+import logging
 
-_said: set[str] = set()
+logger = logging.getLogger("fedhead")
 
 
+@functools.cache  # the same text again is answered from the cache, and nothing is logged
 def warn_once(text: str) -> None:
-    """Say it once a process."""
-    if text not in _said:
-        _said.add(text)
-        print(f"notice: {text}", file=sys.stderr)
+    """Log a warning the first time that this process has a reason for it.
+
+    Args:
+        text: The warning, one line.
+    """
+    logger.warning(text)

@@ -12,7 +12,6 @@ import torch
 from fedhead.algorithm.phase import Reply
 from fedhead.executors.client_round import local_round
 from fedhead.executors.job import Executor, Job
-from fedhead.executors.malloc import keep_freed_memory
 from fedhead.executors.program import Program, Vectorizer
 
 
@@ -31,7 +30,6 @@ class Loop(Executor):
         program = replace(job.program, channels_last=True)
         if program.pool.device.type != "cpu":
             return [_one(program, job, k) for k in range(len(job.clients))]
-        keep_freed_memory()
         return self._side_by_side(replace(program, in_place=True, pool=program.pool.channels_last()), job)
 
     def _side_by_side(self, program: Program, job: Job) -> list[Reply]:

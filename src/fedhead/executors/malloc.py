@@ -1,23 +1,24 @@
-"""The heap: keep memory that a step has freed, since the next step asks for it again."""
+"""The C library's memory allocator, told to keep what a training step frees: the next step asks for it again."""
 
 from __future__ import annotations
 
 import ctypes
-from functools import cache
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of mallopt(3)
 
 
-@cache
-def keep_freed_memory() -> None:
-    """Tell the C library to keep freed blocks of up to 256 MiB, and up to 1 GiB of them, for this process.
+def tune_malloc() -> bool:
+    """Make this process keep freed blocks of up to 256 MiB, and up to 1 GiB of them, for training on the CPU.
 
-    By default it hands large blocks back to the kernel, which fills them with zeros again a millisecond later. Where
-    there is no such setting (not glibc), nothing happens.
+    By default the C library hands large blocks back to the kernel, which fills them with zeros again a millisecond
+    later. The setting concerns the whole process and can't be undone, so `fedhead.run` leaves it alone; the command
+    line makes it for its own process.
+
+    Returns:
+        Whether the setting was made: False where the C library is not glibc (macOS, Windows, musl).
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError, TypeError):
-        return
-    mallopt(_MMAP_THRESHOLD, 256 << 20)
-    mallopt(_TRIM_THRESHOLD, 1 << 30)
+        return False
+    return bool(mallopt(_MMAP_THRESHOLD, 256 << 20)) and bool(mallopt(_TRIM_THRESHOLD, 1 << 30))

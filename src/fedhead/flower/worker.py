@@ -36,9 +36,11 @@ def main(site: str, path: str, parent: int) -> None:
 
 
 def _serve(listener: socket.socket, site: str, parent: ProcessIdentity) -> None:
+    from fedhead.executors.malloc import tune_malloc
     from fedhead.flower.assemble import site_of
     from fedhead.flower.respond import respond
 
+    tune_malloc()
     made, watchdog, read_at, asked_at = None, True, 0.0, time.monotonic()
     while parent.alive() and time.monotonic() - asked_at < IDLE_SECONDS:
         try:

@@ -1,0 +1,140 @@
+"""Trained models on disk: the global model of a run folder, or a file of weights with its architecture."""
+
+from __future__ import annotations
+
+import importlib
+import pickle
+import sys
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from fedhead.core.batch import PARTS
+from fedhead.core.errors import BadInput
+from fedhead.core.tree import Tree
+from fedhead.data import datasets, sources
+from fedhead.data.arrays import Samples
+from fedhead.data.augment import Transform
+from fedhead.data.federation import Federation
+from fedhead.experiment import build
+from fedhead.experiment.reopen import checkpoint_state
+from fedhead.experiment.run_folder import RunFolder
+from fedhead.models import MODELS, load
+from fedhead.models import build as build_model
+from fedhead.models.split_model import SplitModel
+from fedhead.models.wrap import split
+
+
+def run_model(run: Path) -> SplitModel:
+    """Load the global model of a run folder.
+
+    Raises:
+        BadInput: If the run's method leaves no global model.
+    """
+    recipe = RunFolder.open(run).recipe
+    method = build.method(recipe)
+    if not set(PARTS) <= set(method.shared):
+        raise BadInput(f"{run}: {method.name} leaves no global model to calibrate")
+    model = build.validate(recipe)[0]
+    load(model, checkpoint_state(run)[1]["server"]["model"].part(*PARTS))
+    return model
+
+
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """Read the named tensors of a `.safetensors` or PyTorch file; nothing in it is run.
+
+    Raises:
+        BadInput: If the file is missing, unreadable, or holds something else.
+    """
+    if not path.is_file():
+        raise BadInput(f"{path} is not there: give a run folder, or a file of weights")
+    try:
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        found = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:  # whose own text advises to load it unsafely
+        raise BadInput(f"{path} can't be read as weights: save model.state_dict() alone, or anew") from error
+    except (SafetensorError, OSError, RuntimeError, EOFError, ValueError) as error:
+        raise BadInput(f"{path} can't be read as weights: {str(error).splitlines()[0]}") from error
+    found = found.get("state_dict", found) if isinstance(found, dict) else found
+    if not isinstance(found, dict) or not all(torch.is_tensor(t) for t in found.values()):
+        raise BadInput(f"{path} holds no named weights: save model.state_dict()")
+    return found
+
+
+def model_and_data(
+    checkpoint: Path, site: Path, model: str | None, classifier: str, normalize: str | None
+) -> tuple[SplitModel, Samples, Transform]:
+    """Load a trained model and a site's samples.
+
+    Args:
+        checkpoint: A run folder, or a file of weights.
+        site: An `.npz` file with x and y, or a folder of images.
+        model: The architecture of a file of weights: a built-in name, or `module:function`.
+        classifier: The name of the last linear layer of such a model.
+        normalize: How images are normalized; None: as in the run's training.
+
+    Returns:
+        The model, the samples, and the transform that brings these to the model's inputs.
+    """
+    if not site.exists():
+        raise BadInput(f"{site} is not there: give an .npz file with x and y, or a folder of images")
+    federation = _site(site)
+    transform = federation.transform if normalize is None else Transform.named(normalize=normalize)
+    if checkpoint.is_dir():
+        recipe = RunFolder.open(checkpoint).recipe
+        loaded = run_model(checkpoint)
+        if normalize is None and recipe.dataset in datasets.DATASETS:
+            transform = datasets.get(recipe.dataset).transform.replace(None, recipe.normalize)
+    else:
+        loaded = _architecture(model, classifier, read_weights(checkpoint), federation)
+    _refuse_inputs(loaded, federation, transform, site)
+    return loaded, federation.train, transform
+
+
+def _site(path: Path) -> Federation:
+    """A site's samples, as a federation of one."""
+    if path.is_file():
+        return Federation.from_npz(path, clients=1)
+    found = sources.folder(path, None)
+    if found.sites:
+        raise BadInput(f"{path} holds the folders of {len(found.parts)} sites: give the folder of one")
+    return Federation.from_arrays(found.parts[0].x, found.parts[0].y, clients=1, names=found.names)
+
+
+def _architecture(model: str | None, classifier: str, w: dict[str, Tensor], federation: Federation) -> SplitModel:
+    """The module of a built-in name or of module:function, with the weights of a file, in its parts."""
+    if model is None:
+        raise BadInput("--model: which architecture do the weights belong to? A built-in name, or module:function")
+    if ":" not in model:
+        if model not in MODELS:
+            raise BadInput(f"--model {model!r} is no built-in model; for one of yours write module:function")
+        classes = next((t.shape[0] for n, t in w.items() if n == "classifier.weight"), federation.classes)
+        made = build_model(model, federation.input_shape, classes)
+        load(made, Tree({n: t for n, t in w.items() if t.is_floating_point()}))
+        return made
+    module, _, function = model.partition(":")
+    sys.path.insert(0, "")
+    try:
+        net = getattr(importlib.import_module(module), function)()
+    except (ImportError, AttributeError) as error:
+        raise BadInput(f"--model {model}: {error}") from error
+    finally:
+        sys.path.remove("")
+    try:
+        net.load_state_dict(w)
+    except RuntimeError as error:
+        raise BadInput(f"the weights don't fit {model}: {' '.join(str(error).split())[:200]}") from error
+    return net if isinstance(net, SplitModel) else split(net, classifier=classifier)
+
+
+def _refuse_inputs(model: SplitModel, federation: Federation, transform: Transform, site: Path) -> None:
+    try:
+        with torch.no_grad():
+            model.eval()(transform(federation.train.x[:1]).to(next(model.parameters()).dtype))
+    except (RuntimeError, ValueError, IndexError, BadInput) as error:
+        reason = str(error).splitlines()[0]
+        raise BadInput(f"{site}: the model can't take samples of shape {federation.input_shape} ({reason})") from error

@@ -1,0 +1,45 @@
+"""Arguments and options that several commands take."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Assignments = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Overrides; values are YAML.")]
+RecipeName = Annotated[str, typer.Argument(metavar="RECIPE", help="A built-in recipe's name, or a YAML file.")]
+DataFolder = Annotated[Path | None, typer.Option("--data", help="Where data sets lie. [default: $FEDHEAD_DATA]")]
+
+
+class Device(StrEnum):
+    """Where to compute."""
+
+    auto = "auto"
+    cpu = "cpu"
+    cuda = "cuda"
+
+
+class Executor(StrEnum):
+    """How clients are computed."""
+
+    auto = "auto"
+    loop = "loop"
+    stack = "stack"
+    lanes = "lanes"
+
+
+class Engine(StrEnum):
+    """Where the clients are."""
+
+    simulation = "simulation"
+    flower = "flower"
+
+
+class Precision(StrEnum):
+    """What to compute in."""
+
+    fp32 = "fp32"
+    tf32 = "tf32"
+    bf16 = "bf16"
