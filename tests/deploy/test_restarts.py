@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from fedhead.deploy import processes, supervise
-from fedhead.deploy.local_federation import LocalFederation, read_state
+from fedhead.deploy.local_federation import LocalFederation
+from fedhead.deploy.ownership import read_state
 from fedhead.deploy.project import Project
 
 pytestmark = [pytest.mark.deploy, pytest.mark.timeout(1800)]
@@ -124,3 +125,20 @@ def test_twenty_times_run_engine_flower_resume(tmp_path: Path) -> None:
                 running.send_signal(signal.SIGTERM)
                 running.wait(60)
     assert rounds(project) == list(range(1, len(rounds(project)) + 1))
+
+
+@pytest.mark.drill
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM], ids=["KILL", "TERM"])
+def test_nothing_trains_on_after_run_engine_flower_was_ended(how: signal.Signals, tmp_path: Path) -> None:
+    out, env = tmp_path / "mine", processes.environment(tmp_path)
+    words = ["fedhead", "run", "digits", "clients=2", *LONG, "--engine", "flower", "--out", str(out), "--quiet"]
+    project = Project(out.with_name("mine.flower"))
+    for more in ([], ["--resume"]):
+        with subprocess.Popen([*words, *more], env=env) as running:
+            eventually(project.server_file.exists, project)
+            done = len(rounds(project))
+            eventually(lambda done=done: len(rounds(project)) > done, project)  # type: ignore[misc]
+            assert len(processes.marked(project.private)) >= 5  # link, two nodes, the server, a worker
+            running.send_signal(how)
+        eventually(lambda: not processes.marked(project.private), project, 30.0)
+    assert not supervise.bring_down(project)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,25 @@ class ProcessIdentity:
                 time.sleep(0.05)
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)  # what it left behind in its session
+
+
+def leave_with(other: ProcessIdentity, first: Callable[[], object] = lambda: None, seconds: float = 0.5) -> None:
+    """Let this process end, whatever it is doing, as soon as another one has gone.
+
+    Args:
+        other: The process without which this one is of no use.
+        first: Called before this process ends.
+        seconds: Between two looks.
+    """
+
+    def watch() -> None:
+        while other.alive():
+            time.sleep(seconds)
+        first()
+        os._exit(1)
+
+    if other.started:  # where the system does not tell when a process was started, nobody can watch it
+        threading.Thread(target=watch, daemon=True).start()
 
 
 def _started(pid: int) -> str | None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from fedhead.core.errors import BadInput
+from fedhead.deploy import processes
 from fedhead.deploy.local_federation import LocalFederation
 from fedhead.deploy.project import Project
 from fedhead.experiment.recipe import Recipe
@@ -23,7 +25,7 @@ def execute(
     *,
     resume: bool = False,
     on_row: Callable[[Row], None] = lambda row: None,
-    say: Callable[[str], None] = lambda line: None,
+    log: Callable[[str], None] = lambda line: None,
 ) -> Row:
     """Carry out a recipe with a process a site; logs, sites' states and models lie beside `out`, in OUT.flower."""
     try:
@@ -40,7 +42,7 @@ def execute(
     else:
         RunFolder.refuse_taken(out)
         project = _project(recipe, beside, out, data)
-    federation = LocalFederation(project, resume=resume, say=say)
+    federation = LocalFederation(project, resume=resume, log=log)
     told = 0
 
     def tick() -> None:
@@ -50,11 +52,12 @@ def execute(
             on_row(row)
         told = max(told, len(rows))
 
-    try:
-        federation.up()
-        federation.watch(tick)
-    finally:
-        federation.close()
+    with processes.leaving_on_term(128 + signal.SIGTERM):
+        try:
+            federation.up()
+            federation.watch(tick)
+        finally:
+            federation.close()
     return RunFolder.open(out).result() or {}
 
 

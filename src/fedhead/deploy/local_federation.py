@@ -15,15 +15,16 @@ from typing import Any
 from fedhead.core.errors import FedheadError
 from fedhead.core.process import ProcessIdentity
 from fedhead.core.treefile import atomic
-from fedhead.deploy import certificates, processes
+from fedhead.deploy import certificates, ownership, processes
 from fedhead.deploy.project import Project
 from fedhead.deploy.registration import register
 from fedhead.experiment.run_folder import CHECKPOINT, RESULT
+from fedhead.flower import server_status
+from fedhead.flower.server_status import ServerStatus
 
-STATE = "state.json"
 READY_SECONDS = 90.0
 RESTART_SECONDS = 5.0  # between attempts to start a fallen node again: Flower holds its place for a minute
-QUIET_SECONDS = 45.0  # of the server's log, before Flower is asked whether the run still lives
+ASK_SECONDS = 20.0  # without a server's process, before Flower is asked whether the run still lives
 RESUMES = 5  # how often a run that makes no progress is begun again by itself
 
 
@@ -45,7 +46,7 @@ class LocalFederation:
     project: Project
     secure: bool = False
     resume: bool = False
-    say: Callable[[str], None] = print
+    log: Callable[[str], None] = print
     nodes: list[Node] = field(default_factory=list)
     link: subprocess.Popen[bytes] | None = None
     run_id: str | None = None
@@ -55,7 +56,9 @@ class LocalFederation:
     port: int = 0
 
     def __post_init__(self) -> None:
+        self._claimed = False
         self._resumed_at = 0  # the checkpoint's time when the run was last resumed
+        self._unheard_since = time.monotonic()  # since when the server has had no process
         self.private = self.project.private
         self.private.mkdir(parents=True, exist_ok=True)
         self.sites = self.project.sites()
@@ -70,11 +73,19 @@ class LocalFederation:
             self.private / "flwr",
             FEDHEAD_SERVER=str(self.project.server_file),
             FEDHEAD_SERVER_LOG=str(self.private / "server.log"),
+            **{server_status.VARIABLE: str(self.private / ownership.SERVER), processes.MARK: str(self.private)},
         )
 
     # -- starting ---------------------------------------------------------------------------------
     def up(self) -> None:
-        """Start everything; when this returns, the run has been handed to the link."""
+        """Start everything; when this returns, the run has been handed to the link.
+
+        Raises:
+            BadInput: If another process watches over this deployment.
+            FedheadError: If something does not start.
+        """
+        ownership.claim(self.project)
+        self._claimed = True
         self._write_connection()
         self._start_link()
         if self.secure:
@@ -107,7 +118,7 @@ class LocalFederation:
             if self.link.poll() is not None or time.monotonic() > deadline:
                 raise FedheadError(f"the SuperLink did not start: see {self.private / 'link.log'}")
             time.sleep(0.1)
-        self.say(f"SuperLink is ready on 127.0.0.1:{self.port}")
+        self.log(f"SuperLink is ready on 127.0.0.1:{self.port}")
 
     def healthy(self) -> bool:
         """Whether the link answers."""
@@ -135,15 +146,16 @@ class LocalFederation:
 
     def _submit(self, resume: bool) -> None:
         config = f'server="{self.project.server_file}" resume={"true" if resume else "false"}'
-        answer = self.flwr("run", str(self.project.app), "--run-config", config, "--format", "json")
-        self.run_id, self.status = str(answer.get("run-id", answer.get("run_id", ""))), "running"
-        if not answer.get("success") or not self.run_id:
-            raise FedheadError(f"Flower refused the run: {answer.get('error-message', answer)}")
+        found = self.flwr("run", str(self.project.app), "--run-config", config, "--format", "json")
+        self._unheard_since = time.monotonic()
+        self.run_id, self.status = str(found.get("run-id", found.get("run_id", ""))), "running"
+        if not found.get("success") or not self.run_id:
+            raise FedheadError(f"Flower refused the run: {found.get('error-message', found)}")
         self.save()
-        self.say(f"run {self.run_id} has begun")
+        self.log(f"run {self.run_id} has begun")
 
     def flwr(self, *words: str) -> dict[str, Any]:
-        """A `flwr` command against this link; its JSON answer, or nothing."""
+        """A `flwr` command against this link; its JSON output, or nothing."""
         done = subprocess.run(
             ["flwr", *words],
             env=self.env,
@@ -169,17 +181,11 @@ class LocalFederation:
 
     def watch(self, on_tick: Callable[[], None] = lambda: None) -> None:
         """Keep the processes up until the run has ended; raises with the server's reason if it failed."""
-        heard = (0, time.monotonic())  # the length of the server's log, and since when
         while not self.finished:
             on_tick()
-            self._mend_link()
-            self._mend_nodes()
-            reason, length = self._server_error(), self._log_size()
-            if length != heard[0]:
-                heard = (length, time.monotonic())
-            if reason is None and time.monotonic() - heard[1] > QUIET_SECONDS:
-                heard = (length, time.monotonic())
-                reason = self._lost_run()  # a command of its own, so asked for only when the server is silent
+            self._fix_link()
+            self._fix_nodes()
+            reason = self._server_failure()
             if reason is not None:
                 self.status = f"failed: {reason}"
                 self.save()
@@ -189,19 +195,19 @@ class LocalFederation:
         self.status = "finished"
         self.save()
 
-    def _mend_nodes(self) -> None:
+    def _fix_nodes(self) -> None:
         for node in self.nodes:
             if node.process is None or node.process.poll() is None:
                 continue
             now = time.monotonic()
             if node.next_start == 0.0:
                 node.next_start = now + RESTART_SECONDS
-                self.say(f"the node of {node.site} has ended with code {node.process.returncode}; it is started again")
+                self.log(f"the node of {node.site} has ended with code {node.process.returncode}; it is started again")
             elif now >= node.next_start:
                 node.next_start = 0.0
                 self._start_node(node)
 
-    def _mend_link(self) -> None:
+    def _fix_link(self) -> None:
         if self.link is None or self.link.poll() is None:
             return
         if not self._may_resume():
@@ -209,7 +215,10 @@ class LocalFederation:
                 f"the SuperLink has fallen {RESUMES + 1} times without a round in between: "
                 f"see {self.private / 'link.log'}"
             )
-        self.say(f"the SuperLink has ended with code {self.link.returncode}; it is started again, and the run resumed")
+        self.log(f"the SuperLink has ended with code {self.link.returncode}; it is started again, and the run resumed")
+        server = ServerStatus.read(self.private / ownership.SERVER, self.run_id)
+        if server is not None:  # it may not have noticed yet, and would hold the run folder
+            processes.end(lambda: [server.process])
         self._start_link()
         self._submit(resume=True)
 
@@ -222,26 +231,32 @@ class LocalFederation:
         self.resumes += 1
         return self.vain <= RESUMES
 
-    def _log_size(self) -> int:
-        log = self.private / "server.log"
-        return log.stat().st_size if log.exists() else 0
-
-    def _server_error(self) -> str | None:
-        """What the server itself says it failed of."""
-        log = self.private / "server.log"
-        lines = log.read_text(encoding="utf-8").splitlines() if log.exists() else []
-        return lines[-1].partition(" error: ")[2] if lines and " error: " in lines[-1] else None
+    def _server_failure(self) -> str | None:
+        """Why the run can't go on, None if it does; a server that is gone without a word is started again."""
+        status = ServerStatus.read(self.private / ownership.SERVER, self.run_id)
+        if status is not None and status.failure is not None:
+            return status.failure
+        now = time.monotonic()
+        if status is not None and status.process.alive():
+            self._unheard_since = now
+        if now - self._unheard_since < ASK_SECONDS:
+            return None
+        self._unheard_since = now
+        return self._lost_run()  # a command of its own, so asked for only when there is no server
 
     def _lost_run(self) -> str | None:
-        """A run that Flower itself ended is begun again from its checkpoint, a few times."""
-        answer = self.flwr("ls", "--run-id", str(self.run_id), "--format", "json")
-        runs = answer.get("runs", [])
+        """Begin a run that Flower itself ended again from its checkpoint, a few times."""
+        try:
+            runs = self.flwr("ls", "--run-id", str(self.run_id), "--format", "json").get("runs", [])
+        except (FedheadError, subprocess.TimeoutExpired) as error:
+            self.log(f"the SuperLink does not say how the run is: {error}")
+            return None  # asked again later; a link that has ended is started again
         status = str(runs[0].get("status", "")) if runs else ""
         if not status.startswith("finished") or self.finished:
             return None
-        if self._server_error() is not None or not self._may_resume():
-            return self._server_error() or f"Flower ended the run ({status}); see flwr log {self.run_id}"
-        self.say(f"Flower ended the run ({status}); it is resumed")
+        if not self._may_resume():
+            return f"Flower ended the run ({status}); see flwr log {self.run_id}"
+        self.log(f"Flower ended the run ({status}); it is resumed")
         self._submit(resume=True)
         return None
 
@@ -260,19 +275,19 @@ class LocalFederation:
             "link": entry(self.link),
             "nodes": {n.site: entry(n.process) | {"port": n.port, "starts": n.starts} for n in self.nodes},
         }
-        with atomic(self.private / STATE) as draft:
+        with atomic(self.private / ownership.STATE) as draft:
             draft.write_text(json.dumps(state, indent=2) + "\n", encoding="utf-8")
 
     def close(self) -> None:
         """End everything that was started here."""
-        for process in [*(node.process for node in self.nodes), self.link]:
-            if process is not None:
-                ProcessIdentity.of(process.pid).end()
-                process.wait()
+        if not self._claimed:
+            return
+        nodes = [node.process for node in self.nodes if node.process is not None]
+        marks = [ProcessIdentity.of(process.pid) for process in nodes]
+        processes.end(lambda: marks)  # nodes first: they take their leave of the link
+        ownership.end_leftovers(self.project)
+        for process in [*nodes, *([self.link] if self.link is not None else [])]:
+            process.wait()
         self.save()
-
-
-def read_state(project: Project) -> dict[str, Any] | None:
-    """What `up` wrote down, None if it never ran here."""
-    path = project.private / STATE
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+        self._claimed = False
+        ownership.release(self.project)

@@ -1,18 +1,39 @@
-"""Processes that are started, watched and ended by their numbers, each in a session of its own."""
+"""Processes that are started, watched and ended by their numbers, and that end with whoever started them."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
+import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import FrameType
+
+from fedhead.core.process import ProcessIdentity
+
+MARK = "FEDHEAD_DEPLOYMENT"  # in the environment of every process of a deployment, with the folder of its private files
+_PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 
-def start(command: Sequence[str], log: Path, env: Mapping[str, str], cwd: Path) -> subprocess.Popen[bytes]:
-    """Start a process that leads a session of its own and writes to a log."""
+def start(
+    command: Sequence[str], log: Path, env: Mapping[str, str], cwd: Path, *, outlive: bool = False
+) -> subprocess.Popen[bytes]:
+    """Start a process that leads a session of its own and writes to a log.
+
+    Args:
+        command: The program and its arguments.
+        log: The file that its output is added to.
+        env: Its whole environment.
+        cwd: Its working folder.
+        outlive: Whether it goes on when this process ends; otherwise, on Linux, it is told to end then, however this
+            process came to its end.
+    """
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as out:
         return subprocess.Popen(
@@ -23,7 +44,72 @@ def start(command: Sequence[str], log: Path, env: Mapping[str, str], cwd: Path) 
             env=dict(env),
             cwd=cwd,
             start_new_session=True,
+            preexec_fn=None if outlive else _ends_with(os.getpid()),
         )
+
+
+def _ends_with(parent: int) -> Callable[[], None] | None:
+    """What a child does before its program starts, so that it ends with its parent."""
+    if sys.platform != "linux":
+        return None
+    prctl = ctypes.CDLL(None).prctl  # looked up here: a forked child must not load anything
+
+    def bind() -> None:
+        prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM))
+        if os.getppid() != parent:  # it ended before the line above
+            os._exit(1)
+
+    return bind
+
+
+def marked(folder: Path) -> list[ProcessIdentity]:
+    """Find all processes of a deployment by the mark in their environment, whoever their parents are by now."""
+    wanted = f"{MARK}={folder}".encode()
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile, or is another user's
+            if wanted in (entry / "environ").read_bytes().split(b"\0") and int(entry.name) != os.getpid():
+                found.append(ProcessIdentity.of(int(entry.name)))
+    return [process for process in found if process.alive()]
+
+
+def end(found: Callable[[], Sequence[ProcessIdentity]], seconds: float = 10.0) -> bool:
+    """End processes, politely, then not; says whether there were any.
+
+    Args:
+        found: Returns those that run now; asked again and again, because they may start others.
+        seconds: For them to end by themselves.
+    """
+    any_ran = False
+    for how, wait in ((signal.SIGTERM, seconds), (signal.SIGKILL, 5.0)):
+        told: set[ProcessIdentity] = set()
+        deadline = time.monotonic() + wait
+        while (alive := [process for process in found() if process.alive()]) and time.monotonic() < deadline:
+            any_ran = True
+            for process in set(alive) - told:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(process.pid, how)
+            told.update(alive)
+            time.sleep(0.05)
+    return any_ran
+
+
+@contextlib.contextmanager
+def leaving_on_term(code: int) -> Iterator[None]:
+    """Turn a request to terminate into an ordinary exit, so that `finally` blocks end what was started."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # signals reach the main thread only
+        return
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once is enough: a second one must not break off the ending
+        raise SystemExit(code)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def free_ports(count: int) -> list[int]:

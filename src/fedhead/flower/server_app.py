@@ -4,33 +4,47 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import replace
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 app = ServerApp()
+LINE = 2000  # the longest line of the log
 
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Carry out the run that `server` (a path to server.yaml on this machine) describes; `resume` goes on with it."""
     from fedhead.core.errors import BadInput, FedheadError
+    from fedhead.core.process import ProcessIdentity, leave_with
+    from fedhead.core.text import printable
     from fedhead.flower.files import ServerFile
+    from fedhead.flower.server_status import VARIABLE, ServerStatus
     from fedhead.flower.serving import serve
 
-    log = os.environ.get("FEDHEAD_SERVER_LOG")  # Flower shows this output only to `flwr log`
+    copy, status_file = os.environ.get("FEDHEAD_SERVER_LOG"), os.environ.get(VARIABLE)
+    status = ServerStatus(str(context.run_id), ProcessIdentity.of(os.getpid()))
 
-    def say(line: str) -> None:
-        print(f"fedhead: {line}", flush=True)
-        if log:
-            with open(log, "a", encoding="utf-8") as file:
+    def log(text: str) -> None:
+        line = printable(text, LINE)
+        print(f"fedhead: {line}", flush=True)  # Flower shows this output only to `flwr log`
+        if copy:
+            with open(copy, "a", encoding="utf-8") as file:
                 file.write(f"{time.strftime('%H:%M:%S')} {line}\n")
 
+    def tell(now: ServerStatus) -> None:
+        if status_file:
+            now.write(status_file)
+
+    tell(status)
+    leave_with(ProcessIdentity.of(os.getppid()))  # without its link it would wait for ever, and hold the run folder
     path = context.run_config.get("server") or os.environ.get("FEDHEAD_SERVER")
     try:
         if not path:
-            raise BadInput("no server.yaml is named: flwr run . --run-config 'server=\"/path/to/server.yaml\"'")
-        serve(ServerFile.read(str(path)), grid, bool(context.run_config.get("resume", False)), say)
+            raise BadInput("no server.yaml is named: flwr run app --run-config 'server=\"/path/to/server.yaml\"'")
+        serve(ServerFile.read(str(path)), grid, bool(context.run_config.get("resume", False)), log)
     except FedheadError as error:
-        say(f"error: {error}")  # the last line of the log says what to fix
+        log(f"error: {error}")
+        tell(replace(status, failure=printable(error, LINE)))
         raise

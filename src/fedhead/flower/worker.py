@@ -13,7 +13,7 @@ import sys
 import time
 from pathlib import Path
 
-from fedhead.core.process import ProcessIdentity
+from fedhead.core.process import ProcessIdentity, leave_with
 from fedhead.flower import worker_client
 
 IDLE_SECONDS = 900.0
@@ -29,20 +29,21 @@ def main(site: str, path: str, parent: int) -> None:
         os.umask(before)
         listener.listen()
         listener.settimeout(LOOK_SECONDS)
+        leave_with(mark, lambda: place.unlink(missing_ok=True))  # nobody would hear the response
         try:
-            _serve(listener, site, mark)
+            _serve(listener, site)
         finally:
             place.unlink(missing_ok=True)
 
 
-def _serve(listener: socket.socket, site: str, parent: ProcessIdentity) -> None:
+def _serve(listener: socket.socket, site: str) -> None:
     from fedhead.executors.malloc import tune_malloc
     from fedhead.flower.assemble import site_of
     from fedhead.flower.respond import respond
 
     tune_malloc()
     made, watchdog, read_at, asked_at = None, True, 0.0, time.monotonic()
-    while parent.alive() and time.monotonic() - asked_at < IDLE_SECONDS:
+    while time.monotonic() - asked_at < IDLE_SECONDS:
         try:
             connection, _ = listener.accept()
         except TimeoutError:
