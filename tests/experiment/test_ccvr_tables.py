@@ -18,11 +18,13 @@ import torch
 from fedhead.cli import call
 from fedhead.core.errors import BadInput
 from fedhead.experiment import build, tables
+from fedhead.experiment.measure import folder
+from fedhead.experiment.published import published, published_rows
 from fedhead.experiment.reopen import checkpoint_state
-from fedhead.experiment.reproduce import folder, reproduce
+from fedhead.experiment.reproduce import reproduce
 from fedhead.experiment.run import Settings, execute
 from fedhead.experiment.run_folder import RunFolder
-from fedhead.experiment.tables import parse, published
+from fedhead.experiment.tables import parse
 
 CCVR = [name for name in tables.names() if name.startswith("ccvr/")]
 
@@ -74,7 +76,7 @@ def test_every_cell_is_sound_and_has_its_published_figure(name: str) -> None:
 
 
 def test_every_published_figure_of_the_paper_has_its_cell() -> None:
-    rows = [row for row in tables.published_rows() if row["paper"] == "ccvr"]
+    rows = [row for row in published_rows() if row["paper"] == "ccvr"]
     covered = [
         [row for row in rows if all(row[k] == v for k, v in cell.find.items())]
         for name in CCVR
@@ -89,10 +91,10 @@ def test_table_8s_hyper_parameters_reach_their_cells() -> None:
     assert cells["cifar10-0.05 fedprox ccvr"].keys["method.mu"] == 0.01
     assert cells["cifar10-0.1 fedprox ccvr"].keys["method.mu"] == 0.001
     assert cells["cifar10-0.05 moon ccvr"].keys["method.mu"] == 5
-    assert dict(cells["cifar10-0.5 fedavg ccvr"].parameters) == {"samples": 100, "epochs": 30}
-    assert dict(cells["cifar10-0.1 fedavg ccvr"].parameters) == {"samples": 2000, "epochs": 10}
-    assert dict(cells["cifar100 moon ccvr"].parameters) == {"samples": 500, "epochs": 10, "lr": 1e-5}
-    assert dict(cells["cinic10 fedavg ccvr"].parameters) == {"samples": 1000, "epochs": 50}
+    assert dict(cells["cifar10-0.5 fedavg ccvr"].parameters) == {"tukey": "real", "samples": 100, "epochs": 30}
+    assert dict(cells["cifar10-0.1 fedavg ccvr"].parameters) == {"tukey": "real", "samples": 2000, "epochs": 10}
+    assert dict(cells["cifar100 moon ccvr"].parameters) == {"tukey": "real", "samples": 500, "epochs": 10, "lr": 1e-5}
+    assert dict(cells["cinic10 fedavg ccvr"].parameters) == {"tukey": "real", "samples": 1000, "epochs": 50}
     assert cells["cinic10 fedavg before"].keys["batch_size"] == 512
     assert cells["cinic10 fedavg before"].keys["model"] == "mobilenetv2"
     assert "method.mu" not in cells["cifar10-0.1 fedavg before"].keys

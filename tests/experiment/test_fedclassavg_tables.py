@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from fedhead.experiment import build, tables
+from fedhead.experiment.published import published
 from fedhead.experiment.reproduce import reproduce
 from fedhead.experiment.run import Settings
 
@@ -25,7 +26,7 @@ def test_every_cell_has_its_published_figure_and_a_recipe(name: str, cells: int)
     table = tables.load(name)
     assert len(table.cells()) == cells
     for cell in table.cells():
-        assert (tables.published(cell) is None) == (cell.name == "ktpfl-predictions")
+        assert (published(cell) is None) == (cell.name == "ktpfl-predictions")
         cell.recipe(seed=0)
     for cell in table.cells("small"):
         build.validate(cell.recipe(seed=0))

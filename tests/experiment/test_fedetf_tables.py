@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from fedhead.experiment import build, tables
+from fedhead.experiment.published import published, published_rows
 from fedhead.experiment.reproduce import reproduce
 from fedhead.experiment.run import Settings
 from fedhead.methods.fedproto import FedProto
@@ -26,8 +27,8 @@ TABLES = ["table1", "table2", "table3", "table4", "table5", "figure6"]
 def test_every_cell_can_be_built_and_finds_its_figure(name: str) -> None:
     table = tables.load(f"fedetf/{name}")
     cells = table.cells("full")
-    figures = [tables.published(cell) for cell in cells]
-    rows = [row for row in tables.published_rows() if (row["paper"], f"table{row['table']}") == ("fedetf", name)]
+    figures = [published(cell) for cell in cells]
+    rows = [row for row in published_rows() if (row["paper"], f"table{row['table']}") == ("fedetf", name)]
     assert sum(figure is not None for figure in figures) == len([row for row in rows if row["mean"]])
     seen: set[str] = set()
     for cell in table.cells("small"):

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import csv
 import json
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from fedhead.core.errors import BadInput
-from fedhead.experiment import reproduce
+from fedhead.experiment import measure, outcome, reproduce
+from fedhead.experiment.published import published
 from fedhead.experiment.recipe import load
+from fedhead.experiment.results import Measurement, figure_at
 from fedhead.experiment.run import Settings
 from fedhead.experiment.run_folder import RunFolder
 from fedhead.experiment.tables import load as table
-from fedhead.experiment.tables import names, parse, published
+from fedhead.experiment.tables import names, parse
 
 CELL = replace(
     next(c for name in names() for c in table(name).cells() if c.stage is None and published(c)),
@@ -27,34 +28,37 @@ RECIPE = load("digits", ["clients=30"])
 CPU = Settings(device="cpu")
 
 
-def results(out: Path, *found: dict[str, Any]) -> list[Path]:
-    runs = [out / str(number) for number in range(len(found))]
-    for run, result in zip(runs, found, strict=True):
-        run.mkdir()
-        (run / "result.json").write_text(json.dumps(result))
-    return runs
+def row(value: float | None, deviation: float | None = None, seed: int = 0) -> Measurement:
+    """A row of results with this figure, and nothing else of interest."""
+    empty = {f.name: None if "None" in str(f.type) else "" for f in fields(Measurement)}
+    return Measurement(**empty | {"value": value, "client_deviation": deviation, "seed": seed, "split": 0})  # type: ignore[arg-type]
 
 
-def test_a_figure_is_the_mean_of_the_seeds_that_have_it(tmp_path: Path) -> None:
-    runs = results(tmp_path, {"accuracy": 40.0}, {"accuracy": None}, {"accuracy": 50.0})
+def test_a_figure_is_the_mean_of_the_seeds_that_have_it() -> None:
+    rows = [row(40.0), row(None), row(50.0)]
     expected = published(CELL)
     assert expected is not None
-    found = reproduce._figure(CELL, runs, "full")
+    found = outcome.figure(CELL, rows, "full")
     assert (found.values, found.mean, found.published) == ([40.0, None, 50.0], 45.0, expected[0])
     assert found.deviation == pytest.approx(50**0.5)  # of a sample: n - 1
     assert found.difference == pytest.approx(45.0 - expected[0])
-    assert reproduce._figure(CELL, runs, "small").difference is None
-    one = reproduce._figure(CELL, runs[:1], "full")
+    assert outcome.figure(CELL, rows, "small").difference is None
+    one = outcome.figure(CELL, rows[:1], "full")
     assert (one.mean, one.deviation) == (40.0, None)
-    none = reproduce._figure(CELL, runs[1:2], "full")
+    none = outcome.figure(CELL, rows[1:2], "full")
     assert (none.mean, none.deviation, none.difference) == (None, None, None)
+    assert outcome.figure(CELL, [], "full").mean is None
 
 
-def test_a_deviation_over_clients_and_a_figure_deep_in_the_result(tmp_path: Path) -> None:
-    runs = results(tmp_path, {"client_bytes": {"up": 7}, "clients": [1.0, None, 2.0]}, {"clients": [6.0]})
-    found = reproduce._figure(replace(CELL, value="client_bytes.up", deviation="clients"), runs, "full")
-    assert found.values == [7.0, None]
-    assert found.deviation == pytest.approx(7**0.5)  # of 1, 2 and 6
+def test_a_deviation_over_clients_is_the_mean_of_the_runs_own() -> None:
+    found = outcome.figure(replace(CELL, deviation="clients"), [row(7.0, 1.0), row(9.0), row(8.0, 2.0)], "full")
+    assert (found.mean, found.deviation) == (8.0, 1.5)
+
+
+def test_a_figure_deep_in_the_result() -> None:
+    assert figure_at({"client_bytes": {"up": 7}}, "client_bytes.up") == 7.0
+    assert figure_at({"client_bytes": 3}, "client_bytes.up") is None
+    assert figure_at({}, "accuracy") is None
 
 
 @pytest.mark.parametrize(
@@ -63,8 +67,8 @@ def test_a_deviation_over_clients_and_a_figure_deep_in_the_result(tmp_path: Path
 )
 def test_a_group_has_as_many_runs_as_a_stack_holds(tmp_path: Path, together: bool | None, sizes: list[int]) -> None:
     recipes = [RECIPE.override([f"seed={k}", f"partition_seed={k}"]) for k in range(5)]
-    jobs = {reproduce.folder(tmp_path, recipe): (recipe, None) for recipe in recipes}
-    groups = list(reproduce._in_order(jobs, together, CPU))
+    jobs = {measure.folder(tmp_path, recipe): recipe for recipe in recipes}
+    groups = list(measure._in_order(jobs, together, CPU))
     assert [len(paths) for _, paths in groups] == sizes
     assert [path for _, paths in groups for path in paths] == list(jobs)
     assert [number for number, _ in groups] == [1 + sum(sizes[:k]) for k in range(len(sizes))]
@@ -72,25 +76,25 @@ def test_a_group_has_as_many_runs_as_a_stack_holds(tmp_path: Path, together: boo
 
 def test_a_run_larger_than_a_stack_is_a_group_and_other_work_another(tmp_path: Path) -> None:
     recipes = [RECIPE.override(words) for words in (["clients=100"], ["clients=100", "seed=1"], ["lr=0.5"], [])]
-    jobs = {reproduce.folder(tmp_path, recipe): (recipe, None) for recipe in recipes}
-    assert [len(paths) for _, paths in reproduce._in_order(jobs, True, CPU)] == [1, 1, 1, 1]
+    jobs = {measure.folder(tmp_path, recipe): recipe for recipe in recipes}
+    assert [len(paths) for _, paths in measure._in_order(jobs, True, CPU)] == [1, 1, 1, 1]
 
 
 def test_seeds_of_a_training_lie_side_by_side_and_other_trainings_elsewhere(tmp_path: Path) -> None:
-    one, seed, other = (reproduce.folder(tmp_path, RECIPE.override(w)) for w in ([], ["seed=1"], ["lr=0.5"]))
+    one, seed, other = (measure.folder(tmp_path, RECIPE.override(w)) for w in ([], ["seed=1"], ["lr=0.5"]))
     assert one.parent == seed.parent != other.parent
     assert (one.name, seed.name) == ("seed-0", "seed-1")
 
 
 def test_what_a_run_was_begun_with(tmp_path: Path) -> None:
-    assert reproduce._begun(tmp_path / "run") is None
+    assert measure._begun(tmp_path / "run") is None
     (tmp_path / "run").mkdir()
-    assert reproduce._begun(tmp_path / "run") is None
+    assert measure._begun(tmp_path / "run") is None
     folder = RunFolder.create(tmp_path / "run", RECIPE)
     folder.save_environment({"executor": "loop"})
-    assert reproduce._begun(tmp_path / "run") == "loop"
+    assert measure._begun(tmp_path / "run") == "loop"
     folder.finish({})
-    assert reproduce._begun(tmp_path / "run") == ""
+    assert measure._begun(tmp_path / "run") == ""
 
 
 def test_no_seeds_at_all_are_refused(tmp_path: Path) -> None:
@@ -99,14 +103,12 @@ def test_no_seeds_at_all_are_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_the_csv_has_a_row_a_cell_rounded_for_reading(tmp_path: Path) -> None:
-    (path,) = results(tmp_path, {"accuracy": 100 / 3})
-    figure = reproduce._figure(CELL, [path], "small")
-    outcome = reproduce.Outcome("t", "T", "small", 1, False, list(CELL.choices), [figure])
-    reproduce._write(tmp_path, outcome)
+def test_the_csv_has_a_row_per_cell_rounded_for_reading(tmp_path: Path) -> None:
+    figure = outcome.figure(CELL, [row(100 / 3)], "small")
+    outcome.write(tmp_path, outcome.Outcome("t", "T", "small", [0], [0], False, list(CELL.choices), [figure]))
     with (tmp_path / "table.csv").open() as file:
-        (row,) = csv.DictReader(file)
-    assert (row["ours"], row["seeds"], row["difference"], row["scale"]) == ("33.3333", "1", "", "small")
+        (found,) = csv.DictReader(file)
+    assert (found["ours"], found["runs"], found["difference"], found["scale"]) == ("33.3333", "1", "", "small")
     kept = json.loads((tmp_path / "table.json").read_text())
     assert kept["figures"][0]["mean"] == 100 / 3  # in full
 

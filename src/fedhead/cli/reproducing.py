@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from enum import StrEnum
 from pathlib import Path
@@ -11,11 +12,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedhead.cli.app import app
-from fedhead.cli.options import DataFolder, Device, Executor, Precision
+from fedhead.cli.options import Assignments, DataFolder, Device, Executor, Precision
 from fedhead.cli.output import console
+from fedhead.core.errors import BadInput
 
 if TYPE_CHECKING:
-    from fedhead.experiment.reproduce import Outcome
+    from fedhead.experiment.outcome import Outcome
     from fedhead.experiment.tables import Cell
 
 
@@ -29,9 +31,28 @@ class Scale(StrEnum):
 @app.command()
 def reproduce(
     table: Annotated[str | None, typer.Argument(metavar="[PAPER/TABLE]", help="Which table; none: list them.")] = None,
+    assignments: Assignments = None,
     cells: Annotated[str, typer.Option(help="Only cells whose name holds one of these texts (comma-separated).")] = "",
-    seeds: Annotated[int | None, typer.Option(min=1, help="How many seeds, from 0. [default: the paper's]")] = None,
+    seeds: Annotated[
+        str | None, typer.Option(help="How many of the paper's seeds (3), or which (7,8,9). [default: all]")
+    ] = None,
+    splits: Annotated[
+        str | None, typer.Option(help="How many partitions (3), or their seeds (0,1,2). [default: the table's]")
+    ] = None,
+    variants: Annotated[str, typer.Option(help="Measure these variants of the table instead (comma-separated).")] = "",
     scale: Annotated[Scale, typer.Option(help="The paper's settings, or a few minutes on a CPU.")] = Scale.full,
+    results: Annotated[
+        Path | None, typer.Option(help="Keep each figure in this folder's CSV file; what it holds is not run again.")
+    ] = None,
+    minutes: Annotated[
+        float | None, typer.Option(min=0, help="Begin no run that is not likely to end in this time.")
+    ] = None,
+    upcoming: Annotated[
+        str | None,
+        typer.Option(
+            "--next", metavar="TIME", help="Measure the cheapest cells that --results lacks, over all tables."
+        ),
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Where its runs go. [default: runs/PAPER/TABLE]")] = None,
     data: DataFolder = None,
     device: Annotated[Device, typer.Option(help="Where to compute.")] = Device.auto,
@@ -46,47 +67,90 @@ def reproduce(
         ),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check and list the cells, run nothing.")] = False,
+    summary: Annotated[
+        bool, typer.Option("--summary", help="Write the --results folder's README.md and figure, run nothing.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the table, or what is listed, as JSON.")] = False,
 ) -> None:
     """Run a table of a paper: our mean ± deviation beside the published one, and the difference.
 
     A cell's name is its choices, as --dry-run lists them; "cifar10-0.1 fedavg" picks what holds both words. Started
-    again, it goes on where it was stopped, and finished runs are not run again. Each seed has a run of its own, also
-    of those that train together: what was stopped can go on either way, and a seed that is behind catches up first.
+    again, it goes on where it was stopped, and finished runs are not run again. Each seed and split has its own run,
+    also of those that train together: what was stopped can go on either way, and one that is behind catches up first.
+
+    With --results each figure is a row of FOLDER/results.csv as soon as it is known, and figures that are there are
+    not measured again: on another machine that file is all that is needed to go on.
 
     \b
     Examples:
       fedhead reproduce
       fedhead reproduce ccvr/table2 --scale small
-      fedhead reproduce ccvr/table2 --cells "cifar10-0.1 fedavg,cifar10-0.1 moon" --seeds 3 --device cuda
-      fedhead reproduce ccvr/table3 --dry-run
+      fedhead reproduce ccvr/table2 --cells "cifar10-0.1 fedavg,cifar10-0.1 moon" --seeds 2 --splits 3
+      fedhead reproduce ccvr/table2 --results results --minutes 9 --precision bf16
+      fedhead reproduce ccvr/table2 --variants tukey-none --results results
+      fedhead reproduce ccvr/table2 stage.ccvr.power=0.7 --cells "cifar10-0.1 fedavg"
+      fedhead reproduce --next 25m --results results
+      fedhead reproduce --summary --results results
     """
     from fedhead.experiment import tables
+    from fedhead.experiment.recipe import assignment
 
+    if summary:
+        from fedhead.report.results_page import write
+
+        print(f"written: {write(_needed(results, '--summary'))}")
+        return
+    settings = (data, device.value, executor.value, precision.value)
+    how_many, partitions = _numbers("--seeds", seeds), _numbers("--splits", splits)
+    if upcoming is not None:
+        if table is not None:
+            raise BadInput(f"--next chooses over all tables: leave {table!r} out, or give it without --next")
+        from fedhead.experiment.reproduce import reproduce_next
+        from fedhead.experiment.run import Settings
+
+        reproduce_next(
+            out or Path("runs") / "next",
+            _needed(results, "--next"),
+            _duration(upcoming),
+            seeds=how_many,
+            splits=partitions,
+            settings=Settings(*settings),
+            together=together,
+            say=_say,
+        )
+        return
     if table is None:
         titles = {name: tables.load(name).title for name in tables.names()}
         print(json.dumps(titles) if as_json else "\n".join(f"{name:<24}{title}" for name, title in titles.items()))
         return
     found = tables.load(table)
-    pick = [text.strip() for text in cells.split(",") if text.strip()]
+    pick = _words(cells)
+    changes = dict(assignment(text) for text in assignments or ())
     if dry_run:
         listed = found.cells(scale.value, pick)
-        print(json.dumps([_described(cell) for cell in listed]) if as_json else "\n".join(c.name for c in listed))
+        listed = found.varied(listed, _words(variants)) if variants else listed
+        listed = [cell.override(changes) for cell in listed]
+        lines = [" ".join([cell.name, *cell.overrides]) for cell in listed]
+        print(json.dumps([_described(cell) for cell in listed]) if as_json else "\n".join(lines))
         return
     from fedhead.experiment.reproduce import reproduce as carry_out
     from fedhead.experiment.run import Settings
 
     folder = out or Path("runs") / (table if scale is Scale.full else f"{table}-small")
-    settings = Settings(data, device.value, executor.value, precision.value)
     outcome = carry_out(
         found,
         folder,
         scale=scale.value,
         pick=pick,
-        seeds=seeds,
-        settings=settings,
+        seeds=how_many,
+        splits=partitions,
+        overrides=changes,
+        variants=_words(variants),
+        results=results,
+        minutes=minutes,
+        settings=Settings(*settings),
         together=together,
-        say=lambda s: print(s, file=sys.stderr),
+        say=_say,
     )
     if as_json:
         print((folder / "table.json").read_text(encoding="utf-8"), end="")
@@ -94,20 +158,57 @@ def reproduce(
         _show(outcome, folder)
 
 
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _words(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def _needed(results: Path | None, who: str) -> Path:
+    if results is None:
+        raise BadInput(f"{who} needs the folder of the figures: give it with --results")
+    return results
+
+
+def _numbers(option: str, text: str | None) -> int | list[int] | None:
+    """How many, or which: a comma makes a list, "7," one of a single number."""
+    try:
+        if text is None or "," not in text:
+            return None if text is None else int(text)
+        numbers = [int(word) for word in _words(text)]
+    except ValueError as error:
+        raise BadInput(f"{option} {text!r}: write how many (3) or which ones (7,8,9)") from error
+    if not numbers or min(numbers) < 0 or len(set(numbers)) < len(numbers):
+        raise BadInput(f"{option} {text!r}: the list needs different whole numbers of at least 0")
+    return numbers
+
+
+def _duration(text: str) -> float:
+    """Minutes, from texts such as 25m, 90s and 1.5h; a bare number is minutes."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", text.strip())
+    if match is None:
+        raise BadInput(f"--next {text!r}: write a time such as 25m, 90s or 1.5h")
+    return float(match[1]) * {"s": 1 / 60, "m": 1, "": 1, "h": 60}[match[2]]
+
+
 def _described(cell: Cell) -> dict[str, object]:
     """A cell before it is run: what it stands for, and the recipe of its first seed."""
-    from fedhead.experiment.tables import published
+    from fedhead.experiment.published import published
 
     mean, deviation = published(cell) or (None, None)
     return {
         "cell": cell.name,
         "choices": dict(cell.choices),
+        "overrides": list(cell.overrides),
         "metric": cell.metric,
         "published": mean,
         "published_deviation": deviation,
         "stage": cell.stage,
         "parameters": dict(cell.parameters),
-        "recipe": cell.recipe(0).flat(),
+        "seeds": list(cell.seeds),
+        "recipe": cell.recipe(cell.seeds[0]).flat(),
     }
 
 
@@ -116,13 +217,17 @@ def _show(outcome: Outcome, folder: Path) -> None:
 
     shown = Table(title=outcome.title, caption=outcome.note(), title_justify="left", caption_justify="left")
     several = len({f.metric for f in outcome.figures}) > 1
+    changed = any(f.overrides for f in outcome.figures)
     for axis in outcome.axes:
         shown.add_column(axis)
-    for column in [*(["metric"] if several else []), "ours", "published", "difference"]:
-        shown.add_column(column, justify="left" if column == "metric" else "right")
+    for column in [*(["changed"] if changed else []), *(["metric"] if several else [])]:
+        shown.add_column(column)
+    for column in ("ours", "published", "difference"):
+        shown.add_column(column, justify="right")
     for f in outcome.figures:
         shown.add_row(
             *(f.choices[axis] for axis in outcome.axes),
+            *([" ".join(f.overrides)] if changed else []),
             *([f.metric] if several else []),
             _plus_minus(f.mean, f.deviation),
             _plus_minus(f.published, f.published_deviation),

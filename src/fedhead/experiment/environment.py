@@ -23,9 +23,14 @@ def facts(device: torch.device) -> dict[str, Any]:
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "device": device.type,
-        "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
+        "device_name": device_name(device),
         "commit": _commit(),
     }
+
+
+def device_name(device: torch.device) -> str:
+    """Return what a device is called: a GPU's name, or the processor's."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
 
 
 def _version(package: str) -> str | None:

@@ -139,7 +139,7 @@ class Recipe:
         >>> Recipe().override(["rounds=5", "method=fedprox", "method.mu=1e-3"]).method_parameters
         {'mu': 0.001}
         """
-        new = dict(_assignment(a) for a in assignments)
+        new = dict(assignment(a) for a in assignments)
         keys = self.flat()
         for part in ("model", "method"):
             if new.get(part, keys[part]) != keys[part]:
@@ -222,7 +222,12 @@ def load(source: str | Path, assignments: Iterable[str] = ()) -> Recipe:
     return Recipe.from_yaml(text, name, () if name in known else (path.resolve().parent,)).override(assignments)
 
 
-def _assignment(text: str) -> tuple[str, Any]:
+def assignment(text: str) -> tuple[str, Any]:
+    """The key and the value of `key=value`.
+
+    >>> assignment("method.mu=1e-3")
+    ('method.mu', 0.001)
+    """
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
         raise BadInput(f"{text!r} is no assignment: write key=value, for example rounds=10")

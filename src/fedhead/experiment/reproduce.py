@@ -2,64 +2,21 @@
 
 from __future__ import annotations
 
-import csv
-import hashlib
-import io
-import json
-import re
-import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedhead.algorithm.base import Stage
 from fedhead.core.errors import BadInput
-from fedhead.core.treefile import atomic
-from fedhead.executors import select
-from fedhead.executors.stack import Stack
-from fedhead.experiment import build, reopen
+from fedhead.data import datasets
+from fedhead.experiment import build, outcome, tables
+from fedhead.experiment.clock import Clock, cost
+from fedhead.experiment.measure import Say, Wanted, Way, carry_out, folder
+from fedhead.experiment.outcome import Outcome
+from fedhead.experiment.published import published
 from fedhead.experiment.recipe import Recipe
-from fedhead.experiment.run import Settings, execute, execute_together, refuse_apart, stack_is_best
-from fedhead.experiment.run_folder import RunFolder
-from fedhead.experiment.tables import Cell, Scale, Table, published
-
-
-@dataclass(frozen=True)
-class Figure:
-    """A cell's figure, ours and the paper's, in per cent."""
-
-    cell: str
-    choices: Mapping[str, str]
-    metric: str
-    values: Sequence[float | None]  # ours, a seed each; None where the run has no such figure
-    mean: float | None
-    deviation: float | None  # over seeds or clients, as the paper's; None where there is but one
-    published: float | None
-    published_deviation: float | None
-    difference: float | None  # ours less the paper's; None where the two can't be compared
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """A table with our figures in it, as far as it was run."""
-
-    table: str
-    title: str
-    scale: str
-    seeds: int
-    comparable: bool
-    axes: Sequence[str]
-    figures: Sequence[Figure]
-
-    def note(self) -> str:
-        """What a reader must know before comparing."""
-        if self.comparable:
-            return f"{self.seeds} seed{'s' if self.seeds > 1 else ''}; the papers' settings"
-        return (
-            f"scale small, {self.seeds} seed{'s' if self.seeds > 1 else ''}: other data, models or rounds than the "
-            f"paper's, so the figures are NOT comparable with the published ones"
-        )
+from fedhead.experiment.results import Measurement, Results, digest, stage_recipe
+from fedhead.experiment.run import Settings, refuse_apart
+from fedhead.experiment.tables import Cell, Scale, Table
 
 
 def reproduce(
@@ -68,99 +25,174 @@ def reproduce(
     *,
     scale: Scale = "full",
     pick: Sequence[str] = (),
-    seeds: int | None = None,
+    seeds: int | Sequence[int] | None = None,
+    splits: int | Sequence[int] | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    variants: Sequence[str] = (),
+    results: Path | None = None,
+    minutes: float | None = None,
     settings: Settings | None = None,
     together: bool | None = None,
-    say: Callable[[str], None] = lambda _: None,
+    say: Say = lambda _: None,
 ) -> Outcome:
     """Run what is not there yet of a table, and write table.json and table.csv into the folder `out`.
 
-    Runs that were finished are not run again, interrupted ones go on where they stopped. With `together` the seeds
-    and splits of a method train in one stack, each to its own single run's figures; None: on a GPU, where a stack is
-    fastest.
+    Runs that were finished are not run again, interrupted ones go on where they stopped.
+
+    Args:
+        table: The table.
+        out: Where its runs go.
+        scale: The paper's settings, or a version that runs in minutes on a CPU.
+        pick: Which cells, see `Table.cells`; none: all.
+        seeds: How many of the paper's seeds, or which; None: all of them.
+        splits: How many partitions, drawn by seeds from 0 on, or the seeds of which; None: the table's own.
+        overrides: Recipe keys that replace the table's own.
+        variants: Names of the table's variants; given, their cells are measured in place of the table's own.
+        results: A folder whose CSV file keeps each figure; what it holds is not measured again.
+        minutes: Begin no run that is not likely to end in this time.
+        settings: Device, executor, precision and data folder.
+        together: Whether seeds and splits of a method train in one stack, each to its own single run's figures;
+            None: on a GPU, where a stack is fastest.
+        say: Learns of each run that begins.
     """
-    settings, count = settings or Settings(), table.seeds(scale) if seeds is None else seeds
-    if count < 1:
-        raise BadInput(f"--seeds {count}: at least 1 is needed")
+    settings = settings or Settings()
     if together:
         refuse_apart(settings)
     cells = table.cells(scale, pick)
+    if variants:
+        cells = table.varied(cells, variants)
+    if overrides:
+        changed = [cell.override(overrides) for cell in cells]
+        if all(len(new.overrides) == len(old.overrides) for new, old in zip(changed, cells, strict=True)):
+            raise BadInput(f"{', '.join(overrides)}: concerns none of the picked cells of {table.name}")
+        cells = changed
     for cell in cells:
         _validate(cell)
-    jobs: dict[Path, tuple[Recipe, list[Cell]]] = {}
-    for seed in range(count):
-        for cell in cells:
-            recipe = cell.recipe(seed)
-            jobs.setdefault(folder(out, recipe), (recipe, []))[1].append(cell)
-    for number, paths in _in_order(jobs, together, settings):
-        recipes = [jobs[path][0] for path in paths]
-        last = f"-{number + len(paths) - 1}" if len(paths) > 1 else ""
-        splits = ", ".join(dict.fromkeys(r.partition for r in recipes))
-        numbers = ", ".join(dict.fromkeys(str(r.seed) for r in recipes))
-        what = f"{recipes[0].dataset} {splits} {recipes[0].method}"
-        say(f"[{number}{last}/{len(jobs)}] {what} seed{'s' if ',' in numbers else ''} {numbers}")
-        _train(dict(zip(paths, recipes, strict=True)), together, settings)
-        for path, recipe in zip(paths, recipes, strict=True):
-            _stages(path, recipe, jobs[path][1], settings)
-    figures = [_figure(cell, [folder(out, cell.recipe(seed)) for seed in range(count)], scale) for cell in cells]
-    outcome = Outcome(table.name, table.title, scale, count, scale == "full", table.axes(), figures)
-    _write(out, outcome)
-    return outcome
+    wanted = [w for cell in cells for w in all_wanted(table.name, cell, scale, seeds, splits)]
+    way = Way(out, Results(results), settings, Clock(minutes), together, say)
+    wanted.sort(key=lambda w: (w.recipe.seed, w.split))  # so that a table that is stopped early has every cell
+    left = carry_out(wanted, way)
+    found: dict[str, list[Measurement]] = {}
+    for w in wanted:
+        if (row := w.found(way.results)) is not None:
+            found.setdefault(w.digest, []).append(row)
+    figures = [outcome.figure(cell, found.get(digest(cell), []), scale) for cell in cells]
+    made = Outcome(
+        table=table.name,
+        title=table.title,
+        scale=scale,
+        seeds=sorted({w.recipe.seed for w in wanted}),
+        splits=sorted({w.split for w in wanted}),
+        comparable=scale == "full",
+        axes=table.axes(),
+        figures=figures,
+        left=left,
+    )
+    outcome.write(out, made)
+    return made
 
 
-def folder(out: Path, recipe: Recipe) -> Path:
-    """The run folder of a training: cells that train alike have the same one."""
-    keys = {k: v for k, v in recipe.flat().items() if k != "seed"}
-    digest = hashlib.blake2b(json.dumps(keys, sort_keys=True).encode(), digest_size=4).hexdigest()
-    words = re.sub(r"[^a-z0-9.]+", "-", f"{recipe.dataset}-{recipe.partition}-{recipe.method}".lower())
-    return out / "runs" / f"{words.strip('-')}-{digest}" / f"seed-{recipe.seed}"
+def reproduce_next(
+    out: Path,
+    results: Path,
+    minutes: float,
+    *,
+    scale: Scale = "full",
+    only: Sequence[str] = (),
+    seeds: int | Sequence[int] | None = None,
+    splits: int | Sequence[int] | None = None,
+    settings: Settings | None = None,
+    together: bool | None = None,
+    say: Say = lambda _: None,
+) -> int:
+    """Measure published figures that `results` lacks, over all tables (or `only` those named), for so many minutes.
 
+    Tables and their parts come in the order of their `priority`; within one, every cell comes once before any comes
+    with a second seed or split, and trainings that give a figure for the least computation come first. A training
+    is measured for all cells that start from it, of whichever table. Data sets that are not there are left out.
 
-def _in_order(
-    jobs: Mapping[Path, tuple[Recipe, Any]], together: bool | None, settings: Settings
-) -> Iterator[tuple[int, list[Path]]]:
-    """The runs with the number of the first: one after another, or those in groups that may train together.
-
-    Runs that differ in nothing but their seed and their split do the same work, whichever cells they belong to; a
-    group has as many of them as a stack holds clients.
+    Returns:
+        How many runs are left.
     """
-    groups: dict[Any, list[list[Path]]] = {}
-    joined = select.device(settings.device).type == "cuda" if together is None else together
-    for path, (recipe, _) in jobs.items():
-        mine = groups.setdefault(_work(recipe) if joined else path, [[]])
-        if (len(mine[-1]) + 1) * recipe.clients > Stack.SIZE and mine[-1]:
-            mine.append([])
-        mine[-1].append(path)
-    number = 1
-    for paths in (group for mine in groups.values() for group in mine):
-        yield number, paths
-        number += len(paths)
+    settings = settings or Settings()
+    way = Way(out, Results(results), settings, Clock(minutes), together, say, go_on=True)
+    by_training: dict[Path, list[tuple[int, Wanted]]] = {}  # with which repetition of its cell each is
+    for name in only or tables.names():
+        for cell in tables.load(name).cells(scale):
+            if published(cell) is not None:
+                for number, w in enumerate(all_wanted(name, cell, scale, seeds, splits)):
+                    if w.found(way.results) is None:
+                        by_training.setdefault(folder(out, w.recipe), []).append((number, w))
+    there = {name: _there(name, settings.data) for name in _datasets(by_training)}
+    for name in sorted(name for name in there if not there[name]):
+        say(f"{name} is not there: its cells are left out")
+
+    possible = [found for found in by_training.values() if all(there[name] for name in _data_of(found[0][1].recipe))]
+    tiers: dict[int, list[list[tuple[int, Wanted]]]] = {}
+    for found in possible:
+        tiers.setdefault(min(w.cell.priority for _, w in found), []).append(found)
+    left = len(possible)
+    for priority in sorted(tiers):
+        if way.clock.over:
+            break
+        trainings = sorted(tiers[priority], key=_rank)
+        left -= len(trainings) - carry_out([w for found in trainings for _, w in found], way)
+    return left
 
 
-def _work(recipe: Recipe) -> str:
-    """What a recipe's training has in common with those that can share its stack."""
-    apart = ("seed", "seeds", "partition", "partition_seed", "stages", "stage.")
-    return json.dumps({k: v for k, v in recipe.flat().items() if not k.startswith(apart)}, sort_keys=True)
+def _rank(training: list[tuple[int, Wanted]]) -> tuple[int, float]:
+    """First repetitions first, then those that give a figure for the least computation."""
+    return min(number for number, _ in training), cost(training[0][1].recipe) / len(training)
 
 
-def _train(runs: Mapping[Path, Recipe], together: bool | None, settings: Settings) -> None:
-    """Carry out runs that differ in their seed and split alone, as far as they are not finished."""
-    for path in runs:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    # a run that was begun with another executor goes on with that one, alone
-    joint = {path: recipe for path, recipe in runs.items() if _begun(path) in (None, "stack")}
-    if len(joint) > 1 and (together or stack_is_best(next(iter(joint.values())), settings)):
-        execute_together(list(joint.values()), list(joint), settings, resume=True)
-    for path, recipe in runs.items():
-        execute(recipe, path, settings, resume=True)  # leaves a finished run as it is
+def _data_of(recipe: Recipe) -> list[str]:
+    return [name for name in (recipe.dataset, recipe.public) if name is not None]
 
 
-def _begun(path: Path) -> str | None:
-    """The executor of an unfinished run, None where there is none yet, "" for a finished one."""
-    if not path.exists() or not any(path.iterdir()):
-        return None
-    run = RunFolder.open(path)
-    return "" if run.finished else run.environment().get("executor")
+def _datasets(trainings: Mapping[Path, list[tuple[int, Wanted]]]) -> set[str]:
+    return {name for found in trainings.values() for name in _data_of(found[0][1].recipe)}
+
+
+def _there(dataset: str, data: str | Path | None) -> bool:
+    """Whether a data set can be read without the network."""
+    try:
+        datasets.get(dataset).part("test", data, download=False)
+    except BadInput:
+        return False
+    return True
+
+
+def all_wanted(
+    table: str, cell: Cell, scale: Scale, seeds: int | Sequence[int] | None, splits: int | Sequence[int] | None
+) -> list[Wanted]:
+    """Return a cell once per seed and split."""
+    code = digest(cell)
+    recipes = [cell.recipe(seed, split) for split in drawn_splits(splits) for seed in drawn_seeds(cell.seeds, seeds)]
+    return [Wanted(table, cell, code, scale, recipe) for recipe in recipes]
+
+
+def drawn_seeds(own: Sequence[int], asked: int | Sequence[int] | None) -> list[int]:
+    """Return the seeds: the paper's own, so many of them (then those that follow), or those asked for.
+
+    >>> drawn_seeds([7, 8, 10], 4)
+    [7, 8, 10, 11]
+    """
+    if asked is None:
+        return list(own)
+    if not isinstance(asked, int):
+        return list(asked)
+    if asked < 1:
+        raise BadInput(f"--seeds {asked}: at least 1 is needed")
+    return [*own, *range(max(own) + 1, max(own) + 1 + asked)][:asked]
+
+
+def drawn_splits(asked: int | Sequence[int] | None) -> list[int | None]:
+    """Return the partitions' seeds; None stands for the table's own."""
+    if asked is None:
+        return [None]
+    if isinstance(asked, int) and asked < 1:
+        raise BadInput(f"--splits {asked}: at least 1 is needed")
+    return list(range(asked) if isinstance(asked, int) else asked)
 
 
 def _validate(cell: Cell) -> None:
@@ -168,75 +200,7 @@ def _validate(cell: Cell) -> None:
     recipe = cell.recipe(0)
     try:
         build.validate(recipe)
-        if cell.stage is not None:
-            _stage(cell, recipe)
+        build.stages(stage_recipe(cell, recipe))
     except BadInput as error:
         raise BadInput(f"{cell.name}: {error}") from error
     published(cell)
-
-
-def _stage(cell: Cell, recipe: Recipe) -> Stage:
-    with_stage = {**recipe.flat(), "stages": [cell.stage]}
-    with_stage |= {f"stage.{cell.stage}.{word}": value for word, value in cell.parameters.items()}
-    return build.stages(Recipe.from_flat(with_stage))[0]
-
-
-def _stages(path: Path, recipe: Recipe, wanted: Sequence[Cell], settings: Settings) -> None:
-    """Run the stages that the cells of one training still lack, all from the one checkpoint."""
-    missing = {}
-    for cell in wanted:
-        if cell.stage is not None:
-            file = reopen.stage_file(path, cell.stage, cell.parameters)
-            if reopen.load_outcome(file) is None:
-                missing[file] = cell
-    if not missing:
-        return
-    trained = reopen.reopen(path, settings.data, settings.device)
-    for file, cell in missing.items():
-        reopen.save_outcome(file, str(cell.stage), cell.parameters, trained.run(_stage(cell, recipe)))
-
-
-def _figure(cell: Cell, runs: Sequence[Path], scale: Scale) -> Figure:
-    results = [_result(cell, path) for path in runs]
-    values = [_at(result, cell.value) for result in results]
-    there = [v for v in values if v is not None]
-    mean = statistics.fmean(there) if there else None
-    spread = there
-    if cell.deviation == "clients":
-        spread = [c for result in results for c in result.get("clients") or [] if c is not None]
-    deviation = statistics.stdev(spread) if len(spread) > 1 else None
-    paper = published(cell)
-    difference = mean - paper[0] if paper and mean is not None and scale == "full" else None
-    expected, expected_deviation = paper if paper else (None, None)
-    return Figure(
-        cell.name, cell.choices, cell.metric, values, mean, deviation, expected, expected_deviation, difference
-    )
-
-
-def _result(cell: Cell, path: Path) -> Mapping[str, Any]:
-    if cell.stage is not None:
-        return reopen.load_outcome(reopen.stage_file(path, cell.stage, cell.parameters)) or {}
-    found: Mapping[str, Any] = json.loads((path / "result.json").read_text(encoding="utf-8"))
-    return found
-
-
-def _at(result: Mapping[str, Any], place: str) -> float | None:
-    value: Any = result
-    for word in place.split("."):
-        value = value.get(word) if isinstance(value, Mapping) else None
-    return None if value is None else float(value)
-
-
-def _write(out: Path, outcome: Outcome) -> None:
-    with atomic(out / "table.json") as draft:
-        draft.write_text(json.dumps(asdict(outcome) | {"note": outcome.note()}, indent=2) + "\n", encoding="utf-8")
-    columns = ["metric", "ours", "deviation", "seeds", "published", "published_deviation", "difference", "scale"]
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([*outcome.axes, *columns])
-    for f in outcome.figures:
-        row = [f.metric, f.mean, f.deviation, len(f.values), f.published, f.published_deviation, f.difference]
-        cut = [round(v, 4) if isinstance(v, float) else v for v in row]
-        writer.writerow([*(f.choices[axis] for axis in outcome.axes), *cut, outcome.scale])
-    with atomic(out / "table.csv") as draft:
-        draft.write_text(text.getvalue(), encoding="utf-8")

@@ -5,7 +5,8 @@ A table is a YAML file, recipes/<paper>/<table>.yaml:
     # CCVR, Table 2: what the table shows, in one line
     paper: ccvr                      which rows of published.csv ...
     table: 2                         ... its figures are found in
-    seeds: {full: 3, small: 1}       how many, unless --seeds says otherwise
+    seeds: {full: 3, small: 1}       how many, from 0, or the list of them, unless --seeds says otherwise
+    priority: 1                      its place where `fedhead reproduce --next` chooses; the lowest comes first
     metric: accuracy                 as published.csv calls it: accuracy, generalization or personalization
     deviation: seeds                 what ± is taken over: seeds (the default) or clients
     base: {rounds: 100, lr: 0.01}    flat recipe keys, as in any recipe
@@ -24,19 +25,21 @@ A table is a YAML file, recipes/<paper>/<table>.yaml:
       - {when: {data: [cifar10-0.5], method: [fedprox]}, set: {method.mu: 0.001}}
     small: {dataset: digits, rounds: 5}                 recipe keys at --scale small, on top of all that is above
     skip: [{data: [cinic10], stage: [ccvr]}]            combinations that the table does not have
+    variants:                        other readings of the paper, measured with --variants NAME
+      tukey-none: {when: {stage: ccvr}, set: {stage.ccvr.tukey: none}}
 
-A choice or a rule may also give `metric`, `deviation` and `value`: the dotted place of our figure in a run's (or a
-stage's) results, where it is not the metric's own. Cells that train alike share one run folder, and their stages
-start from its checkpoint, so a cell that differs only in its stage or metric costs no training.
+A choice or a rule may also give `seeds` (at full scale), `priority`, `metric`, `deviation` and `value`: the dotted
+place of our figure in a run's (or a stage's) results, where it is not the metric's own. Cells that train alike share
+one run folder, and their stages start from its checkpoint, so a cell that differs only in its stage or metric costs no
+training.
 """
 
 from __future__ import annotations
 
 import itertools
-import re
+import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -44,8 +47,11 @@ from fedhead.core.errors import BadInput, unknown
 from fedhead.experiment.recipe import RECIPES, Recipe, read_yaml
 
 Scale = Literal["full", "small"]
-_KEYS = {"paper", "table", "seeds", "metric", "deviation", "value", "base", "axes", "rules", "small", "skip"}
-_CHOICE = {"set", "small", "find", "stage", "metric", "deviation", "value"}
+_LAST = ("metric", "deviation", "value", "stage", "priority")  # the last layer that gives one of these decides it
+_KEYS = {"paper", "table", "seeds", "base", "axes", "rules", "small", "skip", "variants", *_LAST} - {"stage"}
+_CHOICE = {"set", "small", "find", "seeds", *_LAST}
+_DRAWN = ("seed", "seeds", "partition_seed")  # what --seeds and --splits decide
+LAST = 9  # the priority of a table that has none
 _COMMON = {"head", "feature_layer", "dim", "scale", "projected"}  # model parameters that every architecture takes
 # Where our figure stands in a run's result, by the name that the paper's metric has in published.csv.
 _RUN = {"accuracy": "accuracy", "generalization": "accuracy_mean", "personalization": "personal"}
@@ -65,10 +71,40 @@ class Cell:
     value: str  # dotted place in the result
     deviation: str
     find: Mapping[str, str]
+    seeds: Sequence[int] = (0,)  # the paper's
+    priority: int = LAST
+    overrides: Sequence[str] = ()  # key=value, what was changed of the table's own settings
 
-    def recipe(self, seed: int) -> Recipe:
-        """The training behind the cell."""
-        return Recipe.from_flat({**self.keys, "seed": seed})
+    def recipe(self, seed: int, split: int | None = None) -> Recipe:
+        """Return the training behind the cell.
+
+        Args:
+            seed: Decides weights and batches, and the split where the table does not fix one.
+            split: Seed of the partition; None: the table's own.
+        """
+        own = {} if split is None else {"partition_seed": split}
+        return Recipe.from_flat({**self.keys, **own, "seed": seed})
+
+    def override(self, changes: Mapping[str, Any]) -> Cell:
+        """Return the cell with other recipe keys; parameters of a stage that it does not have leave it as it is.
+
+        Raises:
+            BadInput: For keys that decide which seeds and splits are drawn.
+        """
+        own = f"stage.{self.stage}."
+        for key in changes:
+            if key in (*_DRAWN, "stages"):
+                option = {"stages": "--cells or --variants", "partition_seed": "--splits"}.get(key, "--seeds")
+                raise BadInput(f"{key}: a table's {key} can't be set by key=value; use {option}")
+        mine = {k: v for k, v in changes.items() if not k.startswith("stage.") or k.startswith(own)}
+        parameters = {k.removeprefix(own): v for k, v in mine.items() if k.startswith(own)}
+        texts = [f"{k}={v if isinstance(v, str) else json.dumps(v)}" for k, v in mine.items()]
+        return replace(
+            self,
+            keys=_lay(dict(self.keys), {k: v for k, v in mine.items() if not k.startswith("stage.")}),
+            parameters={**self.parameters, **parameters},
+            overrides=[*self.overrides, *texts],
+        )
 
 
 @dataclass(frozen=True)
@@ -78,10 +114,6 @@ class Table:
     name: str
     title: str
     content: Mapping[str, Any]
-
-    def seeds(self, scale: Scale) -> int:
-        """How many seeds the paper used, or a small version needs."""
-        return int(self.content.get("seeds", {}).get(scale, 3 if scale == "full" else 1))
 
     def axes(self) -> list[str]:
         """The axes, in the order of the columns."""
@@ -106,6 +138,23 @@ class Table:
             raise unknown(f"cell of {self.name}", ",".join(pick), [cell.name for cell in every])
         return chosen
 
+    def variants(self) -> dict[str, Mapping[str, Any]]:
+        """Other readings of the paper, by name: {"when": the cells that they concern, "set": their recipe keys}."""
+        return dict(self.content.get("variants", {}))
+
+    def varied(self, cells: Sequence[Cell], names: Sequence[str]) -> list[Cell]:
+        """Return, of these cells, those that the variants concern, each as each variant has it."""
+        out: list[Cell] = []
+        for name in names:
+            if name not in self.variants():
+                raise unknown(f"variant of {self.name}", name, self.variants())
+            variant = self.variants()[name]
+            concerned = [cell for cell in cells if _holds(variant.get("when", {}), cell.choices)]
+            out += [cell.override(variant["set"]) for cell in concerned]
+        if not out:
+            raise BadInput(f"{self.name}: the variants {', '.join(names)} concern none of the picked cells")
+        return out
+
     def _all(self, scale: Scale) -> Iterator[Cell]:
         axes: dict[str, dict[str, Any]] = self.content["axes"]
         for names in itertools.product(*axes.values()):
@@ -119,7 +168,7 @@ class Table:
     def _cell(self, choices: dict[str, str], layers: list[dict[str, Any]], scale: Scale) -> Cell:
         last: dict[str, Any] = {"metric": "accuracy", "deviation": "seeds", **self.content}
         for layer in layers:
-            last |= {k: v for k, v in layer.items() if k in ("metric", "deviation", "value", "stage")}
+            last |= {k: v for k, v in layer.items() if k in _LAST}
         keys: dict[str, Any] = dict(self.content.get("base", {}))
         find: dict[str, str] = {}
         for layer in layers:
@@ -128,6 +177,9 @@ class Table:
         if scale == "small":
             for small in [self.content.get("small", {}), *(layer.get("small", {}) for layer in layers)]:
                 keys = _lay(keys, small)
+        seeds = self.content.get("seeds", {}).get(scale, 3 if scale == "full" else 1)
+        for layer in layers if scale == "full" else []:
+            seeds = layer.get("seeds", seeds)
         stage = last.get("stage")
         own = f"stage.{stage}."
         return Cell(
@@ -141,6 +193,8 @@ class Table:
             deviation=last["deviation"],
             find={"paper": str(self.content["paper"]), "table": str(self.content["table"]), "metric": last["metric"]}
             | find,
+            seeds=list(range(seeds)) if isinstance(seeds, int) else [int(seed) for seed in seeds],
+            priority=int(last.get("priority", LAST)),
         )
 
 
@@ -186,7 +240,11 @@ def parse(name: str, text: str) -> Table:
             _refuse_unknown(f"{name}, {axis} {choice}", layer or {}, _CHOICE)
     for rule in content.get("rules", []):
         _refuse_unknown(f"{name}, a rule", rule, _CHOICE | {"when"})
-    for when in [*(rule["when"] for rule in content.get("rules", [])), *content.get("skip", [])]:
+    variants = content.get("variants", {})
+    for variant, layer in variants.items():
+        _refuse_unknown(f"{name}, variant {variant}", layer, {"when", "set"})
+    conditions = [layer["when"] for layer in [*content.get("rules", []), *variants.values()] if "when" in layer]
+    for when in [*conditions, *content.get("skip", [])]:
         for axis, wanted in when.items():
             if axis not in axes:
                 raise unknown(f"axis of {name}", axis, axes)
@@ -201,30 +259,3 @@ def _refuse_unknown(where: str, given: Mapping[str, Any], known: set[str]) -> No
     for key in given:
         if key not in known:
             raise unknown(f"key in {where}", str(key), known)
-
-
-# -- published figures --------------------------------------------------------------------------------
-@cache
-def published_rows() -> tuple[Mapping[str, str], ...]:
-    """Every figure of the papers' tables, a row each."""
-    import csv
-
-    with (Path(__file__).parent / "published.csv").open(encoding="utf-8", newline="") as file:
-        return tuple(csv.DictReader(file))
-
-
-def published(cell: Cell) -> tuple[float, float | None] | None:
-    """The published mean and deviation of a cell, or None if the paper gives no figure for it."""
-    found = [row for row in published_rows() if all(row[k] == v for k, v in cell.find.items())]
-    if len(found) > 1:
-        raise BadInput(
-            f"{cell.name}: {len(found)} published figures fit {dict(cell.find)}; name more columns in `find`"
-        )
-    mean = _number(found[0]["mean"]) if found else None
-    return None if mean is None else (mean, _number(found[0]["std"]))
-
-
-def _number(text: str) -> float | None:
-    """A published figure; sizes such as 22 KB in bytes."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)(?: ([KM])B)?", text.strip())
-    return float(match[1]) * {None: 1, "K": 1024, "M": 1024**2}[match[2]] if match else None

@@ -1,10 +1,10 @@
-"""RunMetrics: learning curves with a band over seeds, and the bubbles that show a partition."""
+"""Plots: learning curves with a band over seeds, a partition as bubbles, our figures against published ones."""
 
 from __future__ import annotations
 
 import io
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -85,6 +85,22 @@ def bubbles(counts: NDArray[np.int64], names: Sequence[str] | None = None, title
         ax.set_yticks(range(classes))
     ax.grid(color=_INK, alpha=0.08, lw=0.6)
     ax.set_axisbelow(True)
+    return fig
+
+
+def against(pairs: Mapping[str, Sequence[tuple[float, float]]]) -> Figure:
+    """Our figures against the published ones, one dot per cell, colored by group, and the diagonal."""
+    fig, ax = _blank(5.0, 5.0)
+    ends = [value for found in pairs.values() for pair in found for value in pair] or [0.0, 100.0]
+    low, high = min(ends) - 2, max(ends) + 2
+    ax.plot([low, high], [low, high], color=_INK, lw=0.8, alpha=0.5)
+    for i, (name, found) in enumerate(pairs.items()):
+        x, y = zip(*found, strict=True)
+        ax.plot(x, y, "o", ms=4, color=COLORS[i % len(COLORS)], alpha=0.8, mew=0, label=f"{name} ({len(found)})")
+    ax.set(xlabel="published (%)", ylabel="ours (%)", xlim=(low, high), ylim=(low, high), aspect="equal")
+    ax.grid(color=_INK, alpha=0.12, lw=0.6)
+    if pairs:
+        ax.legend(frameon=False, labelcolor=_INK, fontsize=9)
     return fig
 
 

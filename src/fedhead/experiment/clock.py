@@ -1,0 +1,78 @@
+"""Time for runs: how much is left, and what a run is likely to take."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from functools import cache
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from fedhead.data import datasets
+from fedhead.experiment import build
+from fedhead.experiment.recipe import Recipe
+
+
+class Clock:
+    """Says how many of several like runs can still be begun and end in time.
+
+    What a run takes is learned from those that were carried out with the same data set and model, with the same
+    method if there were any.
+    """
+
+    def __init__(self, minutes: float | None = None):
+        self._end = None if minutes is None else time.monotonic() + 60 * minutes
+        self._pace: dict[tuple[str, ...], float] = {}
+
+    @property
+    def over(self) -> bool:
+        """Whether the time is up."""
+        return self._end is not None and time.monotonic() >= self._end
+
+    def learn(self, recipe: Recipe, seconds: float) -> None:
+        """Note what a run took, its share if others trained beside it."""
+        for key in _alike(recipe):
+            self._pace[key] = seconds / epochs(recipe)
+
+    def fitting(self, recipes: Sequence[Recipe]) -> int:
+        """Return how many of these runs, the first ones, are likely to end in time; all where nothing is known yet."""
+        if self._end is None or not recipes:
+            return len(recipes)
+        pace = next((self._pace[key] for key in _alike(recipes[0]) if key in self._pace), None)
+        left = self._end - time.monotonic()
+        if pace is None:
+            return len(recipes) if left > 0 else 0
+        return min(len(recipes), int(left / (pace * epochs(recipes[0]))))
+
+
+def _alike(recipe: Recipe) -> list[tuple[str, ...]]:
+    common = (recipe.dataset, str(recipe.model), str(recipe.subset))
+    return [(*common, recipe.method), common]
+
+
+def epochs(recipe: Recipe) -> float:
+    """Return about how often a training passes over all its data."""
+    return recipe.rounds * recipe.local_epochs * recipe.participation
+
+
+def cost(recipe: Recipe) -> float:
+    """Return about how much a training computes: multiplications and additions of the forward passes."""
+    entry = datasets.get(recipe.dataset)
+    samples = recipe.subset or (entry.sizes[0] if entry.sizes else 100_000)
+    decisive = {k: v for k, v in recipe.flat().items() if k in ("dataset", "model") or k.startswith("model.")}
+    return epochs(recipe) * samples * _operations(json.dumps(decisive))
+
+
+@cache
+def _operations(keys: str) -> float:
+    """The mean over a recipe's models of what one sample takes."""
+    recipe = Recipe.from_flat(json.loads(keys))
+    entry = datasets.get(recipe.dataset)
+    made = build.architectures(recipe, entry.shape, entry.classes)
+    counter = FlopCounterMode(display=False)
+    with torch.no_grad(), counter:
+        for model in made:
+            model.eval()(torch.zeros(1, *entry.shape))
+    return counter.get_total_flops() / len(made)

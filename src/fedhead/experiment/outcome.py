@@ -1,0 +1,108 @@
+"""A table with our figures beside the published ones."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from fedhead.core.treefile import atomic
+from fedhead.experiment.published import published
+from fedhead.experiment.results import Measurement
+from fedhead.experiment.tables import Cell, Scale
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A cell's figure, ours and the paper's, in per cent."""
+
+    cell: str
+    choices: Mapping[str, str]
+    overrides: Sequence[str]
+    metric: str
+    values: Sequence[float | None]  # ours, one per split and seed; None where the run has no such figure
+    mean: float | None
+    deviation: float | None  # over splits and seeds, or over clients, as the paper's; None where there is but one
+    published: float | None
+    published_deviation: float | None
+    difference: float | None  # ours less the paper's; None where the two can't be compared
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A table with our figures in it, as far as it was run."""
+
+    table: str
+    title: str
+    scale: str
+    seeds: Sequence[int]
+    splits: Sequence[int]
+    comparable: bool
+    axes: Sequence[str]
+    figures: Sequence[Figure]
+    left: int = 0  # runs that were not carried out, for lack of time or because they failed
+
+    def note(self) -> str:
+        """What a reader must know before comparing."""
+        drawn = f"{_count(self.seeds, 'seed')}, {_count(self.splits, 'split')}"
+        changed = list(dict.fromkeys(text for f in self.figures for text in f.overrides))
+        settings = "the papers' settings" if not changed else f"the papers' settings but for {', '.join(changed)}"
+        left = f"; {self.left} runs are left" if self.left else ""
+        if self.comparable:
+            return f"{drawn}; {settings}{left}"
+        return (
+            f"scale small, {drawn}: other data, models or rounds than the paper's, so the figures are NOT comparable "
+            f"with the published ones{left}"
+        )
+
+
+def _count(numbers: Sequence[int], what: str) -> str:
+    return f"{len(numbers)} {what}{'s' if len(numbers) != 1 else ''}"
+
+
+def figure(cell: Cell, measured: Sequence[Measurement], scale: Scale) -> Figure:
+    """Return a cell's figure from what was measured of it.
+
+    A deviation over clients is the mean over the runs of each one's deviation over its clients.
+    """
+    values = [row.value for row in measured]
+    there = [v for v in values if v is not None]
+    mean = statistics.fmean(there) if there else None
+    deviation = statistics.stdev(there) if len(there) > 1 else None
+    if cell.deviation == "clients":
+        own = [row.client_deviation for row in measured if row.client_deviation is not None]
+        deviation = statistics.fmean(own) if own else None
+    expected, expected_deviation = published(cell) or (None, None)
+    return Figure(
+        cell=cell.name,
+        choices=cell.choices,
+        overrides=cell.overrides,
+        metric=cell.metric,
+        values=values,
+        mean=mean,
+        deviation=deviation,
+        published=expected,
+        published_deviation=expected_deviation,
+        difference=mean - expected if mean is not None and expected is not None and scale == "full" else None,
+    )
+
+
+def write(out: Path, outcome: Outcome) -> None:
+    """Write table.json, in full, and table.csv, rounded for reading."""
+    out.mkdir(parents=True, exist_ok=True)
+    with atomic(out / "table.json") as draft:
+        draft.write_text(json.dumps(asdict(outcome) | {"note": outcome.note()}, indent=2) + "\n", encoding="utf-8")
+    columns = ["overrides", "metric", "ours", "deviation", "runs", "published", "published_deviation", "difference"]
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([*outcome.axes, *columns, "scale"])
+    for f in outcome.figures:
+        row = [f.metric, f.mean, f.deviation, len(f.values), f.published, f.published_deviation, f.difference]
+        cut = [round(v, 4) if isinstance(v, float) else v for v in row]
+        writer.writerow([*(f.choices[axis] for axis in outcome.axes), " ".join(f.overrides), *cut, outcome.scale])
+    with atomic(out / "table.csv") as draft:
+        draft.write_text(text.getvalue(), encoding="utf-8")

@@ -1,0 +1,36 @@
+"""The papers' published figures, and which of them a cell stands beside."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+
+from fedhead.core.errors import BadInput
+from fedhead.experiment.tables import Cell
+
+
+@cache
+def published_rows() -> tuple[Mapping[str, str], ...]:
+    """Every figure of the papers' tables, one row each."""
+    with (Path(__file__).parent / "published.csv").open(encoding="utf-8", newline="") as file:
+        return tuple(csv.DictReader(file))
+
+
+def published(cell: Cell) -> tuple[float, float | None] | None:
+    """The published mean and deviation of a cell, or None if the paper gives no figure for it."""
+    found = [row for row in published_rows() if all(row[k] == v for k, v in cell.find.items())]
+    if len(found) > 1:
+        raise BadInput(
+            f"{cell.name}: {len(found)} published figures fit {dict(cell.find)}; name more columns in `find`"
+        )
+    mean = _number(found[0]["mean"]) if found else None
+    return None if mean is None else (mean, _number(found[0]["std"]))
+
+
+def _number(text: str) -> float | None:
+    """A published figure; sizes such as 22 KB in bytes."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)(?: ([KM])B)?", text.strip())
+    return float(match[1]) * {None: 1, "K": 1024, "M": 1024**2}[match[2]] if match else None

@@ -1,0 +1,180 @@
+"""Measured figures kept in a CSV file: one row per cell, split and seed.
+
+Rows are appended and flushed as soon as a figure is known, and rows that are there need not be measured again, on
+whichever machine: nothing else is needed to go on. All *.csv files of the folder are read, so that rows which were
+measured elsewhere can be put beside the others.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from fedhead.core.errors import BadInput
+from fedhead.experiment import build
+from fedhead.experiment.recipe import Recipe
+from fedhead.experiment.tables import Cell
+
+FILE = "results.csv"
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One row: a cell measured with one seed on one split."""
+
+    table: str
+    cell: str
+    overrides: str  # key=value, what was changed of the table's settings
+    digest: str  # of all settings but seed and split, see `digest`
+    scale: str
+    split: int  # seed of the partition
+    seed: int
+    metric: str
+    value: float | None  # the cell's figure
+    stage: str  # after which the next three were measured; none: after the last round
+    accuracy: float | None  # of the global model, in per cent
+    accuracy_mean: float | None  # over the last rounds
+    personal: float | None  # mean over the clients
+    client_deviation: float | None  # of personal
+    bytes_up: int | None
+    bytes_down: int | None
+    training_seconds: float | None  # by the clock, preparation included; of runs that trained together, its share
+    stage_seconds: float | None
+    together: int | None  # how many runs shared the training's time
+    executor: str
+    precision: str
+    device: str
+    version: str
+    commit: str
+    date: str
+
+
+_TYPES = get_type_hints(Measurement)
+
+
+def stage_recipe(cell: Cell, recipe: Recipe) -> Recipe:
+    """Return a cell's training recipe with the cell's stage in it."""
+    if cell.stage is None:
+        return recipe
+    with_stage = {**recipe.flat(), "stages": [cell.stage]}
+    with_stage |= {f"stage.{cell.stage}.{word}": value for word, value in cell.parameters.items()}
+    return Recipe.from_flat(with_stage)
+
+
+def digest(cell: Cell) -> str:
+    """Return what identifies a figure: a hash of every setting that decides it, seed and split apart.
+
+    Method and stages count with all their parameters, so that a default which changes makes another figure. Settings
+    that are off (null, false, empty) are left out, so that an option which is added later does not.
+    """
+    recipe = stage_recipe(cell, cell.recipe(0))
+    keys = {k: v for k, v in recipe.flat().items() if k not in ("seed", "seeds", "partition_seed")}
+    keys |= _fields("method", build.method(recipe))
+    for stage in build.stages(recipe):
+        keys |= _fields(f"stage.{stage.name}", stage)
+    keys |= {"figure": cell.value}
+    kept = {k: v for k, v in keys.items() if not (v is None or v is False or v in ("", [], ()))}
+    return hashlib.blake2b(json.dumps(kept, sort_keys=True, default=str).encode(), digest_size=6).hexdigest()
+
+
+def _fields(prefix: str, made: Any) -> dict[str, Any]:
+    parameters = [f.name for f in dataclasses.fields(made) if f.name != "method"]
+    return {f"{prefix}.{name}": getattr(made, name) for name in parameters}
+
+
+class Results:
+    """The measurements of a folder; without a folder, of this process alone."""
+
+    def __init__(self, folder: Path | None = None):
+        self.folder = folder
+        self._rows: dict[tuple[str, int, int], Measurement] = {}
+        self._named: set[tuple[str, ...]] = set()
+        for path in sorted(folder.glob("*.csv")) if folder is not None else []:
+            for row in _read(path):
+                self._enter(row)
+
+    def __iter__(self) -> Iterator[Measurement]:
+        return iter(self._rows.values())
+
+    def find(self, digest: str, split: int, seed: int) -> Measurement | None:
+        """Return a figure that was measured already, under whichever cell's name."""
+        return self._rows.get((digest, split, seed))
+
+    def of(self, digest: str) -> list[Measurement]:
+        """Return all that was measured of a figure, by split and seed."""
+        found = [row for key, row in self._rows.items() if key[0] == digest]
+        return sorted(found, key=lambda row: (row.split, row.seed))
+
+    def add(self, row: Measurement) -> None:
+        """Append a row to the file, on the disk before this returns; one that is there already is left."""
+        if _name(row) in self._named:
+            return
+        if self.folder is not None:
+            _append(self.folder / FILE, row)
+        self._enter(row)
+
+    def _enter(self, row: Measurement) -> None:
+        self._rows.setdefault((row.digest, row.split, row.seed), row)
+        self._named.add(_name(row))
+
+
+def _name(row: Measurement) -> tuple[str, ...]:
+    return (row.table, row.cell, row.digest, str(row.split), str(row.seed))
+
+
+def _append(path: Path, row: Measurement) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a+", encoding="utf-8", newline="") as file:
+            file.seek(0)
+            text = file.read()  # a+ writes at the end wherever it reads
+            if text and not text.endswith("\n"):
+                file.write("\n")  # a process was killed while it wrote: its half row is left out in reading
+            writer = csv.writer(file, lineterminator="\n")
+            if not text:
+                writer.writerow(_TYPES)
+            writer.writerow(["" if v is None else v for v in dataclasses.astuple(row)])
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise BadInput(f"{path} can't be written: {error.strerror}") from error
+
+
+def _read(path: Path) -> Iterator[Measurement]:
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            reader = csv.DictReader(file)
+            missing = _TYPES.keys() - set(reader.fieldnames or ())
+            if missing:
+                raise BadInput(f"{path} is no file of results: it has no column {min(missing)!r}")
+            for entry in reader:
+                if None in entry.values() or None in entry:
+                    continue  # cut off by a kill
+                yield Measurement(**{name: _value(entry[name], hint) for name, hint in _TYPES.items()})
+    except (OSError, UnicodeDecodeError, ValueError) as error:
+        if isinstance(error, BadInput):
+            raise
+        raise BadInput(f"{path} can't be read: {error}") from error
+
+
+def _value(text: str, hint: Any) -> Any:
+    if hint is str:
+        return text
+    if not text and hint not in (int, float):
+        return None
+    return int(text) if hint in (int, int | None) else float(text)
+
+
+def figure_at(result: Mapping[str, Any], place: str) -> float | None:
+    """Return the number at a dotted place of a run's or a stage's results, None where there is none."""
+    value: Any = result
+    for word in place.split("."):
+        value = value.get(word) if isinstance(value, Mapping) else None
+    return None if value is None else float(value)

@@ -1,0 +1,233 @@
+"""The page of a folder of results: our figures beside the published ones, cell by cell, and a picture of them all."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from fedhead.core.errors import BadInput
+from fedhead.core.treefile import atomic
+from fedhead.experiment import tables
+from fedhead.experiment.outcome import Figure, figure
+from fedhead.experiment.published import published, published_rows
+from fedhead.experiment.results import Measurement, Results, digest
+from fedhead.experiment.tables import Cell, Table
+from fedhead.report import plots
+
+PAGE, PICTURE, NOTES = "README.md", "figure.svg", "notes.md"
+CLOSE = 2.0  # points
+
+
+@dataclass(frozen=True)
+class Line:
+    """A cell that was measured."""
+
+    table: str
+    cell: Cell
+    figure: Figure
+    rows: Sequence[Measurement]
+    gains: Sequence[float]  # over the cell without its stage, run by run: both of one split and seed
+    published_gain: float | None
+
+    @property
+    def beyond(self) -> bool:
+        """Whether we differ from the paper by more than twice its deviation."""
+        f = self.figure
+        return f.difference is not None and abs(f.difference) > 2 * (f.published_deviation or 0)
+
+    @property
+    def close(self) -> bool:
+        """Whether we are within 2 points or twice the deviation, or the published figure is within our own range."""
+        f = self.figure
+        there = [v for v in f.values if v is not None]
+        if f.difference is None or f.published is None:
+            return False
+        return abs(f.difference) <= CLOSE or not self.beyond or min(there) <= f.published <= max(there)
+
+
+def write(folder: Path) -> Path:
+    """Write README.md and figure.svg of a folder of results from its rows alone.
+
+    A file notes.md in the folder, what was tried and what is likely the cause of a difference, is taken into the page.
+    """
+    results = Results(folder)
+    if not any(True for _ in results):
+        raise BadInput(f"{folder} holds no results: measure some with fedhead reproduce TABLE --results {folder}")
+    every = [tables.load(name) for name in tables.names()]
+    measured = {table.name: lines(table, results) for table in every}
+    others = _others(every, results)
+    plots.save(plots.against(_pairs(measured.values())), folder / PICTURE)
+    notes = folder / NOTES
+    text = page(every, measured, others, results, notes.read_text(encoding="utf-8") if notes.exists() else "")
+    with atomic(folder / PAGE) as draft:
+        draft.write_text(text, encoding="utf-8")
+    return folder / PAGE
+
+
+def lines(table: Table, results: Results) -> list[Line]:
+    """Return the cells of a table that were measured, as the table has them."""
+    cells = table.cells()
+    return [line for cell in cells if (line := _line(table.name, cell, cells, results)) is not None]
+
+
+def _line(table: str, cell: Cell, cells: Sequence[Cell], results: Results) -> Line | None:
+    rows = results.of(digest(cell))
+    if not rows:
+        return None
+    gains: list[float] = []
+    published_gain = None
+    before = next((c for c in cells if c.stage is None and c.keys == cell.keys and c.metric == cell.metric), None)
+    if cell.stage is not None and before is not None:
+        start = {(row.split, row.seed): row.value for row in results.of(digest(before))}
+        pairs = [(row.value, start.get((row.split, row.seed))) for row in rows]
+        gains = [after - first for after, first in pairs if after is not None and first is not None]
+        theirs = published(cell), published(before)
+        published_gain = theirs[0][0] - theirs[1][0] if theirs[0] and theirs[1] else None
+    return Line(table, cell, figure(cell, rows, "full"), rows, gains, published_gain)
+
+
+def _others(every: Iterable[Table], results: Results) -> list[Line]:
+    """Return what was measured with settings other than the tables' own, by cell and by what was changed."""
+    cells = {(table.name, cell.name): cell for table in every for cell in table.cells()}
+    groups: dict[tuple[str, str, str, str], list[Measurement]] = {}
+    for row in results:
+        if row.overrides and row.scale == "full" and (row.table, row.cell) in cells:
+            groups.setdefault((row.table, row.cell, row.overrides, row.digest), []).append(row)
+    out = []
+    for (table, name, overrides, code), rows in groups.items():
+        cell = cells[table, name]
+        if code != digest(cell):  # a change to what the table says anyway is none
+            cell = replace(cell, overrides=[overrides])
+            out.append(Line(table, cell, figure(cell, rows, "full"), rows, [], None))
+    return out
+
+
+def _pairs(measured: Iterable[Sequence[Line]]) -> dict[str, list[tuple[float, float]]]:
+    """Return (published, ours) of every accuracy, by paper."""
+    out: dict[str, list[tuple[float, float]]] = {}
+    for line in (line for found in measured for line in found):
+        f = line.figure
+        if f.mean is not None and f.published is not None and f.published <= 100:
+            out.setdefault(line.table.partition("/")[0], []).append((f.published, f.mean))
+    return out
+
+
+# -- text ---------------------------------------------------------------------------------------------
+def page(
+    every: Sequence[Table],
+    measured: dict[str, list[Line]],
+    others: Sequence[Line],
+    results: Results,
+    notes: str = "",
+) -> str:
+    """Return the page as Markdown."""
+    found = [line for per_table in measured.values() for line in per_table if line.figure.difference is not None]
+    known = {(line.table.partition("/")[0], tuple(line.cell.find.items())) for line in found}
+    close = sum(line.close for line in found)
+    total = sum(1 for row in published_rows() if row["mean"])
+    parts = [
+        "# Results",
+        f"{len(known)} of the papers' {total} published figures are measured; {close} of {len(found)} cells are close "
+        f"to theirs: within {CLOSE:g} points or twice the published deviation, or the published figure lies within the "
+        f"range of our own splits and seeds. Made by `fedhead reproduce --summary --results {results.folder}` from "
+        f"`results.csv`, one row per cell, split and seed.",
+        f"![Our figures against the published ones]({PICTURE})",
+        _time(results),
+    ]
+    if notes:
+        parts += ["## Notes", notes.strip()]
+    for table in every:
+        if measured[table.name]:
+            parts += [f"## {table.name}", table.title, _table(table, measured[table.name])]
+    if others:
+        parts += ["## Other settings", _changed(others)]
+    parts.append(
+        "ours: mean ± deviation over runs (FedClassAvg: over clients); runs: splits × seeds, or their number; "
+        "**bold**: beyond twice the published deviation; in range: whether the published figure lies between the "
+        "lowest and the highest of our runs; gain: over the same run before the stage."
+    )
+    return "\n\n".join(parts) + "\n"
+
+
+def _table(table: Table, found: Sequence[Line]) -> str:
+    gains = any(line.gains for line in found)
+    head = [*table.axes(), "ours", "runs", "published", "difference", "in range"]
+    head += ["gain", "published gain"] if gains else []
+    body = []
+    for line in found:
+        row = [*(line.cell.choices[axis] for axis in table.axes()), *_columns(line)]
+        if gains:
+            theirs = "" if line.published_gain is None or not line.gains else f"{line.published_gain:+.2f}"
+            row += [_spread(line.gains, sign=True), theirs]
+        body.append(row)
+    every = len(table.cells())
+    left = "" if len(found) == every else f"\n\n{every - len(found)} of its {every} cells are not measured yet."
+    return _markdown(head, body) + left
+
+
+def _changed(others: Sequence[Line]) -> str:
+    head = ["table", "cell", "changed", "ours", "runs", "published", "difference", "in range"]
+    body = [[line.table, line.cell.name, f"`{line.cell.overrides[0]}`", *_columns(line)] for line in others]
+    return _markdown(head, body)
+
+
+def _columns(line: Line) -> list[str]:
+    f = line.figure
+    there = [v for v in f.values if v is not None]
+    difference = "" if f.difference is None else f"{f.difference:+.2f}"
+    inside = "" if f.published is None or len(there) < 2 else "yes" if min(there) <= f.published <= max(there) else "no"
+    return [
+        _plus_minus(f.mean, f.deviation),
+        _runs(line.rows),
+        _plus_minus(f.published, f.published_deviation),
+        f"**{difference}**" if line.beyond else difference,
+        inside,
+    ]
+
+
+def _runs(rows: Sequence[Measurement]) -> str:
+    splits, seeds = {row.split for row in rows}, {row.seed for row in rows}
+    return f"{len(splits)} × {len(seeds)}" if len(splits) * len(seeds) == len(rows) else str(len(rows))
+
+
+def _time(results: Results) -> str:
+    """Say how long it took, a training counted once however many cells start from it."""
+    trainings: dict[tuple[str, ...], dict[tuple[float, int, int], float]] = {}
+    stages: dict[tuple[str, ...], float] = {}
+    for row in results:
+        where = (row.device, row.precision)
+        if row.training_seconds is not None:
+            trainings.setdefault(where, {})[row.training_seconds, row.split, row.seed] = row.training_seconds
+        stages[where] = stages.get(where, 0) + (row.stage_seconds or 0)
+    told = [
+        f"{len(found)} trainings in {_hours(sum(found.values()))}, their stages in {_hours(stages[where])} on "
+        f"{where[0]} ({where[1]})"
+        for where, found in sorted(trainings.items())
+    ]
+    return "Time by the clock, preparation included: " + "; ".join(told) + "."
+
+
+def _hours(seconds: float) -> str:
+    return f"{seconds / 3600:.1f} h" if seconds >= 5400 else f"{seconds / 60:.1f} min"
+
+
+def _spread(values: Sequence[float], sign: bool = False) -> str:
+    if not values:
+        return ""
+    mean = f"{statistics.fmean(values):{'+' if sign else ''}.2f}"
+    return f"{mean} ± {statistics.stdev(values):.2f}" if len(values) > 1 else mean
+
+
+def _plus_minus(mean: float | None, deviation: float | None) -> str:
+    if mean is None:
+        return "–"
+    if mean >= 1000:  # bytes
+        return f"{mean:,.0f}"
+    return f"{mean:.2f}" if deviation is None else f"{mean:.2f} ± {deviation:.2f}"
+
+
+def _markdown(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
+    rows = [head, ["---"] * len(head), *body]
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows)

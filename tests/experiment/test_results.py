@@ -1,0 +1,442 @@
+"""Figures kept in a CSV file: measured once, on whichever machine, and shown beside the published ones."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedhead.cli import call
+from fedhead.core.errors import BadInput, Diverged
+from fedhead.data import partition
+from fedhead.experiment import clock, measure, tables
+from fedhead.experiment import reproduce as reproducing
+from fedhead.experiment.recipe import Recipe
+from fedhead.experiment.reproduce import drawn_seeds, reproduce, reproduce_next
+from fedhead.experiment.results import FILE, Measurement, Results, digest
+from fedhead.experiment.run import Settings
+from fedhead.experiment.tables import Table, parse
+from fedhead.methods.fedprox import FedProx
+from fedhead.report import results_page
+
+CPU = Settings(device="cpu", executor="loop")
+TINY = """
+# A tiny table
+paper: ccvr
+table: 2
+seeds: {full: 2, small: 1}
+priority: 1
+base: {dataset: digits, subset: 120, clients: 3, rounds: 2, model: mlp, model.hidden: [8], stage.ccvr.epochs: 1}
+axes:
+  data:
+    mild: {set: {partition: dirichlet(0.5)}, find: {dataset: cifar10, partition: dirichlet(0.5)}}
+    hard: {seeds: [4, 5], set: {partition: dirichlet(0.1)}, find: {dataset: cifar10, partition: dirichlet(0.1)}}
+  method:
+    fedavg: {set: {method: fedavg}, find: {method: fedavg}}
+    fedprox: {priority: 2, set: {method: fedprox}, find: {method: fedprox}}
+  stage:
+    before: {find: {stage: none}}
+    ccvr: {stage: ccvr, set: {stage.ccvr.samples: 5}, find: {stage: ccvr}}
+variants:
+  tukey: {when: {stage: ccvr}, set: {stage.ccvr.tukey: real}}
+  strong: {when: {method: fedprox}, set: {method.mu: 0.5}}
+"""
+
+
+def tiny(**changes: str) -> Table:
+    text = TINY.lstrip()
+    for old, new in changes.items():
+        assert old in text
+        text = text.replace(old, new)
+    return parse("paper/tiny", text)
+
+
+def rows(folder: Path) -> list[dict[str, str]]:
+    with (folder / FILE).open() as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.fixture
+def no_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("something was trained")
+
+    monkeypatch.setattr(measure, "execute", refuse)
+    monkeypatch.setattr(measure, "execute_together", refuse)
+
+
+def test_a_row_per_cell_split_and_seed(tmp_path: Path) -> None:
+    reproduce(tiny(), tmp_path / "runs", pick=["mild fedavg"], splits=[0, 3], results=tmp_path, settings=CPU)
+    found = rows(tmp_path)
+    assert [(r["cell"], r["split"], r["seed"]) for r in found] == [
+        (f"mild fedavg {stage}", split, seed) for seed in "01" for split in "03" for stage in ("before", "ccvr")
+    ]
+    assert len({r["digest"] for r in found}) == 2
+    first, second = found[:2]
+    run = json.loads(next((tmp_path / "runs").glob("runs/*/seed-0/result.json")).read_text())
+    assert first["stage"] == "none"
+    assert second["stage"] == "ccvr"
+    assert float(first["value"]) == float(first["accuracy"])
+    assert run["accuracy"] in [float(r["value"]) for r in found if r["stage"] == "none"]
+    assert int(second["bytes_up"]) > 0
+    assert float(first["training_seconds"]) > 0
+    assert not first["stage_seconds"]
+    assert float(second["stage_seconds"]) > 0
+    assert (first["precision"], first["executor"], first["scale"]) == ("fp32", "loop", "full")
+    assert first["device"]
+    assert first["date"].startswith("20")
+
+
+def test_another_machine_goes_on_from_the_csv_alone(tmp_path: Path) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    reproduce(tiny(), here / "runs", pick=["mild fedavg"], results=here / "results", settings=CPU)
+    shutil.copytree(here / "results", there / "results")
+    said: list[str] = []
+    outcome = reproduce(tiny(), there / "runs", pick=["mild"], results=there / "results", settings=CPU, say=said.append)
+    assert [line.split()[3] for line in said] == ["fedprox", "fedprox"]  # the other method's two seeds
+    assert all(f.mean is not None and len(f.values) == 2 for f in outcome.figures)
+    assert not list((there / "runs").glob("runs/*fedavg*"))
+    assert rows(there / "results")[:4] == rows(here / "results")
+    assert len(rows(there / "results")) == 8
+
+
+@pytest.mark.usefixtures("no_training")
+def test_a_figure_that_another_cell_has_is_entered_under_this_cells_name_too(tmp_path: Path) -> None:
+    one = tiny()
+    (cell,) = one.cells(pick=["mild fedavg before"])
+    results = Results(tmp_path)
+    for w in reproducing.all_wanted("paper/other", cell, "full", None, None):
+        results.add(_measured(w, 50.0 + w.recipe.seed))
+    outcome = reproduce(one, tmp_path / "runs", pick=["mild fedavg before"], results=tmp_path, settings=CPU)
+    assert outcome.figures[0].values == [50.0, 51.0]
+    assert [r["table"] for r in rows(tmp_path)] == ["paper/other"] * 2 + ["paper/tiny"] * 2
+
+
+def test_rows_are_on_the_disk_before_the_next_run_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Killed(BaseException):
+        """Stands for a machine that disappears."""
+
+    real, begun = measure.execute, list[int]()
+
+    def dies(*args: Any, **kwargs: Any) -> Any:
+        begun.append(1)
+        if len(begun) == 3:
+            raise Killed
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(measure, "execute", dies)
+    with pytest.raises(Killed):
+        reproduce(tiny(), tmp_path / "runs", results=tmp_path, settings=CPU)
+    assert len(rows(tmp_path)) == 4  # two runs, each with its stage
+
+
+def test_a_row_that_was_cut_off_is_measured_again(tmp_path: Path) -> None:
+    table, pick = tiny(), ["mild fedavg before"]
+    reproduce(table, tmp_path / "runs", pick=pick, results=tmp_path, settings=CPU)
+    whole = (tmp_path / FILE).read_text()
+    (tmp_path / FILE).write_text(whole[:-60])
+    reproduce(table, tmp_path / "again", pick=pick, results=tmp_path, settings=CPU)
+    assert len(Results(tmp_path).of(digest(table.cells(pick=pick)[0]))) == 2
+    assert len(rows(tmp_path)) == 3  # the half row is left where it is
+
+
+def test_runs_that_fail_leave_the_others_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = measure.execute
+
+    def fails(recipe: Recipe, *args: Any, **kwargs: Any) -> Any:
+        if recipe.seed == 1:
+            raise Diverged("left the finite numbers")
+        return real(recipe, *args, **kwargs)
+
+    monkeypatch.setattr(measure, "execute", fails)
+    said: list[str] = []
+    with pytest.raises(Diverged):
+        reproduce(
+            tiny(**{"seeds: {full: 2": "seeds: {full: 3"}), tmp_path / "runs", pick=["mild fedavg"], results=tmp_path,
+            settings=CPU, say=said.append,
+        )  # fmt: skip
+    assert [r["seed"] for r in rows(tmp_path)] == ["0", "0", "2", "2"]
+    assert "failed: left the finite numbers" in said
+
+
+# -- what identifies a figure -------------------------------------------------------------------------
+def test_a_digest_follows_from_all_settings_but_seed_and_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    cells = {cell.name: cell for cell in tiny().cells()}
+    assert len({digest(cell) for cell in cells.values()}) == len(cells)
+    one = cells["mild fedprox ccvr"]
+    default = one.override({"method.mu": FedProx().mu})
+    assert digest(default) == digest(one)  # a default that is written out is the same setting
+    other = one.override({"method.mu": 0.5})
+    assert digest(other) != digest(one)
+    assert digest(one.override({"partition": "dirichlet(0.4)"})) != digest(one)
+    monkeypatch.setattr(FedProx.__init__, "__defaults__", _defaults_with(0.5))
+    assert digest(one) == digest(other) != digest(default)  # a default that changes makes another figure
+
+
+def _defaults_with(mu: float) -> tuple[Any, ...]:
+    defaults = FedProx.__init__.__defaults__ or ()
+    assert FedProx().mu in defaults
+    return tuple(mu if value == FedProx().mu else value for value in defaults)
+
+
+def test_overrides_and_variants(tmp_path: Path) -> None:
+    table = tiny()
+    hard = table.cells(pick=["hard fedprox"])
+    (strong_before, strong_ccvr) = table.varied(hard, ["strong"])
+    assert strong_before.keys["method.mu"] == 0.5
+    assert list(strong_ccvr.overrides) == ["method.mu=0.5"]
+    (tukey,) = table.varied(hard, ["tukey"])
+    assert tukey.parameters["tukey"] == "real"
+    with pytest.raises(BadInput, match="did you mean 'tukey'"):
+        table.varied(hard, ["tuky"])
+    with pytest.raises(BadInput, match="concern none of the picked cells"):
+        table.varied(table.cells(pick=["mild fedavg before"]), ["tukey"])
+    with pytest.raises(BadInput, match="use --splits"):
+        hard[0].override({"partition_seed": 3})
+    with pytest.raises(BadInput, match=r"stage\.recalibrate\.lr: concerns none of the picked cells"):
+        reproduce(table, tmp_path / "r", pick=["mild"], overrides={"stage.recalibrate.lr": 1}, settings=CPU)
+    changed = reproduce(
+        table, tmp_path / "r", pick=["mild fedavg"], seeds=1, overrides={"stage.ccvr.lr": 0.5}, results=tmp_path,
+        settings=CPU,
+    )  # fmt: skip
+    assert [list(f.overrides) for f in changed.figures] == [[], ["stage.ccvr.lr=0.5"]]
+    assert "but for stage.ccvr.lr=0.5" in changed.note()
+    assert [r["overrides"] for r in rows(tmp_path)] == ["", "stage.ccvr.lr=0.5"]
+
+
+def test_seeds_are_the_papers_or_as_asked() -> None:
+    assert drawn_seeds([7, 8, 10], None) == [7, 8, 10]
+    assert drawn_seeds([7, 8, 10], 2) == [7, 8]
+    assert drawn_seeds([7, 8, 10], [3]) == [3]
+    cells = {cell.name: cell.seeds for cell in tables.load("fedetf/table1").cells()}
+    assert cells["fedetf cifar10-0.1 general"] == [7, 8, 9, 10]
+    assert cells["fedetf cifar10-0.05 general"] == [7, 8, 10]
+    assert {tuple(cell.seeds) for cell in tables.load("ccvr/table2").cells()} == {(0, 1, 2)}
+    assert {tuple(cell.seeds) for cell in tables.load("fedetf/table1").cells("small")} == {(0,)}
+
+
+def test_the_seeds_of_fedetf_leave_no_client_empty() -> None:
+    splits = {
+        (str(cell.keys["dataset"]), str(cell.keys["partition"]), int(cell.keys["clients"]), seed)
+        for name in ("table1", "table2", "table4")
+        for cell in tables.load(f"fedetf/{name}").cells()
+        for seed in cell.seeds
+    }
+    for dataset, text, clients, seed in splits:
+        classes = {"cifar10": 10, "cifar100": 100, "tinyimagenet": 200}[dataset]
+        y = np.repeat(np.arange(classes), 50_000 // classes)  # balanced, as all three are
+        assert min(map(len, partition.parse(text).split(y, classes, clients, seed))) > 0, (dataset, text, seed)
+
+
+# -- time ---------------------------------------------------------------------------------------------
+def test_no_run_is_begun_that_is_not_likely_to_end_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(clock.time, "monotonic", lambda: now[0])
+    mine, recipes = clock.Clock(minutes=10), [Recipe(rounds=10, seed=s) for s in range(4)]
+    assert mine.fitting(recipes) == 4  # nothing is known yet
+    mine.learn(Recipe(rounds=5), 100)  # so 10 rounds take 200 seconds
+    assert mine.fitting(recipes) == 3
+    now[0] = 450.0
+    assert mine.fitting(recipes) == 0
+    assert mine.fitting([Recipe(rounds=5)]) == 1
+    assert mine.fitting([Recipe(rounds=10, model="digitscnn")]) == 1  # of which nothing is known
+    assert not mine.over
+    now[0] = 600.0
+    assert mine.over
+    assert clock.Clock().fitting(recipes) == 4
+
+
+def test_a_table_stops_between_runs_when_the_time_is_up(tmp_path: Path) -> None:
+    said: list[str] = []
+    outcome = reproduce(
+        tiny(), tmp_path / "runs", pick=["mild"], results=tmp_path, minutes=0, settings=CPU, say=said.append
+    )
+    assert said == ["the time is up: 4 of 4 runs are left"]
+    assert outcome.left == 4
+    assert "4 runs are left" in outcome.note()
+    assert all(f.mean is None for f in outcome.figures)
+
+
+def test_cost_follows_from_rounds_and_model() -> None:
+    small, long = Recipe(rounds=1), Recipe(rounds=3, local_epochs=2, participation=0.5)
+    assert clock.cost(long) == pytest.approx(3 * clock.cost(small))
+    assert clock.cost(Recipe(rounds=1, model="digitscnn")) > clock.cost(small)
+
+
+# -- what comes next ----------------------------------------------------------------------------------
+def _use(monkeypatch: pytest.MonkeyPatch, **made: Table) -> None:
+    monkeypatch.setattr(tables, "names", lambda: dict.fromkeys(made, Path()))
+    monkeypatch.setattr(tables, "load", made.__getitem__)
+
+
+def test_next_measures_what_is_missing_by_priority_over_all_tables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = tiny(**{"rounds: 2": "rounds: 3", "priority: 1": "priority: 1"})
+    _use(monkeypatch, slow=slow, fast=tiny())
+    said: list[str] = []
+    left = reproduce_next(tmp_path / "runs", tmp_path, 10, seeds=1, settings=CPU, say=said.append)
+    assert left == 0
+    order = [(r["table"], r["cell"]) for r in rows(tmp_path)]
+    names = ["mild fedavg", "hard fedavg", "mild fedprox", "hard fedprox"]
+    expected = [
+        (table, f"{name} {stage}")
+        for pair in (names[:2], names[2:])  # FedProx has a later priority
+        for table in ("fast", "slow")  # fewer rounds, the same number of figures
+        for name in pair
+        for stage in ("before", "ccvr")
+    ]
+    assert order == expected
+    said.clear()
+    assert reproduce_next(tmp_path / "elsewhere", tmp_path, 10, seeds=1, settings=CPU, say=said.append) == 0
+    assert not said
+    assert len(rows(tmp_path)) == len(expected)
+
+
+def test_next_leaves_out_data_that_is_not_there_and_goes_on_after_failures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    absent = tiny(**{"dataset: digits, subset: 120": "dataset: cifar10", "model: mlp": "model: simplecnn",
+                     "model.hidden: [8], ": ""})  # fmt: skip
+    _use(monkeypatch, absent=absent, there=tiny())
+    real = measure.execute
+
+    def fails(recipe: Recipe, *args: Any, **kwargs: Any) -> Any:
+        if recipe.partition == "dirichlet(0.5)":
+            raise BadInput("something is wrong with it")
+        return real(recipe, *args, **kwargs)
+
+    monkeypatch.setattr(measure, "execute", fails)
+    said: list[str] = []
+    settings = replace(CPU, data=tmp_path / "no-data")
+    assert reproduce_next(tmp_path / "runs", tmp_path, 10, seeds=1, settings=settings, say=said.append) == 2
+    assert said[0] == "cifar10 is not there: its cells are left out"
+    assert {r["cell"].split()[0] for r in rows(tmp_path)} == {"hard"}
+
+
+def test_the_first_priorities_are_the_central_tables_on_cifar10() -> None:
+    first: dict[int, set[str]] = {}
+    for name in tables.names():
+        for cell in tables.load(name).cells():
+            first.setdefault(cell.priority, set()).add(f"{name} {cell.recipe(0).dataset}")
+    assert first[1] == {f"ccvr/{t} cifar10" for t in ("table1", "table2", "table3", "figure7")}
+    assert first[2] == {"fedetf/table1 cifar10", "fedetf/table4 cifar10"}
+    assert first[4] == {"ccvr/table2 cifar100", "fedetf/table1 cifar100"}
+
+
+# -- the page -----------------------------------------------------------------------------------------
+def _measured(w: measure.Wanted, value: float) -> Measurement:
+    given = {
+        "table": w.table, "cell": w.cell.name, "overrides": " ".join(w.cell.overrides), "digest": w.digest,
+        "scale": w.scale, "split": w.split, "seed": w.recipe.seed, "metric": w.cell.metric, "value": value,
+        "stage": w.cell.stage or "none", "accuracy": value, "accuracy_mean": None, "personal": None,
+        "client_deviation": None, "bytes_up": 1, "bytes_down": 1, "training_seconds": 60.0, "stage_seconds": 1.0,
+        "together": 1, "executor": "stack", "precision": "bf16", "device": "a GPU", "version": "0", "commit": "",
+        "date": "2026-01-01",
+    }  # fmt: skip
+    return Measurement(**given)  # type: ignore[arg-type]  # a dictionary of mixed values
+
+
+def _enter(folder: Path, table: str, values: Mapping[str, Mapping[int, float]], **overrides: Any) -> None:
+    """Enter a cell's figure by split."""
+    results, cells = Results(folder), {cell.name: cell for cell in tables.load(table).cells()}
+    for name, by_split in values.items():
+        cell = cells[name].override(overrides)
+        for split, value in by_split.items():
+            (w,) = reproducing.all_wanted(table, cell, "full", 1, [split])
+            results.add(_measured(w, value))
+
+
+def test_the_page_shows_ours_beside_the_published_and_gains_within_a_split(tmp_path: Path) -> None:
+    before, after = "cifar10-0.1 fedavg before", "cifar10-0.1 fedavg ccvr"
+    _enter(tmp_path, "ccvr/table2", {before: {0: 50.0, 1: 56.0}, after: {0: 62.0, 1: 64.0}})
+    _enter(tmp_path, "ccvr/table2", {after: {0: 61.0}}, **{"stage.ccvr.tukey": "none"})
+    (tmp_path / "notes.md").write_text("Why FedAvg is lower: the split.\n")
+    assert call(["reproduce", "--summary", "--results", str(tmp_path)]) == 0
+    text = (tmp_path / "README.md").read_text()
+    assert "| cifar10-0.1 | fedavg | before | 53.00 ± 4.24 | 2 × 1 | 58.55 ± 0.98 | **-5.55** | no |  |  |" in text
+    assert "| 63.00 ± 1.41 | 2 × 1 | 62.68 ± 0.54 | +0.32 | yes | +10.00 ± 2.83 | +4.13 |" in text
+    assert "`stage.ccvr.tukey=none` | 61.00 | 1 × 1 | 62.68 ± 0.54 | **-1.68** |  |" in text
+    assert "Why FedAvg is lower" in text
+    assert "## ccvr/table1" in text  # FedAvg of Table 1 is the same figure
+    assert "2 of 3 cells are close" not in text
+    assert "58 of its 60 cells are not measured yet" in text
+    assert "on a GPU (bf16)" in text
+    assert (tmp_path / "figure.svg").read_text().count("<use") >= 2
+    again = text
+    results_page.write(tmp_path)
+    assert (tmp_path / "README.md").read_text() == again
+
+
+def test_a_folder_without_results_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(["reproduce", "--summary", "--results", str(tmp_path)]) == 2
+    assert "holds no results" in capsys.readouterr().err
+    assert call(["reproduce", "--summary"]) == 2
+    assert "give it with --results" in capsys.readouterr().err
+    (tmp_path / "other.csv").write_text("a,b\n1,2\n")
+    assert call(["reproduce", "--summary", "--results", str(tmp_path)]) == 2
+    assert "is no file of results: it has no column 'accuracy'" in capsys.readouterr().err
+
+
+# -- the command line ---------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["ccvr/table1", "--seeds", "x"], "--seeds 'x': write how many (3) or which ones (7,8,9)"),
+        (["ccvr/table1", "--seeds", "0"], "--seeds 0: at least 1 is needed"),
+        (["ccvr/table1", "--splits", "1,1"], "--splits '1,1': the list needs different whole numbers"),
+        (["ccvr/table1", "--splits", "0"], "--splits 0: at least 1 is needed"),
+        (["ccvr/table1", "--next", "5m"], "--next chooses over all tables"),
+        (["--next", "soon", "--results", "r"], "--next 'soon': write a time such as 25m"),
+        (["--next", "5m"], "--next needs the folder"),
+        (["ccvr/table1", "seed=3"], "use --seeds"),
+        (["ccvr/table2", "--variants", "tukey-nome"], "did you mean 'tukey-none'"),
+        (["ccvr/table1", "nonsense"], "'nonsense' is no assignment"),
+        (["ccvr/table1", "method.nu=3"], "fedavg cifar10-0.5: method.nu: "),
+    ],
+)
+def test_mistakes_on_the_command_line_are_named(
+    words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert call(["reproduce", *words]) == 2
+    assert message in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_command_line_lists_variants_and_seeds(capsys: pytest.CaptureFixture[str]) -> None:
+    line = ["reproduce", "ccvr/table2", "--dry-run", "--cells", "cifar10-0.1 fedavg", "--variants", "tukey-none"]
+    assert call(line) == 0
+    assert capsys.readouterr().out == "cifar10-0.1 fedavg ccvr stage.ccvr.tukey=none\n"
+    assert call(["reproduce", "fedetf/table1", "--dry-run", "--json", "--cells", "fedetf cifar10-0.05"]) == 0
+    assert json.loads(capsys.readouterr().out)[0]["seeds"] == [7, 8, 10]
+
+
+_LACKING = ["pydantic", "pooch", "ot", "captum", "flwr", "ray", "tensorboard"]
+_SCRIPT = f"""
+import sys
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {_LACKING!r}:
+            raise ImportError(f"{{name}} is not installed here")
+sys.meta_path.insert(0, Finder())
+from fedhead.cli import call
+sys.exit(call(sys.argv[1:]))
+"""
+
+
+def test_a_machine_with_few_packages_can_measure(tmp_path: Path) -> None:
+    words = ["reproduce", "ccvr/table2", "--scale", "small", "--cells", "cifar10-0.1 fedavg", "--device", "cpu"]
+    words += ["rounds=1", "stage.ccvr.epochs=1", "stage.recalibrate.epochs=1", "--results", "results", "--minutes", "9"]
+    done = subprocess.run([sys.executable, "-c", _SCRIPT, *words], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert len(rows(tmp_path / "results")) == 3
