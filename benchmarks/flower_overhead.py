@@ -46,7 +46,7 @@ def main(grid, context):
     from fedhead.flower.files import ServerFile
 
     file = ServerFile.read(os.environ["FEDHEAD_SERVER"])
-    agreed = assemble.terms(file)
+    agreed = assemble.run_spec(file)
     coordinator = assemble.coordinator(file, agreed, grid)
     method = build.method(agreed.recipe_of_run())
     coordinator.gather()

@@ -35,6 +35,7 @@ from torch.utils.data import DataLoader
 import fedhead as fh
 from fedhead.algorithm.task import LocalTraining
 from fedhead.core.optimizers import SGD
+from fedhead.engine.rounds import train_round
 from fedhead.engine.simulation import Simulation
 from fedhead.executors import select
 
@@ -107,7 +108,7 @@ def fedhead(name: str, rounds: int, workers: int, threads: int) -> list[float]:
     local = LocalTraining(1, BATCH, SGD(LR, MOMENTUM, DECAY))
     simulation = Simulation(fed, [fh.build(name, SHAPE, 10)], fh.FedAvg(), rounds=rounds, local=local)
     executor = select.executor("auto", simulation)
-    return timed(rounds, lambda number: simulation.round(number, executor))
+    return timed(rounds, lambda number: train_round(simulation.using(executor), number))
 
 
 def by_hand(name: str, rounds: int, workers: int, threads: int) -> list[float]:

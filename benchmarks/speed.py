@@ -73,7 +73,7 @@ def side(who: str, name: str, precision: str, threads: int, pipe: Connection) ->
     model = fh.build(name, SHAPES[name], 10)
     local = LocalTraining(1, BATCH, SGD(LR, MOMENTUM, DECAY))
     simulation = Simulation(fed, [model], fh.FedAvg(), rounds=1, local=local, bf16=precision == "bf16")
-    job = simulation.jobs(simulation.method, simulation.server, simulation.memory, simulation.holders, 1)[0]
+    job = simulation.jobs(simulation.method, simulation.server, simulation.states, simulation.holders, 1)[0]
     worker: Executor | None = select.executor("auto", simulation) if who == "fedhead" else None
     pipe.send("ready")
     while pipe.recv():

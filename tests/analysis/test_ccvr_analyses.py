@@ -17,6 +17,7 @@ from fedhead.analysis.registry import KINDS
 from fedhead.calibration import statistics
 from fedhead.cli import call
 from fedhead.core.tree import Tree
+from fedhead.engine.rounds import train_round
 from fedhead.executors.loop import Loop
 from fedhead.experiment.recipe import Recipe
 from fedhead.experiment.reopen import fresh, reopen
@@ -181,8 +182,8 @@ def test_local_models_are_those_of_the_round(run: Path) -> None:
     trained = reopen(run, device="cpu")
     models = replay(fresh(trained), Loop(), [1, 2])
     again = fresh(trained)
-    again.round(1, Loop())
-    again.round(2, Loop())
+    train_round(again.using(Loop()), 1)
+    train_round(again.using(Loop()), 2)
     shares = torch.tensor([float(len(again.federation.rows[k])) for k in models[2]], dtype=torch.float32)
     mean = sum(w["classifier.weight"] * s for w, s in zip(models[2].values(), shares / shares.sum(), strict=True))
     # FedAvg's model after round 2 is the mean of round 2's local models, and the one that the run ended with

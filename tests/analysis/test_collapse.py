@@ -17,8 +17,8 @@ from fedhead.analysis.registry import KINDS, Options
 from fedhead.cli.analysing import _numbers
 from fedhead.core.errors import BadInput
 from fedhead.core.optimizers import SGD
-from fedhead.engine.rounds import run
-from fedhead.engine.simulation import Simulation
+from fedhead.engine.rounds import train_round
+from fedhead.engine.simulation import Simulation, simulate
 from fedhead.executors.loop import Loop
 from fedhead.executors.stack import Stack
 from fedhead.experiment.recipe import Recipe
@@ -86,7 +86,7 @@ def test_local_views_are_those_of_the_round_that_follows(name: str) -> None:
     fed = simulation.federation
     held = [torch.bincount(fed.train.y[fed.rows[k]], minlength=CLASSES) > 0 for k in loop.clients]
     assert torch.equal(loop.held, torch.stack(held))
-    simulation.round(1, Loop())
+    train_round(simulation.using(Loop()), 1)
     shares = [float(len(fed.rows[k])) for k in loop.clients]
     mean = sum(n * v for n, v in zip(shares, loop.vectors, strict=True)) / sum(shares)
     if name != "scaffold":  # whose server takes a step of its own
@@ -96,8 +96,8 @@ def test_local_views_are_those_of_the_round_that_follows(name: str) -> None:
 def test_a_watch_records_each_round_and_changes_nothing() -> None:
     settings = {"rounds": 3, "local": LOCAL}
     watch = collapse.Watch(federation(), [network("group")], FedAvg(), executor="loop", **settings)
-    watched = run(federation(), network("group"), FedAvg(), executor="loop", on_round=watch, **settings)  # type: ignore[arg-type]  # one dictionary for both
-    alone = run(federation(), network("group"), FedAvg(), executor="loop", **settings)  # type: ignore[arg-type]  # one dictionary for both
+    watched = simulate(federation(), network("group"), FedAvg(), executor="loop", on_round=watch, **settings)  # type: ignore[arg-type]  # one dictionary for both
+    alone = simulate(federation(), network("group"), FedAvg(), executor="loop", **settings)  # type: ignore[arg-type]  # one dictionary for both
     assert [row["round"] for row in watch.rows] == [1, 2, 3]
     assert watched.weights is not None
     assert alone.weights is not None

@@ -71,7 +71,7 @@ def test_personal_models_are_the_clients_own_of_either_architecture(run: Trained
     models = personal_models(run.simulation, 3)
     assert list(models) == run.simulation.holders
     for client, model in models.items():
-        own = run.simulation.memory[client]["own"]
+        own = run.simulation.states[client]["own"]
         assert all(torch.equal(p, own[name]) for name, p in model.named_parameters())
 
 

@@ -13,6 +13,7 @@ from fedhead.algorithm.task import LocalTraining
 from fedhead.analysis import cka, client_models, collapse
 from fedhead.analysis.personal import outputs, personal_models
 from fedhead.core.optimizers import SGD
+from fedhead.engine.rounds import train_round
 from fedhead.engine.simulation import Simulation
 from fedhead.executors import forward
 from fedhead.executors.forward import MemoryBudget
@@ -26,7 +27,7 @@ from fedhead.models.split_model import SplitModel
 def trained(name: str, models: list[SplitModel]) -> Simulation:
     local = LocalTraining(epochs=1, batch_size=4, optimizer=SGD(lr=0.05))
     made = Simulation(federation(), models, METHODS[name](), rounds=1, local=local, dtype=torch.float64)
-    made.round(1, Loop())
+    train_round(made.using(Loop()), 1)
     return made
 
 

@@ -11,6 +11,7 @@ from small import federation, network
 from fedhead.algorithm.task import LocalTraining
 from fedhead.core.optimizers import SGD, Adam
 from fedhead.core.tree import Tree, Weights
+from fedhead.engine.rounds import train_round
 from fedhead.engine.simulation import Simulation
 from fedhead.executors.job import Executor
 from fedhead.executors.loop import Loop
@@ -31,7 +32,7 @@ def simulate(name: str, norm: str, executor: Executor, local: LocalTraining = LO
         dtype=torch.float64,
     )
     for number in range(1, rounds + 1):
-        simulation.round(number, executor)
+        train_round(simulation.using(executor), number)
     return simulation
 
 
@@ -47,11 +48,11 @@ def same(a: Tree, b: Tree, tolerance: float = 1e-10) -> None:
 def test_stack_equals_loop(name: str, norm: str) -> None:
     loop, stack = simulate(name, norm, Loop()), simulate(name, norm, Stack())
     same(loop.server, stack.server)
-    assert loop.memory.states.keys() == stack.memory.states.keys()
-    for client, state in loop.memory.states.items():
-        same(state, stack.memory.states[client])
+    assert loop.states.kept.keys() == stack.states.kept.keys()
+    for client, state in loop.states.kept.items():
+        same(state, stack.states.kept[client])
     before = network(norm, METHODS[name].head)
-    moved = loop.server.get("model") or next(iter(loop.memory.states.values()))["own"]
+    moved = loop.server.get("model") or next(iter(loop.states.kept.values()))["own"]
     assert any(not torch.equal(moved[n], p.detach().double()) for n, p in before.named_parameters() if n in moved)
 
 
@@ -76,7 +77,7 @@ def test_all_that_is_sent_or_kept_is_named_tensors(name: str) -> None:
     simulation = Simulation(
         federation(), [network("batch", METHODS[name].head)], METHODS[name](), rounds=1, local=LOCAL
     )
-    jobs = simulation.jobs(simulation.method, simulation.server, simulation.memory, simulation.holders, 1)
+    jobs = simulation.jobs(simulation.method, simulation.server, simulation.states, simulation.holders, 1)
     for reply in Loop().run(jobs[0]):
         for tree in (simulation.server, reply.send, reply.keep):
             assert isinstance(tree, Tree)
@@ -93,7 +94,7 @@ def test_the_same_seed_gives_the_same_run_and_another_does_not() -> None:
     other = Simulation(
         federation(), [network("batch")], METHODS["fedavg"](), rounds=3, local=LOCAL, seed=1, dtype=torch.float64
     )
-    other.round(1, Loop())
+    train_round(other.using(Loop()), 1)
     assert (other.server["model"] - a.server["model"]).sq() > 1e-12
 
 

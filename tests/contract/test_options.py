@@ -16,9 +16,8 @@ from fedhead.algorithm.task import LocalTraining
 from fedhead.core.errors import BadInput
 from fedhead.core.optimizers import SGD
 from fedhead.core.tree import Tree
-from fedhead.engine.rounds import run_stage
+from fedhead.engine.rounds import run_stage, train_round
 from fedhead.engine.simulation import Simulation
-from fedhead.executors.loop import Loop
 from fedhead.methods import METHODS
 from fedhead.stages import STAGES
 
@@ -120,16 +119,16 @@ def trained(method: Method) -> Simulation:
     model = network("group", method.head)
     simulation = Simulation(federation(), [model], method, rounds=ROUNDS, local=LOCAL, dtype=torch.float64)
     for number in range(1, ROUNDS + 1):
-        simulation.round(number, Loop())
+        train_round(simulation, number)
     return simulation
 
 
-def left(simulation: Simulation, algorithm: Algorithm, server: Tree, memory: Any, **more: Tensor) -> Left:
+def left(simulation: Simulation, algorithm: Algorithm, server: Tree, states: Any, **more: Tensor) -> Left:
     """The states of server and clients, the global model, and what one client says of the test samples."""
     found = dict(server.leaves())
-    found |= {f"{k}/{path}": t for k in simulation.holders for path, t in memory[k].leaves().items()}
+    found |= {f"{k}/{path}": t for k in simulation.holders for path, t in states[k].leaves().items()}
     found |= dict((algorithm.global_model(server, simulation.task) or Tree()).leaves())
-    job = simulation.jobs(algorithm, server, memory, [3], ROUNDS + 1)[0]
+    job = simulation.jobs(algorithm, server, states, [3], ROUNDS + 1)[0]
     client, fed = job.program.client(job.inputs(0)), simulation.federation
     assert fed.test is not None
     said = algorithm.predict(algorithm.personal_model(client), fed.transform(fed.test.x).double(), client)
@@ -138,17 +137,17 @@ def left(simulation: Simulation, algorithm: Algorithm, server: Tree, memory: Any
 
 def after_rounds(method: Method) -> Left:
     simulation = trained(method)
-    return left(simulation, method, simulation.server, simulation.memory)
+    return left(simulation, method, simulation.server, simulation.states)
 
 
 def after_stage(method: Method, stage: Stage) -> Left:
     simulation = trained(method)
     try:
-        result = run_stage(simulation, stage, Loop())
+        result = run_stage(simulation, stage)
     except BadInput:
         return {}
     recorded = torch.tensor(len(result.metrics.get("steps", {})))  # type: ignore[arg-type]  # a row's values are objects
-    return left(simulation, stage.after(method), result.server, result.memory, recorded=recorded)
+    return left(simulation, stage.after(method), result.server, result.states, recorded=recorded)
 
 
 def differ(one: Left, other: Left) -> bool:

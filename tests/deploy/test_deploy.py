@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from partial import Partial
 
 from fedhead.core.process import ProcessIdentity
 from fedhead.core.tree import Tree
@@ -22,9 +23,7 @@ from fedhead.core.treefile import load_tree
 from fedhead.deploy import certificates, processes
 from fedhead.deploy.local_federation import LocalFederation
 from fedhead.deploy.project import Project
-from fedhead.engine import sampling
-from fedhead.engine.simulation import Simulation
-from fedhead.executors.loop import Loop
+from fedhead.engine.rounds import train_round
 from fedhead.experiment import build
 from fedhead.experiment.recipe import Recipe
 from fedhead.experiment.run_folder import CHECKPOINT
@@ -53,17 +52,12 @@ def replayed(recipe: Recipe, history: list[dict[str, Any]]) -> Tree:
     torch.set_num_threads(1)
     whole = build.federation(recipe)
     models = build.architectures(recipe, whole.input_shape, whole.classes)
-    simulation = Simulation(
+    simulation = Partial(
         whole, models, build.method(recipe), rounds=recipe.rounds, local=build.local(recipe), seed=recipe.seed
     )
     for row in history:
-        missing = {SITES.index(name) for name in row.get("failed", {})}
-        cohort = [
-            k for k in sampling.sample_cohort(recipe.seed, row["round"], simulation.holders, 3, 1.0) if k not in missing
-        ]
-        simulation.server, _ = simulation.algorithm(
-            simulation.method, simulation.server, simulation.memory, cohort, row["round"], Loop()
-        )
+        simulation.absent = {SITES.index(name) for name in row.get("failed", {})}
+        train_round(simulation, row["round"])
     return simulation.server
 
 

@@ -16,8 +16,8 @@ import torch
 from fedhead.core.process import ProcessIdentity
 from fedhead.core.treefile import load_tree
 from fedhead.deploy import processes
+from fedhead.engine.rounds import train_round
 from fedhead.engine.simulation import Simulation
-from fedhead.executors.loop import Loop
 from fedhead.experiment import build
 from fedhead.experiment.run_folder import CHECKPOINT, RunFolder
 
@@ -97,7 +97,7 @@ def _equals_simulation(folder: Path) -> None:
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     for row in rows:
         assert "failed" not in row
-        simulation.round(row["round"], Loop())
+        train_round(simulation, row["round"])
     stored = load_tree(folder / CHECKPOINT)[0]["server"].leaves()
     for name, t in simulation.server.leaves().items():
         torch.testing.assert_close(t, stored[name], atol=1e-6, rtol=1e-6)

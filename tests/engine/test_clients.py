@@ -14,8 +14,9 @@ from fedhead.algorithm.task import LocalTraining, Task
 from fedhead.core.errors import BadInput
 from fedhead.core.optimizers import SGD
 from fedhead.core.tree import Tree
-from fedhead.engine import server as servers
 from fedhead.engine.reply_check import Refused
+from fedhead.engine.rounds import train_round
+from fedhead.engine.server import aggregate, make_downlink
 from fedhead.engine.simulation import Simulation
 from fedhead.executors.job import Job
 from fedhead.executors.loop import Loop
@@ -37,7 +38,7 @@ def test_the_learning_rate_decays_from_the_second_round_on() -> None:
 def test_clients_without_samples_neither_train_nor_are_tested() -> None:
     made = simulate()
     assert made.holders == HOLDERS == made.cohort(1)
-    assert [accuracy is None for accuracy in made.personal(made.method, made.server, made.memory, 1)] == [
+    assert [accuracy is None for accuracy in made.evaluate(made.method, made.server, made.states, 1).clients] == [
         size == 0 for size in SIZES
     ]
 
@@ -53,7 +54,7 @@ def test_what_is_trained_on_leaves_local_test_samples_out() -> None:
     assert torch.equal(pool.x, fed.train.x[np.concatenate(kept)])
     assert torch.equal(pool.y, fed.train.y[np.concatenate(kept)])
     assert made.task.sizes == tuple(len(rows) for rows in kept)
-    tested = made.personal(made.method, made.server, made.memory, 1)
+    tested = made.evaluate(made.method, made.server, made.states, 1).clients
     assert [accuracy in (0.0, 100.0) for accuracy in tested] == [size > 0 for size in SIZES]  # one sample each
 
 
@@ -73,13 +74,13 @@ def test_a_phase_on_public_samples_needs_some() -> None:
     fed, local = replace(federation(), public=None), LocalTraining(epochs=1, batch_size=4)
     made = Simulation(fed, [network("group")], Public(), rounds=1, local=local)
     with pytest.raises(BadInput, match="needs public data"):
-        made.round(1, Loop())
+        train_round(made, 1)
 
 
 @pytest.mark.parametrize(("drop_last", "steps"), [(False, [3, 2, 4, 1]), (True, [2, 1, 3, 1])])
 def test_batches_are_those_of_the_settings(drop_last: bool, steps: list[int]) -> None:
     made = simulate(drop_last=drop_last)
-    (job,) = made.jobs(made.method, made.server, made.memory, HOLDERS, 1)
+    (job,) = made.jobs(made.method, made.server, made.states, HOLDERS, 1)
     assert [len(schedule) for (schedule,) in job.schedules] == [2 * n for n in steps]
     assert {schedule.positions.shape[1] for (schedule,) in job.schedules} == {4}
 
@@ -91,13 +92,13 @@ def test_only_optimizers_that_persist_are_part_of_a_clients_state() -> None:
 
 def test_what_is_posted_is_counted_for_every_client() -> None:
     made = simulate("ktpfl")  # whose clients are sent something of their own from the second round on
-    made.round(1, Loop())
-    downlink = servers.make_downlink(made.method, made.server, HOLDERS, made.task_of)
+    train_round(made, 1)
+    downlink = make_downlink(made.method, made.server, HOLDERS, made.task_of)
     each = [downlink.per_client[k].nbytes for k in HOLDERS]
     assert min(each) > 0
     assert downlink.nbytes() == 4 * downlink.broadcast.nbytes + sum(each)
     plain = simulate()
-    model = servers.make_downlink(plain.method, plain.server, HOLDERS, plain.task_of)
+    model = make_downlink(plain.method, plain.server, HOLDERS, plain.task_of)
     assert model.nbytes() == 4 * plain.server["model"].nbytes > 0
 
 
@@ -111,7 +112,7 @@ def test_replies_are_aggregated_in_the_order_of_the_clients() -> None:
             return super().aggregate(server, replies, task)
 
     sent = dict.fromkeys((4, 0, 3), made.server)
-    servers.aggregate(Watching(), made.server, sent, {0: 9.0, 3: 14.0, 4: 3.0}, made.task)
+    aggregate(Watching(), made.server, sent, {0: 9.0, 3: 14.0, 4: 3.0}, made.task)
     assert seen == [([0, 3, 4], [9.0, 14.0, 3.0])]
 
 
@@ -124,12 +125,12 @@ def test_a_reply_that_is_unlike_the_others_is_refused_and_changes_nothing() -> N
     made = simulate("scaffold")
     before = made.server
     with pytest.raises(Refused, match="client 4, round 1: unexpected tensor 'more'"):
-        made.round(1, Odd())
+        train_round(made.using(Odd()), 1)
     assert made.server is before
-    assert not made.memory.states
+    assert not made.states.kept
 
 
 def test_a_kept_state_owns_its_memory() -> None:
     made, stacked = simulate(), torch.zeros(100, 3)
-    made.memory[0] = Tree(a=stacked[0])
-    assert made.memory[0]["a"].untyped_storage().nbytes() == 12  # not the whole stack's
+    made.states[0] = Tree(a=stacked[0])
+    assert made.states[0]["a"].untyped_storage().nbytes() == 12  # not the whole stack's

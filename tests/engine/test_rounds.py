@@ -12,8 +12,8 @@ from fedhead.algorithm.phase import Reply
 from fedhead.algorithm.task import LocalTraining
 from fedhead.core.errors import BadInput
 from fedhead.core.optimizers import SGD
-from fedhead.engine.rounds import Result, Snapshot, run
-from fedhead.engine.simulation import Simulation
+from fedhead.engine.rounds import Result, Snapshot
+from fedhead.engine.simulation import Simulation, simulate
 from fedhead.executors.job import Executor, Job
 from fedhead.executors.loop import Loop
 from fedhead.methods import METHODS
@@ -24,7 +24,7 @@ LOCAL = LocalTraining(epochs=1, batch_size=8, optimizer=SGD(0.05, 0.9))
 
 def train(rounds: int = 4, method: str = "scaffold", executor: str | Executor = "loop", **settings: Any) -> Result:
     made = METHODS[method]()
-    return run(federation(), network("group"), made, rounds=rounds, local=LOCAL, executor=executor, **settings)
+    return simulate(federation(), network("group"), made, rounds=rounds, local=LOCAL, executor=executor, **settings)
 
 
 @pytest.mark.parametrize(("every", "evaluated"), [(1, [1, 2, 3, 4]), (2, [2, 4]), (3, [3, 4]), (9, [4])])
@@ -56,12 +56,12 @@ def test_a_stage_leaves_the_trained_run_as_it_was() -> None:
     before = {k: state.clone() for k, state in result.clients.items()}
     server = result.server.clone()
     tuned = result.calibrate(STAGES["finetune"]())
-    assert tuned.memory.states.keys() == before.keys()
+    assert tuned.states.kept.keys() == before.keys()
     for now, then in ((result.server, server), *((result.clients[k], before[k]) for k in before)):
         assert now.leaves().keys() == then.leaves().keys()
         assert all(torch.equal(now.leaves()[name], value) for name, value in then.leaves().items())
-    changed = [name for k in before for name in tuned.memory[k].leaves() if name not in before[k].leaves()]
-    assert changed  # what the clients have tuned is in the stage's memory alone
+    changed = [name for k in before for name in tuned.states[k].leaves() if name not in before[k].leaves()]
+    assert changed  # what the clients have tuned is in the stage's states alone
 
 
 def test_a_stage_that_does_not_fit_is_refused_before_training() -> None:

@@ -10,9 +10,9 @@ from fedhead.algorithm.phase import Phase
 from fedhead.algorithm.task import LocalTraining
 from fedhead.core.optimizers import SGD
 from fedhead.core.tree import Weights
+from fedhead.engine.rounds import train_round
 from fedhead.engine.simulation import Simulation
 from fedhead.executors.client_round import initial_optimizers, trained
-from fedhead.executors.loop import Loop
 from fedhead.methods import METHODS
 from fedhead.stages import STAGES
 
@@ -52,5 +52,5 @@ def test_a_clients_first_optimizers_have_the_form_of_those_it_keeps(name: str) -
     model = network("batch", METHODS[name].head)
     made = Simulation(federation(), [model], METHODS[name](), rounds=1, local=local)
     before = made.initial_state(4)
-    made.round(1, Loop())
-    assert list(made.memory[4].leaves()) == list(before.leaves())
+    train_round(made, 1)
+    assert list(made.states[4].leaves()) == list(before.leaves())

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fedhead.algorithm.task import LocalTraining
 from fedhead.core.optimizers import SGD
+from fedhead.engine.rounds import train_round
 from fedhead.engine.simulation import Simulation
 from fedhead.executors import graphs
 from fedhead.executors.client_round import local_round
@@ -50,8 +51,8 @@ def prepared(name: str, norm: str) -> Job:
     simulation = Simulation(
         federation(), [network(norm, METHODS[name].head)], METHODS[name](), rounds=2, local=local, dtype=torch.float64
     )
-    simulation.round(1, Stack())
-    job = simulation.jobs(simulation.method, simulation.server, simulation.memory, simulation.holders, 2)[0]
+    train_round(simulation.using(Stack()), 1)
+    job = simulation.jobs(simulation.method, simulation.server, simulation.states, simulation.holders, 2)[0]
     return job.take(sorted(range(len(job.clients)), key=lambda k: -len(job.rows[k])))
 
 

@@ -19,12 +19,13 @@ from fedhead.core.batch import Batch
 from fedhead.core.errors import BadInput
 from fedhead.core.optimizers import SGD
 from fedhead.engine import evaluation
-from fedhead.engine import server as servers
-from fedhead.engine.rounds import run, run_stage
+from fedhead.engine.rounds import run_stage, train_round
+from fedhead.engine.server import make_downlink
 from fedhead.engine.simulation import Simulation
+from fedhead.engine.simulation import simulate as run
 from fedhead.executors import forward
 from fedhead.executors.forward import ForwardExecutor, MemoryBudget
-from fedhead.executors.job import Job, Rows
+from fedhead.executors.job import Executor, Job, Rows
 from fedhead.executors.loop import Loop
 from fedhead.executors.stack import Stack
 from fedhead.methods import METHODS
@@ -46,7 +47,7 @@ def simulate(name: str, models: list[SplitModel], rounds: int = 1) -> Simulation
     fed = dataclasses.replace(fed, client_test=local)
     made = Simulation(fed, models, METHODS[name](), rounds=rounds, local=LOCAL, participation=0.6, dtype=torch.float64)
     for number in range(1, rounds + 1):
-        made.round(number, Loop())
+        train_round(made.using(Loop()), number)
     return made
 
 
@@ -55,8 +56,8 @@ def work(simulation: Simulation) -> list[tuple[Job, list[Rows]]]:
     local = simulation.federation.client_test
     assert local is not None
     clients = [k for k in simulation.holders if len(local[k])]
-    downlink = servers.make_downlink(simulation.method, simulation.server, clients, simulation.task_of)
-    jobs = simulation.work(simulation.method, downlink, simulation.memory, 2, trains=False)
+    downlink = make_downlink(simulation.method, simulation.server, clients, simulation.task_of)
+    jobs = simulation.work(simulation.method, downlink, simulation.states, 2, trains=False)
     return [(job, [local[k] for k in job.clients]) for job in jobs]
 
 
@@ -90,11 +91,16 @@ def test_every_methods_personal_models_stacked(name: str, norm: str) -> None:
             assert torch.equal(hits, expected.argmax(1) == simulation.test.y[torch.from_numpy(rows[place])])
 
 
+def accuracies(simulation: Simulation, executor: Executor) -> list[float | None]:
+    found = simulation.using(executor).evaluate(simulation.method, simulation.server, simulation.states, 1)
+    assert found is not None
+    return found.clients
+
+
 def test_accuracies_are_those_of_one_client_after_another_and_none_without_samples() -> None:
     for name in ("fedavg", "ditto", "fedproto"):
         simulation = simulate(name, [network("batch")])
-        state = (simulation.method, simulation.server, simulation.memory, 1)
-        found, apart = simulation.personal(*state, Stack()), simulation.personal(*state)
+        found, apart = (accuracies(simulation, executor) for executor in (Stack(), Loop()))
         assert found == apart
         assert [value is None for value in found] == [False, True, True, False, False]
 
@@ -117,7 +123,7 @@ def test_architectures_are_stacked_each_on_its_own(name: str) -> None:
 def test_stages_are_tested_with_what_they_made_of_each_client() -> None:
     simulation = simulate("fedetf", [network("batch", "etf")])
     for stage in (FineTune(), FineTuneETF(iterations=1)):
-        stacked, apart = (run_stage(simulation, stage, worker).metrics for worker in (Stack(), Loop()))
+        stacked, apart = (run_stage(simulation.using(worker), stage).metrics for worker in (Stack(), Loop()))
         assert stacked["clients"] == apart["clients"]
         assert stacked.get("steps") == apart.get("steps")
 
@@ -140,8 +146,7 @@ def test_a_model_that_cannot_be_stacked_is_tested_client_by_client_and_that_is_s
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     simulation = simulate("ditto", [split(Stubborn(), classifier="fc")])
-    state = (simulation.method, simulation.server, simulation.memory, 1)
-    assert simulation.personal(*state, Stack()) == simulation.personal(*state)
+    assert accuracies(simulation, Stack()) == accuracies(simulation, Loop())
     [said] = caplog.messages
     assert said.startswith("testing the clients: this model can't be stacked, going on client by client (")
     assert "\n" not in said
@@ -218,7 +223,7 @@ def test_statistics_in_stacks_are_those_of_one_client_after_another(
 ) -> None:
     simulation = simulate("fedclassavg", models())
     stage = CCVR(covariance=covariance, rank=8).after(simulation.method)  # type: ignore[arg-type]  # a literal above
-    jobs = simulation.jobs(stage, simulation.server, simulation.memory, simulation.holders, 2)
+    jobs = simulation.jobs(stage, simulation.server, simulation.states, simulation.holders, 2)
 
     def whole(reply: Reply) -> Tensor:
         sent = reply.send["statistics"]
@@ -235,7 +240,7 @@ def test_statistics_in_stacks_are_those_of_one_client_after_another(
 def test_statistics_of_a_model_that_cannot_be_stacked(caplog: pytest.LogCaptureFixture) -> None:
     simulation = simulate("fedavg", [split(Stubborn(), classifier="fc")])
     stage = CCVR().after(simulation.method)
-    (job,) = simulation.jobs(stage, simulation.server, simulation.memory, simulation.holders, 2)
+    (job,) = simulation.jobs(stage, simulation.server, simulation.states, simulation.holders, 2)
     for found, expected in zip(ForwardExecutor().run(job), Loop().run(job), strict=True):
         torch.testing.assert_close(found.send["statistics"]["outer"], expected.send["statistics"]["outer"])
     assert "stage ccvr: this model can't be stacked" in caplog.text
@@ -268,6 +273,6 @@ def test_testing_draws_no_batches_but_knows_how_many_there_would_be() -> None:
                 )
     simulation = simulate("fedavg", [network("batch")])
     ((job, _),) = work(simulation)
-    drawn = simulation.jobs(simulation.method, simulation.server, simulation.memory, job.clients, 2)[0]
+    drawn = simulation.jobs(simulation.method, simulation.server, simulation.states, job.clients, 2)[0]
     assert torch.equal(job.stacked_inputs().steps, drawn.stacked_inputs().steps)
     assert evaluation.accuracy(torch.zeros(0)) is None

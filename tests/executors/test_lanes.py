@@ -12,6 +12,7 @@ from small import federation, network
 
 from fedhead.algorithm.task import LocalTraining
 from fedhead.core.optimizers import SGD
+from fedhead.engine.rounds import train_round
 from fedhead.engine.simulation import Simulation
 from fedhead.executors import graphs
 from fedhead.executors.job import Executor
@@ -50,14 +51,14 @@ def trained(name: str, executor: Executor) -> Simulation:
     model = network("batch", METHODS[name].head)
     simulation = Simulation(federation(), [model], METHODS[name](), rounds=2, local=LOCAL, dtype=torch.float64)
     for number in (1, 2):
-        simulation.round(number, executor)
+        train_round(simulation.using(executor), number)
     return simulation
 
 
 @pytest.mark.parametrize("name", ["fedavg", "scaffold", "fedrep", "fedetf"])
 def test_lanes_end_where_the_loop_does(name: str) -> None:
     loop, lanes = trained(name, Loop()), trained(name, Lanes())
-    for mine, theirs in [(lanes.server, loop.server), *((lanes.memory[k], loop.memory[k]) for k in loop.memory.states)]:
+    for mine, theirs in [(lanes.server, loop.server), *((lanes.states[k], loop.states[k]) for k in loop.states.kept)]:
         assert mine.leaves().keys() == theirs.leaves().keys()
         for path, value in theirs.leaves().items():
             torch.testing.assert_close(mine.leaves()[path], value, atol=1e-10, rtol=1e-10)
@@ -70,6 +71,6 @@ def test_graphs_are_captured_in_the_first_round_alone(captures: list[object]) ->
     executor = Lanes()
     simulation = trained("fedavg", executor)
     first = len(captures)
-    simulation.round(2, executor)
+    train_round(simulation.using(executor), 2)
     assert len(captures) == first > 1
     assert executor.preparing > 0

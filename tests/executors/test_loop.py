@@ -11,8 +11,8 @@ from small import federation, network
 from fedhead.algorithm.task import LocalTraining
 from fedhead.core.errors import Diverged
 from fedhead.core.optimizers import SGD
+from fedhead.engine.rounds import train_round
 from fedhead.engine.simulation import Simulation
-from fedhead.executors.loop import Loop
 from fedhead.methods import METHODS
 
 
@@ -28,7 +28,7 @@ def simulate(count: int, lr: float = 0.05) -> Simulation:
     local = LocalTraining(epochs=2, batch_size=4, optimizer=SGD(lr, momentum=0.9))
     simulation = Simulation(federation(), [network("batch")], METHODS["moon"](), rounds=2, local=local)
     for number in (1, 2):
-        simulation.round(number, Loop())
+        train_round(simulation, number)
     assert torch.get_num_threads() == count
     return simulation
 
@@ -37,9 +37,9 @@ def test_loops_side_by_side_give_the_same_bits(threads: None) -> None:
     alone, beside = simulate(1), simulate(3)
     for path, value in alone.server.leaves().items():
         assert torch.equal(value, beside.server.leaves()[path]), path
-    for client, state in alone.memory.states.items():
+    for client, state in alone.states.kept.items():
         for path, value in state.leaves().items():
-            assert torch.equal(value, beside.memory[client].leaves()[path])
+            assert torch.equal(value, beside.states[client].leaves()[path])
 
 
 def test_a_failure_in_one_loop_is_raised_and_the_threads_are_as_before(threads: None) -> None:

@@ -16,6 +16,7 @@ from fedhead.algorithm.task import LocalTraining
 from fedhead.core.optimizers import SGD
 from fedhead.data.augment import Transform
 from fedhead.data.federation import Federation, Samples
+from fedhead.engine.rounds import train_round
 from fedhead.engine.simulation import Simulation
 from fedhead.executors.job import Executor, Job
 from fedhead.executors.multi_run import together
@@ -80,7 +81,7 @@ def train(runs: list[Simulation], worker: Executor, rounds: list[int], begin: tu
     def one(run: Simulation, count: int, first: int) -> Callable[[Executor], None]:
         def go(member: Executor) -> None:
             for number in range(first, count + 1):
-                run.round(number, member)
+                train_round(run.using(member), number)
 
         return go
 
@@ -97,7 +98,7 @@ def test_each_seed_ends_as_it_would_alone(name: str) -> None:
     for seed, found in enumerate(joined):
         alone = simulation(seed, name)
         for number in range(1, ROUNDS + 1):
-            alone.round(number, Stack())
+            train_round(alone.using(Stack()), number)
         for path, value in alone.server.leaves().items():
             torch.testing.assert_close(found.server.leaves()[path], value, atol=1e-10, rtol=1e-10)
 
@@ -136,14 +137,14 @@ def test_whatever_differs_keeps_runs_out_of_one_stack(other: dict[str, Any]) -> 
 def test_runs_that_were_resumed_at_different_rounds_come_level_and_go_on_in_one_stack() -> None:
     ahead, behind = simulation(0, "moon"), simulation(1, "moon")
     for number in (1, 2):
-        ahead.round(number, Stack())
+        train_round(ahead.using(Stack()), number)
     worker = Counting()
     train([ahead, behind], worker, [ROUNDS + 1] * 2, begin=(3, 1))
     assert worker.widths == [3, 3, 6, 6]
     for seed, found in enumerate((ahead, behind)):
         alone = simulation(seed, "moon")
         for number in range(1, ROUNDS + 2):
-            alone.round(number, Stack())
+            train_round(alone.using(Stack()), number)
         for path, value in alone.server.leaves().items():
             torch.testing.assert_close(found.server.leaves()[path], value, atol=1e-10, rtol=1e-10)
 

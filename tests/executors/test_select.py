@@ -70,7 +70,7 @@ def test_a_few_steps_of_the_largest_clients_are_timed_a_client(
     clock: list[float], name: str, clients: list[int]
 ) -> None:
     made = simulation()
-    jobs = made.jobs(made.method, made.server, made.memory, made.cohort(1), 1)
+    jobs = made.jobs(made.method, made.server, made.states, made.cohort(1), 1)
     worker = Watched(name, clock, [9.0, 0.5, 0.4, 7.0])  # the first run only warms up, and 0.9 seconds are enough
     assert select.seconds_a_client(worker, jobs) == pytest.approx(0.4 / len(clients))
     assert len(worker.jobs) == 3
@@ -81,7 +81,7 @@ def test_a_few_steps_of_the_largest_clients_are_timed_a_client(
 def test_short_timings_are_repeated(clock: list[float]) -> None:
     made = simulation()
     worker = Watched("stack", clock, [0.01])
-    select.seconds_a_client(worker, made.jobs(made.method, made.server, made.memory, made.cohort(1), 1))
+    select.seconds_a_client(worker, made.jobs(made.method, made.server, made.states, made.cohort(1), 1))
     assert len(worker.jobs) >= select.TIMED_FOR / 0.01
 
 
@@ -89,7 +89,7 @@ def test_an_executor_that_can_not_take_the_model_is_out_and_a_loop_that_can_not_
     clock: list[float], caplog: pytest.LogCaptureFixture
 ) -> None:
     made = simulation()
-    jobs = made.jobs(made.method, made.server, made.memory, made.cohort(1), 1)
+    jobs = made.jobs(made.method, made.server, made.states, made.cohort(1), 1)
     assert select.seconds_a_client(Watched("stack", clock, [1.0], fails=True), jobs) == float("inf")
     assert "the stack executor can't take this model" in caplog.text
     with pytest.raises(NotImplementedError, match="no rule"):

@@ -10,6 +10,7 @@ from fedhead.algorithm.phase import Reply
 from fedhead.algorithm.task import LocalTraining
 from fedhead.core.errors import BadInput
 from fedhead.core.optimizers import SGD
+from fedhead.engine.rounds import train_round
 from fedhead.engine.simulation import Simulation
 from fedhead.executors.graphs import bucket, buckets
 from fedhead.executors.job import Job
@@ -33,7 +34,7 @@ class Small(Stack):
 def simulate(stack: Stack) -> Simulation:
     local = LocalTraining(epochs=1, batch_size=4, optimizer=SGD(0.05))
     made = Simulation(federation(), [network("batch")], METHODS["moon"](), rounds=1, local=local, dtype=torch.float64)
-    made.round(1, stack)
+    train_round(made.using(stack), 1)
     return made
 
 

@@ -38,11 +38,11 @@ def test_server_and_clients_stand_where_the_run_ended(run: Path) -> None:
     number, state, _ = RunFolder.open(run).rewind() or (0, {}, [])
     assert trained.round == number == 2
     now, before = trained.simulation, fresh(trained)
-    assert now.memory.states.keys() == {int(k) for k in state["clients"]}
-    assert not before.memory.states
+    assert now.states.kept.keys() == {int(k) for k in state["clients"]}
+    assert not before.states.kept
     for k, kept in state["clients"].items():
         for name, value in kept.leaves().items():
-            assert torch.equal(now.memory[int(k)].leaves()[name], value)
+            assert torch.equal(now.states[int(k)].leaves()[name], value)
     for name, value in state["server"].leaves().items():
         assert torch.equal(now.server.leaves()[name], value)
     assert any(not torch.equal(value, now.server.leaves()[name]) for name, value in before.server.leaves().items())

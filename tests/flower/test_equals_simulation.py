@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from inprocess import World
+from inprocess import InProcess, World
 from small import federation, network
 
 from fedhead.algorithm.base import Stage
 from fedhead.algorithm.task import LocalTraining
-from fedhead.core.errors import FedheadError
+from fedhead.core.errors import BadInput
 from fedhead.core.optimizers import SGD
 from fedhead.core.tree import Tree
-from fedhead.engine.rounds import run_stage
+from fedhead.engine.metrics import Row
+from fedhead.engine.rounds import run
 from fedhead.engine.simulation import Simulation
-from fedhead.executors.loop import Loop
 from fedhead.flower.site_store import SiteStore
 from fedhead.methods import METHODS
 from fedhead.models.split_model import SplitModel
@@ -25,6 +25,7 @@ from fedhead.stages import STAGES
 
 ROUNDS = 3
 LOCAL = LocalTraining(epochs=1, batch_size=4, optimizer=SGD(lr=0.05, momentum=0.9), lr_decay=0.9)
+PERSONAL = ("personal", "clients")
 SETTINGS = {"rounds": ROUNDS, "local": LOCAL, "participation": 0.6}
 
 
@@ -40,33 +41,29 @@ def same(a: Tree, b: Tree, tolerance: float = 1e-6) -> None:
 
 
 def compare(world: World, simulation: Simulation, stages: list[Stage]) -> None:
-    """Run both to the end and hold server, sites' states, figures and stages against each other."""
-    coordinator = world.coordinator(world.grid())
-    outcomes = coordinator.run(world.method, [stage.after(world.method) for stage in stages])
-    history = coordinator.progress.history
-    for stage in stages:
-        stage.check([task.model for task in simulation.tasks], simulation.federation)
-    for number in range(1, ROUNDS + 1):
-        traffic = simulation.round(number, Loop())
-        figures = simulation.evaluate(simulation.method, simulation.server, simulation.memory, number)
-        row = history[number - 1]
-        assert (row["bytes_up"], row["bytes_down"]) == (traffic.up, traffic.down)
-        assert row["clients"] == pytest.approx(figures["clients"], abs=1e-6)
-        for name in ("accuracy", "personal"):
-            assert row[name] == (None if figures[name] is None else pytest.approx(figures[name], abs=1e-6))
-    same(simulation.server, coordinator.progress.server)
-    for k, state in simulation.memory.states.items():
+    """Run both to the end and hold server, sites' states, metrics and stages against each other."""
+    transport = world.transport(world.grid())
+    found, expected = run(transport, stages=stages), run(simulation, stages=stages)
+    assert [row.keys() for row in found.history] == [row.keys() for row in expected.history]
+    for mine, theirs in zip(found.history, expected.history, strict=True):
+        alike(mine, theirs, ("bytes_up", "bytes_down", "participants", "lr", "accuracy", "per_class", *PERSONAL))
+    same(simulation.server, transport.server)
+    for k, state in simulation.states.kept.items():
         store = SiteStore(world.folder / "state", world.experiment, f"site-{k}")
-        stored = store.state(coordinator.progress.accepted[k])
+        stored = store.state(transport.states[k])
         assert stored is not None
         same(state, stored)
-    for stage in stages:
-        expected = run_stage(simulation, stage, Loop())
-        outcome = outcomes[stage.name]
-        same(expected.server, outcome.server)
-        for name in ("accuracy", "personal", "clients", "steps"):
-            wanted, found = expected.metrics.get(name), outcome.metrics.get(name)
-            assert found == (None if wanted is None else pytest.approx(wanted, abs=1e-6)), name
+    assert found.outcomes.keys() == expected.outcomes.keys()
+    for name, outcome in expected.outcomes.items():
+        same(outcome.server, found.outcomes[name].server)
+        names = ("bytes_up", "bytes_down", "participants", "accuracy", "per_class", *PERSONAL, "steps")
+        alike(found.outcomes[name].metrics, outcome.metrics, names)
+
+
+def alike(mine: Row, theirs: Row, names: tuple[str, ...]) -> None:
+    for name in names:
+        wanted = theirs.get(name)
+        assert mine.get(name) == (None if wanted is None else pytest.approx(wanted, abs=1e-6)), name
 
 
 @pytest.mark.parametrize("name", sorted(METHODS))
@@ -77,10 +74,10 @@ def test_every_method(name: str, tmp_path: Path) -> None:
 
 
 SMALL = {"samples": 20, "epochs": 2, "iterations": 2}  # in place of a paper's sizes, where a stage has such a field
-SIMULATIONS_ONLY = {"recalibrate", "finetune_ccvr"}  # real features, two exchanges in one: not between machines
+ORACLES = {name for name, stage in STAGES.items() if stage.oracle}
 
 
-@pytest.mark.parametrize("name", sorted(STAGES.keys() - SIMULATIONS_ONLY))
+@pytest.mark.parametrize("name", sorted(STAGES.keys() - ORACLES))
 def test_every_stage(name: str, tmp_path: Path) -> None:
     fields = {f.name for f in dataclasses.fields(STAGES[name])}
     stage = STAGES[name](**{word: value for word, value in SMALL.items() if word in fields})
@@ -92,13 +89,12 @@ def test_every_stage(name: str, tmp_path: Path) -> None:
     assert delivered == [f"model-{name}.safetensors"] * 4  # each site that holds data has its model
 
 
-@pytest.mark.parametrize("name", sorted(SIMULATIONS_ONLY))
-def test_stages_for_simulations_only_are_refused(name: str, tmp_path: Path) -> None:
-    model, method = model_for("fedavg"), METHODS["fedavg"]()
-    stage = STAGES[name]()
-    world = World(federation(), {"own": model}, method, SETTINGS, tmp_path, stages=[stage])
-    with pytest.raises(FedheadError):
-        world.coordinator(world.grid()).run(method, [stage.after(method)])
+def test_an_oracle_is_refused_by_name_before_any_site_is_asked(tmp_path: Path) -> None:
+    assert {"recalibrate"} == ORACLES
+    stage = STAGES["recalibrate"]()
+    world = World(federation(), {"own": model_for("fedavg")}, METHODS["fedavg"](), SETTINGS, tmp_path, stages=[stage])
+    with pytest.raises(BadInput, match="stage recalibrate needs all clients' data in one place"):
+        run(world.transport(InProcess({})), stages=[stage])
 
 
 @pytest.mark.parametrize("name", ["fedclassavg", "local", "fedproto", "ktpfl"])

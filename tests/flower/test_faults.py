@@ -11,15 +11,15 @@ import pytest
 import torch
 from flwr.app import Error, Message, RecordDict
 from inprocess import Fault, InProcess, World, spoiled
+from partial import Partial
 from small import federation, network
 
 from fedhead.algorithm.task import LocalTraining
 from fedhead.core.errors import FedheadError
 from fedhead.core.optimizers import SGD
 from fedhead.core.tree import Tree
-from fedhead.engine.simulation import Simulation
+from fedhead.engine.rounds import Snapshot, run, train_round
 from fedhead.flower import protocol, wire
-from fedhead.flower.coordinator import Progress
 from fedhead.flower.site_store import SiteStore
 from fedhead.methods import METHODS
 
@@ -32,7 +32,7 @@ def world(tmp_path: Path, method: str = "scaffold") -> World:
 
 
 def during(kind: str, round: int, then: Fault) -> Fault:
-    """A fault in one order of one round."""
+    """A fault in one request of one round."""
 
     def fault(message: Message, honest: Callable[[], RecordDict]) -> RecordDict | Error | None:
         header, _ = wire.unpack(message.content)
@@ -116,18 +116,16 @@ SPOILED: dict[Change, str] = {
 
 def without(world: World, client: int, round: int) -> Tree:
     """The server's state of a simulation in which one client misses one round."""
-    from fedhead.engine import sampling
-    from fedhead.executors.loop import Loop
-
-    simulation = Simulation(world.federation, list(world.models.values()), world.method, **world.settings)
+    simulation = Partial(world.federation, list(world.models.values()), world.method, **world.settings)
     for number in range(1, 4):
-        cohort = sampling.sample_cohort(0, number, simulation.holders, 5, 1.0)
-        if number == round:
-            cohort.remove(client)
-        simulation.server, _ = simulation.algorithm(
-            world.method, simulation.server, simulation.memory, cohort, number, Loop()
-        )
+        simulation.absent = {client} if number == round else set()
+        train_round(simulation, number)
     return simulation.server
+
+
+def whole(world: World) -> Tree:
+    """The server's state of a simulation in which nobody misses anything."""
+    return without(world, client=-1, round=0)
 
 
 def same(a: Tree, b: Tree) -> None:
@@ -140,28 +138,28 @@ def test_a_spoiled_reply_is_a_missing_reply(change: Change, tmp_path: Path) -> N
     here, said = world(tmp_path), []
     grid = here.grid()
     grid.faults[103] = during("work", 2, changed(change))
-    coordinator = here.coordinator(grid, said)
-    coordinator.run(here.method, [])
-    history = coordinator.progress.history
+    transport = here.transport(grid, said)
+    result = run(transport)
+    history = result.history
     assert list(history[1]["failed"]) == ["site-3"]
     assert pytest.approx(1) == len([row for row in history if "failed" in row])
     import re
 
     assert re.search(SPOILED[change], history[1]["failed"]["site-3"])
     # the site's own state of that round is not used either: SCAFFOLD's control variates go back with it
-    same(without(here, 3, 2), coordinator.progress.server)
+    same(without(here, 3, 2), transport.server)
 
 
 def test_a_client_that_raises(tmp_path: Path) -> None:
     here, said = world(tmp_path), []
 
-    def broken(terms: Any, number: int) -> Any:
+    def broken(spec: Any, number: int) -> Any:
         raise RuntimeError("patient 4711 has no label")
 
     grid = here.grid()
     good = grid.nodes[101]
     bad = copy.copy(good)
-    object.__setattr__(bad, "bench", broken)
+    object.__setattr__(bad, "site_run", broken)
 
     def fault(message: Message, honest: Callable[[], RecordDict]) -> RecordDict:
         grid.nodes[101] = bad
@@ -170,37 +168,37 @@ def test_a_client_that_raises(tmp_path: Path) -> None:
         return made
 
     grid.faults[101] = during("work", 2, fault)
-    coordinator = here.coordinator(grid, said)
-    coordinator.run(here.method, [])
-    assert "RuntimeError at the site" in coordinator.progress.history[1]["failed"]["site-1"]
+    transport = here.transport(grid, said)
+    result = run(transport)
+    assert "RuntimeError at the site" in result.history[1]["failed"]["site-1"]
     assert not any("4711" in line for line in said)  # what a foreign error says may be data: it stays at the site
-    same(without(here, 1, 2), coordinator.progress.server)
+    same(without(here, 1, 2), transport.server)
 
 
 def test_an_error_that_flower_reports(tmp_path: Path) -> None:
     here = world(tmp_path)
     grid = here.grid()
     grid.faults[103] = during("work", 2, lambda message, honest: Error(5, "the node is gone"))
-    coordinator = here.coordinator(grid)
-    coordinator.run(here.method, [])
-    assert "code 5" in coordinator.progress.history[1]["failed"]["site-3"]
-    same(without(here, 3, 2), coordinator.progress.server)
+    transport = here.transport(grid)
+    result = run(transport)
+    assert "code 5" in result.history[1]["failed"]["site-3"]
+    same(without(here, 3, 2), transport.server)
 
 
 def test_a_client_that_never_answers(tmp_path: Path) -> None:
     here = world(tmp_path)
     grid = here.grid()
     grid.faults[103] = during("work", 2, lambda message, honest: None)
-    coordinator = here.coordinator(grid, round_seconds=0.3)
-    import fedhead.flower.coordinator as module
+    transport = here.transport(grid, round_seconds=0.3)
+    import fedhead.flower.transport as module
 
     before, module.GRACE = module.GRACE, 0.0
     try:
-        coordinator.run(here.method, [])
+        result = run(transport)
     finally:
         module.GRACE = before
-    assert "no answer within" in coordinator.progress.history[1]["failed"]["site-3"]
-    same(without(here, 3, 2), coordinator.progress.server)
+    assert "no response within" in result.history[1]["failed"]["site-3"]
+    same(without(here, 3, 2), transport.server)
 
 
 def test_a_lost_answer_leaves_no_trace_in_the_clients_state(tmp_path: Path) -> None:
@@ -213,9 +211,9 @@ def test_a_lost_answer_leaves_no_trace_in_the_clients_state(tmp_path: Path) -> N
         return Error(8, "lost on the way")
 
     grid.faults[103] = during("work", 2, lost)
-    coordinator = here.coordinator(grid)
-    coordinator.run(here.method, [])
-    same(without(here, 3, 2), coordinator.progress.server)
+    transport = here.transport(grid)
+    run(transport)
+    same(without(here, 3, 2), transport.server)
 
 
 def test_too_few_replies_are_asked_for_again(tmp_path: Path) -> None:
@@ -228,28 +226,23 @@ def test_too_few_replies_are_asked_for_again(tmp_path: Path) -> None:
         return Error(2, "not today") if tries["n"] == 1 else honest()
 
     grid.faults[103] = during("work", 2, once)
-    coordinator = here.coordinator(grid, said, quorum=4)
-    coordinator.run(here.method, [])
+    transport = here.transport(grid, said, quorum=4)
+    result = run(transport)
     assert tries["n"] == 2
-    assert not any("failed" in row for row in coordinator.progress.history)
-    simulation = Simulation(here.federation, list(here.models.values()), here.method, **here.settings)
-    from fedhead.executors.loop import Loop
-
-    for number in range(1, 4):
-        simulation.round(number, Loop())
-    same(simulation.server, coordinator.progress.server)
+    assert not any("failed" in row for row in result.history)
+    same(whole(here), transport.server)
 
 
 def test_without_a_quorum_the_run_stops_and_says_why(tmp_path: Path) -> None:
     here = world(tmp_path)
     grid = here.grid()
     grid.faults[103] = during("work", 2, changed(nan))
-    coordinator = here.coordinator(grid, quorum=4)
+    transport = here.transport(grid, quorum=4)
     before: list[Tree] = []
     with pytest.raises(FedheadError, match=r"round 2 has no quorum: 3 of 4.*site-3.*not finite.*then resume"):
-        coordinator.run(here.method, [], on_round=lambda now: before.append(now.server))
-    assert coordinator.progress.round == 1
-    same(before[0], coordinator.progress.server)  # nothing of the failed round was taken over
+        run(transport, on_round=lambda now: before.append(now.server))
+    assert len(before) == 1
+    same(before[0], transport.server)  # nothing of the failed round was taken over
 
 
 @pytest.mark.parametrize("stop", [1, 2])
@@ -260,72 +253,66 @@ def test_a_resumed_server_ends_as_if_it_had_not_stopped(stop: int, tmp_path: Pat
     here = world(tmp_path)
     grid, kept = here.grid(), []
 
-    def checkpoint(now: Progress) -> None:
+    def checkpoint(now: Snapshot) -> None:
         kept.append(copy.deepcopy(now))
         if now.round == stop + 1:
             kept.pop()  # killed before this checkpoint was written: the sites are a round ahead of it
             raise Killed
 
     with pytest.raises(Killed):
-        here.coordinator(grid).run(here.method, [], on_round=checkpoint)
-    resumed = here.coordinator(grid)
-    resumed.progress = kept[-1]
-    assert resumed.progress.round == stop
-    resumed.run(here.method, [])
-    whole = World(federation(), here.models, here.method, SETTINGS, tmp_path / "other")
-    straight = whole.coordinator(whole.grid())
-    straight.run(whole.method, [])
-    same(straight.progress.server, resumed.progress.server)
+        run(here.transport(grid), on_round=checkpoint)
+    resumed = here.transport(grid)
+    assert kept[-1].round == stop
+    run(resumed, resume=kept[-1])
+    other = World(federation(), here.models, here.method, SETTINGS, tmp_path / "other")
+    straight = other.transport(other.grid())
+    run(straight)
+    same(straight.server, resumed.server)
 
 
 def test_a_site_that_comes_back_as_another_node_keeps_its_state(tmp_path: Path) -> None:
     here, said = world(tmp_path), []
     grid = here.grid()
-    coordinator = here.coordinator(grid, said)
+    transport = here.transport(grid, said)
 
-    def move(now: Progress) -> None:
+    def move(now: Snapshot) -> None:
         if now.round == 1:
             grid.nodes[999] = here.site(3)
             del grid.nodes[103]
 
-    coordinator.run(here.method, [], on_round=move)
+    run(transport, on_round=move)
     assert any("site-3 has come back" in line for line in said)
-    simulation = Simulation(here.federation, list(here.models.values()), here.method, **here.settings)
-    from fedhead.executors.loop import Loop
-
-    for number in range(1, 4):
-        simulation.round(number, Loop())
-    same(simulation.server, coordinator.progress.server)
+    same(whole(here), transport.server)
 
 
 def test_a_site_that_lost_its_state_says_so(tmp_path: Path) -> None:
     here = world(tmp_path)
-    coordinator = here.coordinator(here.grid())
+    transport = here.transport(here.grid())
 
-    def lose(now: Progress) -> None:
+    def lose(now: Snapshot) -> None:
         if now.round == 1:
             for path in SiteStore(tmp_path / "state", here.experiment, "site-3").path.iterdir():
                 path.unlink()
 
-    coordinator.run(here.method, [], on_round=lose)
-    assert "state of site site-3 after round 1 is not in" in coordinator.progress.history[1]["failed"]["site-3"]
+    result = run(transport, on_round=lose)
+    assert "state of site site-3 after round 1 is not in" in result.history[1]["failed"]["site-3"]
 
 
 def test_two_nodes_of_one_name_are_both_left_out(tmp_path: Path) -> None:
     here, said = world(tmp_path), []
     grid = here.grid()
     grid.nodes[555] = here.site(1)
-    coordinator = here.coordinator(grid, said)
-    coordinator.run(here.method, [])
+    transport = here.transport(grid, said)
+    run(transport)
     assert sum(line.startswith("node") and "two nodes call themselves site-1" in line for line in said) == 2
-    assert "site-1" not in coordinator.nodes.nodes
+    assert "site-1" not in transport.nodes.nodes
 
 
 def test_a_stranger_and_a_site_without_samples_are_left_out_by_name(tmp_path: Path) -> None:
     here, said = world(tmp_path), []
     grid = here.grid()
     grid.nodes[555] = here.site(1, name="mallory")
-    here.coordinator(grid, said).run(here.method, [])
+    run(here.transport(grid, said))
     assert any("'mallory' is not among the server's sites" in line for line in said)
     assert any("client 2 holds no training samples" in line for line in said)
 
@@ -334,10 +321,10 @@ def test_another_version_of_the_server_is_named_at_the_site(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     here, said = world(tmp_path), []
-    coordinator = here.coordinator(here.grid(), said)
-    object.__setattr__(coordinator.terms, "fedhead", "9.9")
+    transport = here.transport(here.grid(), said)
+    object.__setattr__(transport.spec, "fedhead", "9.9")
     with pytest.raises(FedheadError, match="0 of 5 sites"):
-        coordinator.run(here.method, [])
+        run(transport)
     told = f"the server runs fedhead 9.9, this site {protocol.version()}: install fedhead==9.9"
     assert any(told in line for line in said)
     assert told in capsys.readouterr().err
@@ -346,7 +333,7 @@ def test_another_version_of_the_server_is_named_at_the_site(
 def test_a_model_that_the_method_cant_average_is_refused_by_name(tmp_path: Path) -> None:
     models = {"own": network("group"), "other": network("batch")}
     here, said = World(federation(), models, METHODS["fedavg"](), SETTINGS, tmp_path, own={3: "other"}), []
-    here.coordinator(here.grid(), said).run(here.method, [])
+    run(here.transport(here.grid(), said))
     assert any("site site-3" in line and "averages" in line for line in said)
 
 
@@ -354,7 +341,7 @@ def test_nothing_diverged_leaves_a_site(tmp_path: Path, capsys: pytest.CaptureFi
     settings = {**SETTINGS, "local": LocalTraining(epochs=3, batch_size=4, optimizer=SGD(lr=1e18))}
     here = World(federation(), {"own": network("group")}, METHODS["fedavg"](), settings, tmp_path)
     with pytest.raises(FedheadError, match="no quorum"):
-        here.coordinator(here.grid(), attempts=1).run(here.method, [])
+        run(here.transport(here.grid(), attempts=1))
     assert "not finite any more" in capsys.readouterr().err
     assert not list((tmp_path / "state").rglob("state-*"))
 
@@ -362,4 +349,4 @@ def test_nothing_diverged_leaves_a_site(tmp_path: Path, capsys: pytest.CaptureFi
 def test_the_grid_can_lose_every_node(tmp_path: Path) -> None:
     here = world(tmp_path)
     with pytest.raises(FedheadError, match="0 of 5 sites are there"):
-        here.coordinator(InProcess({})).run(here.method, [])
+        run(here.transport(InProcess({})))

@@ -15,6 +15,7 @@ import fedhead.experiment.run_folder as store
 from fedhead.core.errors import BadInput, FedheadError
 from fedhead.core.treefile import load_tree
 from fedhead.deploy.project import Project
+from fedhead.engine.rounds import train_round
 from fedhead.engine.simulation import Simulation
 from fedhead.executors.loop import Loop
 from fedhead.experiment import build
@@ -38,7 +39,7 @@ def leaves(path: Path) -> dict[str, torch.Tensor]:
 
 def test_a_run_folder_equals_a_simulations(tmp_path: Path) -> None:
     made, grid = project(tmp_path, "method=scaffold", "stages=[ccvr]", "stage.ccvr.epochs=1", "client_test=0.3")
-    found = serve(made.server(), grid, say=lambda line: None)
+    found = serve(made.server(), grid, log=lambda line: None)
     torch.set_num_threads(1)
     expected = execute(
         made.server().recipe_of_run(), tmp_path / "sim", Settings(executor="loop", device="cpu", threads=1)
@@ -57,16 +58,16 @@ def test_a_run_folder_equals_a_simulations(tmp_path: Path) -> None:
 def test_two_architectures_of_a_recipe(tmp_path: Path) -> None:
     models = "model=['mlp(hidden=[12])', 'mlp(hidden=[9, 7])']"
     made, grid = project(tmp_path, "method=fedclassavg", models, "model.feature_layer=8", "client_test=0.3")
-    found = serve(made.server(), grid, say=lambda line: None)
+    found = serve(made.server(), grid, log=lambda line: None)
     recipe = made.server().recipe_of_run()
     whole = build.federation(recipe)
     architectures = build.architectures(recipe, whole.input_shape, whole.classes)
     assert len(architectures) == 2
     simulation = Simulation(whole, architectures, build.method(recipe), rounds=3, local=build.local(recipe))
     for number in range(1, 4):
-        simulation.round(number, Loop())
-    figures = simulation.evaluate(simulation.method, simulation.server, simulation.memory, 3)
-    assert found["clients"] == pytest.approx(figures["clients"], abs=1e-6)
+        train_round(simulation.using(Loop()), number)
+    accuracies = simulation.evaluate(simulation.method, simulation.server, simulation.states, 3).clients
+    assert found["clients"] == pytest.approx(accuracies, abs=1e-6)
     for name, t in simulation.server.leaves().items():
         torch.testing.assert_close(leaves(made.path / "run")[name], t, atol=1e-6, rtol=1e-6)
 
@@ -90,10 +91,10 @@ def test_a_full_disk_stops_the_server_by_name_and_it_resumes(
 
     monkeypatch.setattr(store, "save_tree", full)
     with pytest.raises(FedheadError, match=r"can't write to .*run \(.*No space left.*make room there.*then resume"):
-        serve(made.server(), grid, say=lambda line: None)
+        serve(made.server(), grid, log=lambda line: None)
     monkeypatch.undo()
     said: list[str] = []
-    found = serve(made.server(), grid, resume=True, say=said.append)
+    found = serve(made.server(), grid, resume=True, log=said.append)
     assert "going on after round 1" in said
     assert [json.loads(line)["round"] for line in (made.path / "run" / "metrics.jsonl").read_text().splitlines()] == [
         1,
@@ -101,7 +102,7 @@ def test_a_full_disk_stops_the_server_by_name_and_it_resumes(
         3,
     ]
     other, other_grid = project(tmp_path / "other", "method=scaffold")
-    straight = serve(other.server(), other_grid, say=lambda line: None)
+    straight = serve(other.server(), other_grid, log=lambda line: None)
     assert found["accuracy"] == pytest.approx(straight["accuracy"], abs=1e-6)
     for name, t in leaves(other.path / "run").items():
         torch.testing.assert_close(leaves(made.path / "run")[name], t, atol=1e-6, rtol=1e-6)
@@ -109,10 +110,10 @@ def test_a_full_disk_stops_the_server_by_name_and_it_resumes(
 
 def test_a_finished_run_is_left_as_it_is_and_another_one_refused(tmp_path: Path) -> None:
     made, grid = project(tmp_path, "rounds=1")
-    first = serve(made.server(), grid, say=lambda line: None)
-    assert serve(made.server(), InProcess({}), resume=True, say=lambda line: None) == first
+    first = serve(made.server(), grid, log=lambda line: None)
+    assert serve(made.server(), InProcess({}), resume=True, log=lambda line: None) == first
     with pytest.raises(BadInput, match="finished run already"):
-        serve(made.server(), grid, say=lambda line: None)
+        serve(made.server(), grid, log=lambda line: None)
 
 
 def test_a_resumed_run_keeps_its_sites(tmp_path: Path) -> None:
@@ -123,10 +124,10 @@ def test_a_resumed_run_keeps_its_sites(tmp_path: Path) -> None:
     with pytest.raises(
         FedheadError, match=r"2 of 3 sites are there after 0\.3 s, at least 3 are needed; missing: site-2"
     ):
-        serve(made.server(), grid, say=lambda line: None)
+        serve(made.server(), grid, log=lambda line: None)
     made.server_file.write_text(text.replace('"site-0", "site-1", "site-2"', '"site-1", "site-0", "site-2"'))
     with pytest.raises(BadInput, match="other sites"):
-        serve(made.server(), grid, resume=True, say=lambda line: None)
+        serve(made.server(), grid, resume=True, log=lambda line: None)
 
 
 def test_sites_of_their_own_data(tmp_path: Path) -> None:
@@ -146,6 +147,6 @@ def test_sites_of_their_own_data(tmp_path: Path) -> None:
     text = made.server_file.read_text().replace("test: null", f'test: "{tmp_path}/held.npz"')
     made.server_file.write_text(text + "classes: [cat, dog]\nshape: [1, 4, 4]\n")
     grid = InProcess({10 + k: assemble.site(file) for k, file in enumerate(made.sites().values())})
-    found = serve(made.server(), grid, say=lambda line: None)
+    found = serve(made.server(), grid, log=lambda line: None)
     assert found["accuracy"] is not None
     assert len(found["per_class"]) == 2

@@ -24,7 +24,7 @@ from fedhead.flower.protocol import Request, RunSpec, read_request, to_json
 from fedhead.flower.site_store import SiteStore
 from fedhead.methods import METHODS
 
-TERMS = RunSpec("ab" * 8, {"seed": 0}, ["north", "south"], 2, [1, 4, 4], ["cat", "dog"], [0.5], [0.5])
+SPEC = RunSpec("ab" * 8, {"seed": 0}, ["north", "south"], 2, [1, 4, 4], ["cat", "dog"], [0.5], [0.5])
 
 
 def images(n: int = 6, size: int = 4) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
@@ -41,7 +41,7 @@ def write_folder(folder: Path, size: int = 4, classes: tuple[str, ...] = ("cat",
 
 
 def loaded(folder: Path, source: str, **settings: Any) -> Any:
-    return data.federation(TERMS, 1, source, base=folder, **settings)
+    return data.federation(SPEC, 1, source, base=folder, **settings)
 
 
 def test_every_form_of_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,7 +67,7 @@ def test_every_form_of_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert with_test.test.y.tolist() == [1, 0]
     split = loaded(tmp_path, "arrays.npz", client_test=0.34)
     assert (split.sizes, [len(rows) for rows in split.client_test]) == ((0, 4), [0, 2])
-    resized = data.federation(TERMS, 0, "pictures", base=tmp_path, size=4)
+    resized = data.federation(SPEC, 0, "pictures", base=tmp_path, size=4)
     assert resized.sizes == (6, 0)
 
 
@@ -145,8 +145,8 @@ def test_what_deploy_init_writes_can_be_read(tmp_path: Path) -> None:
     project = Project.init(tmp_path / "demo", "digits", ["north", "south"], ["rounds=2", "stages=[ccvr]"])
     assert project.server().recipe_of_run().clients == 2
     assert list(project.sites()) == ["north", "south"]
-    terms = assemble.terms(project.server())
-    assert (terms.classes, terms.shape, terms.number("south")) == (10, [1, 8, 8], 1)
+    spec = assemble.run_spec(project.server())
+    assert (spec.classes, spec.shape, spec.number("south")) == (10, [1, 8, 8], 1)
     with pytest.raises(BadInput, match="not empty"):
         Project.init(tmp_path / "demo", "digits", ["north"])
     with pytest.raises(BadInput, match="did you mean 'fedprox'"):
@@ -162,9 +162,9 @@ def test_a_site_with_an_architecture_of_its_own(tmp_path: Path) -> None:
     (tmp_path / "server.yaml").write_text(
         "recipe: digits\nsites: [a, b]\nset: [method=fedclassavg, model=mlp, model.feature_layer=8]\n"
     )
-    terms = assemble.terms(ServerFile.read(tmp_path / "server.yaml"))
+    spec = assemble.run_spec(ServerFile.read(tmp_path / "server.yaml"))
     assert site.model == file.own_model()
-    shapes = [tuple(p.shape) for p in assemble._models(terms.recipe_of_run(), terms, site.model)[0].parameters()]
+    shapes = [tuple(p.shape) for p in assemble._models(spec.recipe_of_run(), spec, site.model)[0].parameters()]
     assert (7, 64) in shapes
 
 
@@ -173,10 +173,10 @@ def test_an_unreadable_site_file_is_told_to_the_server(tmp_path: Path) -> None:
     site, watched = assemble.site_of(str(tmp_path / "site.yaml"))
     assert watched
     with pytest.raises(BadInput, match="did you mean 'data'"):
-        site.bench(TERMS, 0)
+        site.site_run(SPEC, 0)
 
 
-def test_the_shelf_keeps_the_accepted_state_and_the_newest(tmp_path: Path) -> None:
+def test_the_store_keeps_the_accepted_state_and_the_newest(tmp_path: Path) -> None:
     store = SiteStore(tmp_path, "ab" * 8, "north")
     states = [Tree(w=Weights({"a": torch.full((2,), float(r))})) for r in range(5)]
     store.keep_state(1, states[1], accepted=0)
@@ -196,9 +196,9 @@ def test_a_full_disk_at_a_site_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"terms": {**to_json(TERMS), "experiment": "../../etc"}},
-        {"terms": {**to_json(TERMS), "recipe": 7}},
-        {"terms": {**to_json(TERMS), "classes": "two"}},
+        {"spec": {**to_json(SPEC), "experiment": "../../etc"}},
+        {"spec": {**to_json(SPEC), "recipe": 7}},
+        {"spec": {**to_json(SPEC), "classes": "two"}},
         {"seconds": -1.0},
         {"seconds": float("nan")},
         {"round": -1},
@@ -206,11 +206,11 @@ def test_a_full_disk_at_a_site_is_named(tmp_path: Path) -> None:
         {"more": 1},
     ],
 )
-def test_odd_orders_are_refused(change: dict[str, Any]) -> None:
+def test_odd_requests_are_refused(change: dict[str, Any]) -> None:
     from fedhead.engine.reply_check import Refused
 
-    good = to_json(Request("work", TERMS, 10.0))
-    assert read_request(good).terms == TERMS
+    good = to_json(Request("work", SPEC, 10.0))
+    assert read_request(good).spec == SPEC
     with pytest.raises(Refused):
         read_request({**good, **change})
 
@@ -244,7 +244,7 @@ def test_a_server_with_other_shapes_than_the_site_is_refused_at_the_site(tmp_pat
     here = World(
         federation(), {"own": network("group")}, METHODS["fedavg"](), {"rounds": 1, "local": LocalTraining()}, tmp_path
     )
-    order = Request("work", here.terms(), 10.0, round=1)
+    request = Request("work", here.spec(), 10.0, round=1)
     down = Tree(model=Weights({"classifier.bias": torch.zeros(9)}))
     with pytest.raises(Exception, match="set up with different models"):
-        here.site(0).answer(order, {"broadcast": down, "per_client": Tree()})
+        here.site(0).handle(request, {"broadcast": down, "per_client": Tree()})

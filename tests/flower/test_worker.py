@@ -1,4 +1,4 @@
-"""The site's worker and its door: content as bytes, many orders by one process, which leaves with its parent."""
+"""The site's worker and its socket: content as bytes, many requests by one process, which leaves with its parent."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def test_content_crosses_the_socket_unchanged() -> None:
 
 @pytest.mark.deploy
 @pytest.mark.timeout(300)
-def test_a_worker_answers_many_orders_and_leaves_with_its_guardian(tmp_path: Path) -> None:
+def test_a_worker_answers_many_requests_and_leaves_with_its_parent(tmp_path: Path) -> None:
     project = Project.init(tmp_path / "demo", "digits", ["north", "south"], ["subset=120"])
-    site, terms = str(project.path / "sites" / "north" / "site.yaml"), assemble.terms(project.server())
-    content = wire.pack(to_json(Request("hello", terms, 60.0)), {})
+    site, spec = str(project.path / "sites" / "north" / "site.yaml"), assemble.run_spec(project.server())
+    content = wire.pack(to_json(Request("hello", spec, 60.0)), {})
     place = tmp_path / "w.sock"
     with subprocess.Popen(["sleep", "1000"]) as parent:
         try:

@@ -9,6 +9,7 @@ from small import federation, network
 
 from fedhead.algorithm.task import LocalTraining
 from fedhead.core.optimizers import SGD
+from fedhead.engine.rounds import train_round
 from fedhead.engine.simulation import Simulation
 from fedhead.executors.graphs import Graphs
 from fedhead.executors.job import Executor
@@ -29,12 +30,12 @@ def simulate(name: str, norm: str, executor: Executor, rounds: int = 1, local: L
         federation(), [network(norm, METHODS[name].head)], METHODS[name](), rounds=rounds, local=local, device="cuda"
     )
     for number in range(1, rounds + 1):
-        simulation.round(number, executor)
+        train_round(simulation.using(executor), number)
     return simulation
 
 
 def close(a: Simulation, b: Simulation, tolerance: float = 1e-4) -> None:
-    for mine, theirs in [(a.server, b.server), *((a.memory[k], b.memory[k]) for k in a.memory.states)]:
+    for mine, theirs in [(a.server, b.server), *((a.states[k], b.states[k]) for k in a.states.kept)]:
         for path, value in mine.leaves().items():
             other = theirs.leaves()[path].double()
             scale = value.double().norm().clamp_min(1.0)

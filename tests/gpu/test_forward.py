@@ -10,7 +10,8 @@ from fedhead.algorithm.task import LocalTraining
 from fedhead.analysis import cka, client_models, collapse
 from fedhead.core.batch import Batch
 from fedhead.core.optimizers import SGD
-from fedhead.engine import server as servers
+from fedhead.engine.rounds import train_round
+from fedhead.engine.server import make_downlink
 from fedhead.engine.simulation import Simulation
 from fedhead.executors import forward
 from fedhead.executors.forward import ForwardExecutor, MemoryBudget
@@ -28,7 +29,7 @@ def trained(name: str, norm: str, bf16: bool = False) -> Simulation:
     set_precision("fp32")
     model = network(norm, METHODS[name].head)
     made = Simulation(federation(), [model], METHODS[name](), rounds=1, local=LOCAL, device="cuda", bf16=bf16)
-    made.round(1, Loop())
+    train_round(made.using(Loop()), 1)
     return made
 
 
@@ -43,8 +44,8 @@ def test_personal_models(name: str, norm: str, bf16: bool) -> None:
     simulation = trained(name, norm, bf16)
     assert simulation.federation.client_test is not None
     assert simulation.test is not None
-    post = servers.make_downlink(simulation.method, simulation.server, simulation.holders, simulation.task_of)
-    (job,) = simulation.work(simulation.method, post, simulation.memory, 2, trains=False)
+    post = make_downlink(simulation.method, simulation.server, simulation.holders, simulation.task_of)
+    (job,) = simulation.work(simulation.method, post, simulation.states, 2, trains=False)
     rows, budget = [simulation.federation.client_test[k] for k in job.clients], MemoryBudget()
     stacked = forward.personal(job, simulation.test, rows, budget, scores)
     apart = forward.personal(job, simulation.test, rows, None, scores)
@@ -57,7 +58,7 @@ def test_personal_models(name: str, norm: str, bf16: bool) -> None:
 def test_statistics() -> None:
     simulation = trained("fedavg", "batch")
     stage, passes = CCVR().after(simulation.method), ForwardExecutor()
-    (job,) = simulation.jobs(stage, simulation.server, simulation.memory, simulation.holders, 2)
+    (job,) = simulation.jobs(stage, simulation.server, simulation.states, simulation.holders, 2)
     for stacked, alone in zip(passes.run(job), Loop().run(job), strict=True):
         for name, value in alone.send["statistics"].items():
             torch.testing.assert_close(stacked.send["statistics"][name], value, atol=1e-3, rtol=1e-4)

@@ -18,6 +18,7 @@ from fedhead.core import random
 from fedhead.core.errors import BadInput
 from fedhead.core.optimizers import SGD, Adam
 from fedhead.core.tree import Tree
+from fedhead.engine.rounds import train_round
 from fedhead.engine.simulation import Simulation
 from fedhead.executors.job import Executor
 from fedhead.executors.loop import Loop
@@ -58,7 +59,7 @@ def plain_round(simulation: Simulation, method: FedClassAvg) -> tuple[Tree, dict
     """Algorithm 1 with torch modules and torch.optim, one client after another; also the clients' own models."""
     pool, fed = simulation.pool, simulation.federation
     models: dict[int, SplitModel] = {}
-    jobs = simulation.jobs(simulation.method, simulation.server, simulation.memory, simulation.holders, 1)
+    jobs = simulation.jobs(simulation.method, simulation.server, simulation.states, simulation.holders, 1)
     for job in jobs:
         for place, client in enumerate(job.clients):
             model = copy.deepcopy(job.program.task.model).train()
@@ -97,12 +98,12 @@ def plain_round(simulation: Simulation, method: FedClassAvg) -> tuple[Tree, dict
 def test_one_round_on_two_architectures_is_algorithm_1(method: FedClassAvg, executor: Executor) -> None:
     simulation = simulate(method)
     average, models = plain_round(simulation, method)
-    simulation.round(1, executor)
+    train_round(simulation.using(executor), 1)
     assert simulation.server["model"].keys() == {"classifier.weight", "classifier.bias"}
     for name, t in simulation.server["model"].items():
         torch.testing.assert_close(t, average[name], atol=1e-10, rtol=1e-9)
     for client, model in models.items():
-        own = simulation.memory[client]["own"]
+        own = simulation.states[client]["own"]
         for name, t in weights(model).items():
             # a convolution's bias before BatchNorm has a gradient of rounding errors alone, which Adam blows up
             idle = name in ("extractor.body.0.bias", "extractor.body.1.running_mean")
@@ -117,12 +118,12 @@ def test_a_mixed_federation_gives_the_same_on_every_executor(name: str) -> None:
             federation(), pair(), METHODS[name](), rounds=3, local=PLAIN, participation=0.6, dtype=torch.float64
         )
         for number in (1, 2, 3):
-            simulation.round(number, executor)
+            train_round(simulation.using(executor), number)
         runs.append(simulation)
     for other in runs[1:]:
         for left, right in [
             (runs[0].server, other.server),
-            *((state, other.memory.states[k]) for k, state in runs[0].memory.states.items()),
+            *((state, other.states.kept[k]) for k, state in runs[0].states.kept.items()),
         ]:
             assert left.leaves().keys() == right.leaves().keys()
             for path, t in left.leaves().items():
@@ -137,30 +138,30 @@ def test_variants_give_the_same_on_every_executor(method: Method) -> None:
     for executor in (Loop(), Stack()):
         simulation = simulate(method, [network("batch")], PLAIN, participation=0.6)
         for number in (1, 2):
-            simulation.round(number, executor)
+            train_round(simulation.using(executor), number)
         runs.append(simulation)
-    for client, state in runs[0].memory.states.items():
+    for client, state in runs[0].states.kept.items():
         for path, t in state.leaves().items():
-            torch.testing.assert_close(t, runs[1].memory.states[client].leaves()[path], atol=1e-10, rtol=1e-10)
+            torch.testing.assert_close(t, runs[1].states.kept[client].leaves()[path], atol=1e-10, rtol=1e-10)
 
 
 def test_only_the_classifier_crosses_the_wire() -> None:
     simulation = simulate(FedClassAvg())
     size = 4 * (8 * CLASSES + CLASSES) * 2  # float64 here
-    jobs = simulation.jobs(simulation.method, simulation.server, simulation.memory, simulation.holders, 1)
+    jobs = simulation.jobs(simulation.method, simulation.server, simulation.states, simulation.holders, 1)
     for job in jobs:
         assert set(job.broadcast.leaves()) == {"model/classifier.weight", "model/classifier.bias"}
         assert all(not own for own in job.per_client)
         for reply in Loop().run(job):
             assert set(reply.send.leaves()) == {"model/classifier.weight", "model/classifier.bias"}
             assert reply.send.nbytes == size
-    traffic = simulation.round(1, Loop())
-    assert (traffic.up, traffic.down) == (size * len(simulation.holders), size * len(simulation.holders))
+    traffic = train_round(simulation.using(Loop()), 1)
+    assert traffic["bytes_up"] == traffic["bytes_down"] == size * len(simulation.holders)
 
 
 def test_plus_weight_shares_the_whole_model_of_one_architecture() -> None:
     simulation = simulate(FedClassAvg(share="all"), [network("batch")])
-    simulation.round(1, Loop())
+    train_round(simulation.using(Loop()), 1)
     assert simulation.server["model"].keys() == simulation.initial[0].keys()
     assert simulation.method.global_model(simulation.server, simulation.task) is not None
     with pytest.raises(BadInput, match=r"client 1: fedclassavg averages 'extractor"):
@@ -171,11 +172,11 @@ def test_without_its_three_parts_it_is_local_training() -> None:
     ours = simulate(FedClassAvg(ca=False, pr=False, cl=False))
     theirs = simulate(LocalOnly())
     for number in (1, 2):
-        assert ours.round(number, Loop()).up == 0
-        theirs.round(number, Loop())
+        assert train_round(ours.using(Loop()), number)["bytes_up"] == 0
+        train_round(theirs.using(Loop()), number)
     for client in ours.holders:
-        for name, t in theirs.memory[client]["own"].items():
-            assert torch.equal(ours.memory[client]["own"][name], t), name
+        for name, t in theirs.states[client]["own"].items():
+            assert torch.equal(ours.states[client]["own"][name], t), name
 
 
 @pytest.mark.parametrize("part", ["pr", "cl", "ca"])
@@ -183,21 +184,21 @@ def test_each_part_can_be_switched_off(part: str) -> None:
     whole, without = simulate(FedClassAvg(rho=0.5)), simulate(FedClassAvg(rho=0.5, **{part: False}))
     for simulation in (whole, without):
         for number in (1, 2):
-            simulation.round(number, Loop())
-    apart = whole.memory[0]["own"] - without.memory[0]["own"]
+            train_round(simulation.using(Loop()), number)
+    apart = whole.states[0]["own"] - without.states[0]["own"]
     assert math.sqrt(float(apart.sq())) > 1e-3
 
 
 def test_a_client_uses_its_own_model_after_training_and_the_servers_before() -> None:
     simulation = simulate(FedClassAvg(share="all"), [network("group")], participation=0.4)
-    simulation.round(1, Loop())
-    trained = sorted(simulation.memory.states)
+    train_round(simulation.using(Loop()), 1)
+    trained = sorted(simulation.states.kept)
     waiting = next(k for k in simulation.holders if k not in trained)
-    for job in simulation.jobs(simulation.method, simulation.server, simulation.memory, simulation.holders, 2):
+    for job in simulation.jobs(simulation.method, simulation.server, simulation.states, simulation.holders, 2):
         for place, client in enumerate(job.clients):
             w = simulation.method.personal_model(job.program.client(job.inputs(place)))
             if client in trained:
-                assert all(torch.equal(t, simulation.memory[client]["own"][n]) for n, t in w.items())
+                assert all(torch.equal(t, simulation.states[client]["own"][n]) for n, t in w.items())
             if client == waiting:
                 assert all(torch.equal(t, simulation.server["model"][n]) for n, t in w.items())
 
@@ -221,12 +222,12 @@ def test_a_batch_of_one_sample_is_refused_for_batchnorm_alone() -> None:
     with pytest.raises(BadInput, match=r"client 1: batch_size 1 .*BatchNorm layer 'extractor.body.1'.*2 or more"):
         simulate(FedClassAvg(), [perceptron(), network("batch")], one)
     fine = simulate(FedClassAvg(), [perceptron(), network("group")], one)
-    fine.round(1, Loop())
+    train_round(fine.using(Loop()), 1)
     assert fine.server.finite()
 
 
 def test_assignment_by_list() -> None:
     simulation = simulate(FedClassAvg(), None, ADAM, assign=[1, 1, 0, 0, 1])  # type: ignore[arg-type]  # not a number
-    simulation.round(1, Loop())
-    assert "extractor.1.weight" in simulation.memory[0]["own"]
+    train_round(simulation.using(Loop()), 1)
+    assert "extractor.1.weight" in simulation.states[0]["own"]
     assert isinstance(simulation.task_of(3).model.extractor.body, nn.Sequential)

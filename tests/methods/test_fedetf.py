@@ -14,8 +14,8 @@ from fedhead.algorithm.task import LocalTraining
 from fedhead.core.errors import BadInput
 from fedhead.core.losses import balanced_softmax, cross_entropy
 from fedhead.core.optimizers import SGD
+from fedhead.engine.rounds import train_round
 from fedhead.engine.simulation import Simulation
-from fedhead.executors.loop import Loop
 from fedhead.methods import METHODS
 from fedhead.methods.fedavgm import FedAvgM
 from fedhead.methods.fedetf import FedETF
@@ -92,7 +92,7 @@ def test_a_negative_exponent_is_refused(method: type[FedETF] | type[FedRoD]) -> 
 def _trained(method: FedETF, head: str = "etf") -> Simulation:
     local = LocalTraining(epochs=1, batch_size=4, optimizer=SGD(0.05))
     simulation = Simulation(federation(), [network("group", head)], method, rounds=1, local=local)
-    simulation.round(1, Loop())
+    train_round(simulation, 1)
     return simulation
 
 
@@ -115,7 +115,7 @@ def test_other_methods_train_an_etf_head_and_leave_its_frame(method: FedProx) ->
     simulation = Simulation(federation(), [network("batch", "etf")], method, rounds=2, local=local)
     before = simulation.server["model"]
     for number in (1, 2):
-        simulation.round(number, Loop())
+        train_round(simulation, number)
     after = simulation.server["model"]
     assert torch.equal(after["classifier.weight"], before["classifier.weight"])
     assert after["classifier.scale"] != before["classifier.scale"]

@@ -16,7 +16,8 @@ from fedhead.algorithm.task import LocalTraining
 from fedhead.core.errors import BadInput
 from fedhead.core.optimizers import SGD
 from fedhead.data.federation import Federation
-from fedhead.engine.rounds import Result, run
+from fedhead.engine.rounds import Result
+from fedhead.engine.simulation import simulate
 from fedhead.experiment import build
 from fedhead.experiment.recipe import Recipe
 from fedhead.experiment.run import execute
@@ -29,11 +30,11 @@ FAMILY = ["ditto", "fedetf", "fednh", "fedproto", "fedrep", "fedrod", "fedrod_hy
 def go(fed: Federation, name: str, *stages: Stage) -> Result:
     local = LocalTraining(epochs=1, batch_size=4, optimizer=SGD(0.05))
     model = network("batch", METHODS[name].head)
-    return run(fed, model, METHODS[name](), rounds=2, local=local, stages=stages, executor="stack")
+    return simulate(fed, model, METHODS[name](), rounds=2, local=local, stages=stages, executor="stack")
 
 
 def finite(result: Result) -> bool:
-    states = [result.server, *result.clients.values(), *(o.memory[0] for o in result.outcomes.values())]
+    states = [result.server, *result.clients.values(), *(o.states[0] for o in result.outcomes.values())]
     return all(state.finite() for state in states)
 
 
@@ -56,9 +57,9 @@ def test_a_class_that_no_client_has(name: str) -> None:
     assert finite(result)
     if name == "fedproto":
         assert result.server["prototypes"]["seen"].tolist() == [1, 0, 1]
-        job = result.simulation.jobs(fh.FedProto(), result.server, result.simulation.memory, [0], 3)[0]
+        job = result.transport.jobs(fh.FedProto(), result.server, result.transport.states, [0], 3)[0]
         client = job.program.client(job.inputs(0))
-        scores = result.simulation.method.predict(client.state["own"], torch.zeros(1, 1, 6, 6), client)
+        scores = result.transport.method.predict(client.state["own"], torch.zeros(1, 1, 6, 6), client)
         assert scores[0, 1] == -torch.inf  # a class without a prototype is never predicted
 
 
@@ -81,7 +82,7 @@ def test_personalization_without_local_test_sets_is_refused_before_training(loca
     fed = dataclasses.replace(federation(), client_test=local)
     seen: list[object] = []
     with pytest.raises(BadInput, match=r"no client has one.*client_test=0\.3"):
-        run(
+        simulate(
             fed,
             network("group"),
             fh.FedAvg(),
@@ -99,7 +100,7 @@ def test_recipes_choose_the_head_that_a_method_needs() -> None:
     (model,) = build.validate(Recipe(method="fednh"))
     assert model.head == "prototype"
     result = fh.run(federation(), "mlp", "fedetf", rounds=1)
-    assert result.simulation.task.model.head == "etf"
+    assert result.transport.task.model.head == "etf"
     with pytest.raises(BadInput, match=r"fedetf needs a model with the etf head"):
         fh.run(federation(), fh.build("mlp", (1, 6, 6), CLASSES), "fedetf", rounds=1)
     with pytest.raises(BadInput, match=r"at least 2 dimensions"):
@@ -143,7 +144,9 @@ def test_partial_participation_follows_one_sampling_list_for_all_methods(monkeyp
         drawn.clear()
         local = LocalTraining(batch_size=4)
         model = network("group", METHODS[name].head)
-        run(federation(), model, METHODS[name](), rounds=4, local=local, participation=0.4, executor="loop", seed=3)
+        simulate(
+            federation(), model, METHODS[name](), rounds=4, local=local, participation=0.4, executor="loop", seed=3
+        )
         lists.append(dict(drawn))
     assert all(found == lists[0] for found in lists)
     assert {len(cohort) for cohort in lists[0].values()} == {2}

@@ -19,8 +19,8 @@ from fedhead.core.errors import BadInput
 from fedhead.core.optimizers import SGD
 from fedhead.core.tree import Tree
 from fedhead.data.federation import Federation, Samples
+from fedhead.engine.rounds import train_round
 from fedhead.engine.simulation import Simulation
-from fedhead.executors.loop import Loop
 from fedhead.methods.ktpfl import KTpFL, step_size
 from fedhead.models.split_model import load
 
@@ -31,7 +31,7 @@ def simulate(method: KTpFL, rounds: int = 0, **settings: float) -> Simulation:
     models = [network("batch")] if method.share == "all" else pair()
     simulation = Simulation(federation(), models, method, rounds=9, local=LOCAL, dtype=torch.float64, **settings)
     for number in range(1, rounds + 1):
-        simulation.round(number, Loop())
+        train_round(simulation, number)
     return simulation
 
 
@@ -125,10 +125,10 @@ def test_a_second_round_distils_the_mixture_and_then_trains() -> None:
     pool, public = simulation.pool, simulation.public
     assert public is not None
     expected = {}
-    for job in simulation.jobs(method, simulation.server, simulation.memory, simulation.holders, 2):
+    for job in simulation.jobs(method, simulation.server, simulation.states, simulation.holders, 2):
         for place, client in enumerate(job.clients):
             model = copy.deepcopy(job.program.task.model).train()
-            load(model, simulation.memory[client]["own"])
+            load(model, simulation.states[client]["own"])
             target = sum(c[client, m] * s for m, s in sent.items())
             optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
             distil, train = job.tables(place)
@@ -149,7 +149,7 @@ def test_a_second_round_distils_the_mixture_and_then_trains() -> None:
             model.eval()
             everything = public.view(torch.arange(len(public)), None)
             expected[client] = torch.softmax(model(everything).logits.detach() / 3.0, dim=1)
-    simulation.round(2, Loop())
+    train_round(simulation, 2)
     for client, prediction in expected.items():
         got = simulation.server["knowledge"][str(client)]["soft"]
         torch.testing.assert_close(got, prediction, atol=1e-9, rtol=1e-9)
@@ -157,9 +157,9 @@ def test_a_second_round_distils_the_mixture_and_then_trains() -> None:
 
 def test_a_first_round_only_trains() -> None:
     simulation = simulate(KTpFL())
-    for job in simulation.jobs(simulation.method, simulation.server, simulation.memory, simulation.holders, 1):
+    for job in simulation.jobs(simulation.method, simulation.server, simulation.states, simulation.holders, 1):
         assert all(next(len(s) for s in mine) == 0 for mine in job.schedules)
-    assert simulation.round(1, Loop()).down == 0
+    assert train_round(simulation, 1)["bytes_down"] == 0
 
 
 def test_public_samples_are_the_same_for_all_and_never_augmented() -> None:
@@ -173,8 +173,8 @@ def test_public_samples_are_the_same_for_all_and_never_augmented() -> None:
 def test_predictions_alone_cross_the_wire() -> None:
     simulation = simulate(KTpFL(), rounds=1)
     size = 20 * CLASSES * 8
-    traffic = simulation.round(2, Loop())
-    assert (traffic.up, traffic.down) == (4 * size, 4 * size)
+    traffic = train_round(simulation, 2)
+    assert (traffic["bytes_up"], traffic["bytes_down"]) == (4 * size, 4 * size)
 
 
 @pytest.mark.parametrize("transfer", [1.0, 0.25])
@@ -184,7 +184,7 @@ def test_plus_weight_goes_on_from_the_mixture_of_models(transfer: float) -> None
     models = {int(k): w for k, w in simulation.server["knowledge"].items()}
     c = simulation.server["coefficients"]
     torch.testing.assert_close(c.sum(1), torch.ones(5, dtype=torch.float64))
-    job = simulation.jobs(method, simulation.server, simulation.memory, simulation.holders, 3)[0]
+    job = simulation.jobs(method, simulation.server, simulation.states, simulation.holders, 3)[0]
     for place, client in enumerate(job.clients):
         start = method.start(job.program.client(job.inputs(place)))
         for name in start:
@@ -214,5 +214,5 @@ def test_public_labels_may_name_other_classes() -> None:
     other = Samples(fed.test.x, torch.full((20,), 99))  # e.g. CIFAR-100 beside CIFAR-10
     simulation = Simulation(replace(fed, public=other), pair(), KTpFL(), rounds=2, local=LOCAL)
     for number in (1, 2):
-        simulation.round(number, Loop())
+        train_round(simulation, number)
     assert simulation.server.finite()

@@ -20,6 +20,7 @@ from fedhead.core.optimizers import SGD
 from fedhead.core.tree import Tree
 from fedhead.data.augment import Transform
 from fedhead.data.federation import Federation
+from fedhead.engine.rounds import train_round
 from fedhead.engine.simulation import Simulation
 from fedhead.executors.loop import Loop
 from fedhead.executors.stack import Stack
@@ -57,7 +58,7 @@ def simulate(
     local = LocalTraining(epochs=2, batch_size=4, optimizer=SGD(LR, MOMENTUM), **settings)
     simulation = Simulation(fed, models, method, rounds=rounds, local=local, dtype=torch.float64)
     for number in range(1, rounds + 1):
-        simulation.round(number, Loop())
+        train_round(simulation.using(Loop()), number)
     return simulation
 
 
@@ -109,7 +110,7 @@ def test_ditto(fed: Federation, plain: Plain) -> None:
         shared = average(trained, sizes(fed))
     equal(found.server["model"], values(shared))
     for k in CLIENTS:
-        equal(found.memory[k]["personal"], values(personal[k]))
+        equal(found.states[k]["personal"], values(personal[k]))
 
 
 def test_dittos_global_model_is_fedavgs(fed: Federation) -> None:
@@ -142,7 +143,7 @@ def test_fedrep(fed: Federation, plain: Plain, head_epochs: int | None, body_epo
         shared.classifier = head
     assert not any(name.startswith("classifier") for name in found.server["model"])
     for k in CLIENTS:
-        equal(found.memory[k]["own"], {f"classifier.{n}": p for n, p in values(heads[k]).items()})
+        equal(found.states[k]["own"], {f"classifier.{n}": p for n, p in values(heads[k]).items()})
     tested = method.global_model(found.server, found.task)
     assert tested is not None
     equal(tested, values(shared))  # the averaged body under the initial head
@@ -189,9 +190,9 @@ def test_fedrod(fed: Federation, plain: Plain, persistent: bool, method: FedRoD)
         shared = average(trained, sizes(fed))
     equal(found.server["model"], values(shared))
     for k in CLIENTS:
-        equal(found.memory[k]["own"], {f"personal.{n}": p for n, p in values(heads[k]).items()})
+        equal(found.states[k]["own"], {f"personal.{n}": p for n, p in values(heads[k]).items()})
     x, _ = own_data(fed, 0)
-    job = found.jobs(found.method, found.server, found.memory, [0], 1)[0]
+    job = found.jobs(found.method, found.server, found.states, [0], 1)[0]
     client = job.program.client(job.inputs(0))
     scores = found.method.predict(found.method.personal_model(client), x, client)
     out = shared(x)
@@ -295,10 +296,10 @@ def test_fedproto(fed: Federation, plain: Plain, average_over: str) -> None:
                 local[c].append((z[y == c].mean(0), float((y == c).sum()) if average_over == "samples" else 1.0))
         prototypes = {c: sum(n * m for m, n in found) / sum(n for _, n in found) for c, found in local.items()}  # type: ignore[misc]  # sums of tensors
     for k in CLIENTS:
-        equal(found.memory[k]["own"], values(models[k]))
+        equal(found.states[k]["own"], values(models[k]))
     expected = torch.stack([prototypes[c] for c in range(CLASSES)])
     torch.testing.assert_close(found.server["prototypes"]["mean"], expected)
-    job = found.jobs(found.method, found.server, found.memory, [3], 1)[0]
+    job = found.jobs(found.method, found.server, found.states, [3], 1)[0]
     client, (x, _) = job.program.client(job.inputs(0)), own_data(fed, 3)
     distance = (models[3](x).z[:, None] - expected).norm(dim=-1)
     predicted = method.predict(method.personal_model(client), x, client).argmax(1)
@@ -316,7 +317,7 @@ def test_fedproto_among_differing_architectures() -> None:
         local = LocalTraining(epochs=1, batch_size=4, optimizer=SGD(LR))
         simulation = Simulation(fed, models, FedProto(), rounds=2, local=local, dtype=torch.float64)
         for number in (1, 2):
-            simulation.round(number, executor)
+            train_round(simulation.using(executor), number)
         runs.append(simulation.server["prototypes"]["mean"])
     assert runs[0].shape == (CLASSES, 7)
     torch.testing.assert_close(runs[0], runs[1], atol=1e-10, rtol=0)
@@ -353,7 +354,7 @@ def test_lasting_momentum_is_the_same_on_both_executors(name: str, fed: Federati
         model = network("batch", METHODS[name].head)
         simulation = Simulation(fed, [model], METHODS[name](), rounds=2, local=local, dtype=torch.float64)
         for number in (1, 2):
-            simulation.round(number, executor)
+            train_round(simulation.using(executor), number)
         servers.append(simulation.server.leaves())
     for leaf, value in servers[0].items():
         torch.testing.assert_close(servers[1][leaf], value, atol=1e-10, rtol=1e-10)

@@ -7,7 +7,8 @@ import statistics
 import pytest
 
 from fedhead.analysis.collapse import Watch
-from fedhead.engine.rounds import Result, run
+from fedhead.engine.rounds import Result
+from fedhead.engine.simulation import simulate
 from fedhead.experiment import build
 from fedhead.experiment.recipe import Recipe
 
@@ -36,7 +37,7 @@ def digits(method: str, seed: int) -> tuple[Result, Watch]:
     federation, models = build.federation(recipe), build.validate(recipe)
     settings = {"rounds": recipe.rounds, "local": build.local(recipe), "seed": seed}
     watch = Watch(federation, models, build.method(recipe), clients=False, executor="loop", **settings)
-    result = run(
+    result = simulate(
         federation,
         models,
         build.method(recipe),

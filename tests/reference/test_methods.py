@@ -18,9 +18,9 @@ from fedhead.core.optimizers import SGD, Adam
 from fedhead.core.tree import Tree
 from fedhead.data.augment import Transform
 from fedhead.data.federation import Federation
+from fedhead.engine.rounds import train_round
 from fedhead.engine.sampling import sample_cohort
 from fedhead.engine.simulation import Simulation
-from fedhead.executors.loop import Loop
 from fedhead.methods.clsprox import ClsProx
 from fedhead.methods.fedavg import FedAvg
 from fedhead.methods.fedavgm import FedAvgM
@@ -56,7 +56,7 @@ def simulate(
     local = LocalTraining(epochs=2, batch_size=4, optimizer=SGD(0.05, momentum))
     simulation = Simulation(fed, [model], method, rounds=rounds, local=local, dtype=torch.float64)
     for number in range(1, rounds + 1):
-        simulation.round(number, Loop())
+        train_round(simulation, number)
     return simulation
 
 
@@ -74,7 +74,7 @@ def test_local(fed: Federation, model: SplitModel, plain: Plain) -> None:
     mine = model
     for number in range(1, ROUNDS + 1):
         mine, _ = plain.train(mine, 3, number)
-    equal(found.memory[3]["own"], values(mine))
+    equal(found.states[3]["own"], values(mine))
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
@@ -140,7 +140,7 @@ def test_scaffold(fed: Federation, model: SplitModel, plain: Plain) -> None:
         c = {name: c[name] + change[name] / len(fed) for name in c}
     equal(found.server["model"], values(model))
     equal(found.server["control"], c)
-    equal(found.memory[4]["control"], ci[4])
+    equal(found.states[4]["control"], ci[4])
 
 
 def test_scaffold_under_momentum_measures_its_control_in_longer_steps(
@@ -150,7 +150,7 @@ def test_scaffold_under_momentum_measures_its_control_in_longer_steps(
     found = simulate(fed, model, Scaffold(), rounds=1, momentum=0.9)
     trained, steps = plain.train(model, 3, 1)  # all controls are 0 in the first round
     start, end = values(model), values(trained)
-    equal(found.memory[3]["control"], {n: (start[n] - end[n]) * 0.1 / (steps * plain.lr) for n in start})
+    equal(found.states[3]["control"], {n: (start[n] - end[n]) * 0.1 / (steps * plain.lr) for n in start})
 
 
 def test_scaffold_refuses_optimizers_whose_steps_are_no_multiples_of_gradients(

@@ -20,7 +20,7 @@ from fedhead.calibration.statistics import Statistics
 from fedhead.calibration.virtual_features import sizes, tukey, virtual_features
 from fedhead.core.optimizers import SGD
 from fedhead.core.tree import Tree
-from fedhead.engine.rounds import run_stage
+from fedhead.engine.rounds import run_stage, train_round
 from fedhead.engine.simulation import Simulation
 from fedhead.executors.loop import Loop
 from fedhead.executors.stack import Stack
@@ -36,7 +36,7 @@ def trained(method: Method | None = None, rounds: int = 2, models: list[SplitMod
     made = models or [network("group") if method.head is None else with_head(network("group"), method.head)]
     simulation = Simulation(federation(), made, method, rounds=rounds, local=LOCAL, dtype=torch.float64)
     for number in range(1, rounds + 1):
-        simulation.round(number, Loop())
+        train_round(simulation.using(Loop()), number)
     return simulation
 
 
@@ -45,10 +45,7 @@ def test_the_loop_and_the_stack_calibrate_alike(covariance: str) -> None:
     simulation = trained()
     stage = CCVR(covariance=covariance, rank=3, **SMALL)  # type: ignore[arg-type]  # a literal from the parameters
     stage = stage.after(simulation.method)
-    loop, stack = (
-        simulation.algorithm(stage, simulation.server, simulation.memory.copy(), simulation.holders, 3, worker)[0]
-        for worker in (Loop(), Stack())
-    )
+    loop, stack = (run_stage(simulation.using(worker), stage).server for worker in (Loop(), Stack()))
     found, other = (stage.global_model(server, simulation.task) for server in (loop, stack))
     assert found is not None
     assert other is not None
@@ -63,7 +60,7 @@ def test_clients_statistics_add_up_to_those_of_the_pooled_features() -> None:
     simulation = trained()
     stage = CCVR().after(simulation.method)
     sent = []
-    for job in simulation.jobs(stage, simulation.server, simulation.memory, simulation.holders, 3):
+    for job in simulation.jobs(stage, simulation.server, simulation.states, simulation.holders, 3):
         sent += [(k, reply.send["statistics"]) for k, reply in zip(job.clients, Loop().run(job), strict=True)]
     merged = stage.merge(sent)
     assert simulation.task.pool is not None
@@ -79,7 +76,7 @@ def test_the_bytes_sent_are_counted() -> None:
     per_client = {"full": 1 + d + d * (d + 1) // 2, "diagonal": 1 + d + d, "low-rank": 1 + d + d + 2 * d}
     for covariance, numbers in per_client.items():
         stage = CCVR(covariance=covariance, rank=2, **SMALL)  # type: ignore[arg-type]  # a literal from the table
-        outcome = run_stage(simulation, stage, Loop())
+        outcome = run_stage(simulation.using(Loop()), stage)
         assert outcome.metrics["bytes_up"] == len(simulation.holders) * 8 * (classes * numbers + 1)  # 1: architecture
 
 
@@ -90,13 +87,13 @@ def test_ccvr_follows_any_method_or_says_why_not(name: str) -> None:
     stage = CCVR(**SMALL)
     if method.head is not None:
         with pytest.raises(BadInput, match=r"fixed|not linear"):
-            run_stage(simulation, stage, Loop())
+            run_stage(simulation.using(Loop()), stage)
         stage = dataclasses.replace(stage, free=True)
     if not set(method.shared) & {"extractor", "classifier"}:
         with pytest.raises(BadInput, match=f"ccvr can't follow {name}"):
-            run_stage(simulation, stage, Loop())
+            run_stage(simulation.using(Loop()), stage)
         return
-    outcome = run_stage(simulation, stage, Loop())
+    outcome = run_stage(simulation.using(Loop()), stage)
     assert outcome.personal is not None
     assert (outcome.accuracy is None) == (not {"extractor", "projection"} <= set(method.shared))
 
@@ -114,7 +111,7 @@ class HeadOnly(Method):
 def test_each_architecture_has_statistics_and_a_head_of_its_own() -> None:
     models = [build("mlp", (1, 6, 6), 3, hidden=[h, 8]) for h in (5, 7)]
     simulation = trained(HeadOnly(), models=models)
-    outcome = run_stage(simulation, CCVR(**SMALL), Stack())
+    outcome = run_stage(simulation.using(Stack()), CCVR(**SMALL))
     heads = list(outcome.server["calibrated"].values())
     assert len(heads) == 2
     assert (heads[0] - heads[1]).sq() > 1e-12
@@ -122,7 +119,7 @@ def test_each_architecture_has_statistics_and_a_head_of_its_own() -> None:
     assert outcome.personal is not None
     alone = [k for k in simulation.holders if simulation.assign[k] == 0]
     stage = CCVR(**SMALL).after(simulation.method)
-    job = simulation.jobs(stage, simulation.server, simulation.memory, alone, 3)[0]
+    job = simulation.jobs(stage, simulation.server, simulation.states, alone, 3)[0]
     merged = stage.merge([(k, r.send["statistics"]) for k, r in zip(alone, Loop().run(job), strict=True)])
     expected = stage.calibrate(models[0].double(), simulation.server["model"], merged, simulation.task.seed)
     torch.testing.assert_close(heads[0]["classifier.weight"], expected["classifier.weight"])
@@ -223,7 +220,7 @@ def test_where_tukeys_transformation_is_applied(
 ) -> None:
     simulation = trained()
     stage = CCVR(tukey=variant, **SMALL)  # type: ignore[arg-type]  # a literal from the parameters
-    outcome = run_stage(simulation, stage, Loop())
+    outcome = run_stage(simulation.using(Loop()), stage)
     assert outcome.weights is not None
     assert simulation.task.pool is not None
     assert simulation.test is not None
@@ -270,7 +267,7 @@ def test_recalibration_is_refused_where_the_data_is_elsewhere() -> None:
 def test_a_client_that_sends_nonsense_is_named_and_nothing_is_changed() -> None:
     simulation = trained()
     stage = CCVR(**SMALL).after(simulation.method)
-    jobs = simulation.jobs(stage, simulation.server, simulation.memory, simulation.holders, 3)
+    jobs = simulation.jobs(stage, simulation.server, simulation.states, simulation.holders, 3)
     replies = Loop().run(jobs[0])
     before = {n: t.clone() for n, t in simulation.server.leaves().items()}
 

@@ -17,7 +17,7 @@ from fedhead.algorithm.task import LocalTraining
 from fedhead.core.errors import BadInput
 from fedhead.core.optimizers import SGD
 from fedhead.data.augment import Transform
-from fedhead.engine.rounds import StageResult, run_stage
+from fedhead.engine.rounds import StageResult, evaluate, run_stage, train_round
 from fedhead.engine.simulation import Simulation
 from fedhead.executors.job import Executor
 from fedhead.executors.loop import Loop
@@ -44,21 +44,21 @@ def trained(
     local = LocalTraining(epochs=2, batch_size=4, optimizer=SGD(0.05, weight_decay=weight_decay), lr_decay=0.9)
     simulation = Simulation(fed, [network(norm, method.head)], method, rounds=rounds, local=local, dtype=torch.float64)
     for number in range(1, rounds + 1):
-        simulation.round(number, Loop())
+        train_round(simulation.using(Loop()), number)
     return simulation
 
 
 @pytest.mark.parametrize("name", sorted(METHODS))
 def test_every_method_can_be_fine_tuned_alike_on_both_executors(name: str) -> None:
     simulation = trained(METHODS[name](), "batch")
-    loop, stack = (run_stage(simulation, FineTune(), executor) for executor in (Loop(), Stack()))
+    loop, stack = (run_stage(simulation.using(executor), FineTune()) for executor in (Loop(), Stack()))
     assert loop.personal is not None
     assert loop.metrics["clients"] == stack.metrics["clients"]
     for k in CLIENTS:
-        a, b = loop.memory[k]["tuned"], stack.memory[k]["tuned"]
+        a, b = loop.states[k]["tuned"], stack.states[k]["tuned"]
         for leaf in a:
             torch.testing.assert_close(a[leaf], b[leaf], atol=1e-10, rtol=1e-10)
-    assert loop.memory[2].keys() == simulation.memory[2].keys()  # a client without samples is left alone
+    assert loop.states[2].keys() == simulation.states[2].keys()  # a client without samples is left alone
 
 
 @pytest.mark.parametrize("method", [FedAvg(), FedProx(mu=0.5), Scaffold()])
@@ -66,8 +66,8 @@ def test_the_general_rule_is_one_more_local_update(method: Method) -> None:
     """A run of one more round sends what the stage keeps: the same losses and corrections, but other batches."""
     simulation = trained(method, rows=[torch.arange(4).numpy()] + [torch.arange(0).numpy()] * 4)
     # one client with one full batch: every order of the samples gives the same two steps
-    tuned = run_stage(simulation, FineTune(), Loop()).memory[0]["tuned"]
-    job = simulation.jobs(method, simulation.server, simulation.memory, [0], STAGE)[0]
+    tuned = run_stage(simulation.using(Loop()), FineTune()).states[0]["tuned"]
+    job = simulation.jobs(method, simulation.server, simulation.states, [0], STAGE)[0]
     (reply,) = Loop().run(job)
     for name, value in reply.send["model"].items():
         torch.testing.assert_close(tuned[name], value, atol=1e-12, rtol=1e-10)
@@ -75,19 +75,19 @@ def test_the_general_rule_is_one_more_local_update(method: Method) -> None:
 
 def test_the_rounds_stay_as_they_were() -> None:
     simulation = trained(Ditto())
-    before = {k: copy.deepcopy(s) for k, s in simulation.memory.states.items()}
-    result = run_stage(simulation, FineTune(), Loop())
+    before = {k: copy.deepcopy(s) for k, s in simulation.states.kept.items()}
+    result = run_stage(simulation.using(Loop()), FineTune())
     for k, state in before.items():
-        assert state.leaves().keys() == simulation.memory.states[k].leaves().keys()
-        assert (state["personal"] - simulation.memory[k]["personal"]).sq() == 0
-        assert (result.memory[k]["tuned"] - state["personal"]).sq() > 0  # Ditto's own model was trained further
+        assert state.leaves().keys() == simulation.states.kept[k].leaves().keys()
+        assert (state["personal"] - simulation.states[k]["personal"]).sq() == 0
+        assert (result.states[k]["tuned"] - state["personal"]).sq() > 0  # Ditto's own model was trained further
     assert result.metrics["bytes_up"] == 0
 
 
 def tune(variant: str, executor: Executor, norm: str = "group", iterations: int = 2) -> tuple[Simulation, StageResult]:
     simulation = trained(FedETF(), norm)
     stage = FineTuneETF(iterations=iterations, variant=variant)  # type: ignore[arg-type]  # a parameter of the test
-    return simulation, run_stage(simulation, stage, executor)
+    return simulation, run_stage(simulation.using(executor), stage)
 
 
 def test_algorithm_2_against_a_plain_loop() -> None:
@@ -107,14 +107,14 @@ def test_algorithm_2_against_a_plain_loop() -> None:
                 F.cross_entropy(model(x).logits, y).backward()
                 optimizer.step()
         for name, p in model.named_parameters():
-            torch.testing.assert_close(result.memory[k]["tuned"][name], p.detach(), atol=1e-10, rtol=1e-10)
+            torch.testing.assert_close(result.states[k]["tuned"][name], p.detach(), atol=1e-10, rtol=1e-10)
 
 
 @pytest.mark.parametrize("epochs", [None, 2])
 def test_the_public_codes_fine_tuning_against_a_plain_loop(epochs: int | None) -> None:
     """A local round of FedETF, then V by plain SGD at 0.1 and p by SGD at 0.05 with momentum and weight decay."""
     simulation = trained(FedETF(), weight_decay=0.01)
-    result = run_stage(simulation, FineTuneETF(iterations=2, epochs=epochs, variant="code", record=False), Loop())
+    result = run_stage(simulation.using(Loop()), FineTuneETF(iterations=2, epochs=epochs, variant="code", record=False))
     decay, fed = 0.9**2, simulation.federation
     plain = Plain(fed)
     for k in CLIENTS:
@@ -135,7 +135,7 @@ def test_the_public_codes_fine_tuning_against_a_plain_loop(epochs: int | None) -
                 F.cross_entropy(logits + n.log() if phase == 0 else logits, y).backward()
                 optimizer.step()
         for name, p in model.named_parameters():
-            torch.testing.assert_close(result.memory[k]["tuned"][name], p.detach(), atol=1e-10, rtol=1e-10)
+            torch.testing.assert_close(result.states[k]["tuned"][name], p.detach(), atol=1e-10, rtol=1e-10)
 
 
 @pytest.mark.parametrize("variant", ["paper", "code"])
@@ -143,14 +143,14 @@ def test_fine_tuning_is_the_same_on_both_executors(variant: str) -> None:
     (_, loop), (_, stack) = tune(variant, Loop(), "batch"), tune(variant, Stack(), "batch")
     assert loop.metrics["steps"] == stack.metrics["steps"]
     for k in CLIENTS:
-        for name, value in loop.memory[k]["tuned"].items():
-            torch.testing.assert_close(stack.memory[k]["tuned"][name], value, atol=1e-10, rtol=1e-10)
+        for name, value in loop.states[k]["tuned"].items():
+            torch.testing.assert_close(stack.states[k]["tuned"][name], value, atol=1e-10, rtol=1e-10)
 
 
 @pytest.mark.parametrize("variant", ["paper", "code"])
 def test_the_public_codes_variant_leaves_the_temperature(variant: str) -> None:
     _, result = tune(variant, Loop())
-    state = result.memory[3]
+    state = result.states[3]
     moved = state["tuned"]["classifier.scale"] != state["extractor"]["classifier.scale"]
     assert bool(moved) == (variant == "paper")
     assert (state["tuned"]["classifier.weight"] - state["classifier 1"]["classifier.weight"]).abs().max() > 0
@@ -163,15 +163,15 @@ def test_accuracy_is_recorded_after_each_step() -> None:
     turns = ["classifier 1", "projection 1", "classifier 2", "projection 2"]
     assert list(steps) == ["global", "extractor", *turns]
     assert steps["projection 2"] == result.personal
-    untouched = simulation.evaluate(simulation.method, simulation.server, simulation.memory, 1)
+    untouched = evaluate(simulation, simulation.method, simulation.server, simulation.states, 1)
     assert steps["global"] == untouched["personal"]
     for iterations, last in ((0, "extractor"), (1, "projection 1")):
-        shorter = run_stage(simulation, FineTuneETF(iterations=iterations, record=False), Loop())
+        shorter = run_stage(simulation.using(Loop()), FineTuneETF(iterations=iterations, record=False))
         assert "steps" not in shorter.metrics
         look = FineTuneETF(at=last).after(simulation.method)
-        job = simulation.jobs(look, result.server, result.memory, [3], STAGE)[0]
+        job = simulation.jobs(look, result.server, result.states, [3], STAGE)[0]
         w = look.personal_model(job.program.client(job.inputs(0)))
-        for name, value in shorter.memory[3]["tuned"].items():
+        for name, value in shorter.states[3]["tuned"].items():
             torch.testing.assert_close(w[name], value, atol=1e-12, rtol=1e-12)
 
 
@@ -179,14 +179,14 @@ def test_algorithm_2_also_follows_other_methods_with_an_etf_head() -> None:
     fed = federation()
     local = LocalTraining(epochs=1, batch_size=4, optimizer=SGD(0.05))
     simulation = Simulation(fed, [network("group", "etf")], Scaffold(), rounds=1, local=local)
-    simulation.round(1, Loop())
-    assert run_stage(simulation, FineTuneETF(iterations=1), Loop()).personal is not None
+    train_round(simulation.using(Loop()), 1)
+    assert run_stage(simulation.using(Loop()), FineTuneETF(iterations=1)).personal is not None
 
 
 def test_ccvr_then_fine_tuning_begins_from_the_calibrated_model() -> None:
     simulation = trained(FedAvg())
-    calibrated = run_stage(simulation, FineTuneCCVR(epochs=5).earlier(), Loop()).weights
-    result = run_stage(simulation, FineTuneCCVR(epochs=5), Loop())
+    calibrated = run_stage(simulation.using(Loop()), FineTuneCCVR(epochs=5).earlier()).weights
+    result = run_stage(simulation.using(Loop()), FineTuneCCVR(epochs=5))
     assert calibrated is not None
     assert result.weights is not None
     assert (result.weights - calibrated).sq() == 0
@@ -199,17 +199,17 @@ def test_ccvr_then_fine_tuning_begins_from_the_calibrated_model() -> None:
         dtype=torch.float64,
     )
     by_hand.server = simulation.server.replace(model=calibrated)
-    job = by_hand.jobs(FedAvg(), by_hand.server, by_hand.memory, [1], STAGE)[0]
+    job = by_hand.jobs(FedAvg(), by_hand.server, by_hand.states, [1], STAGE)[0]
     stage = FineTuneCCVR().after(FedAvg())
     job = dataclasses.replace(job, program=dataclasses.replace(job.program, algorithm=stage))
-    schedules = simulation.jobs(stage, by_hand.server, by_hand.memory, [1], STAGE)[0].schedules
+    schedules = simulation.jobs(stage, by_hand.server, by_hand.states, [1], STAGE)[0].schedules
     (reply,) = Loop().run(dataclasses.replace(job, schedules=schedules))
-    assert (reply.keep["tuned"] - result.memory[1]["tuned"]).sq() < 1e-20
+    assert (reply.keep["tuned"] - result.states[1]["tuned"]).sq() < 1e-20
     assert result.metrics["bytes_up"] > 0  # the statistics
     with pytest.raises(BadInput, match=r"finetune_ccvr can't follow fedrep"):
         FineTuneCCVR().after(FedRep())
     with pytest.raises(BadInput, match=r"ccvr"):
-        run_stage(trained(FedETF()), FineTuneCCVR(), Loop())  # an ETF head is fixed
+        run_stage(trained(FedETF()).using(Loop()), FineTuneCCVR())  # an ETF head is fixed
 
 
 @pytest.mark.parametrize("stage", sorted(STAGES))
@@ -219,7 +219,7 @@ def test_any_stage_follows_any_method_or_says_why_not(name: str, stage: str) -> 
     chosen = STAGES[stage](**{"finetune_etf": {"iterations": 1}, "ccvr": {"samples": 20}}.get(stage, {}))
     outcome, refusal = None, ""
     try:
-        outcome = run_stage(simulation, chosen, Stack())
+        outcome = run_stage(simulation.using(Stack()), chosen)
     except BadInput as error:
         refusal = str(error)
     if outcome is None:
@@ -233,9 +233,9 @@ def test_any_stage_follows_any_method_or_says_why_not(name: str, stage: str) -> 
 def test_refusals() -> None:
     simulation = trained(FedAvg())
     with pytest.raises(BadInput, match=r"finetune_etf needs a model with the etf head"):
-        run_stage(simulation, FineTuneETF(), Loop())
+        run_stage(simulation.using(Loop()), FineTuneETF())
     with pytest.raises(BadInput, match=r"no client has one.*client_test=0\.3"):
-        run_stage(trained(FedAvg(), client_test=None), FineTune(), Loop())
+        run_stage(trained(FedAvg(), client_test=None).using(Loop()), FineTune())
     with pytest.raises(BadInput, match="iterations"):
         FineTuneETF(iterations=-1)
     with pytest.raises(BadInput, match="epochs"):

@@ -19,26 +19,26 @@ def load() -> Any:
 
     held = np.load(Path(__file__).parent / "data.npz")
     plan = json.loads((Path(__file__).parent / "faults.json").read_text())
-    honest = sites.Site.answer
+    honest = sites.Site.handle
 
-    def spoiled(self: Any, order: Any, trees: Any) -> Any:
-        fault = plan.get(str(order.round)) if order.kind == "work" else None
+    def spoiled(self: Any, request: Any, trees: Any) -> Any:
+        fault = plan.get(str(request.round)) if request.kind == "work" else None
         if fault == "raise":
             raise RuntimeError("on purpose")
         if fault == "hang":
             time.sleep(10_000)
         if fault == "die":
             os._exit(9)
-        answer, send, commit = honest(self, order, trees)
+        response, send, commit = honest(self, request, trees)
         if fault == "nan":
             send["send"]["model"]["classifier.bias"][0] = float("nan")
         if fault == "shape":
             send["send"]["model"]["classifier.bias"] = send["send"]["model"]["classifier.bias"][:-1]
         if fault == "old":
-            answer = type(answer)(**{**vars(answer), "round": order.round - 1})
-        return answer, send, commit
+            response = type(response)(**{**vars(response), "round": request.round - 1})
+        return response, send, commit
 
     if not hasattr(sites, "spoiled"):
         sites.spoiled = True  # type: ignore[attr-defined]  # a mark of our own
-        sites.Site.answer = spoiled  # type: ignore[method-assign]  # what this module is for
+        sites.Site.handle = spoiled  # type: ignore[method-assign]  # what this module is for
     return held["x"], held["y"], held["x_test"], held["y_test"]

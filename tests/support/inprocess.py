@@ -16,12 +16,12 @@ from fedhead.data.federation import Federation
 from fedhead.data.pool import Pool
 from fedhead.engine.clients import Clients
 from fedhead.flower import wire
-from fedhead.flower.coordinator import Coordinator, Timeouts
 from fedhead.flower.data import share
 from fedhead.flower.dry_run import DryRun
 from fedhead.flower.protocol import RunSpec
 from fedhead.flower.respond import respond
-from fedhead.flower.site import Bench, Site
+from fedhead.flower.site import Site, SiteRun
+from fedhead.flower.transport import FlowerTransport, Timeouts
 from fedhead.models.split_model import SplitModel
 
 # What Flower's runtime sets in the process of an app: without it no message can be made.
@@ -32,7 +32,7 @@ Fault = Callable[[Message, Callable[[], RecordDict]], "RecordDict | Error | None
 
 @dataclass
 class InProcess(Grid):
-    """Nodes that answer when the message box is looked into; a `Fault` of a node may spoil its answers."""
+    """Nodes that answer when the message box is looked into; a `Fault` of a node may spoil its responses."""
 
     nodes: dict[int, Site]
     faults: dict[int, Fault] = field(default_factory=dict)
@@ -102,7 +102,7 @@ class World:
     own: dict[int, str] = field(default_factory=dict)  # a client's own model
     experiment: str = "ab" * 8
 
-    def terms(self) -> RunSpec:
+    def spec(self) -> RunSpec:
         fed = self.federation
         return RunSpec(
             experiment=self.experiment,
@@ -116,7 +116,7 @@ class World:
         )
 
     def site(self, k: int, name: str | None = None) -> Site:
-        def bench(terms: RunSpec, number: int) -> Bench:
+        def site_run(spec: RunSpec, number: int) -> SiteRun:
             model = self.models[self.own.get(number, next(iter(self.models)))]
             clients = Clients(
                 share(self.federation, number),
@@ -126,16 +126,16 @@ class World:
                 all_here=False,
                 **self.settings,
             )
-            return Bench(clients, [stage.after(self.method) for stage in self.stages])
+            return SiteRun(clients, [stage.after(self.method) for stage in self.stages])
 
         own = {"model": self.own[k]} if k in self.own else {}
-        return Site(name or f"site-{k}", bench, self.folder / "state", own)
+        return Site(name or f"site-{k}", site_run, self.folder / "state", own)
 
     def grid(self) -> InProcess:
         return InProcess({100 + k: self.site(k) for k in range(len(self.federation))})
 
-    def coordinator(self, grid: InProcess, said: list[str] | None = None, **timeouts: Any) -> Coordinator:
-        terms, names = self.terms(), list(self.models)
+    def transport(self, grid: InProcess, said: list[str] | None = None, **timeouts: Any) -> FlowerTransport:
+        spec, names = self.spec(), list(self.models)
 
         def make(federation: Federation, models: list[SplitModel], assign: list[int]) -> Clients:
             return Clients(federation, models, self.method, assign=assign, all_here=False, **self.settings)
@@ -146,12 +146,14 @@ class World:
         fed = self.federation
         test = None if fed.test is None else Pool(fed.test, fed.transform)
         waits = Timeouts(**{"quorum": 1, "join_seconds": 0.2, "round_seconds": 1.0, "poll": 0.001, **timeouts})
-        dry_run = DryRun(terms, choices, make, fed.public)
-        return Coordinator(grid, terms, dry_run, waits, test, (said if said is not None else []).append)
+        dry_run = DryRun(spec, choices, make, fed.public)
+        stages = [stage.after(self.method) for stage in self.stages]
+        log = (said if said is not None else []).append
+        return FlowerTransport(grid, spec, dry_run, waits, stages, test, log)
 
 
 def spoiled(content: RecordDict, change: Callable[[dict[str, Any], dict[str, Any]], None]) -> RecordDict:
-    """An answer whose header and trees were changed on the way."""
+    """A response whose header and trees were changed on the way."""
     header, trees = wire.unpack(content)
     change(header, trees)
     return wire.pack(header, trees)

@@ -33,7 +33,9 @@ class Algorithm:
 
     name: ClassVar[str] = ""  # in records and errors: the registered one, or the class's own
     broadcast: ClassVar[tuple[str, ...]] = ("model",)  # server entries that every client receives
+    sums: ClassVar[tuple[str, ...]] = ()  # sent entries of which the server only uses the plain sum over clients
     head: ClassVar[str | None] = None  # the head that the model must have, None: any
+    oracle: ClassVar[bool] = False  # whether it needs all clients' data in one place, which only simulations have
 
     def __init_subclass__(cls, **settings: Any) -> None:
         """Name a class that nobody has named."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -16,6 +17,7 @@ from fedhead.calibration.statistics import Statistics, of
 from fedhead.core.batch import PARTS
 from fedhead.core.errors import BadInput
 from fedhead.core.tree import Tree, Weights
+from fedhead.engine.rounds import train_round
 from fedhead.executors.forward import MemoryBudget, together
 from fedhead.executors.forward import own_features as features_of_each
 from fedhead.stages.recalibrate import features
@@ -59,8 +61,8 @@ def local_models(simulation: Simulation, executor: Executor, round: int) -> dict
     """Every client's model after local training in a round that begins where the simulation stands, which stays so."""
     found: dict[int, Weights] = {}
     observer = Observer(simulation.method)
-    for job in simulation.jobs(observer, simulation.server, simulation.memory, simulation.holders, round):
-        replies = executor.run(job)
+    for job in simulation.jobs(observer, simulation.server, simulation.states, simulation.holders, round):
+        replies = executor.run(replace(job, program=replace(job.program, uploads=())))  # the models as they are
         found.update({k: reply.send["model"] for k, reply in zip(job.clients, replies, strict=True)})
     return dict(sorted(found.items()))
 
@@ -95,7 +97,7 @@ def replay(simulation: Simulation, executor: Executor, rounds: Sequence[int]) ->
         if number in rounds:
             found[number] = local_models(simulation, executor, number)
         if number < max(rounds):
-            simulation.round(number, executor)
+            train_round(simulation.using(executor), number)
     return found
 
 

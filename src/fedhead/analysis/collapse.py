@@ -170,5 +170,5 @@ class Watch:
     def __call__(self, now: Snapshot) -> None:
         """Look at the state after a round."""
         self.simulation.server = now.server
-        self.simulation.memory = ClientStates(self.simulation.initial_state, now.clients)
+        self.simulation.states = ClientStates(self.simulation.initial_state, now.clients)
         self.rows.append(observe(self.simulation, self.executor, now.round, self.clients))

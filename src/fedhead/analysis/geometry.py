@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from fedhead.analysis import collapse, embed
 from fedhead.analysis.registry import Options, Report, kind, label
 from fedhead.core.errors import BadInput
+from fedhead.engine.rounds import train_round
 from fedhead.experiment.reopen import Trained, fresh
 from fedhead.report.plots import COLORS
 
@@ -40,7 +41,7 @@ def course(run: Trained, rounds: Sequence[int]) -> list[dict[str, float]]:
     simulation, found = fresh(run), []
     early = {r for r in rounds if r < run.round}
     for number in range(1, max(early, default=0) + 1):
-        simulation.round(number, run.executor)
+        train_round(simulation.using(run.executor), number)
         if number in early:
             found.append(collapse.observe(simulation, run.executor, number))
     return [*found, collapse.observe(run.simulation, run.executor, run.round)]

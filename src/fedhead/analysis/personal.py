@@ -24,7 +24,7 @@ def personal_models(simulation: Simulation, round: int) -> dict[int, SplitModel]
     """The model that each client uses for itself after a round, as a module in evaluation mode."""
     found: dict[int, SplitModel] = {}
     method = simulation.method
-    for job in simulation.jobs(method, simulation.server, simulation.memory, simulation.holders, round):
+    for job in simulation.jobs(method, simulation.server, simulation.states, simulation.holders, round):
         for place, client in enumerate(job.clients):
             model = copy.deepcopy(job.program.task.model)
             load(model, method.personal_model(job.program.client(job.inputs(place))).part(*PARTS))

@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 
 from fedhead.analysis import cka, client_models, embed, inversion, norms, plots, separability
 from fedhead.core.errors import BadInput
+from fedhead.engine.server import global_accuracy
 from fedhead.experiment.reopen import Trained, fresh
 from fedhead.models.split_model import classify
 from fedhead.stages.ccvr import CCVR
@@ -145,8 +146,9 @@ def look_at_separability(runs: Sequence[Trained], options: Options) -> Report:
             run.simulation.task.model, w.part("classifier"), statistics, options.samples or 500, options.seed
         )
         simulation = run.simulation
-        now = simulation.evaluate(simulation.method, simulation.server, simulation.memory, run.round, run.executor)
-        before = now["accuracy"]
+        before = global_accuracy(
+            simulation.method, simulation.server, simulation.task, simulation.test, simulation.bf16
+        )["accuracy"]
         assert isinstance(before, float)
         numbers[name] = {
             "distance": expected.separability,

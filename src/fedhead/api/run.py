@@ -13,7 +13,7 @@ from fedhead.core.errors import BadInput, unknown
 from fedhead.core.optimizers import SGD, Adam, Optimizer
 from fedhead.data.federation import Federation
 from fedhead.engine.rounds import Result
-from fedhead.engine.rounds import run as run_rounds
+from fedhead.engine.simulation import simulate
 from fedhead.experiment.recipe import Recipe
 from fedhead.methods import METHODS
 from fedhead.models.build_many import build_many
@@ -47,7 +47,7 @@ def run(
 
     `model` is a `SplitModel` (see `fedhead.split`), the name of a built-in architecture, or a list of n such for
     clients of different architectures: client i has model i mod n, or the one that `assign` gives it.
-    `options` go to `fedhead.engine.rounds.run`: participation, executor, device, precision, evaluate_every,
+    `options` go to `fedhead.engine.simulation.simulate`: participation, executor, device, precision, evaluate_every,
     last_rounds, on_round, assign and the rest.
     """
     _refuse_kinds(federation, model, method, stages)
@@ -67,7 +67,7 @@ def run(
     rule = optimizer if isinstance(optimizer, SGD | Adam) else make_optimizer(optimizer, lr, momentum, weight_decay)
     local = LocalTraining(local_epochs, batch_size, rule, lr_decay, drop_last, persistent_optimizer)
     steps = [STAGES.find(s)() if isinstance(s, str) else s for s in stages]
-    return run_rounds(federation, models, chosen, rounds=rounds, local=local, stages=steps, seed=seed, **options)
+    return simulate(federation, models, chosen, rounds=rounds, local=local, stages=steps, seed=seed, **options)
 
 
 def _refuse_kinds(federation: Any, model: Any, method: Any, stages: Any) -> None:

@@ -11,8 +11,9 @@ import typer
 
 from fedhead.cli.app import app
 from fedhead.cli.options import Assignments, DataFolder, Device, Engine, Executor, Precision, RecipeName
-from fedhead.cli.output import Row, print_results, progress
+from fedhead.cli.output import print_results, progress
 from fedhead.core.errors import BadInput
+from fedhead.engine.metrics import Row
 
 # What the demo compares: FedAvg, with CCVR after it, and FedETF.
 CONTESTANTS = {

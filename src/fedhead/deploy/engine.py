@@ -5,17 +5,15 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from fedhead.core.errors import BadInput
 from fedhead.deploy import processes
 from fedhead.deploy.local_federation import LocalFederation
 from fedhead.deploy.project import Project
+from fedhead.engine.metrics import Row
 from fedhead.experiment.recipe import Recipe
 from fedhead.experiment.run_folder import RunFolder
 from fedhead.flower.assemble import site_names
-
-Row = dict[str, Any]
 
 
 def execute(

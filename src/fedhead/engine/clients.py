@@ -1,4 +1,4 @@
-"""The clients' half of an exchange: their data, architectures and memory, and the work that they are posted.
+"""The clients' half of an exchange: their data, architectures and states, and the work that they are given.
 
 A simulation holds all clients of a federation; a real site holds one, whose number decides its batches. Both run this
 very code.
@@ -15,6 +15,7 @@ import torch
 
 from fedhead.algorithm.base import Algorithm, Method, Stage
 from fedhead.algorithm.task import LocalTraining, Task
+from fedhead.algorithm.upload import Upload
 from fedhead.core import batching
 from fedhead.core.errors import BadInput
 from fedhead.core.tree import Tree
@@ -50,10 +51,14 @@ class Clients:
         dtype: torch.dtype = torch.float32,
         bf16: bool = False,
         assign: Sequence[int] | None = None,
+        uploads: Sequence[Upload] = (),
         all_here: bool = True,  # a real site knows neither the others' sizes nor their data
     ):
         method.check(models, federation)
         method.check_local(local)
+        self.uploads = tuple(uploads)
+        for step in self.uploads:
+            step.check(method)
         self.federation, self.method = federation, method
         self.device, self.dtype, self.bf16 = torch.device(device), dtype, bf16
         self.assign = compatibility.assignment(assign, len(models), len(federation))
@@ -81,7 +86,7 @@ class Clients:
             for model in templates
         ]
         self.counts = torch.as_tensor(federation.counts(), dtype=dtype, device=self.device)
-        self.memory = ClientStates(self.initial_state)
+        self.states = ClientStates(self.initial_state)
         self.prefetch = Prefetcher()
         self.budgets = [
             forward.MemoryBudget.on(self.device) for _ in templates
@@ -124,10 +129,10 @@ class Clients:
     # -- work -------------------------------------------------------------------------------------
     def program(self, algorithm: Algorithm, group: int) -> Program:
         """What the clients of one architecture do in an exchange."""
-        return Program(algorithm, self.tasks[group], self.pool, self.public, bf16=self.bf16)
+        return Program(algorithm, self.tasks[group], self.pool, self.public, self.uploads, bf16=self.bf16)
 
     def work(
-        self, algorithm: Algorithm, downlink: Downlink, memory: ClientStates, round: int, trains: bool = True
+        self, algorithm: Algorithm, downlink: Downlink, states: ClientStates, round: int, trains: bool = True
     ) -> list[Job]:
         """What the clients of a downlink have to do, one job per architecture; batches are drawn if it `trains`."""
         label = f"stage:{algorithm.name}" if isinstance(algorithm, Stage) else "train"
@@ -141,7 +146,7 @@ class Clients:
                     clients=clients,
                     broadcast=downlink.broadcast,
                     per_client=[downlink.per_client[k] for k in clients],
-                    states=[memory[k] for k in clients],
+                    states=[states[k] for k in clients],
                     rows=[self.federation.rows[k] for k in clients],
                     counts=[self.counts[k] for k in clients],
                     schedules=[self._schedules(algorithm, task, k, round, label, trains) for k in clients],
@@ -180,7 +185,7 @@ class Clients:
         self,
         algorithm: Algorithm,
         downlink: Downlink,
-        memory: ClientStates,
+        states: ClientStates,
         round: int,
         executor: Executor | None = None,
     ) -> dict[int, float | None]:
@@ -190,7 +195,7 @@ class Clients:
         pool = self.pool if self.federation.client_test_from == "train" else self.test
         assert pool is not None, "local test rows point into the test set"
         found: dict[int, float | None] = {}
-        for job in self.work(algorithm, downlink, memory, round, trains=False):
+        for job in self.work(algorithm, downlink, states, round, trains=False):
             budget = self.budgets[self.assign[job.clients[0]]] if forward.together(self.device, executor) else None
             right = forward.personal(job, pool, [local[k] for k in job.clients], budget)
             found.update({k: evaluation.accuracy(hits) for k, hits in zip(job.clients, right, strict=True)})

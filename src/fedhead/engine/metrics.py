@@ -1,11 +1,11 @@
-"""The figures of a finished run, wherever it ran: from its history and from what its stages measured."""
+"""The metrics of a finished run, wherever it ran: from its history and from what its stages measured."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-Row = dict[str, Any]
+Row = dict[str, Any]  # the record of one round, of a stage, or of a whole run
 
 
 class RunMetrics:
@@ -18,7 +18,7 @@ class RunMetrics:
 
     @property
     def measured(self) -> Mapping[str, Row]:
-        """The figures of each stage."""
+        """The metrics of each stage."""
         raise NotImplementedError
 
     @property

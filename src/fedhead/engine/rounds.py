@@ -1,25 +1,40 @@
-"""The rounds: train, evaluation, hand out a snapshot; then the stages; then the result."""
+"""The round loop: the only place that knows what a round is, whichever way the clients are reached.
+
+The pieces:
+
+- An *algorithm* (`fedhead.algorithm`) is a method or a stage: what a client does, what it sends, and what the server
+  makes of the replies.
+- A *transport* (`fedhead.engine.transport`) reaches the clients. The simulation's (`fedhead.engine.simulation`) gives
+  their work to an executor on this machine; Flower's (`fedhead.flower.transport`) sends messages to sites.
+- The *loop*, here, does the same over both. In every round it draws a cohort among the clients that are present, has
+  the transport carry out the exchange, checks each reply, asks again while there is no quorum, undoes the uploads,
+  aggregates, lets the states of those whose reply counted move on, evaluates, and hands out the round's record with a
+  `Snapshot` from which the run can be resumed. After the last round each stage is one more exchange (or two) with all
+  clients, on copies of the states: the trained run stays as it is.
+
+A failure is an error that belongs to one client: no reply in time, a reply of other shapes than asked for, numbers
+that are not finite. It never enters an aggregate. A transport with a `Quorum` goes on without that client and names
+it in the record; without one, as in simulations, the failure ends the run.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from fedhead.algorithm.base import Method, Stage
-from fedhead.algorithm.task import LocalTraining
+from fedhead.algorithm import upload
+from fedhead.algorithm.base import Algorithm, Stage
+from fedhead.core.errors import FedheadError
+from fedhead.core.schema import Schema, schema
 from fedhead.core.tree import Tree, Weights
-from fedhead.data.federation import Federation
-from fedhead.engine import evaluation
-from fedhead.engine.client_states import ClientStates
+from fedhead.engine import evaluation, reply_check, sampling
 from fedhead.engine.metrics import Row, RunMetrics
-from fedhead.engine.simulation import Simulation
-from fedhead.executors import select
-from fedhead.executors.forward import ForwardExecutor
-from fedhead.executors.job import Executor
-from fedhead.executors.loop import Loop
-from fedhead.models.precision import set_precision
-from fedhead.models.split_model import SplitModel
+from fedhead.engine.server import aggregate, global_accuracy
+from fedhead.engine.transport import ClientReply, Quorum, Received, Transport
+
+AnyTransport = Transport[Any]
 
 
 @dataclass(frozen=True)
@@ -28,7 +43,7 @@ class Snapshot:
 
     round: int
     server: Tree
-    clients: dict[int, Tree]
+    clients: dict[int, Any]  # what the transport's states hold for the clients that took part
     history: list[Row]
 
 
@@ -38,20 +53,28 @@ class StageResult:
 
     name: str
     server: Tree
-    memory: ClientStates
-    accuracy: float | None
-    personal: float | None
+    states: Any  # the clients' states after it, as the transport holds them
     metrics: Row
     weights: Weights | None
+
+    @property
+    def accuracy(self) -> float | None:
+        """Per cent on the global test set."""
+        return self.metrics["accuracy"]  # type: ignore[no-any-return]  # rows are untyped
+
+    @property
+    def personal(self) -> float | None:
+        """Per cent on the clients' own test sets, the mean over clients."""
+        return self.metrics["personal"]  # type: ignore[no-any-return]  # rows are untyped
 
 
 @dataclass
 class Result(RunMetrics):
     """A finished run: its history, its weights and what it can still be asked."""
 
-    simulation: Simulation = field(repr=False)
-    executor: str
+    transport: AnyTransport = field(repr=False)
     history: list[Row] = field(repr=False)
+    executor: str = ""
     outcomes: dict[str, StageResult] = field(repr=False, default_factory=dict)
     last_rounds: int = 1
     preparing: float = 0.0
@@ -59,116 +82,230 @@ class Result(RunMetrics):
     @property
     def server(self) -> Tree:
         """The server's final state."""
-        return self.simulation.server
+        return self.transport.server
 
     @property
-    def clients(self) -> dict[int, Tree]:
+    def clients(self) -> dict[int, Any]:
         """What each client that took part has kept."""
-        return self.simulation.memory.states
+        return self.transport.states.kept  # type: ignore[no-any-return]  # the transport's states may be any
 
     @property
     def weights(self) -> Weights | None:
         """The global model, where the method has one."""
-        return self.simulation.method.global_model(self.server, self.simulation.task)
+        return self.transport.clients.method.global_model(self.server, self.transport.clients.task)
 
     @property
     def measured(self) -> dict[str, Row]:
-        """The figures of each stage."""
+        """The metrics of each stage."""
         return {name: outcome.metrics for name, outcome in self.outcomes.items()}
 
     def calibrate(self, stage: Stage) -> StageResult:
         """Run a stage, such as `CCVR()`, on the trained federation; the run itself stays as it is."""
-        return run_stage(self.simulation, stage, select.by_name(self.executor, self.simulation))
+        return run_stage(self.transport, stage)
 
 
+# -- the run ------------------------------------------------------------------------------------------
 def run(
-    federation: Federation,
-    model: SplitModel | Sequence[SplitModel],
-    method: Method,
+    transport: AnyTransport,
     *,
-    rounds: int,
-    local: LocalTraining,
-    participation: float = 1.0,
     stages: Sequence[Stage] = (),
-    seed: int = 0,
-    executor: str | Executor = "auto",
-    device: str = "auto",
-    precision: str = "fp32",
     evaluate_every: int = 1,
     last_rounds: int = 1,
     resume: Snapshot | None = None,
     on_round: Callable[[Snapshot], None] | None = None,
     on_start: Callable[[str], None] | None = None,
-    assign: Sequence[int] | None = None,
 ) -> Result:
-    """Train a federation and run the stages; `on_start` learns the executor, `on_round` gets a snapshot a round."""
-    models = [model] if isinstance(model, SplitModel) else list(model)
-    simulation = Simulation(
-        federation,
-        models,
-        method,
-        rounds=rounds,
-        local=local,
-        participation=participation,
-        seed=seed,
-        device=select.device(device),
-        bf16=set_precision(precision),
-        assign=assign,
-    )
-    stages = [stage.after(method) for stage in stages]  # refuses what does not go together before any compute
+    """Train a federation, then run the stages.
+
+    Args:
+        transport: The way to the clients, which also holds the state of the server.
+        stages: What follows the rounds, in order.
+        evaluate_every: Evaluate after every so many rounds; the last one is always evaluated.
+        last_rounds: Over how many evaluated rounds `Result.accuracy_mean` is taken.
+        resume: Where to go on, from an earlier run's `on_round`.
+        on_round: Called with a snapshot after each round.
+        on_start: Called with the transport's name once it is ready.
+
+    Returns:
+        The finished run.
+
+    Raises:
+        BadInput: If a stage does not go with the method, the models or the transport.
+        FedheadError: If a round has no quorum, or, without one, as soon as a client fails.
+    """
+    method, rounds = transport.clients.method, transport.clients.task.rounds
+    stages = [stage.after(method) for stage in stages]
     for stage in stages:
-        stage.check(models, federation)
+        transport.check(stage)  # before any compute
     history: list[Row] = []
     begin = 0
     if resume is not None:
-        simulation.server = resume.server.to(simulation.device)
-        for k, state in resume.clients.items():
-            simulation.memory[k] = state.to(simulation.device)
+        transport.restore(resume.server, resume.clients)
         history, begin = list(resume.history), resume.round
-    worker = select.executor(executor, simulation)
+    transport.begin()
     if on_start is not None:
-        on_start(worker.name)
+        on_start(transport.name)
     for number in range(begin + 1, rounds + 1):
-        row = _round(simulation, worker, number, evaluate_now=number % evaluate_every == 0 or number == rounds)
-        history.append(row)
+        last = number == rounds
+        history.append(
+            train_round(
+                transport,
+                number,
+                evaluated=last or number % evaluate_every == 0,
+                deliver=last and not stages,
+            )
+        )
         if on_round is not None:
-            on_round(Snapshot(number, simulation.server, simulation.memory.states, history))
-    result = Result(simulation, worker.name, history, last_rounds=last_rounds)
+            on_round(Snapshot(number, transport.server, transport.states.kept, history))
+    result = Result(transport, history, transport.name, last_rounds=last_rounds)
     for stage in stages:
-        result.outcomes[stage.name] = run_stage(simulation, stage, worker)
-    result.preparing = worker.preparing
+        result.outcomes[stage.name] = run_stage(transport, stage)
+    result.preparing = transport.preparing
     return result
 
 
-def _round(simulation: Simulation, worker: Executor, number: int, evaluate_now: bool) -> Row:
-    begin, prepared = time.perf_counter(), worker.preparing
-    traffic = simulation.round(number, worker)
-    row: Row = {"round": number, "lr": simulation.lr(number), "bytes_up": traffic.up, "bytes_down": traffic.down}
-    row["participants"] = traffic.participants
-    if evaluate_now:
-        row |= simulation.evaluate(simulation.method, simulation.server, simulation.memory, number, worker)
-    row["seconds"] = time.perf_counter() - begin - (worker.preparing - prepared)  # compiling is no training
+def train_round(transport: AnyTransport, number: int, *, evaluated: bool = False, deliver: bool = False) -> Row:
+    """Carry out one round of training, and return its record; without a quorum nothing changes."""
+    clock, clients = _Clock(transport), transport.clients
+    row: Row = {"round": number, "lr": clients.lr(number)}
+    transport.server, record = _exchange(
+        transport,
+        clients.method,
+        transport.server,
+        transport.states,
+        number,
+        lambda present: sampling.cohort_of(clients.task, number, present),
+    )
+    row |= record
+    if evaluated:
+        row |= evaluate(transport, clients.method, transport.server, transport.states, number, deliver)
+    row["seconds"] = clock.seconds()
     return row
 
 
-def run_stage(simulation: Simulation, stage: Stage, worker: Executor) -> StageResult:
-    """One stage on top of a trained simulation, which stays as it is."""
-    begin = time.perf_counter()
-    stage = stage.after(simulation.method)
-    stage.check([task.model for task in simulation.tasks], simulation.federation)
-    memory, number = simulation.memory.copy(), simulation.task.rounds + 1
-    server, metrics = simulation.server, Row(bytes_up=0, bytes_down=0)
+def run_stage(transport: AnyTransport, stage: Stage) -> StageResult:
+    """Carry out one stage on top of a trained federation, which stays as it is."""
+    clock, task = _Clock(transport), transport.clients.task
+    stage = stage.after(transport.clients.method)
+    transport.check(stage)
+    server, before = transport.server, Row(bytes_up=0, bytes_down=0)
     if (earlier := stage.earlier()) is not None:
-        before = run_stage(simulation, earlier, worker)
-        server, metrics = server.replace(model=server["model"].replace(before.weights)), before.metrics
-    passing = not stage.phases(simulation.task)  # one pass over each client's data, which a CPU makes one by one
-    carrier = worker if not passing else ForwardExecutor() if simulation.device.type == "cuda" else Loop()
-    server, traffic = simulation.algorithm(stage, server, memory, simulation.holders, number, carrier)
-    metrics = {"bytes_up": metrics["bytes_up"] + traffic.up, "bytes_down": metrics["bytes_down"] + traffic.down}
-    metrics |= simulation.evaluate(stage, server, memory, number, worker)
-    if simulation.federation.client_test is not None and (steps := stage.steps()):
-        found = {name: simulation.personal(step, server, memory, number, worker) for name, step in steps.items()}
-        metrics["steps"] = {name: evaluation.mean(each) for name, each in found.items()}
-    metrics["seconds"] = time.perf_counter() - begin
-    model = stage.global_model(server, simulation.task)
-    return StageResult(stage.name, server, memory, metrics["accuracy"], metrics["personal"], metrics, model)
+        earlier = earlier.after(transport.clients.method)
+        calibrated, _, before = _stage_exchange(transport, earlier, server)
+        server = server.replace(model=server["model"].replace(earlier.global_model(calibrated, task)))
+    server, states, metrics = _stage_exchange(transport, stage, server)
+    for way in ("bytes_up", "bytes_down"):
+        metrics[way] += before[way]
+    metrics |= evaluate(transport, stage, server, states, task.rounds + 1, deliver=True)
+    metrics["seconds"] = clock.seconds()
+    return StageResult(stage.name, server, states, metrics, stage.global_model(server, task))
+
+
+def _stage_exchange(transport: AnyTransport, stage: Stage, server: Tree) -> tuple[Tree, Any, Row]:
+    """One exchange with all clients that are present, on a copy of their states."""
+    states = transport.states.copy()
+    number = transport.clients.task.rounds + 1
+    server, record = _exchange(transport, stage, server, states, number, lambda present: present)
+    return server, states, record
+
+
+def evaluate(
+    transport: AnyTransport, algorithm: Algorithm, server: Tree, states: Any, round: int, deliver: bool = False
+) -> Row:
+    """Return the accuracies of the global model and of every client's own, as entries of a record."""
+    row = global_accuracy(algorithm, server, transport.clients.task, transport.test, transport.clients.bf16)
+    found = transport.evaluate(algorithm, server, states, round, deliver)
+    row |= {"personal": None, "clients": None}
+    if found is not None:
+        row |= {"personal": evaluation.mean(found.clients), "clients": found.clients}
+        if found.steps:
+            row["steps"] = {name: evaluation.mean(each) for name, each in found.steps.items()}
+    return row
+
+
+# -- one exchange -------------------------------------------------------------------------------------
+def _exchange(
+    transport: AnyTransport,
+    algorithm: Algorithm,
+    server: Tree,
+    states: Any,
+    round: int,
+    select: Callable[[list[int]], list[int]],
+) -> tuple[Tree, Row]:
+    """Ask a cohort, check and aggregate; clients' states are written last, so that a failure leaves no trace."""
+    quorum = transport.quorum or Quorum()
+    where = f"stage {algorithm.name}" if isinstance(algorithm, Stage) else f"round {round}"
+    counted: dict[int, ClientReply] = {}
+    failed: dict[int, FedheadError] = {}
+    down = 0
+    for attempt in range(1, quorum.attempts + 1):
+        cohort = select(transport.present())
+        asked = [k for k in cohort if k not in counted]
+        received = transport.exchange(algorithm, server, states, asked, round)
+        down += received.bytes_down
+        fresh, faults = _checked(transport, algorithm, server, received, round)
+        counted |= fresh
+        failed = {k: why for k, why in failed.items() if k not in asked} | faults
+        for k, why in faults.items():
+            if transport.quorum is None:
+                raise why
+            transport.log(f"{where}: {transport.client_name(k)} does not count: {why}")
+        if len(counted) >= max(1, min(quorum.replies, len({*cohort, *counted}))):
+            new = _aggregated(transport, algorithm, server, counted)
+            for k in sorted(counted):
+                states[k] = counted[k].kept
+            return new, _record(transport, counted, failed, down)
+        transport.log(f"{where}, attempt {attempt}: only {len(counted)} replies that count")
+    reasons = "; ".join(f"{transport.client_name(k)}: {why}" for k, why in sorted(failed.items()))
+    raise FedheadError(
+        f"{where} has no quorum: {len(counted)} of {quorum.replies} replies after "
+        f"{quorum.attempts} attempts ({reasons}); fix the sites, then resume"
+    )
+
+
+def _checked(
+    transport: AnyTransport, algorithm: Algorithm, server: Tree, received: Received, round: int
+) -> tuple[dict[int, ClientReply], dict[int, FedheadError]]:
+    """Return the replies that are as expected, and why the others are not."""
+    passed: dict[int, ClientReply] = {}
+    failed = dict(received.failures)
+    first: Schema | None = None
+    for k in sorted(received.replies):
+        reply = received.replies[k]
+        known = transport.schema(algorithm, server, k)
+        try:
+            reply_check.check(reply.send, first if known is None else known, k, round)
+        except FedheadError as error:
+            failed[k] = error
+            continue
+        first = schema(reply.send) if first is None else first
+        passed[k] = reply
+    return passed, failed
+
+
+def _aggregated(transport: AnyTransport, algorithm: Algorithm, server: Tree, replies: dict[int, ClientReply]) -> Tree:
+    clients = transport.clients
+    sent = {k: upload.decode(clients.uploads, algorithm, r.send, clients.task_of(k)) for k, r in replies.items()}
+    return aggregate(algorithm, server, sent, {k: r.samples for k, r in replies.items()}, clients.task)
+
+
+def _record(
+    transport: AnyTransport, replies: dict[int, ClientReply], failed: dict[int, FedheadError], down: int
+) -> Row:
+    up = sum(reply.send.nbytes for reply in replies.values())
+    record: Row = {"bytes_up": up, "bytes_down": down, "participants": len(replies)}
+    if failed:
+        record["failed"] = {transport.client_name(k): str(why) for k, why in failed.items()}
+    return record
+
+
+class _Clock:
+    """Seconds since it was made, less those in which the transport compiled."""
+
+    def __init__(self, transport: AnyTransport):
+        self._transport = transport
+        self._begin, self._prepared = time.perf_counter(), transport.preparing
+
+    def seconds(self) -> float:
+        """Return the seconds so far."""
+        return time.perf_counter() - self._begin - (self._transport.preparing - self._prepared)

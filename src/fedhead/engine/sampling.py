@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from fedhead.algorithm.task import Task
 from fedhead.core import random
 
 
@@ -16,6 +17,11 @@ def sample_cohort(seed: int, round: int, eligible: list[int], clients: int, part
     size = min(len(eligible), max(1, round_half_up(participation * clients)))
     order = random.permutation(random.key(seed, "cohort", round), len(eligible))
     return sorted(eligible[i] for i in order[:size])
+
+
+def cohort_of(task: Task, round: int, eligible: list[int]) -> list[int]:
+    """Return the clients of a round of a task, drawn among those that can take part."""
+    return sample_cohort(task.seed, round, eligible, task.clients, task.participation)
 
 
 def round_half_up(value: float) -> int:

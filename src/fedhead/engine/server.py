@@ -1,4 +1,4 @@
-"""The server's half of an exchange, the same in a simulation and across machines: downlink, aggregate, test."""
+"""The server's half of an exchange, the same in a simulation and across machines: downlink, aggregation, test."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from fedhead.core.batch import Output
 from fedhead.core.tree import Tree, Weights
 from fedhead.data.pool import Pool
 from fedhead.engine import evaluation
+from fedhead.engine.metrics import Row
 
 
 class Downlink(NamedTuple):
@@ -42,8 +43,8 @@ def aggregate(
     return algorithm.aggregate(server, Replies(order, [samples[k] for k in order], [sent[k] for k in order]), task)
 
 
-def figures(algorithm: Algorithm, server: Tree, task: Task, pool: Pool | None, bf16: bool = False) -> dict[str, object]:
-    """The global model's accuracy, overall and by class, where there is such a model and a test set."""
+def global_accuracy(algorithm: Algorithm, server: Tree, task: Task, pool: Pool | None, bf16: bool = False) -> Row:
+    """Return the global model's accuracy, overall and by class, where there is such a model and a test set."""
     model = algorithm.global_model(server, task)
     if model is None or pool is None:
         return {"accuracy": None, "per_class": None}

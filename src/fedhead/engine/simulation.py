@@ -1,40 +1,53 @@
-"""A simulated federation: all clients and the server on one machine."""
+"""The simulation: all clients and the server on one machine, trained by an executor."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Self
 
-from fedhead.algorithm.base import Algorithm, Method
-from fedhead.algorithm.phase import Reply
+from fedhead.algorithm.base import Algorithm, Method, Stage
+from fedhead.algorithm.task import LocalTraining
+from fedhead.algorithm.upload import Upload
 from fedhead.core.log import warn_once
-from fedhead.core.schema import schema
 from fedhead.core.tree import Tree
-from fedhead.engine import evaluation, reply_check, sampling
-from fedhead.engine import server as servers
+from fedhead.engine import rounds as loop
+from fedhead.engine import sampling
 from fedhead.engine.client_states import ClientStates
 from fedhead.engine.clients import Clients
+from fedhead.engine.rounds import Result, Snapshot
+from fedhead.engine.server import make_downlink
+from fedhead.engine.transport import ClientAccuracies, ClientReply, Received, Transport
+from fedhead.executors import select
+from fedhead.executors.forward import ForwardExecutor
 from fedhead.executors.job import Executor, Job
+from fedhead.executors.loop import Loop
+from fedhead.models.precision import set_precision
 from fedhead.models.split_model import SplitModel
 
 if TYPE_CHECKING:
     from fedhead.data.federation import Federation
 
 
-@dataclass(frozen=True)
-class Traffic:
-    """What crossed the wire in one exchange, all clients together."""
+class Simulation(Clients, Transport[ClientStates]):
+    """All clients of a federation with the server beside them; the transport that asks an executor.
 
-    up: int
-    down: int
-    participants: int  # the clients that took part
+    Args:
+        federation: The clients' data.
+        models: The architectures.
+        method: What is trained.
+        executor: Who trains the clients: an executor, or the name of one that `begin` selects.
+        settings: What else `Clients` takes.
+    """
 
-
-class Simulation(Clients):
-    """All clients of a federation with the server beside them; takes what `Clients` takes."""
-
-    def __init__(self, federation: Federation, models: Sequence[SplitModel], method: Method, **settings: Any):
+    def __init__(
+        self,
+        federation: Federation,
+        models: Sequence[SplitModel],
+        method: Method,
+        *,
+        executor: str | Executor = "loop",
+        **settings: Any,
+    ):
         super().__init__(federation, models, method, **settings)
         largest, size = max(self.task.sizes), self.task.local.batch_size
         if size > 2 * largest:
@@ -43,77 +56,169 @@ class Simulation(Clients):
                 f"batch_size={largest} trains alike in less time"
             )
         self.server = method.init_server(self.initial[0], self.task)
+        self._wanted = executor
+        self.executor: Executor = executor if isinstance(executor, Executor) else Loop()
 
-    # -- exchanges --------------------------------------------------------------------------------
-    def jobs(
-        self, algorithm: Algorithm, server: Tree, memory: ClientStates, cohort: list[int], round: int
-    ) -> list[Job]:
-        """The work of an exchange, a job an architecture."""
-        return self.work(algorithm, servers.make_downlink(algorithm, server, cohort, self.task_of), memory, round)
+    def using(self, executor: Executor) -> Self:
+        """Let this executor train the clients from now on; returns the simulation."""
+        self._wanted = self.executor = executor
+        return self
 
-    def algorithm(
-        self,
-        algorithm: Algorithm,
-        server: Tree,
-        memory: ClientStates,
-        cohort: list[int],
-        round: int,
-        executor: Executor,
-    ) -> tuple[Tree, Traffic]:
-        """Let clients work, check replies, aggregate; the clients' states are written last."""
-        downlink = servers.make_downlink(algorithm, server, cohort, self.task_of)
-        replies: dict[int, Reply] = {}
-        jobs = self.work(algorithm, downlink, memory, round)
-        for job, found in zip(jobs, executor.run_all(jobs), strict=True):
-            replies.update(zip(job.clients, found, strict=True))
-        expected = None
-        for k in cohort:
-            reply_check.check(replies[k].send, expected, k, round)
-            expected = expected or schema(replies[k].send)
-        sent = {k: replies[k].send for k in cohort}
-        sizes = {k: float(len(self.federation.rows[k])) for k in cohort}
-        server = servers.aggregate(algorithm, server, sent, sizes, self.task)
-        for k in cohort:
-            memory[k] = replies[k].keep
-        return server, Traffic(sum(send.nbytes for send in sent.values()), downlink.nbytes(), len(cohort))
+    # -- transport --------------------------------------------------------------------------------
+    @property
+    def name(self) -> str:
+        """The executor's name."""
+        return self.executor.name
 
-    def cohort(self, number: int) -> list[int]:
-        """The clients that take part in a round."""
-        task = self.task
-        return sampling.sample_cohort(task.seed, number, self.holders, task.clients, task.participation)
+    @property
+    def clients(self) -> Clients:
+        """The clients, which are all here."""
+        return self
 
-    def jobs_of_round(self, number: int) -> list[Job]:
-        """The work of a round of training from the present state, one job per architecture."""
-        return self.jobs(self.method, self.server, self.memory, self.cohort(number), number)
+    @property
+    def preparing(self) -> float:
+        """Seconds that the executor has spent on compiling."""
+        return self.executor.preparing
 
-    def round(self, number: int, executor: Executor) -> Traffic:
-        """One round of training."""
-        cohort = self.cohort(number)
-        if self.device.type == "cuda" and number < self.task.rounds:  # a CPU has no time to spare
-            later = self.cohort(number + 1)
-            self.prefetch.begin(f for k in later for f in self.forms(self.method, self.task_of(k), k, number + 1))
-        self.server, traffic = self.algorithm(self.method, self.server, self.memory, cohort, number, executor)
-        return traffic
+    def check(self, stage: Stage) -> None:
+        """Refuse a stage that does not go with the models or the data."""
+        stage.check([task.model for task in self.tasks], self.federation)
 
-    # -- evaluation -------------------------------------------------------------------------------
+    def begin(self) -> None:
+        """Select the executor."""
+        self.executor = select.executor(self._wanted, self)
+
+    def restore(self, server: Tree, kept: Mapping[int, Tree]) -> None:
+        """Go on from an earlier state, on this simulation's device."""
+        super().restore(server.to(self.device), {k: state.to(self.device) for k, state in kept.items()})
+
+    def present(self) -> list[int]:
+        """Return the clients that hold data."""
+        return self.holders
+
+    def exchange(
+        self, algorithm: Algorithm, server: Tree, states: ClientStates, cohort: list[int], round: int
+    ) -> Received:
+        """Let the executor do the work of a cohort, one job per architecture."""
+        if self.device.type == "cuda" and isinstance(algorithm, Method) and round < self.task.rounds:
+            later = self.cohort(round + 1)  # a CPU has no time to spare
+            self.prefetch.begin(f for k in later for f in self.forms(self.method, self.task_of(k), k, round + 1))
+        downlink = make_downlink(algorithm, server, cohort, self.task_of)
+        jobs = self.work(algorithm, downlink, states, round)
+        replies: dict[int, ClientReply] = {}
+        for job, found in zip(jobs, self._executor_for(algorithm).run_all(jobs), strict=True):
+            for k, reply in zip(job.clients, found, strict=True):
+                replies[k] = ClientReply(reply.send, reply.keep, float(len(self.federation.rows[k])))
+        return Received(replies, downlink.nbytes())
+
+    def _executor_for(self, algorithm: Algorithm) -> Executor:
+        """Stages that only pass over each client's data once are no work for a stack on a CPU."""
+        if isinstance(algorithm, Method) or algorithm.phases(self.task):
+            return self.executor
+        return ForwardExecutor() if self.device.type == "cuda" else Loop()
+
     def evaluate(
-        self, algorithm: Algorithm, server: Tree, memory: ClientStates, round: int, executor: Executor | None = None
-    ) -> dict[str, object]:
-        """Accuracies of the global model and of every client's own; `executor` is the run's."""
-        row = servers.figures(algorithm, server, self.task, self.test, self.bf16)
-        row |= {"personal": None, "clients": None}
-        if self.federation.client_test is not None:
-            each = self.personal(algorithm, server, memory, round, executor)
-            row["clients"], row["personal"] = each, evaluation.mean(each)
-        return row
+        self, algorithm: Algorithm, server: Tree, states: ClientStates, round: int, deliver: bool = False
+    ) -> ClientAccuracies | None:
+        """Test every client's own model, and those of the states on the way of a stage."""
+        if self.federation.client_test is None:
+            return None
+        steps = algorithm.steps() if isinstance(algorithm, Stage) else {}
+        return ClientAccuracies(
+            self._accuracies(algorithm, server, states, round),
+            {name: self._accuracies(step, server, states, round) for name, step in steps.items()},
+        )
 
-    def personal(
-        self, algorithm: Algorithm, server: Tree, memory: ClientStates, round: int, executor: Executor | None = None
-    ) -> list[float | None]:
-        """Each client's accuracy on its own test samples, None for a client without any."""
+    def _accuracies(self, algorithm: Algorithm, server: Tree, states: ClientStates, round: int) -> list[float | None]:
         local = self.federation.client_test
         assert local is not None
-        clients = [k for k in self.holders if len(local[k])]
-        downlink = servers.make_downlink(algorithm, server, clients, self.task_of)
-        found = self.own_accuracies(algorithm, downlink, memory, round, executor)
+        tested = [k for k in self.holders if len(local[k])]
+        downlink = make_downlink(algorithm, server, tested, self.task_of)
+        found = self.own_accuracies(algorithm, downlink, states, round, self.executor)
         return [found.get(k) for k in range(len(local))]
+
+    # -- work -------------------------------------------------------------------------------------
+    def cohort(self, number: int) -> list[int]:
+        """Return the clients that take part in a round."""
+        return sampling.cohort_of(self.task, number, self.holders)
+
+    def jobs(
+        self, algorithm: Algorithm, server: Tree, states: ClientStates, cohort: list[int], round: int
+    ) -> list[Job]:
+        """Return the work of an exchange, one job per architecture."""
+        return self.work(algorithm, make_downlink(algorithm, server, cohort, self.task_of), states, round)
+
+    def jobs_of_round(self, number: int) -> list[Job]:
+        """Return the work of a round of training from the present state, one job per architecture."""
+        return self.jobs(self.method, self.server, self.states, self.cohort(number), number)
+
+
+def simulate(
+    federation: Federation,
+    model: SplitModel | Sequence[SplitModel],
+    method: Method,
+    *,
+    rounds: int,
+    local: LocalTraining,
+    participation: float = 1.0,
+    stages: Sequence[Stage] = (),
+    uploads: Sequence[Upload] = (),
+    seed: int = 0,
+    executor: str | Executor = "auto",
+    device: str = "auto",
+    precision: str = "fp32",
+    evaluate_every: int = 1,
+    last_rounds: int = 1,
+    resume: Snapshot | None = None,
+    on_round: Callable[[Snapshot], None] | None = None,
+    on_start: Callable[[str], None] | None = None,
+    assign: Sequence[int] | None = None,
+) -> Result:
+    """Simulate a federation and run the round loop on it.
+
+    Args:
+        federation: The clients' data.
+        model: One architecture, or several: client i has model i mod n, or the one that `assign` gives it.
+        method: What is trained.
+        rounds: How many rounds.
+        local: How clients train.
+        participation: The share of the clients that train in a round.
+        stages: What follows the rounds.
+        uploads: What a reply passes before it leaves a client.
+        seed: Decides cohorts, batches and augmentation.
+        executor: `loop`, `stack`, `lanes`, `auto` (the fastest of a short trial), or an executor.
+        device: `cpu`, `cuda`, or `auto`.
+        precision: `fp32` or `bf16`.
+        evaluate_every: Evaluate after every so many rounds, and after the last.
+        last_rounds: Over how many evaluated rounds the mean accuracy is taken.
+        resume: Where to go on, from an earlier run's `on_round`.
+        on_round: Called with a snapshot after each round.
+        on_start: Called with the executor's name before the first round.
+        assign: The number of each client's architecture.
+
+    Returns:
+        The finished run.
+    """
+    simulation = Simulation(
+        federation,
+        [model] if isinstance(model, SplitModel) else list(model),
+        method,
+        executor=executor,
+        rounds=rounds,
+        local=local,
+        participation=participation,
+        uploads=uploads,
+        seed=seed,
+        device=select.device(device),
+        bf16=set_precision(precision),
+        assign=assign,
+    )
+    return loop.run(
+        simulation,
+        stages=stages,
+        evaluate_every=evaluate_every,
+        last_rounds=last_rounds,
+        resume=resume,
+        on_round=on_round,
+        on_start=on_start,
+    )

@@ -102,7 +102,10 @@ class MultiRun:
 
     def _fit(self, a: Job, b: Job) -> bool:
         """Whether two jobs do the same work on the same data."""
-        one, other = [(job.round, job.lr, job.program.bf16, repr(job.program.algorithm)) for job in (a, b)]
+        one, other = [
+            (job.round, job.lr, job.program.bf16, repr(job.program.algorithm), repr(job.program.uploads))
+            for job in (a, b)
+        ]
         if one != other:
             return False
         if a.program.task.local != b.program.task.local or str(a.program.task.model) != str(b.program.task.model):

@@ -11,10 +11,12 @@ from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
+from fedhead.algorithm import upload
 from fedhead.algorithm.base import Algorithm, Method
 from fedhead.algorithm.client import Client, ClientInputs
 from fedhead.algorithm.phase import Phase, Reply
 from fedhead.algorithm.task import Task
+from fedhead.algorithm.upload import Upload
 from fedhead.core.batch import Batch
 from fedhead.core.optimizers import Optimizer
 from fedhead.core.tree import Tree, Weights
@@ -29,6 +31,7 @@ class Program:
     task: Task
     pool: Pool
     public: Pool | None = None
+    uploads: tuple[Upload, ...] = ()  # what a reply passes before it leaves the client
     chunk: int = 256  # samples at a time where a hook runs over all of a client's data
     bf16: bool = False
     channels_last: bool = False
@@ -59,8 +62,10 @@ class Program:
         return self.algorithm.start(self.client(inputs))
 
     def finish(self, w: Weights, inputs: ClientInputs) -> Reply:
-        """What is sent and kept after the last step."""
-        return self.algorithm.finish(w, self.client(inputs))
+        """What is sent, as the uploads leave it, and kept after the last step."""
+        client = self.client(inputs)
+        reply = self.algorithm.finish(w, client)
+        return reply._replace(send=upload.encode(self.uploads, self.algorithm, reply.send, client))
 
     def correct(self, g: Tree, inputs: ClientInputs) -> Tree:
         """The gradient that the optimizer sees."""

@@ -162,7 +162,7 @@ def _measure(
     if where.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
     worker = select.by_name(executor, simulation, compile=True)
-    jobs = simulation.jobs(simulation.method, simulation.server, simulation.memory, simulation.holders, 1)
+    jobs = simulation.jobs(simulation.method, simulation.server, simulation.states, simulation.holders, 1)
     if executor == "loop":  # a few clients tell as much as many, one after another
         jobs = [job.take(list(range(min(2, len(job.clients))))) for job in jobs]
     count = sum(len(job.clients) for job in jobs) * steps

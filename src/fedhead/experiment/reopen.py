@@ -30,12 +30,16 @@ class Trained:
     path: Path
     recipe: Recipe
     simulation: Simulation
-    executor: Executor
     round: int  # after which the checkpoint was taken
+
+    @property
+    def executor(self) -> Executor:
+        """Who trains its clients."""
+        return self.simulation.executor
 
     def run(self, stage: Stage) -> StageResult:
         """The outcome of a stage; the trained run stays as it is."""
-        return run_stage(self.simulation, stage, self.executor)
+        return run_stage(self.simulation, stage)
 
 
 def reopen(path: str | Path, data: str | Path | None = None, device: str = "auto") -> Trained:
@@ -46,12 +50,10 @@ def reopen(path: str | Path, data: str | Path | None = None, device: str = "auto
     begun = folder.environment()
     simulation = begin(recipe, build.federation(recipe, data), device, begun.get("precision") == "bf16")
     folder.save_partition(simulation.federation)  # refuses data that has changed since
-    simulation.server = state["server"].to(simulation.device)
-    for k, kept in state["clients"].items():
-        simulation.memory[int(k)] = kept.to(simulation.device)
+    simulation.restore(state["server"], {int(k): kept for k, kept in state["clients"].items()})
     same = begun.get("device") == simulation.device.type  # what a GPU does best a CPU may not do at all
-    worker = select.by_name(str(begun["executor"]) if same and "executor" in begun else "loop", simulation)
-    return Trained(folder.path, recipe, simulation, worker, number)
+    simulation.using(select.by_name(str(begun["executor"]) if same and "executor" in begun else "loop", simulation))
+    return Trained(folder.path, recipe, simulation, number)
 
 
 def fresh(trained: Trained) -> Simulation:

@@ -13,9 +13,9 @@ from fedhead.core.errors import BadInput
 from fedhead.core.tree import Tree
 from fedhead.core.treefile import save_tree
 from fedhead.deploy import engine
-from fedhead.engine.metrics import RunMetrics
-from fedhead.engine.rounds import Snapshot, run
-from fedhead.engine.simulation import Simulation
+from fedhead.engine.metrics import Row, RunMetrics
+from fedhead.engine.rounds import Snapshot
+from fedhead.engine.simulation import Simulation, simulate
 from fedhead.executors import select
 from fedhead.executors.compile import start_helpers
 from fedhead.executors.job import Executor
@@ -27,7 +27,6 @@ from fedhead.experiment.run_folder import RunFolder
 from fedhead.experiment.tensorboard import Board
 from fedhead.models.split_model import SplitModel
 
-Row = dict[str, Any]
 STAGES = "stages.safetensors"  # the server's state after each stage
 LONG = 50  # local epochs of a client from which on a run on a GPU is likely to be compiled
 
@@ -93,7 +92,7 @@ def execute(
             on_row(row)
 
         try:
-            result = run(
+            result = simulate(
                 federation,
                 models,
                 build.method(recipe),
@@ -116,7 +115,7 @@ def execute(
                 board.close()
         if result.outcomes:
             save_tree(out / STAGES, Tree({name: outcome.server for name, outcome in result.outcomes.items()}))
-        found = figures(out, recipe, result)
+        found = final_metrics(out, recipe, result)
         found["public_bytes"] = 0 if federation.public is None else federation.public.x.nbytes
         folder.finish(found)
     return found
@@ -220,8 +219,8 @@ def _snapshot(folder: RunFolder) -> Snapshot | None:
     return Snapshot(number, state["server"], {int(k): kept for k, kept in state["clients"].items()}, history)
 
 
-def figures(out: Path, recipe: Recipe, result: RunMetrics) -> Row:
-    """The final figures of a run, as its folder keeps them."""
+def final_metrics(out: Path, recipe: Recipe, result: RunMetrics) -> Row:
+    """Return the final metrics of a run, as its folder keeps them."""
     last = next((row for row in reversed(result.history) if "accuracy" in row), {})
     return {
         "run": str(out),

@@ -1,4 +1,4 @@
-"""From the files of a deployment to what works: a site, or the server's loop."""
+"""From the files of a deployment to what works: a site, or the server's transport."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from fedhead.executors import select
 from fedhead.experiment import build
 from fedhead.experiment.recipe import Recipe
 from fedhead.flower import data as own_data
-from fedhead.flower.coordinator import Coordinator
 from fedhead.flower.dry_run import DryRun
 from fedhead.flower.files import RECIPE_DATA, ServerFile, SiteFile
 from fedhead.flower.protocol import RunSpec, to_json
-from fedhead.flower.site import Bench, Site
+from fedhead.flower.site import Site, SiteRun
+from fedhead.flower.transport import FlowerTransport
 from fedhead.models.split_model import SplitModel
 
 if TYPE_CHECKING:
@@ -33,17 +33,17 @@ if TYPE_CHECKING:
 
 # -- sites ------------------------------------------------------------------------------------------
 def site_of(path: str) -> tuple[Site, bool]:
-    """The site of a site.yaml by its path, and whether its orders are watched; one that can't be read says so."""
+    """The site of a site.yaml by its path, and whether its requests are watched; one that can't be read says so."""
     try:
         file = SiteFile.read(path)
         return site(file), file.watchdog
     except BadInput as error:
         reason = str(error)
 
-    def bench(terms: RunSpec, number: int) -> Bench:
+    def site_run(spec: RunSpec, number: int) -> SiteRun:
         raise BadInput(reason)
 
-    return Site(Path(path).parent.name, bench, Path(path).parent), True
+    return Site(Path(path).parent.name, site_run, Path(path).parent), True
 
 
 def site(file: SiteFile) -> Site:
@@ -51,22 +51,22 @@ def site(file: SiteFile) -> Site:
     if file.threads is not None:
         torch.set_num_threads(file.threads)
 
-    kept: dict[str, Bench] = {}  # a worker answers many orders of one run: data and model are made once
+    kept: dict[str, SiteRun] = {}  # a worker answers many requests of one run: data and model are made once
 
-    def bench(terms: RunSpec, number: int) -> Bench:
-        key = json.dumps(to_json(terms), sort_keys=True)
+    def site_run(spec: RunSpec, number: int) -> SiteRun:
+        key = json.dumps(to_json(spec), sort_keys=True)
         if key not in kept:
             kept.clear()
-            kept[key] = fresh(terms, number)
+            kept[key] = fresh(spec, number)
         return kept[key]
 
-    def fresh(terms: RunSpec, number: int) -> Bench:
-        recipe = terms.recipe_of_run()
+    def fresh(spec: RunSpec, number: int) -> SiteRun:
+        recipe = spec.recipe_of_run()
         if file.data == RECIPE_DATA:
             federation = own_data.share(_recipe_data(recipe, file.data_folder), number)
         else:
             federation = own_data.federation(
-                terms,
+                spec,
                 number,
                 file.data,
                 base=file.path.parent,
@@ -75,13 +75,13 @@ def site(file: SiteFile) -> Site:
                 size=file.size,
                 public=file.public,
             )
-        choices = _models(recipe, terms, file.own_model())
+        choices = _models(recipe, spec, file.own_model())
         clients = _clients(recipe, select.device(file.device))(
-            federation, [choices[number % len(choices)]], [0] * len(terms.sites)
+            federation, [choices[number % len(choices)]], [0] * len(spec.sites)
         )
-        return Bench(clients, build.stages(recipe))
+        return SiteRun(clients, build.stages(recipe))
 
-    return Site(file.name, bench, file.at(file.state), file.own_model())
+    return Site(file.name, site_run, file.at(file.state), file.own_model())
 
 
 def share_of_recipe(number: int, state: str) -> Site:
@@ -98,7 +98,7 @@ def site_names(count: int) -> list[str]:
 
 
 # -- server -----------------------------------------------------------------------------------------
-def terms(file: ServerFile, experiment: str | None = None) -> RunSpec:
+def run_spec(file: ServerFile, experiment: str | None = None) -> RunSpec:
     """What all parties must agree on, from the server's file."""
     recipe = file.recipe_of_run()
     names: Sequence[str] | None
@@ -133,32 +133,32 @@ def terms(file: ServerFile, experiment: str | None = None) -> RunSpec:
     )
 
 
-def coordinator(file: ServerFile, agreed: RunSpec, grid: Grid, say: Callable[[str], None] = print) -> Coordinator:
-    """The server's loop over a grid."""
-    recipe = agreed.recipe_of_run()
-    build.stages(recipe)  # refuses a stage that does not go with the method before any site is asked
+def transport(file: ServerFile, spec: RunSpec, grid: Grid, log: Callable[[str], None] = print) -> FlowerTransport:
+    """Return the server's way to the sites of a run, over a grid."""
+    recipe = spec.recipe_of_run()
+    stages = build.stages(recipe)  # refuses a stage that does not go with the method before any site is asked
     shared = file.public
-    public = None if shared is None else own_data.load(shared, agreed, file.path.parent)[0]
+    public = None if shared is None else own_data.load(shared, spec, file.path.parent)[0]
     test = None
     if file.test == RECIPE_DATA:
         whole = _recipe_data(recipe, file.data)
         test, public = whole.test, whole.public if public is None else public
     elif file.test is not None:
-        test, _ = own_data.load(file.test, agreed, file.path.parent)
-    pool = None if test is None else Pool(test, agreed.transform())
-    dry_run = DryRun(agreed, lambda own: _models(recipe, agreed, own), _clients(recipe), public)
-    return Coordinator(grid, agreed, dry_run, file.timeouts(), pool, say)
+        test, _ = own_data.load(file.test, spec, file.path.parent)
+    pool = None if test is None else Pool(test, spec.transform())
+    dry_run = DryRun(spec, lambda own: _models(recipe, spec, own), _clients(recipe), public)
+    return FlowerTransport(grid, spec, dry_run, file.timeouts(), stages, pool, log)
 
 
 # -- both -------------------------------------------------------------------------------------------
-def _models(recipe: Recipe, agreed: RunSpec, own: Mapping[str, Any]) -> list[SplitModel]:
+def _models(recipe: Recipe, spec: RunSpec, own: Mapping[str, Any]) -> list[SplitModel]:
     """The architectures of the recipe, or of a site that has its own."""
     if own:
         keys = {
             key: value for key, value in recipe.flat().items() if "model" not in own or not key.startswith("model.")
         }
         recipe = Recipe.from_flat({**keys, **own})
-    return build.architectures(recipe, tuple(agreed.shape), agreed.classes)
+    return build.architectures(recipe, tuple(spec.shape), spec.classes)
 
 
 def _clients(

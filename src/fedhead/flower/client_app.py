@@ -15,8 +15,8 @@ app = ClientApp()
 @app.query("hello")
 @app.train("work")
 @app.evaluate("test")
-def answer(message: Message, context: Context) -> Message:
-    """Carry out an order of the server's, in the site's worker or, where there is none, here."""
+def handle(message: Message, context: Context) -> Message:
+    """Carry out a request of the server's, in the site's worker or, where there is none, here."""
     site = str(context.node_config.get("site", ""))
     if site and context.node_config.get("warm", True):
         return Message(worker_client.ask(message.content, site), reply_to=message)

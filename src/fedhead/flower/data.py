@@ -21,7 +21,7 @@ from fedhead.flower.protocol import RunSpec
 
 
 def federation(
-    terms: RunSpec,
+    spec: RunSpec,
     number: int,
     data: str,
     *,
@@ -35,22 +35,22 @@ def federation(
 
     `data` and `test` are paths relative to `base`, or `module:function`; `client_test` is a share of the own samples.
     """
-    train, held = load(data, terms, base, size)
+    train, held = load(data, spec, base, size)
     if test is not None:
-        held, _ = load(test, terms, base, size)
+        held, _ = load(test, spec, base, size)
     if held is not None and client_test is not None:
         raise BadInput(
             "a site's test samples come either from 'test' (or the data itself) or from 'client_test', not both"
         )
-    shared = None if public is None else load(public, terms, base, size)[0]
-    rows = _alone(np.arange(len(train.y), dtype=np.int64), number, len(terms.sites))
+    shared = None if public is None else load(public, spec, base, size)[0]
+    rows = _alone(np.arange(len(train.y), dtype=np.int64), number, len(spec.sites))
     made = Federation(
-        train, rows, terms.classes, transform=terms.transform(), names=terms.names, title=data, public=shared
+        train, rows, spec.classes, transform=spec.transform(), names=spec.names, title=data, public=shared
     )
     if held is not None:
-        local = _alone(np.arange(len(held.y), dtype=np.int64), number, len(terms.sites))
+        local = _alone(np.arange(len(held.y), dtype=np.int64), number, len(spec.sites))
         return replace(made, test=held, client_test=local, client_test_from="test")
-    return made.with_client_test(client_test, int(terms.recipe["seed"]))
+    return made.with_client_test(client_test, int(spec.recipe["seed"]))
 
 
 def share(whole: Federation, number: int) -> Federation:
@@ -78,16 +78,16 @@ def _alone(own: Rows, number: int, clients: int) -> list[Rows]:
     return [own if k == number else np.zeros(0, np.int64) for k in range(clients)]
 
 
-def load(source: str, terms: RunSpec, base: Path, size: int | None = None) -> tuple[Samples, Samples | None]:
-    """The samples (and, where the source has some, the test samples) that fit the run's terms."""
+def load(source: str, spec: RunSpec, base: Path, size: int | None = None) -> tuple[Samples, Samples | None]:
+    """The samples (and, where the source has some, the test samples) that fit the run's spec."""
     path = base / os.path.expanduser(source)
     held: Any = None
     if path.is_dir():
-        x, y = _folder(path, terms, size)
+        x, y = _folder(path, spec, size)
     elif path.suffix == ".npz":
         x, y, held = sources.npz(path)
     elif path.suffix == ".csv":
-        x, y = _csv(path, terms, size)
+        x, y = _csv(path, spec, size)
     elif ":" in source and not path.exists():
         x, y, held = _function(source, base)
     else:
@@ -95,39 +95,39 @@ def load(source: str, terms: RunSpec, base: Path, size: int | None = None) -> tu
             f"data {source!r}: {path} is not there; give a folder of class folders, an .npz or .csv file, "
             "or module:function"
         )
-    return _fit(x, y, terms, source), None if held is None else _fit(held[0], held[1], terms, f"{source}, test samples")
+    return _fit(x, y, spec, source), None if held is None else _fit(held[0], held[1], spec, f"{source}, test samples")
 
 
-def _fit(x: Any, y: Any, terms: RunSpec, source: str) -> Samples:
+def _fit(x: Any, y: Any, spec: RunSpec, source: str) -> Samples:
     """Samples that the run's model can take, or an error that says what differs."""
     if not len(y):
         raise BadInput(f"data {source!r} holds no samples: give at least one")
-    samples, _ = arrays.samples(x, y, terms.names)
-    if list(samples.x.shape[1:]) != terms.shape:
+    samples, _ = arrays.samples(x, y, spec.names)
+    if list(samples.x.shape[1:]) != spec.shape:
         raise BadInput(
-            f"data {source!r} holds samples of shape {list(samples.x.shape[1:])}, the run is for {terms.shape}: "
+            f"data {source!r} holds samples of shape {list(samples.x.shape[1:])}, the run is for {spec.shape}: "
             "bring them to that size (for image files: 'size' in site.yaml)"
         )
-    arrays.check_classes(samples, terms.classes, f"data {source!r}")
+    arrays.check_classes(samples, spec.classes, f"data {source!r}")
     return samples
 
 
-def _folder(path: Path, terms: RunSpec, size: int | None) -> Samples:
+def _folder(path: Path, spec: RunSpec, size: int | None) -> Samples:
     found = [d.name for d in image_folders.subfolders(path)]
-    names = terms.names if terms.names is not None else [str(c) for c in range(terms.classes)]
+    names = spec.names if spec.names is not None else [str(c) for c in range(spec.classes)]
     unknown_nodes = sorted(set(found) - set(names))
     if unknown_nodes:
         raise BadInput(
             f"data {str(path)!r} has a class folder {unknown_nodes[0]!r}, the run's classes are {', '.join(names)}"
         )
-    return image_folders.decode(path, names, size, _channels(terms))
+    return image_folders.decode(path, names, size, _channels(spec))
 
 
-def _csv(path: Path, terms: RunSpec, size: int | None) -> Samples:
+def _csv(path: Path, spec: RunSpec, size: int | None) -> Samples:
     """Image files and labels from the columns `path` and `label`; paths are relative to the CSV file."""
     if not path.is_file():
         raise BadInput(f"data {str(path)!r}: no such file")
-    names = terms.names if terms.names is not None else [str(c) for c in range(terms.classes)]
+    names = spec.names if spec.names is not None else [str(c) for c in range(spec.classes)]
     listed: list[tuple[Path, int]] = []
     with path.open(newline="", encoding="utf-8") as file:
         reader = csv.DictReader(file)
@@ -142,11 +142,11 @@ def _csv(path: Path, terms: RunSpec, size: int | None) -> Samples:
             listed.append((path.parent / row["path"], names.index(row["label"])))
     if not listed:
         raise BadInput(f"data {str(path)!r} holds no samples: give at least one")
-    return image_folders.decode_list(path.parent, listed, size, _channels(terms))
+    return image_folders.decode_list(path.parent, listed, size, _channels(spec))
 
 
-def _channels(terms: RunSpec) -> int | None:
-    return terms.shape[0] if len(terms.shape) == 3 else None
+def _channels(spec: RunSpec) -> int | None:
+    return spec.shape[0] if len(spec.shape) == 3 else None
 
 
 def _function(source: str, base: Path) -> tuple[Any, Any, Any]:

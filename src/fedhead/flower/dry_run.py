@@ -1,4 +1,4 @@
-"""The dry_run: the server plays each client's part once on a blank sample, to know what a reply must look like."""
+"""The dry run: the server plays each client's part once on a blank sample, to know what a reply must look like."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from fedhead.core.tree import Tree
 from fedhead.data.allocation import Rows
 from fedhead.data.arrays import Samples
 from fedhead.data.federation import Federation
-from fedhead.engine import server as servers
 from fedhead.engine.client_states import ClientStates
 from fedhead.engine.clients import Clients
+from fedhead.engine.server import make_downlink
 from fedhead.executors.loop import Loop
 from fedhead.flower.protocol import RunSpec
 from fedhead.models.split_model import SplitModel
@@ -29,25 +29,25 @@ class DryRun:
 
     def __init__(
         self,
-        terms: RunSpec,
+        spec: RunSpec,
         models: Callable[[Mapping[str, Any]], Sequence[SplitModel]],  # from the recipe keys that a site replaces
         make: Callable[[Federation, list[SplitModel], list[int]], Clients],
         public: Samples | None = None,
     ):
-        blank = torch.zeros(1, *terms.shape, dtype=torch.uint8 if len(terms.shape) == 3 else torch.float32)
-        rows: list[Rows] = [np.zeros(1, np.int64)] * len(terms.sites)
+        blank = torch.zeros(1, *spec.shape, dtype=torch.uint8 if len(spec.shape) == 3 else torch.float32)
+        rows: list[Rows] = [np.zeros(1, np.int64)] * len(spec.sites)
         self._federation = Federation(
             Samples(blank, torch.zeros(1, dtype=torch.int64)),
             rows,
-            terms.classes,
-            transform=terms.transform(),
+            spec.classes,
+            transform=spec.transform(),
             public=public,
-            names=terms.names,
+            names=spec.names,
         )
         self._choices, self._make = models, make
         self._models = list(models({}))  # client i has model i mod n
         self._kinds = [("{}", place) for place in range(len(self._models))]
-        self._assign = [k % len(self._models) for k in range(len(terms.sites))]
+        self._assign = [k % len(self._models) for k in range(len(spec.sites))]
         self._schemas: dict[tuple[str, int], Schema] = {}
         self.clients = make(self._federation, self._models, self._assign)
 
@@ -75,7 +75,7 @@ class DryRun:
         key = (f"{type(algorithm).__name__}:{algorithm.name}", self._assign[client])
         if key not in self._schemas:
             clients = self.clients
-            downlink = servers.make_downlink(algorithm, server, [client], clients.task_of)
+            downlink = make_downlink(algorithm, server, [client], clients.task_of)
             (job,) = clients.work(algorithm, downlink, ClientStates(clients.initial_state), round=1)
             (reply,) = Loop().run(job.first_steps(0))
             self._schemas[key] = schema(reply.send)

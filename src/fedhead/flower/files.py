@@ -12,7 +12,7 @@ from typing import Any, Self, get_type_hints
 from fedhead.core import parameters
 from fedhead.core.errors import BadInput, unknown
 from fedhead.experiment.recipe import Recipe, load, read_yaml
-from fedhead.flower.coordinator import Timeouts
+from fedhead.flower.transport import Timeouts
 
 RECIPE_DATA = "recipe"  # in place of a path: the site's share of the recipe's own data set
 
@@ -118,7 +118,7 @@ class SiteFile(_File):
     model_parameters: dict[str, Any] = field(default_factory=dict)  # … and its parameters
     device: str = "cpu"
     threads: int | None = None
-    watchdog: bool = True  # end the process when an order takes too long
+    watchdog: bool = True  # end the process when a request takes too long
 
     def __post_init__(self) -> None:
         _check_name(self.name)

@@ -21,7 +21,7 @@ SPARE_SECONDS = 60.0  # by which Flower holds a message longer than we wait: the
 
 @dataclass(frozen=True)
 class Failure:
-    """Why there is no answer, and which site said so, if one did."""
+    """Why there is no response, and which site said so, if one did."""
 
     reason: str
     site: str | None = None
@@ -32,39 +32,39 @@ Reply = tuple[Response, dict[str, Tree]] | Failure
 
 @dataclass(frozen=True)
 class Outgoing:
-    """An order to a node, with its tensors."""
+    """A request to a node, with its tensors."""
 
     node: int
-    order: Request
+    request: Request
     trees: Mapping[str, Tree] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Messenger:
-    """Sends messenger and waits for the replies; `Grid.send_and_receive` would look only every three seconds."""
+    """Sends requests and waits for the responses; `Grid.send_and_receive` would look only every three seconds."""
 
     grid: Grid
     poll: float
 
-    def ask(self, messenger: Mapping[int, Outgoing], seconds: float) -> dict[int, Reply]:
-        """Send every message and wait at most so long: for each key the answer with its trees, or why there is none."""
+    def ask(self, outgoing: Mapping[int, Outgoing], seconds: float) -> dict[int, Reply]:
+        """Send every message and wait at most so long; return each key's response with its trees, or its failure."""
         from flwr.app import Message
 
-        if not messenger:
+        if not outgoing:
             return {}
         messages = [
             Message(
-                wire.pack(to_json(message.order), message.trees),
+                wire.pack(to_json(message.request), message.trees),
                 message.node,
-                KINDS[message.order.kind],
+                KINDS[message.request.kind],
                 ttl=seconds + SPARE_SECONDS,
-                group_id=str(message.order.round),
+                group_id=str(message.request.round),
             )
-            for message in messenger.values()
+            for message in outgoing.values()
         ]
         found: dict[int, Reply] = {}
         pending: dict[str, int] = {}
-        for key, message_id in zip(messenger, self.grid.push_messages(messages), strict=True):
+        for key, message_id in zip(outgoing, self.grid.push_messages(messages), strict=True):
             if message_id:
                 pending[message_id] = key
             else:
@@ -78,7 +78,7 @@ class Messenger:
                     found[key_of] = _read(reply)
             if pending:
                 time.sleep(self.poll)
-        return found | dict.fromkeys(pending.values(), Failure(f"no answer within {seconds:g} s"))
+        return found | dict.fromkeys(pending.values(), Failure(f"no response within {seconds:g} s"))
 
 
 def _read(reply: Message) -> Reply:
@@ -86,7 +86,7 @@ def _read(reply: Message) -> Reply:
         return Failure(f"Flower says {reply.error.reason or 'nothing'} (code {reply.error.code})")
     try:
         header, trees = wire.unpack(reply.content)
-        answer = read_response(header)
+        response = read_response(header)
     except FedheadError as error:
         return Failure(str(error))
-    return (answer, trees) if answer.problem is None else Failure(answer.problem, answer.site)
+    return (response, trees) if response.problem is None else Failure(response.problem, response.site)

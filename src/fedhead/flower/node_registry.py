@@ -23,11 +23,11 @@ class NodeRegistry:
         known = set(self.nodes.values()) | self.refused.keys()
         return sorted(connected - known)
 
-    def enter(self, node: int, answer: Response) -> str | None:
+    def enter(self, node: int, response: Response) -> str | None:
         """Enter a node as the site that it says it is; returns what to tell the operator, if anything."""
-        name = answer.site
+        name = response.site
         before = self.nodes.get(name)
-        self.nodes[name], self.hellos[name] = node, answer
+        self.nodes[name], self.hellos[name] = node, response
         return None if before in (None, node) else f"site {name} has come back as another node ({before} -> {node})"
 
     def complete(self, present: list[int]) -> bool:

@@ -1,14 +1,15 @@
-"""Orders and answers: what the server asks of a site, and what the site says, beside the tensors."""
+"""Requests and responses: what the server asks of a site, and what the site says, beside the tensors."""
 
 from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from typing import Any, Literal, get_origin, get_type_hints
 
+from fedhead.algorithm.base import Algorithm, Method, Stage
 from fedhead.core import parameters
 from fedhead.core.errors import BadInput
 from fedhead.data.augment import Transform
@@ -27,9 +28,19 @@ def version() -> str:
         return "source"
 
 
+def exchanges(method: Method, stages: Sequence[Stage]) -> dict[str, Algorithm]:
+    """Return every exchange of a run by its name on the wire: the rounds', each stage's, and those before a stage."""
+    found: dict[str, Algorithm] = {TRAIN: method}
+    for stage in stages:
+        if (earlier := stage.earlier()) is not None:
+            found[f"{stage.name}.{earlier.name}"] = earlier.after(method)
+        found[stage.name] = stage.after(method)
+    return found
+
+
 @dataclass(frozen=True)
 class RunSpec:
-    """What all parties of a run must agree on; it comes with every order, as each may meet a fresh process."""
+    """What all parties of a run must agree on; it comes with every request, as each may meet a fresh process."""
 
     experiment: str  # names the run on every site, also when it is resumed
     recipe: dict[str, Any]  # its flat keys
@@ -65,7 +76,7 @@ class Request:
     """What one site is asked to do."""
 
     kind: Literal["hello", "work", "test"]
-    terms: RunSpec
+    spec: RunSpec
     seconds: float  # after which the server has gone on, and the site gives up
     round: int = 0
     algorithm: str = TRAIN
@@ -83,7 +94,7 @@ class Response:
     experiment: str
     round: int
     algorithm: str
-    problem: str | None = None  # why the order could not be carried out
+    problem: str | None = None  # why the request could not be carried out
     samples: int = 0  # n_k
     tests: int = 0  # test samples of its own
     model: dict[str, Any] = field(default_factory=dict)  # keys of the recipe that it replaces: its own architecture
@@ -97,32 +108,32 @@ def to_json(value: RunSpec | Request | Response) -> dict[str, Any]:
 
 
 def read_request(header: Mapping[str, Any]) -> Request:
-    """An order from a message's header, checked, the server's version of fedhead first."""
-    given = header.get("terms")
-    terms: dict[str, Any] = given if isinstance(given, dict) else {}
-    if terms.get("fedhead") != version():
-        theirs = terms.get("fedhead")
+    """A request from a message's header, checked, the server's version of fedhead first."""
+    given = header.get("spec")
+    spec: dict[str, Any] = given if isinstance(given, dict) else {}
+    if spec.get("fedhead") != version():
+        theirs = spec.get("fedhead")
         raise BadInput(
             f"the server runs fedhead {theirs}, this site {version()}: install fedhead=={theirs} at the site"
         )
-    made: Request = _read(Request, {**header, "terms": _read(RunSpec, terms, "run's terms")}, "order")
-    if not re.fullmatch(r"[0-9a-f]{8,64}", made.terms.experiment):  # it becomes a folder's name on the site
-        raise Refused("the order's experiment is no hexadecimal name")
+    made: Request = _read(Request, {**header, "spec": _read(RunSpec, spec, "run's spec")}, "request")
+    if not re.fullmatch(r"[0-9a-f]{8,64}", made.spec.experiment):  # it becomes a folder's name on the site
+        raise Refused("the request's experiment is no hexadecimal name")
     if made.seconds <= 0 or made.round < 0 or made.accepted < 0:
-        raise Refused("the order's numbers are out of range")
+        raise Refused("the request's numbers are out of range")
     return made
 
 
 def read_response(header: Mapping[str, Any]) -> Response:
-    """An answer from a message's header, checked, the site's version of fedhead first."""
+    """A response from a message's header, checked, the site's version of fedhead first."""
     theirs = header.get("fedhead")
     if theirs != version() and not header.get("problem"):
         raise Refused(
             f"the site runs fedhead {theirs}, the server {version()}: install fedhead=={version()} at the site"
         )
-    made: Response = _read(Response, header, "answer")
+    made: Response = _read(Response, header, "response")
     if made.samples < 0 or made.tests < 0:
-        raise Refused("the answer's numbers are out of range")
+        raise Refused("the response's numbers are out of range")
     return made
 
 

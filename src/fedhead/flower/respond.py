@@ -23,10 +23,10 @@ def respond(content: RecordDict, site: Site, watchdog: bool) -> RecordDict:
     header: dict[str, object] = {}
     try:
         header, trees = wire.unpack(content)
-        order = read_request(header)
-        with _within(order.seconds if watchdog else None):
-            answer, send, commit = site.answer(order, trees)
-            packed = wire.pack(to_json(answer), send)
+        request = read_request(header)
+        with _within(request.seconds if watchdog else None):
+            response, send, commit = site.handle(request, trees)
+            packed = wire.pack(to_json(response), send)
             commit()
             return packed
     except FedheadError as error:
@@ -39,10 +39,10 @@ def respond(content: RecordDict, site: Site, watchdog: bool) -> RecordDict:
 
 
 def _problem(site: Site, header: dict[str, object], problem: str) -> RecordDict:
-    terms = header.get("terms")
-    experiment = terms.get("experiment", "") if isinstance(terms, dict) else ""
+    spec = header.get("spec")
+    experiment = spec.get("experiment", "") if isinstance(spec, dict) else ""
     number, algorithm = header.get("round"), header.get("algorithm")
-    answer = Response(
+    response = Response(
         site=site.name,
         fedhead=version(),
         experiment=str(experiment),
@@ -50,12 +50,12 @@ def _problem(site: Site, header: dict[str, object], problem: str) -> RecordDict:
         algorithm=str(algorithm),
         problem=problem,
     )
-    return wire.pack(to_json(answer), {})
+    return wire.pack(to_json(response), {})
 
 
 @contextmanager
 def _within(seconds: float | None) -> Iterator[None]:
-    """End this process if the work takes longer, whatever it hangs in, so that the node is free for the next order."""
+    """End this process if the work takes longer, whatever it hangs in, to free the node for the next request."""
     if seconds is None:
         yield
         return

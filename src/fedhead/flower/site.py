@@ -1,4 +1,4 @@
-"""A site: it carries out the server's orders on its own data, and decides what leaves it."""
+"""A site: it carries out the server's requests on its own data, and decides what leaves it."""
 
 from __future__ import annotations
 
@@ -19,96 +19,96 @@ from fedhead.engine.client_states import ClientStates
 from fedhead.engine.clients import Clients
 from fedhead.engine.server import Downlink, make_downlink
 from fedhead.executors.loop import Loop
-from fedhead.flower.protocol import TRAIN, Request, Response, RunSpec, version
+from fedhead.flower.protocol import TRAIN, Request, Response, RunSpec, exchanges, version
 from fedhead.flower.site_store import SiteStore
 
 
 @dataclass(frozen=True)
-class Bench:
-    """Where a site works: its client (among the federation's numbers) and the stages after the rounds."""
+class SiteRun:
+    """What a site has ready for a run: its client (among the federation's numbers) and the stages after the rounds."""
 
     clients: Clients
     stages: Sequence[Stage] = ()
 
     def algorithm(self, name: str) -> Algorithm:
-        """The algorithm of a name: the rounds', or a stage's."""
-        found = {TRAIN: self.clients.method, **{stage.name: stage for stage in self.stages}}
+        """Return the algorithm of an exchange by its name on the wire."""
+        found = exchanges(self.clients.method, self.stages)
         if name not in found:
             raise unknown("algorithm", name, found)
         return found[name]
 
 
-Commit = Callable[[], None]  # what is done once the answer is ready to go
+Commit = Callable[[], None]  # what is done once the response is ready to go
 
 
 @dataclass(frozen=True)
 class Site:
-    """One site: its name, how it makes its bench for a run, and where it keeps its state."""
+    """One site: its name, how it gets ready for a run, and where it keeps its state."""
 
     name: str
-    bench: Callable[[RunSpec, int], Bench]  # from the run's terms and the site's number
+    site_run: Callable[[RunSpec, int], SiteRun]  # from the run's spec and the site's number
     state: Path
     model: Mapping[str, Any] = field(default_factory=dict)  # recipe keys of an architecture of its own
 
-    def answer(self, order: Request, trees: Mapping[str, Tree]) -> tuple[Response, dict[str, Tree], Commit]:
-        """Carry out an order: the answer, what is sent with it, and what to store once both are packed."""
-        k = order.terms.number(self.name)
-        bench = self.bench(order.terms, k)
-        rows, local = bench.clients.federation.rows[k], bench.clients.federation.client_test
+    def handle(self, request: Request, trees: Mapping[str, Tree]) -> tuple[Response, dict[str, Tree], Commit]:
+        """Carry out a request: the response, what is sent with it, and what to store once both are packed."""
+        k = request.spec.number(self.name)
+        site_run = self.site_run(request.spec, k)
+        rows, local = site_run.clients.federation.rows[k], site_run.clients.federation.client_test
         if not len(rows):
             raise BadInput(
                 f"site {self.name} holds no training samples: give it some, or take it out of the server's list"
             )
-        answer = Response(
+        response = Response(
             site=self.name,
             fedhead=version(),
-            experiment=order.terms.experiment,
-            round=order.round,
-            algorithm=order.algorithm,
+            experiment=request.spec.experiment,
+            round=request.round,
+            algorithm=request.algorithm,
             samples=len(rows),
             tests=0 if local is None else len(local[k]),
             model=dict(self.model),
         )
-        if order.kind == "hello":
-            return answer, {}, _nothing
-        return self._work(order, trees, bench, answer, k)
+        if request.kind == "hello":
+            return response, {}, _nothing
+        return self._work(request, trees, site_run, response, k)
 
     def _work(
-        self, order: Request, trees: Mapping[str, Tree], bench: Bench, answer: Response, k: int
+        self, request: Request, trees: Mapping[str, Tree], site_run: SiteRun, response: Response, k: int
     ) -> tuple[Response, dict[str, Tree], Commit]:
-        clients = bench.clients
-        algorithm = bench.algorithm(order.algorithm)
+        clients = site_run.clients
+        algorithm = site_run.algorithm(request.algorithm)
         downlink = Downlink(trees["broadcast"].to(clients.device), {k: trees["per_client"].to(clients.device)})
-        _check_mail(downlink, algorithm, clients, k, order.round)
-        store = SiteStore(self.state, order.terms.experiment, self.name)
-        memory = ClientStates(
-            clients.initial_state, {k: self._state(order, store, clients.initial_state(k)).to(clients.device)}
+        _check_downlink(downlink, algorithm, clients, k, request.round)
+        store = SiteStore(self.state, request.spec.experiment, self.name)
+        states = ClientStates(
+            clients.initial_state, {k: self._state(request, store, clients.initial_state(k)).to(clients.device)}
         )
-        if order.kind == "test":
-            return _test(order, algorithm, downlink, memory, clients, answer, store, k)
-        (job,) = clients.work(algorithm, downlink, memory, order.round)
+        if request.kind == "test":
+            return _test(request, algorithm, downlink, states, clients, response, store, k)
+        (job,) = clients.work(algorithm, downlink, states, request.round)
         (reply,) = Loop().run(job)
-        reply_check.check(reply.send, None, k, order.round)  # what has diverged stays here, and is not kept either
-        reply_check.check(reply.keep, None, k, order.round)
+        reply_check.check(reply.send, None, k, request.round)  # what has diverged stays here, and is not kept either
+        reply_check.check(reply.keep, None, k, request.round)
 
         def commit() -> None:
-            if order.algorithm == TRAIN:
-                store.keep_state(order.round, reply.keep, order.accepted)
+            if request.algorithm == TRAIN:
+                store.keep_state(request.round, reply.keep, request.accepted)
             else:
-                store.keep_stage_state(order.algorithm, reply.keep)
+                store.keep_stage_state(request.algorithm, reply.keep)
 
-        return answer, {"send": reply.send}, commit
+        return response, {"send": reply.send}, commit
 
-    def _state(self, order: Request, store: SiteStore, initial: Tree) -> Tree:
+    def _state(self, request: Request, store: SiteStore, initial: Tree) -> Tree:
         """The client's state that the server counts on."""
-        if order.kind == "test" and order.staged:
-            found = store.stage_state(order.algorithm)
-        elif order.accepted == 0:
+        if request.kind == "test" and request.staged:
+            found = store.stage_state(request.algorithm)
+        elif request.accepted == 0:
             return initial
         else:
-            found = store.state(order.accepted)
+            found = store.state(request.accepted)
         if found is None and initial:
-            after = f"stage {order.algorithm}" if order.staged else f"round {order.accepted}"
+            after = f"stage {request.algorithm}" if request.staged else f"round {request.accepted}"
             raise BadInput(
                 f"the state of site {self.name} after {after} is not in {store.path}: put the folder back or start anew"
             )
@@ -116,40 +116,40 @@ class Site:
 
 
 def _test(
-    order: Request,
+    request: Request,
     algorithm: Algorithm,
     downlink: Downlink,
-    memory: ClientStates,
+    states: ClientStates,
     clients: Clients,
-    answer: Response,
+    response: Response,
     store: SiteStore,
     k: int,
 ) -> tuple[Response, dict[str, Tree], Commit]:
     """Test the site's own model on its own test samples, and hand the model over to the site."""
-    if answer.tests:
+    if response.tests:
         steps = algorithm.steps() if isinstance(algorithm, Stage) else {}
-        found = clients.own_accuracies(algorithm, downlink, memory, order.round)[k]
+        found = clients.own_accuracies(algorithm, downlink, states, request.round)[k]
         on_the_way = {
-            name: clients.own_accuracies(step, downlink, memory, order.round)[k] for name, step in steps.items()
+            name: clients.own_accuracies(step, downlink, states, request.round)[k] for name, step in steps.items()
         }
-        answer = dataclasses.replace(answer, accuracy=found, steps=on_the_way)
-    if not order.deliver:
-        return answer, {}, _nothing
-    (job,) = clients.work(algorithm, downlink, memory, order.round)
+        response = dataclasses.replace(response, accuracy=found, steps=on_the_way)
+    if not request.deliver:
+        return response, {}, _nothing
+    (job,) = clients.work(algorithm, downlink, states, request.round)
     with torch.no_grad():
         model = algorithm.personal_model(job.program.client(job.inputs(0)))
 
     def commit() -> None:
-        store.deliver(order.algorithm, model)
+        store.deliver(request.algorithm, model)
 
-    return answer, {}, commit
+    return response, {}, commit
 
 
 def _nothing() -> None:
     """Nothing is to be stored."""
 
 
-def _check_mail(downlink: Downlink, algorithm: Algorithm, clients: Clients, k: int, round: int) -> None:
+def _check_downlink(downlink: Downlink, algorithm: Algorithm, clients: Clients, k: int, round: int) -> None:
     """Refuse tensors from the server that don't fit what the run's recipe makes here."""
     server = clients.method.init_server(clients.initial[clients.assign[k]], clients.task_of(k))
     known = schema(make_downlink(algorithm, server, [k], clients.task_of).broadcast)

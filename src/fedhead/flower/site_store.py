@@ -1,6 +1,6 @@
 """The store: what a site keeps on its own disk from round to round, by experiment and by the site's name.
 
-A state is stored by the round that it follows, beside the one that it came from. The server says with every order
+A state is stored by the round that it follows, beside the one that it came from. The server says with every request
 which round of this site counted last, and the site goes on from that state: a reply that was lost, late or refused, or
 a round that a resumed server asks for again, thus leaves no trace.
 """

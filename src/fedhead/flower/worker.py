@@ -1,6 +1,6 @@
-"""A site's worker: a process with torch and the data loaded that answers one order after another.
+"""A site's worker: a process with torch and the data loaded that answers one request after another.
 
-It is started by the first order's ClientApp (`fedhead_site`) and leaves with the SuperNode, or after an idle time. A
+It is started by the ClientApp of the first request and leaves with the SuperNode, or after an idle time. A
 changed site.yaml is read again; a new version of fedhead is taken up when the SuperNode is started anew.
 """
 
@@ -21,7 +21,7 @@ LOOK_SECONDS = 0.5
 
 
 def main(site: str, path: str, parent: int) -> None:
-    """Response orders at the socket until the parent has gone or nobody has asked for long."""
+    """Answer requests at the socket until the parent has gone or nobody has asked for long."""
     mark, place = ProcessIdentity.of(parent), Path(path)
     with socket.socket(socket.AF_UNIX) as listener, contextlib.suppress(KeyboardInterrupt):
         before = os.umask(0o177)

@@ -18,7 +18,7 @@ from typing import Any
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 START_SECONDS = 120.0
-STARTED: list[subprocess.Popen[bytes]] = []  # workers outlive the order that started them
+STARTED: list[subprocess.Popen[bytes]] = []  # workers outlive the request that started them
 _LENGTH = struct.Struct("!Q")
 
 
@@ -31,7 +31,7 @@ def ask(content: RecordDict, site: str) -> RecordDict:
             send(connection, content)
             return receive(connection)
         except (EOFError, OSError) as error:
-            raise RuntimeError("the site's worker ended before it had an answer; its log has the details") from error
+            raise RuntimeError("the site's worker ended before it had a response; its log has the details") from error
 
 
 def _connected(path: Path, site: str, parent: int) -> socket.socket:

@@ -30,6 +30,7 @@ class FedNH(Method):
     """
 
     head: ClassVar[str | None] = "prototype"
+    sums: ClassVar[tuple[str, ...]] = ("prototypes", "counts")
     rho: float = 0.9  # ρ, how much of a prototype stays in a round
     average_over: Literal["clients", "samples"] = "clients"  # who counts alike in the mean model
 

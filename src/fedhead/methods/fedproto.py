@@ -35,6 +35,7 @@ class FedProto(LocalOnly):
     """
 
     broadcast: ClassVar[tuple[str, ...]] = ("prototypes",)
+    sums: ClassVar[tuple[str, ...]] = ("sums", "counts")
     lam: float = 1.0  # λ, weight of the distance to the prototypes (Eq. 7); the paper: 1, for CIFAR 0.1
     predict_by: Literal["prototypes", "logits"] = "prototypes"
     average_over: Literal["samples", "clients"] = "samples"  # who counts alike in a prototype (Eq. 6)

@@ -24,6 +24,7 @@ class Scaffold(Method):
     """
 
     broadcast: ClassVar[tuple[str, ...]] = ("model", "control")
+    sums: ClassVar[tuple[str, ...]] = ("control",)
     server_lr: float = 1.0  # η_g, the server's step size
 
     def __post_init__(self) -> None:

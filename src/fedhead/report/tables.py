@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from fedhead.core.errors import BadInput
+from fedhead.engine.metrics import Row
 from fedhead.experiment.recipe import Recipe
 from fedhead.experiment.run_folder import RunFolder
-
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True)

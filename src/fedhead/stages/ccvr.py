@@ -53,6 +53,7 @@ class CCVR(Stage):
     free: bool = False  # calibrate also a head that is fixed or not linear in the features
 
     broadcast: ClassVar[tuple[str, ...]] = ("model", "calibrated")
+    sums: ClassVar[tuple[str, ...]] = ("statistics",)
 
     def __post_init__(self) -> None:
         for name, least in (("samples", 1), ("epochs", 0), ("batch_size", 1), ("rank", 0)):
@@ -69,7 +70,10 @@ class CCVR(Stage):
                 f"ccvr can't follow {method.name}: its clients share neither extractor nor classifier, "
                 f"so the features of one mean nothing to another"
             )
-        return super().after(method)
+        bound = super().after(method)
+        if self.covariance == "low-rank":  # factors of covariances don't add up
+            object.__setattr__(bound, "sums", ())
+        return bound
 
     def check(self, models: Sequence[SplitModel], federation: Federation) -> None:
         """Refuse heads that can't be calibrated."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self, cast
+from typing import TYPE_CHECKING, ClassVar, Self, cast
 
 import numpy as np
 import torch
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 class Recalibrate(Stage):
     """Train the classifier anew on all clients' real features, in simulations: an upper bound (Luo et al., 2021)."""
 
+    oracle: ClassVar[bool] = True
     per_class: int | None = None  # real features a class; None: all that there are
     epochs: int = 50
     lr: float = 1e-3

@@ -1,0 +1,161 @@
+"""Uploads: what happens to a reply between `finish` and the wire, such as clipping or compression.
+
+What a client sends passes a list of uploads, first to last, before it leaves the client; the server undoes what must
+be undone, last to first, before it aggregates. The client's half is written for one client and is pure, as a method's
+hooks are, so that it runs alike in a loop, in a stack, in lanes and at a site.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, TypeVar
+
+import torch
+from torch import Tensor
+
+from fedhead.algorithm.base import Algorithm, Method
+from fedhead.algorithm.client import Client
+from fedhead.algorithm.task import Task
+from fedhead.core.errors import BadInput
+from fedhead.core.tree import Tree
+
+
+@dataclass(frozen=True)
+class Upload:
+    """One step on the way of a reply from a client to the server; this one changes nothing.
+
+    Which of the sent entries are plain sums (`Algorithm.sums`) decides what an upload may do to them: masks that
+    cancel out need sums, and rounding harms them.
+    """
+
+    name: ClassVar[str] = ""
+    needs_sums: ClassVar[bool] = False  # refuse, by name, an entry that is no plain sum
+    spares_sums: ClassVar[bool] = False  # leave plain sums as they are: `encode` does not see them
+
+    def check(self, method: Method) -> None:
+        """Raise `BadInput` before anything is computed, for a method with which this upload can't be used."""
+
+    def encode(self, send: Tree, client: Client) -> Tree:
+        """Return what leaves the client in place of `send`."""
+        return send
+
+    def decode(self, send: Tree, task: Task) -> Tree:
+        """Return what the server aggregates in place of what arrived."""
+        return send
+
+
+UPLOADS: dict[str, type[Upload]] = {}
+U = TypeVar("U", bound=type[Upload])
+
+
+def upload(name: str) -> Callable[[U], U]:
+    """Register an upload under a name, for recipes and the command line."""
+
+    def add(cls: U) -> U:
+        if name in UPLOADS:
+            raise BadInput(f"the name {name!r} is taken already by {UPLOADS[name].__qualname__}; select another")
+        cls.name = name
+        UPLOADS[name] = cls
+        return cls
+
+    return add
+
+
+@upload("clip")
+@dataclass(frozen=True)
+class Clip(Upload):
+    """Scale a client's update down to an L2 norm of at most `norm`.
+
+    The update is the difference between what is sent and what was received under the same name (the model, running
+    statistics included), over all such entries together. Entries without a counterpart pass as they are.
+    """
+
+    norm: float = 1.0
+    spares_sums: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if not self.norm > 0:
+            raise BadInput(f"clip.norm: {self.norm} is out of range, it must be over 0")
+
+    def check(self, method: Method) -> None:
+        """Refuse methods that send no part of a model."""
+        if not method.shared:
+            raise BadInput(f"clip has nothing to clip: the clients of {method.name} send no part of a model")
+
+    def encode(self, send: Tree, client: Client) -> Tree:
+        """Move every model in `send` towards the one that was received."""
+        names = [name for name, value in send.items() if isinstance(value, Tree) and name in client.received]
+        updates = {
+            name: {
+                entry: t - client.received[name][entry]
+                for entry, t in send[name].items()
+                if isinstance(t, Tensor) and t.is_floating_point() and entry in client.received[name]
+            }
+            for name in names
+        }
+        squares = [t.square().sum() for update in updates.values() for t in update.values()]
+        if not squares:
+            return send
+        length = torch.stack(squares).sum().sqrt()
+        over, factor = length > self.norm, self.norm / length
+        clipped = {
+            name: send[name].replace(
+                # what is not over the norm passes bit for bit
+                {e: torch.where(over, client.received[name][e] + factor * t, send[name][e]) for e, t in update.items()}
+            )
+            for name, update in updates.items()
+        }
+        return send.replace(clipped)
+
+
+@upload("half")
+@dataclass(frozen=True)
+class Half(Upload):
+    """Send numbers in half precision (float16): half of the bytes of a model in single precision.
+
+    Plain sums are left as they are: counts must stay whole numbers, and sums outgrow the type.
+    """
+
+    spares_sums: ClassVar[bool] = True
+
+    def encode(self, send: Tree, client: Client) -> Tree:
+        """Round to float16; a number that is too large for it makes the reply not finite, and the check names it."""
+        return send.map(lambda t: t.half() if t.is_floating_point() else t)
+
+    def decode(self, send: Tree, task: Task) -> Tree:
+        """Bring numbers back to the type that the model is kept in."""
+        dtype = next(task.model.parameters()).dtype
+        return send.map(lambda t: t.to(dtype) if t.dtype == torch.float16 else t)
+
+
+# -- the chain ----------------------------------------------------------------------------------------
+def encode(uploads: Sequence[Upload], algorithm: Algorithm, send: Tree, client: Client) -> Tree:
+    """Return what leaves a client: what `finish` returned, after all uploads."""
+    for step in uploads:
+        _refuse_what_is_no_sum(step, algorithm, send)
+        spared = set(algorithm.sums) if step.spares_sums else set()
+        changed = Tree({name: value for name, value in send.items() if name not in spared})
+        if changed:
+            send = send.replace(step.encode(changed, client))
+    return send
+
+
+def decode(uploads: Sequence[Upload], algorithm: Algorithm, send: Tree, task: Task) -> Tree:
+    """Return what the server aggregates: what arrived, with the uploads undone from the last to the first."""
+    for step in reversed(uploads):
+        spared = set(algorithm.sums) if step.spares_sums else set()
+        changed = Tree({name: value for name, value in send.items() if name not in spared})
+        if changed:
+            send = send.replace(step.decode(changed, task))
+    return send
+
+
+def _refuse_what_is_no_sum(step: Upload, algorithm: Algorithm, send: Tree) -> None:
+    for name in send if step.needs_sums else ():
+        if name not in algorithm.sums:
+            raise BadInput(
+                f"the upload {step.name or type(step).__name__} works on plain sums, and {name!r}, which "
+                f"{algorithm.name or type(algorithm).__name__} sends, is none: leave the upload out, or use a method "
+                f"that sends sums only"
+            )

@@ -1,0 +1,138 @@
+"""What the round loop asks of a transport: the way to the clients and back."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
+
+from fedhead.algorithm.base import Algorithm, Stage
+from fedhead.core.errors import FedheadError
+from fedhead.core.schema import Schema
+from fedhead.core.tree import Tree
+from fedhead.data.pool import Pool
+from fedhead.engine.clients import Clients
+
+
+class ClientReply(NamedTuple):
+    """One client's reply, as it arrived."""
+
+    send: Tree  # what crossed the wire, as the uploads left it
+    kept: Any  # what the transport's states hold for this client once the reply counts
+    samples: float  # n_k, the training samples behind it
+
+
+@dataclass(frozen=True)
+class Received:
+    """What came back from an exchange."""
+
+    replies: dict[int, ClientReply]  # by client
+    bytes_down: int  # that the clients received, all together
+    failures: dict[int, FedheadError] = field(default_factory=dict)  # why a client that was asked has no reply
+
+
+@dataclass(frozen=True)
+class Quorum:
+    """With how few replies an exchange counts, and how often those that are missing are asked for."""
+
+    replies: int = 1
+    attempts: int = 1
+
+
+@dataclass(frozen=True)
+class ClientAccuracies:
+    """Accuracies of the clients' own models on their own test samples, None for a client without any."""
+
+    clients: list[float | None]
+    steps: dict[str, list[float | None]] = field(default_factory=dict)  # at the states on the way of a stage
+
+
+class States(Protocol):
+    """What the clients keep, as a transport holds it: the states themselves, or where they are stored."""
+
+    kept: dict[int, Any]
+
+    def __setitem__(self, client: int, kept: Any, /) -> None: ...
+
+    def copy(self) -> Self:
+        """Return the same states, to be written to without touching these."""
+
+
+S = TypeVar("S", bound=States)
+
+
+class Transport(ABC, Generic[S]):
+    """A federation that can be trained: the server's state, and a way to the clients.
+
+    It moves trees and says who is there; what is asked, what counts and what is recorded is the round loop's.
+    """
+
+    server: Tree  # the server's present state
+    states: S  # the clients' present states
+    test: Pool | None  # the global test set
+    quorum: Quorum | None = None  # None: every client of a cohort must reply, and the first failure ends the run
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """What the records call it: the executor's name, or the network's."""
+
+    @property
+    @abstractmethod
+    def clients(self) -> Clients:
+        """The clients as the server knows them: method, tasks, architectures; in a simulation their data as well."""
+
+    @property
+    def preparing(self) -> float:
+        """Seconds spent so far on compiling, which is no training."""
+        return 0.0
+
+    def client_name(self, client: int) -> str:
+        """Return what failures call a client."""
+        return str(client)
+
+    def log(self, line: str) -> None:
+        """Tell the operator of a run, where there is one, what has just happened."""
+
+    @abstractmethod
+    def check(self, stage: Stage) -> None:
+        """Raise `BadInput` for a stage that can't be carried out here."""
+
+    def begin(self) -> None:
+        """Get ready for the first exchange, after all checks."""
+
+    def restore(self, server: Tree, kept: Mapping[int, Any]) -> None:
+        """Go on from the state of the server and of the clients after an earlier round."""
+        self.server = server
+        for client, state in kept.items():
+            self.states[client] = state
+
+    @abstractmethod
+    def present(self) -> list[int]:
+        """Return the clients that can take part now, waiting for a quorum of them if need be."""
+
+    @abstractmethod
+    def exchange(self, algorithm: Algorithm, server: Tree, states: S, cohort: list[int], round: int) -> Received:
+        """Let the clients of a cohort work, and return what came back; writes to no state."""
+
+    def schema(self, algorithm: Algorithm, server: Tree, client: int) -> Schema | None:
+        """Return what a client's reply must look like; None: like that of the first client."""
+        return None
+
+    @abstractmethod
+    def evaluate(
+        self, algorithm: Algorithm, server: Tree, states: S, round: int, deliver: bool = False
+    ) -> ClientAccuracies | None:
+        """Test the clients' own models on their own test samples.
+
+        Args:
+            algorithm: The method or the stage whose `personal_model` is tested.
+            server: The server's state.
+            states: The clients' states.
+            round: The number of the round that was just finished.
+            deliver: Whether these models are final, so that clients on other machines store theirs.
+
+        Returns:
+            The accuracies, or None where no client has test samples.
+        """

@@ -1,0 +1,272 @@
+"""Flower's transport: the round loop's way to sites on other machines, by messages over a Flower grid.
+
+It finds out which node is which site, sends requests with a deadline, and says why a response is missing or is none;
+who takes part, which replies count and what is recorded is decided by `fedhead.engine.rounds`, as in a simulation. The
+clients' states never come here: the sites store them, and the transport only notes which of them counts.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from fedhead.algorithm.base import Algorithm, Method, Stage
+from fedhead.core.errors import BadInput, FedheadError
+from fedhead.core.schema import Schema
+from fedhead.core.tree import Tree
+from fedhead.data.pool import Pool
+from fedhead.engine.clients import Clients
+from fedhead.engine.reply_check import Refused
+from fedhead.engine.server import Downlink, make_downlink
+from fedhead.engine.transport import ClientAccuracies, ClientReply, Quorum, Received, Transport
+from fedhead.flower.dry_run import DryRun
+from fedhead.flower.messaging import Failure, Messenger, Outgoing
+from fedhead.flower.node_registry import NodeRegistry
+from fedhead.flower.protocol import TRAIN, Request, Response, RunSpec, exchanges
+
+if TYPE_CHECKING:
+    from flwr.serverapp import Grid
+
+GRACE = 5.0  # seconds that the server waits longer than it tells the sites: a response in time must also travel
+
+
+@dataclass(frozen=True)
+class Timeouts:
+    """How long the server waits, and how few sites are enough."""
+
+    quorum: int = 1  # the fewest sites with which a round counts
+    round_seconds: float = 600.0  # for a site's response to any request
+    join_seconds: float = 120.0  # for all sites to come, and for a quorum to come back
+    attempts: int = 3  # at a round without a quorum
+    poll: float = 0.1  # seconds between polls
+
+
+class SiteStates:
+    """Which of its stored states counts at each site: that after a round, by its number, or that after a stage."""
+
+    def __init__(self, kept: Mapping[int, int | str] | None = None):
+        self.kept = dict(kept or {})
+
+    def __getitem__(self, client: int) -> int | str:
+        return self.kept.get(client, 0)  # 0: the initial state
+
+    def __setitem__(self, client: int, kept: int | str) -> None:
+        self.kept[client] = kept
+
+    def copy(self) -> SiteStates:
+        """Return the same states, to be written to without touching these."""
+        return SiteStates(self.kept)
+
+
+class FlowerTransport(Transport[SiteStates]):
+    """Sites behind a Flower grid.
+
+    Args:
+        grid: Flower's grid.
+        spec: What all parties of the run agree on.
+        dry_run: The clients as the server knows them.
+        timeouts: How long to wait, and for how many.
+        stages: What follows the rounds; the sites know them from the recipe.
+        test: The server's own test samples.
+        log: Called with a line whenever the operator should know of something.
+    """
+
+    name = "flower"
+
+    def __init__(
+        self,
+        grid: Grid,
+        spec: RunSpec,
+        dry_run: DryRun,
+        timeouts: Timeouts,
+        stages: Sequence[Stage] = (),
+        test: Pool | None = None,
+        log: Callable[[str], None] = print,
+    ):
+        self.grid, self.spec, self.timeouts, self.dry_run, self.test = grid, spec, timeouts, dry_run, test
+        self.messenger = Messenger(grid, timeouts.poll)
+        self.nodes = NodeRegistry(list(spec.sites))
+        self.quorum = Quorum(timeouts.quorum, timeouts.attempts)
+        self.server = self.clients.method.init_server(self.clients.initial[0], self.clients.task)
+        self.states = SiteStates()
+        self._exchanges = exchanges(self.clients.method, stages)
+        self._log = log
+
+    @property
+    def clients(self) -> Clients:
+        """The clients as the server knows them: architectures and tasks, no data."""
+        return self.dry_run.clients
+
+    def client_name(self, client: int) -> str:
+        """Return the site's name."""
+        return self.spec.sites[client]
+
+    def log(self, line: str) -> None:
+        """Tell the operator."""
+        self._log(line)
+
+    def check(self, stage: Stage) -> None:
+        """Refuse oracles, and what does not go with the models."""
+        if stage.oracle:
+            raise BadInput(f"stage {stage.name} needs all clients' data in one place: it is for simulations only")
+        self.dry_run.check(stage)
+
+    # -- who is there -----------------------------------------------------------------------------
+    def begin(self) -> None:
+        """Wait for the sites: all of them, or after `join_seconds` a quorum."""
+        self._gather()
+
+    def present(self) -> list[int]:
+        """Return the sites that are connected and hold data; waits where they are fewer than the quorum."""
+        present = self._connected()
+        return present if len(present) >= self.timeouts.quorum else self._gather()
+
+    def _gather(self) -> list[int]:
+        begin = time.monotonic()
+        while True:
+            present = self._connected()
+            if len(present) == len(self.spec.sites):
+                return present
+            enough = len(present) >= self.timeouts.quorum and self.nodes.complete(present)
+            if enough or time.monotonic() - begin > self.timeouts.join_seconds:
+                break
+            time.sleep(self.timeouts.poll)
+        missing = ", ".join(name for k, name in enumerate(self.spec.sites) if k not in present)
+        why = "".join(f"; {failure.reason}" for failure in self.nodes.refused.values())
+        if len(present) < self.timeouts.quorum:
+            raise FedheadError(
+                f"{len(present)} of {len(self.spec.sites)} sites are there after {self.timeouts.join_seconds:g} s, "
+                f"at least {self.timeouts.quorum} are needed; missing: {missing}{why}"
+            )
+        self.log(f"going on without {missing}{why}")
+        return present
+
+    def _connected(self) -> list[int]:
+        connected = set(self.grid.get_node_ids())
+        unknown_nodes = self.nodes.unknown_nodes(connected)
+        if unknown_nodes:
+            self._greet(unknown_nodes)
+        return self.nodes.present(connected)
+
+    def _greet(self, nodes: list[int]) -> None:
+        """Ask nodes which site they are and what they hold."""
+        request = Request("hello", self.spec, self.timeouts.join_seconds)
+        found: dict[int, Response] = {}
+        outgoing = {node: Outgoing(node, request) for node in nodes}
+        for node, reply in self.messenger.ask(outgoing, self.timeouts.join_seconds).items():
+            if isinstance(reply, Failure):
+                self._refuse(node, reply)
+            elif reply[0].site not in self.spec.sites:
+                self._refuse(node, Failure(f"it is {reply[0].site!r}, which is not in the list of sites"))
+            else:
+                found[node] = reply[0]
+        names = [response.site for response in found.values()]
+        for node, response in found.items():
+            if names.count(response.site) > 1:
+                why = f"two nodes call themselves {response.site}: give each site its own name"
+                self._refuse(node, Failure(why, response.site))
+                continue
+            try:
+                self.dry_run.assign(self.spec.number(response.site), response.model)
+            except FedheadError as error:
+                self._refuse(node, Failure(f"site {response.site}: {error}", response.site))
+                continue
+            moved = self.nodes.enter(node, response)
+            self.log(moved or f"site {response.site} is here with {response.samples} samples")
+
+    def _refuse(self, node: int, failure: Failure) -> None:
+        self.nodes.refused[node] = failure
+        self.log(f"node {node} is left out: {failure.reason}")
+
+    # -- exchanges --------------------------------------------------------------------------------
+    def exchange(
+        self, algorithm: Algorithm, server: Tree, states: SiteStates, cohort: list[int], round: int
+    ) -> Received:
+        """Send each site of a cohort its work, and wait for the responses."""
+        label = self._label(algorithm)
+        downlink = make_downlink(algorithm, server, cohort, self.clients.task_of)
+        outgoing = self._outgoing("work", downlink, states, round, label)
+        replies: dict[int, ClientReply] = {}
+        failures: dict[int, FedheadError] = {}
+        for k, reply in self.messenger.ask(outgoing, self.timeouts.round_seconds + GRACE).items():
+            why = reply.reason if isinstance(reply, Failure) else self._mismatch(k, round, label, *reply)
+            if isinstance(reply, Failure) or why is not None:
+                failures[k] = Refused(str(why))
+            else:
+                kept = round if label == TRAIN else label
+                replies[k] = ClientReply(reply[1]["send"], kept, float(reply[0].samples))
+        return Received(replies, downlink.nbytes(), failures)
+
+    def schema(self, algorithm: Algorithm, server: Tree, client: int) -> Schema | None:
+        """Return what the site's reply must look like, from the dry run."""
+        return self.dry_run.schema(algorithm, client, server)
+
+    def evaluate(
+        self, algorithm: Algorithm, server: Tree, states: SiteStates, round: int, deliver: bool = False
+    ) -> ClientAccuracies | None:
+        """Have the sites test their own models, and store them at the end."""
+        label = self._label(algorithm)
+        asked = [k for k in self._connected() if deliver or self.nodes.tests(k)]
+        downlink = make_downlink(algorithm, server, asked, self.clients.task_of)
+        outgoing = self._outgoing("test", downlink, states, round, label, deliver)
+        each: list[float | None] = [None] * len(self.spec.sites)
+        steps: dict[str, list[float | None]] = {}
+        for k, reply in self.messenger.ask(outgoing, self.timeouts.round_seconds + GRACE).items():
+            if isinstance(reply, Failure):
+                self.log(f"{_where(label, round)}: site {self.spec.sites[k]} was not tested: {reply.reason}")
+                continue
+            each[k] = reply[0].accuracy
+            for name, value in reply[0].steps.items():
+                steps.setdefault(name, [None] * len(each))[k] = value
+        tested = any(self.nodes.tests(k) for k in range(len(each)))
+        return ClientAccuracies(each, steps) if tested else None
+
+    def _outgoing(
+        self,
+        kind: Literal["work", "test"],
+        downlink: Downlink,
+        states: SiteStates,
+        round: int,
+        label: str,
+        deliver: bool = False,
+    ) -> dict[int, Outgoing]:
+        made = {}
+        for k, own in downlink.per_client.items():
+            kept = states[k]
+            request = Request(
+                kind,
+                self.spec,
+                self.timeouts.round_seconds,
+                round,
+                label,
+                accepted=kept if isinstance(kept, int) else 0,
+                staged=isinstance(kept, str),
+                deliver=deliver,
+            )
+            trees = {"broadcast": downlink.broadcast, "per_client": own}
+            made[k] = Outgoing(self.nodes.nodes[self.spec.sites[k]], request, trees)
+        return made
+
+    def _mismatch(self, k: int, round: int, label: str, response: Response, trees: Mapping[str, Tree]) -> str | None:
+        """Return why a response is not the one that was asked for, None if it is."""
+        if (response.experiment, response.algorithm, response.round) != (self.spec.experiment, label, round):
+            return f"it answered {_where(response.algorithm, response.round)}, asked was {_where(label, round)}"
+        if response.site != self.spec.sites[k] or response.samples < 1 or trees.keys() != {"send"}:
+            return "its response is not that of this site"
+        return None
+
+    def _label(self, algorithm: Algorithm) -> str:
+        """Return the name of an exchange on the wire."""
+        if isinstance(algorithm, Method):
+            return TRAIN
+        known: Iterable[tuple[str, Algorithm]] = self._exchanges.items()
+        found = next((label for label, one in known if one == algorithm), None)
+        if found is None:
+            raise BadInput(f"no site knows the stage {algorithm.name} with these parameters: set it in the recipe")
+        return found
+
+
+def _where(label: str, round: int) -> str:
+    return f"round {round}" if label == TRAIN else f"stage {label}"
