@@ -3,5 +3,5 @@
 from importlib.util import find_spec
 
 # What Flower itself starts imports it at once; the rest of fedhead does without.
-_FLOWER = ["fedhead/flower/server_app.py", "fedhead/flower/worker.py", "fedhead_site/*"]
+_FLOWER = ["fedhead/flower/server_app.py", "fedhead/flower/worker.py"]
 collect_ignore_glob = [] if find_spec("flwr") else _FLOWER

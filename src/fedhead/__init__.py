@@ -18,6 +18,7 @@ __all__ = [
     "STAGES",
     "BadInput",
     "Batch",
+    "Clip",
     "ClsProx",
     "Ditto",
     "Diverged",
@@ -37,6 +38,7 @@ __all__ = [
     "FineTune",
     "FineTuneCCVR",
     "FineTuneETF",
+    "Half",
     "KTpFL",
     "LocalOnly",
     "Method",
@@ -51,6 +53,7 @@ __all__ = [
     "Stage",
     "Statistics",
     "Tree",
+    "Upload",
     "Weights",
     "build",
     "calibrate",
@@ -65,6 +68,7 @@ __all__ = [
     "stages",
     "statistics_of",
     "tune_malloc",
+    "upload",
     "with_head",
 ]
 

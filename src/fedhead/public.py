@@ -9,6 +9,10 @@ from fedhead.algorithm.base import stage as stage
 from fedhead.algorithm.phase import Phase as Phase
 from fedhead.algorithm.phase import Replies as Replies
 from fedhead.algorithm.phase import Reply as Reply
+from fedhead.algorithm.upload import Clip as Clip
+from fedhead.algorithm.upload import Half as Half
+from fedhead.algorithm.upload import Upload as Upload
+from fedhead.algorithm.upload import upload as upload
 from fedhead.api.calibrate import calibrate as calibrate
 from fedhead.api.run import run as run
 from fedhead.calibration.collect import statistics_of as statistics_of

@@ -12,6 +12,7 @@ from small import federation, network
 
 from fedhead.algorithm.base import Stage
 from fedhead.algorithm.task import LocalTraining
+from fedhead.algorithm.upload import Clip, Half
 from fedhead.core.errors import BadInput
 from fedhead.core.optimizers import SGD
 from fedhead.core.tree import Tree
@@ -119,6 +120,16 @@ def test_an_optimizer_that_survives_the_round_survives_at_the_site(tmp_path: Pat
     model, method = network("group"), METHODS["fedavg"]()
     world = World(federation(), {"own": model}, method, settings, tmp_path)
     compare(world, Simulation(federation(), [model], method, **settings), [])
+
+
+@pytest.mark.parametrize("name", ["fedavg", "scaffold", "fednh"])
+def test_uploads(name: str, tmp_path: Path) -> None:
+    model, method, stages = model_for(name), METHODS[name](), [STAGES["finetune"]()]
+    if method.head is None:
+        stages.append(STAGES["ccvr"](samples=20, epochs=1))
+    settings = {**SETTINGS, "uploads": [Clip(0.1), Half()]}
+    world = World(federation(), {"own": model}, method, settings, tmp_path, stages=stages)
+    compare(world, Simulation(federation(), [model], method, **settings), stages)
 
 
 def test_equality_can_fail(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -33,6 +34,14 @@ def test_content_crosses_the_socket_unchanged() -> None:
         here.close()
         with pytest.raises(EOFError):
             worker_client.receive(there)
+
+
+def test_the_client_app_starts_without_torch() -> None:
+    """Flower starts a process per message: that of a warm site must not load what its worker has loaded already."""
+    code = "import sys, fedhead.flower.client_app as c, fedhead.flower.worker_client; print(c.app is not None)\n"
+    code += "sys.exit('torch is loaded' if 'torch' in sys.modules else 0)"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert (found.returncode, found.stdout.strip()) == (0, "True"), found.stderr
 
 
 @pytest.mark.deploy

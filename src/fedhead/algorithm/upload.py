@@ -85,7 +85,7 @@ class Clip(Upload):
 
     def encode(self, send: Tree, client: Client) -> Tree:
         """Move every model in `send` towards the one that was received."""
-        names = [name for name, value in send.items() if isinstance(value, Tree) and name in client.received]
+        names = [n for n in send if isinstance(send[n], Tree) and isinstance(client.received.get(n), Tree)]
         updates = {
             name: {
                 entry: t - client.received[name][entry]

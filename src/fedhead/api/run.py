@@ -9,11 +9,13 @@ from torch import nn
 
 from fedhead.algorithm.base import Method, Stage
 from fedhead.algorithm.task import LocalTraining
+from fedhead.algorithm.upload import Upload
 from fedhead.core.errors import BadInput, unknown
 from fedhead.core.optimizers import SGD, Adam, Optimizer
 from fedhead.data.federation import Federation
 from fedhead.engine.rounds import Result
 from fedhead.engine.simulation import simulate
+from fedhead.experiment import build
 from fedhead.experiment.recipe import Recipe
 from fedhead.methods import METHODS
 from fedhead.models.build_many import build_many
@@ -40,6 +42,7 @@ def run(
     drop_last: bool = False,
     persistent_optimizer: bool = False,
     stages: Sequence[Stage | str] = (),
+    uploads: Sequence[Upload | str] = (),
     seed: int = 0,
     **options: Any,
 ) -> Result:
@@ -50,7 +53,7 @@ def run(
     `options` go to `fedhead.engine.simulation.simulate`: participation, executor, device, precision, evaluate_every,
     last_rounds, on_round, assign and the rest.
     """
-    _refuse_kinds(federation, model, method, stages)
+    _refuse_kinds(federation, model, method, stages, uploads)
     Recipe(  # whose ranges hold here too
         rounds=rounds,
         local_epochs=local_epochs,
@@ -67,10 +70,13 @@ def run(
     rule = optimizer if isinstance(optimizer, SGD | Adam) else make_optimizer(optimizer, lr, momentum, weight_decay)
     local = LocalTraining(local_epochs, batch_size, rule, lr_decay, drop_last, persistent_optimizer)
     steps = [STAGES.find(s)() if isinstance(s, str) else s for s in stages]
-    return simulate(federation, models, chosen, rounds=rounds, local=local, stages=steps, seed=seed, **options)
+    chain = [build.upload(u) if isinstance(u, str) else u for u in uploads]
+    return simulate(
+        federation, models, chosen, rounds=rounds, local=local, stages=steps, uploads=chain, seed=seed, **options
+    )
 
 
-def _refuse_kinds(federation: Any, model: Any, method: Any, stages: Any) -> None:
+def _refuse_kinds(federation: Any, model: Any, method: Any, stages: Any, uploads: Any) -> None:
     """Refuse what is no federation, model, method or list of stages, before it fails somewhere inside."""
     if not isinstance(federation, Federation):
         raise BadInput(
@@ -78,9 +84,10 @@ def _refuse_kinds(federation: Any, model: Any, method: Any, stages: Any) -> None
         )
     if not isinstance(model, nn.Module | str | Sequence):
         raise BadInput(f"model is {type(model).__name__}: give a name, fedhead.split(model, classifier='…'), or a list")
-    if isinstance(stages, str) or not isinstance(stages, Sequence):
-        raise BadInput(f"stages is {stages!r}: give a list, such as ['ccvr']")
-    for what, kind, things in (("method", Method, [method]), ("stage", Stage, stages)):
+    for what, given, example in (("stages", stages, "['ccvr']"), ("uploads", uploads, "['clip(1.0)', 'half']")):
+        if isinstance(given, str) or not isinstance(given, Sequence):
+            raise BadInput(f"{what} is {given!r}: give a list, such as {example}")
+    for what, kind, things in (("method", Method, [method]), ("stage", Stage, stages), ("upload", Upload, uploads)):
         for thing in things:
             if isinstance(thing, type) and issubclass(thing, kind):
                 raise BadInput(f"{what} is the class {thing.__name__}: give one of it, {thing.__name__}()")

@@ -13,6 +13,7 @@ import torch
 from fedhead import models
 from fedhead.algorithm.base import Algorithm, Method, Stage
 from fedhead.algorithm.task import LocalTraining
+from fedhead.algorithm.upload import UPLOADS, Upload
 from fedhead.core.errors import BadInput, unknown
 from fedhead.core.optimizers import SGD, Adam
 from fedhead.core.parameters import check_parameters, parameters
@@ -43,6 +44,30 @@ def stages(recipe: Recipe) -> list[Stage]:
     if twice := [name for name in names if names.count(name) > 1]:
         raise BadInput(f"stages: {twice[0]} stands there twice, and its figures would be mixed up; name each once")
     return [stage.after(on) for stage in made]
+
+
+def uploads(recipe: Recipe) -> list[Upload]:
+    """What the clients' replies pass before they leave, in order."""
+    return [upload(text) for text in recipe.uploads]
+
+
+def upload(text: str) -> Upload:
+    """Return the upload of a text such as `half`, `clip(0.5)` or `clip(norm=0.5)`."""
+    match = re.fullmatch(r"([\w-]+)(?:\((.*)\))?", text.strip())
+    if match is None:
+        raise BadInput(f"uploads: {text!r} is no name, nor of the form name(value) or name(parameter=value)")
+    if match[1] not in UPLOADS:
+        raise unknown("upload", match[1], UPLOADS)
+    hints = parameters(UPLOADS[match[1]])
+    given: dict[str, Any] = {}
+    for place, part in enumerate(filter(None, (match[2] or "").split(","))):
+        word, equals, value = part.partition("=")
+        if not equals:
+            if place >= len(hints):
+                raise BadInput(f"uploads: {text!r} gives more values than {match[1]} takes")
+            word, value = list(hints)[place], word
+        given[word.strip()] = read_yaml(value, f"upload {text}")
+    return UPLOADS[match[1]](**check_parameters("upload", match[1], given, hints))
 
 
 def local(recipe: Recipe) -> LocalTraining:
@@ -173,6 +198,8 @@ def validate(recipe: Recipe) -> list[SplitModel]:
         _dry_run(made_model, shape, recipe, client)
     for algorithm in (method(recipe), *stages(recipe)):
         algorithm.check_head(made_models)
+    for step in uploads(recipe):
+        step.check(method(recipe))
     method(recipe).check_local(local(recipe))
     compatibility.check_models(method(recipe), made_models, range(len(made_models))[: recipe.clients], local(recipe))
     return made_models

@@ -54,6 +54,7 @@ class Recipe:
     method_parameters: Mapping[str, Any] = field(default_factory=dict)
     stages: tuple[str, ...] = ()  # what follows the rounds
     stage_parameters: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    uploads: tuple[str, ...] = ()  # what replies pass before they leave a client, such as clip(1.0) or half
     evaluate_every: int = 1
     last_rounds: int = 1  # k of the mean over the last k rounds
     subset: int | None = None  # train on only so many samples; null: all

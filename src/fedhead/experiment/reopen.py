@@ -71,6 +71,7 @@ def begin(recipe: Recipe, federation: Federation, device: str, bf16: bool) -> Si
         rounds=recipe.rounds,
         local=build.local(recipe),
         participation=recipe.participation,
+        uploads=build.uploads(recipe),
         seed=recipe.seed,
         device=select.device(device),
         bf16=bf16,

@@ -100,6 +100,7 @@ def execute(
                 local=build.local(recipe),
                 participation=recipe.participation,
                 stages=build.stages(recipe),
+                uploads=build.uploads(recipe),
                 seed=recipe.seed,
                 executor=settings.executor if isinstance(settings.executor, Executor) else facts["executor"],
                 device=facts["device"],

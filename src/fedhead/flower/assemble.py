@@ -172,6 +172,7 @@ def _clients(
             rounds=recipe.rounds,
             local=build.local(recipe),
             participation=recipe.participation,
+            uploads=build.uploads(recipe),
             seed=recipe.seed,
             device=device,
             assign=assign,
