@@ -1,4 +1,4 @@
-"""The reply_check: no reply is aggregated before it has been checked, in simulation as in deployment."""
+"""The check of replies: none is aggregated before it has been checked, in simulation as in deployment."""
 
 from __future__ import annotations
 

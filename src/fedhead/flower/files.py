@@ -114,7 +114,7 @@ class SiteFile(_File):
     public: str | None = None
     data_folder: str | None = None  # of the recipe's data set, with data: recipe
     state: str = "state"  # the folder of what must not be lost
-    model: str | None = None  # an architecture of its own …
+    model: str | None = None  # its own architecture …
     model_parameters: dict[str, Any] = field(default_factory=dict)  # … and its parameters
     device: str = "cpu"
     threads: int | None = None

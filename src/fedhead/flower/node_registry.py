@@ -44,6 +44,6 @@ class NodeRegistry:
         ]
 
     def tests(self, client: int) -> int:
-        """How many test samples of its own a site has."""
+        """Return how many test samples a site has."""
         hello = self.hellos.get(self.sites[client])
         return hello.tests if hello else 0

@@ -96,7 +96,7 @@ class Response:
     algorithm: str
     problem: str | None = None  # why the request could not be carried out
     samples: int = 0  # n_k
-    tests: int = 0  # test samples of its own
+    tests: int = 0  # its own test samples
     model: dict[str, Any] = field(default_factory=dict)  # keys of the recipe that it replaces: its own architecture
     accuracy: float | None = None  # test: per cent on its own test samples …
     steps: dict[str, float | None] = field(default_factory=dict)  # … and for the states on the way of a stage

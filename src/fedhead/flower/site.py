@@ -48,7 +48,7 @@ class Site:
     name: str
     site_run: Callable[[RunSpec, int], SiteRun]  # from the run's spec and the site's number
     state: Path
-    model: Mapping[str, Any] = field(default_factory=dict)  # recipe keys of an architecture of its own
+    model: Mapping[str, Any] = field(default_factory=dict)  # recipe keys of its own architecture
 
     def handle(self, request: Request, trees: Mapping[str, Tree]) -> tuple[Response, dict[str, Tree], Commit]:
         """Carry out a request: the response, what is sent with it, and what to store once both are packed."""

@@ -1,8 +1,8 @@
 """The wire format: a JSON header and named trees of tensors in Flower's records, without pickle.
 
 A message holds one config record, `fedhead`, with the format's version, the header and a description of every tree
-(names in order, kinds, running statistics, dtypes, shapes), and one array record a tree with the bytes of its tensors
-one after another: Flower carries every array by requests of its own at each hop, and a deep network has hundreds. What
+(names in order, kinds, running statistics, dtypes, shapes), and one array record per tree with the bytes of its tensors
+one after another: Flower carries every array by separate requests at each hop, and a deep network has hundreds. What
 arrives is held against the description before anything is made of it.
 """
 
@@ -88,7 +88,7 @@ def _tree(where: str, described: dict[str, Any], arrays: Mapping[str, Any]) -> T
     tensors: dict[str, Tensor] = {}
     begin = 0
     for (full, dtype, shape), size in zip(expected, sizes, strict=True):
-        tensors[full] = torch.zeros(shape, dtype=dtype)  # memory of its own, aligned for its type
+        tensors[full] = torch.zeros(shape, dtype=dtype)  # its own memory, aligned for its type
         if size:
             tensors[full].view(-1).view(torch.uint8).copy_(blob[begin : begin + size])
         if dtype == torch.bool:
