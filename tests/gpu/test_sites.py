@@ -15,45 +15,45 @@ from fedhead.engine.clients import Clients
 from fedhead.engine.server import make_downlink
 from fedhead.flower.data import share
 from fedhead.flower.protocol import Request, RunSpec
-from fedhead.flower.site import Bench, Site
+from fedhead.flower.site import Site, SiteRun
 from fedhead.methods import METHODS
 from gpu import needs_cuda
 
-TERMS = RunSpec("ab" * 8, {"seed": 0}, [f"site-{k}" for k in range(5)], 3, [1, 6, 6])
+SPEC = RunSpec("ab" * 8, {"seed": 0}, [f"site-{k}" for k in range(5)], 3, [1, 6, 6])
 
 
-def answers(device: str, folder: Path) -> list[Tree]:
+def responses(device: str, folder: Path) -> list[Tree]:
     """Two rounds of a stateful method at one site, both from the same server state."""
     method = METHODS["scaffold"]()
 
-    def bench(terms: RunSpec, number: int) -> Bench:
+    def site_run(spec: RunSpec, number: int) -> SiteRun:
         settings = {
             "rounds": 2,
             "local": LocalTraining(epochs=1, batch_size=4, optimizer=SGD(lr=0.05)),
             "device": device,
         }
-        return Bench(Clients(share(federation(), number), [network("group")], method, all_here=False, **settings))
+        return SiteRun(Clients(share(federation(), number), [network("group")], method, all_here=False, **settings))
 
-    clients = bench(TERMS, 3).clients
+    clients = site_run(SPEC, 3).clients
     server = method.init_server(clients.initial[0], clients.task).to("cpu")
-    mail = make_downlink(method, server, [3], clients.task_of)
-    site, sent = Site("site-3", bench, folder), []
+    downlink = make_downlink(method, server, [3], clients.task_of)
+    site, sent = Site("site-3", site_run, folder), []
     for number in (1, 2):
-        order = Request("work", TERMS, 60.0, number, accepted=number - 1)
-        _, trees, commit = site.answer(order, {"broadcast": mail.broadcast, "per_client": mail.per_client[3]})
+        request = Request("work", SPEC, 60.0, number, accepted=number - 1)
+        _, trees, commit = site.handle(request, {"broadcast": downlink.broadcast, "per_client": downlink.per_client[3]})
         commit()
         sent.append(trees["send"].to("cpu"))
     return sent
 
 
 def test_a_site_answers_round_after_round(tmp_path: Path) -> None:
-    first, second = answers("cpu", tmp_path)
+    first, second = responses("cpu", tmp_path)
     assert (first["model"] - second["model"]).sq() > 1e-9  # the control variates of the first round count in the second
 
 
 @pytest.mark.gpu
 @needs_cuda
 def test_a_gpu_site_answers_as_a_cpu_site(tmp_path: Path) -> None:
-    for cpu, gpu in zip(answers("cpu", tmp_path / "cpu"), answers("cuda", tmp_path / "gpu"), strict=True):
+    for cpu, gpu in zip(responses("cpu", tmp_path / "cpu"), responses("cuda", tmp_path / "gpu"), strict=True):
         for name, t in cpu.leaves().items():
             torch.testing.assert_close(gpu.leaves()[name], t, atol=1e-4, rtol=1e-4)
