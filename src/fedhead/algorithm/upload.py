@@ -9,15 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
 
 from fedhead.algorithm.base import Algorithm, Method
 from fedhead.algorithm.client import Client
+from fedhead.algorithm.plugin_check import component_class
 from fedhead.algorithm.task import Task
 from fedhead.core.errors import BadInput
+from fedhead.core.registry import Registry
 from fedhead.core.tree import Tree
 
 
@@ -29,9 +31,15 @@ class Upload:
     cancel out need sums, and rounding harms them.
     """
 
-    name: ClassVar[str] = ""
+    name: ClassVar[str] = ""  # in errors: the registered one, or the class's own
     needs_sums: ClassVar[bool] = False  # refuse, by name, an entry that is no plain sum
     spares_sums: ClassVar[bool] = False  # leave plain sums as they are: `encode` does not see them
+
+    def __init_subclass__(cls, **settings: Any) -> None:
+        """Name a class that nobody has named."""
+        super().__init_subclass__(**settings)
+        if "name" not in vars(cls):
+            cls.name = cls.__name__
 
     def check(self, method: Method) -> None:
         """Raise `BadInput` before anything is computed, for a method with which this upload can't be used."""
@@ -45,21 +53,21 @@ class Upload:
         return send
 
 
-UPLOADS: dict[str, type[Upload]] = {}
+UPLOADS = Registry[type[Upload]](
+    "upload", "fedhead.uploads", lambda found, name: component_class(found, name, Upload), home=[__name__]
+)
 U = TypeVar("U", bound=type[Upload])
 
 
 def upload(name: str) -> Callable[[U], U]:
     """Register an upload under a name, for recipes and the command line."""
 
-    def add(cls: U) -> U:
-        if name in UPLOADS:
-            raise BadInput(f"the name {name!r} is taken already by {UPLOADS[name].__qualname__}; select another")
+    def enter(cls: U) -> U:
+        UPLOADS.register(name, cls)
         cls.name = name
-        UPLOADS[name] = cls
         return cls
 
-    return add
+    return enter
 
 
 @upload("clip")
@@ -155,7 +163,6 @@ def _refuse_what_is_no_sum(step: Upload, algorithm: Algorithm, send: Tree) -> No
     for name in send if step.needs_sums else ():
         if name not in algorithm.sums:
             raise BadInput(
-                f"the upload {step.name or type(step).__name__} works on plain sums, and {name!r}, which "
-                f"{algorithm.name or type(algorithm).__name__} sends, is none: leave the upload out, or use a method "
-                f"that sends sums only"
+                f"the upload {step.name} works on plain sums, and {name!r}, which "
+                f"{algorithm.name} sends, is none: leave the upload out, or use a method that sends sums only"
             )

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from fedhead.engine.metrics import Row
+
 if TYPE_CHECKING:
     from rich.console import Console
-
-Row = dict[str, Any]
 
 
 def console() -> Console:

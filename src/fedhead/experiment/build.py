@@ -48,17 +48,16 @@ def stages(recipe: Recipe) -> list[Stage]:
 
 def uploads(recipe: Recipe) -> list[Upload]:
     """What the clients' replies pass before they leave, in order."""
-    return [upload(text) for text in recipe.uploads]
+    return [upload(text, recipe.folders) for text in recipe.uploads]
 
 
-def upload(text: str) -> Upload:
-    """Return the upload of a text such as `half`, `clip(0.5)` or `clip(norm=0.5)`."""
-    match = re.fullmatch(r"([\w-]+)(?:\((.*)\))?", text.strip())
+def upload(text: str, folders: Sequence[Path] = ()) -> Upload:
+    """Return the upload of a text such as `half`, `clip(0.5)`, `clip(norm=0.5)` or `mine.py:Noise(0.1)`."""
+    match = re.fullmatch(r"([^()]+)(?:\((.*)\))?", text.strip())
     if match is None:
         raise BadInput(f"uploads: {text!r} is no name, nor of the form name(value) or name(parameter=value)")
-    if match[1] not in UPLOADS:
-        raise unknown("upload", match[1], UPLOADS)
-    hints = parameters(UPLOADS[match[1]])
+    found = UPLOADS.find(match[1], folders)
+    hints = parameters(found)
     given: dict[str, Any] = {}
     for place, part in enumerate(filter(None, (match[2] or "").split(","))):
         word, equals, value = part.partition("=")
@@ -67,7 +66,7 @@ def upload(text: str) -> Upload:
                 raise BadInput(f"uploads: {text!r} gives more values than {match[1]} takes")
             word, value = list(hints)[place], word
         given[word.strip()] = read_yaml(value, f"upload {text}")
-    return UPLOADS[match[1]](**check_parameters("upload", match[1], given, hints))
+    return found(**check_parameters("upload", found.name, given, hints))
 
 
 def local(recipe: Recipe) -> LocalTraining:

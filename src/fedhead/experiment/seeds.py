@@ -5,12 +5,10 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
+from fedhead.engine.metrics import Row
 from fedhead.experiment.recipe import Recipe
 from fedhead.experiment.run import Settings, execute, execute_together
-
-Row = dict[str, Any]
 
 
 def execute_seeds(
