@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from types import SimpleNamespace
 
@@ -11,6 +11,7 @@ import torch
 from small import federation, network
 
 from fedhead.algorithm.task import LocalTraining
+from fedhead.algorithm.upload import Clip, Upload
 from fedhead.core.optimizers import SGD
 from fedhead.engine.rounds import train_round
 from fedhead.engine.simulation import Simulation
@@ -47,17 +48,18 @@ def captures(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     return made
 
 
-def trained(name: str, executor: Executor) -> Simulation:
-    model = network("batch", METHODS[name].head)
-    simulation = Simulation(federation(), [model], METHODS[name](), rounds=2, local=LOCAL, dtype=torch.float64)
+def trained(name: str, executor: Executor, uploads: Sequence[Upload] = ()) -> Simulation:
+    settings = {"rounds": 2, "local": LOCAL, "dtype": torch.float64, "uploads": uploads}
+    simulation = Simulation(federation(), [network("batch", METHODS[name].head)], METHODS[name](), **settings)
     for number in (1, 2):
         train_round(simulation.using(executor), number)
     return simulation
 
 
+@pytest.mark.parametrize("uploads", [(), (Clip(0.05),)], ids=["plain", "clipped"])
 @pytest.mark.parametrize("name", ["fedavg", "scaffold", "fedrep", "fedetf"])
-def test_lanes_end_where_the_loop_does(name: str) -> None:
-    loop, lanes = trained(name, Loop()), trained(name, Lanes())
+def test_lanes_end_where_the_loop_does(name: str, uploads: Sequence[Upload]) -> None:
+    loop, lanes = trained(name, Loop(), uploads), trained(name, Lanes(), uploads)
     for mine, theirs in [(lanes.server, loop.server), *((lanes.states[k], loop.states[k]) for k in loop.states.kept)]:
         assert mine.leaves().keys() == theirs.leaves().keys()
         for path, value in theirs.leaves().items():
