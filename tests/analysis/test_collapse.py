@@ -102,7 +102,7 @@ def test_a_watch_records_each_round_and_changes_nothing() -> None:
     assert watched.weights is not None
     assert alone.weights is not None
     assert (watched.weights - alone.weights).sq() == 0
-    last = collapse.measure(watched.simulation)
+    last = collapse.measure(watched.transport)
     assert watch.rows[-1]["nc2"] == pytest.approx(last.nc2)
     assert -1 <= watch.rows[-1]["prototype_consistency"] <= 1
 
