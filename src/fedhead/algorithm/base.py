@@ -131,7 +131,12 @@ class Method(Algorithm):
         return (Phase(self.loss),)
 
     def loss(self, w: Weights, batch: Batch, client: Client) -> Tensor:
-        """Cross entropy on the client's samples."""
+        """Cross entropy on the client's samples.
+
+        Returns:
+            One number that leaves out the rows of weight 0, or one value per sample, of which the engine takes the
+            mean weighted by `batch.weight`.
+        """
         return cross_entropy(client.apply(w, batch.x).logits, batch.y, batch.weight)
 
     def finish(self, w: Weights, client: Client) -> Reply:

@@ -19,7 +19,7 @@ from fedhead.core.tree import Tree, Weights
 class Phase:
     """One phase of local training."""
 
-    loss: Callable[[Weights, Batch, Client], Tensor]
+    loss: Callable[[Weights, Batch, Client], Tensor]  # one number, or one value per sample, which batch.weight weighs
     trains: tuple[str, ...] = PARTS  # prefixes of what is trained; what a head fixes only when named in full
     epochs: int | None = None  # None: the run's local epochs
     optimizer: Optimizer | None = None  # None: the run's

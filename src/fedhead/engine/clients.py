@@ -22,6 +22,7 @@ from fedhead.core.tree import Tree
 from fedhead.data.pool import Pool
 from fedhead.engine import compatibility, evaluation
 from fedhead.engine.client_states import ClientStates
+from fedhead.engine.padding_check import PaddingCheck
 from fedhead.engine.prefetch import Form, Prefetcher
 from fedhead.engine.server import Downlink
 from fedhead.executors import forward
@@ -88,6 +89,7 @@ class Clients:
         self.counts = torch.as_tensor(federation.counts(), dtype=dtype, device=self.device)
         self.states = ClientStates(self.initial_state)
         self.prefetch = Prefetcher()
+        self.padding_check = PaddingCheck()
         self.budgets = [
             forward.MemoryBudget.on(self.device) for _ in templates
         ]  # for testing the clients of each architecture
@@ -155,6 +157,8 @@ class Clients:
                     round=round,
                 )
             )
+            if trains:
+                self.padding_check(jobs[-1], group)
         return jobs
 
     def _schedules(

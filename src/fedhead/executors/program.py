@@ -18,6 +18,8 @@ from fedhead.algorithm.phase import Phase, Reply
 from fedhead.algorithm.task import Task
 from fedhead.algorithm.upload import Upload
 from fedhead.core.batch import Batch
+from fedhead.core.errors import BadInput
+from fedhead.core.losses import mean
 from fedhead.core.optimizers import Optimizer
 from fedhead.core.tree import Tree, Weights
 from fedhead.data.pool import Pool
@@ -76,10 +78,35 @@ class Program:
 
         def loss(params: Tree, w: Weights, batch: Batch, key: Tensor, inputs: ClientInputs) -> tuple[Tensor, Tree]:
             client = self.client(inputs, key, phase.data)
-            value = phase.loss(w.replace(params), batch, client)
+            value = reduced(phase.loss(w.replace(params), batch, client), batch, phase)
             return value, w.stats if client.moved_stats is None else client.moved_stats
 
         return loss
+
+
+def reduced(value: Tensor, batch: Batch, phase: Phase) -> Tensor:
+    """A loss as one number: one value per sample is averaged over the samples, padding left out.
+
+    Raises:
+        BadInput: The loss is neither a number nor one value per sample.
+    """
+    shape = tuple(value.shape) if isinstance(value, Tensor) else None
+    if shape == ():
+        return value
+    if shape != tuple(batch.weight.shape):
+        found = f"a {type(value).__name__}" if shape is None else f"a tensor of shape {list(shape)}"
+        raise BadInput(
+            f"{loss_name(phase)} returned {found}: return one number, or one value per sample, "
+            f"here of shape {list(batch.weight.shape)}"
+        )
+    return mean(value, batch.weight.to(value.dtype))
+
+
+def loss_name(phase: Phase) -> str:
+    """A phase's loss as its author calls it, such as FedProx.loss."""
+    owner = getattr(phase.loss, "__self__", None)
+    name = getattr(phase.loss, "__name__", repr(phase.loss))
+    return name if owner is None else f"{type(owner).__name__}.{name}"
 
 
 class Vectorizer:

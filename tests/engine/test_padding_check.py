@@ -1,0 +1,138 @@
+"""Padding rows change nothing: a loss that counts them is refused, one value per sample is weighed by the engine."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+import pytest
+import torch
+import torch.nn.functional as F
+from small import CLASSES, SIZES, federation, network
+from torch import Tensor
+
+from fedhead.algorithm.base import Method
+from fedhead.algorithm.client import Client
+from fedhead.algorithm.phase import Phase
+from fedhead.algorithm.task import LocalTraining, Task
+from fedhead.core.batch import Batch
+from fedhead.core.errors import BadInput
+from fedhead.core.optimizers import SGD
+from fedhead.core.tree import Weights
+from fedhead.data.federation import Federation
+from fedhead.engine.simulation import Simulation
+from fedhead.executors.job import Executor
+from fedhead.executors.loop import Loop
+from fedhead.executors.stack import Stack
+
+LOCAL = LocalTraining(epochs=2, batch_size=4, optimizer=SGD(lr=0.05))
+
+
+@dataclass(frozen=True)
+class PerSample(Method):
+    """FedAvg with one loss value per sample."""
+
+    def loss(self, w: Weights, batch: Batch, client: Client) -> Tensor:
+        return F.cross_entropy(client.apply(w, batch.x).logits, batch.y, reduction="none")
+
+
+@dataclass(frozen=True)
+class PlainMean(Method):
+    """FedAvg as a newcomer writes it."""
+
+    def loss(self, w: Weights, batch: Batch, client: Client) -> Tensor:
+        return F.cross_entropy(client.apply(w, batch.x).logits, batch.y)
+
+
+@dataclass(frozen=True)
+class LatePlainMean(Method):
+    """The second phase, which begins in round 2, counts its padding."""
+
+    def phases(self, task: Task) -> tuple[Phase, ...]:
+        return (Phase(self.loss), Phase(self.plain, begins=2))
+
+    def plain(self, w: Weights, batch: Batch, client: Client) -> Tensor:
+        return F.cross_entropy(client.apply(w, batch.x).logits, batch.y)
+
+
+@dataclass(frozen=True)
+class CountsFeatures(Method):
+    """The cross entropy is right, a small term on the features is not."""
+
+    def loss(self, w: Weights, batch: Batch, client: Client) -> Tensor:
+        return super().loss(w, batch, client) + 0.1 * client.apply(w, batch.x).z.square().mean()
+
+
+@dataclass(frozen=True)
+class Matrix(Method):
+    """One value per sample and class."""
+
+    def loss(self, w: Weights, batch: Batch, client: Client) -> Tensor:
+        return client.apply(w, batch.x).logits.square()
+
+
+def simulate(
+    method: Method, executor: Executor, norm: str = "group", local: LocalTraining = LOCAL, fed: Federation | None = None
+) -> Simulation:
+    simulation = Simulation(fed or federation(), [network(norm)], method, rounds=2, local=local, dtype=torch.float64)
+    for number in (1, 2):
+        simulation.round(number, executor)
+    return simulation
+
+
+@pytest.mark.parametrize("norm", ["batch", "group"])
+@pytest.mark.parametrize("executor", [Loop(), Stack()], ids=["loop", "stack"])
+def test_one_value_per_sample_is_fedavg(executor: Executor, norm: str) -> None:
+    ours, fedavg = simulate(PerSample(), executor, norm), simulate(Method(), executor, norm)
+    for name, t in fedavg.server["model"].items():
+        torch.testing.assert_close(ours.server["model"][name], t, atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("norm", ["batch", "group"])
+def test_a_plain_mean_is_refused_before_anything_is_trained(norm: str) -> None:
+    with pytest.raises(BadInput, match=r"^PlainMean\.loss: .* padding rows .*: use batch\.weight, .* one value per sa"):
+        Simulation(
+            federation(), [network(norm)], PlainMean(), rounds=1, local=LOCAL, dtype=torch.float64
+        ).jobs_of_round(1)
+
+
+def test_a_small_term_that_counts_padding_is_refused() -> None:
+    with pytest.raises(BadInput, match=r"^CountsFeatures\.loss: "):
+        simulate(CountsFeatures(), Loop())
+
+
+def test_a_phase_is_checked_when_it_begins() -> None:
+    simulation = Simulation(federation(), [network("group")], LatePlainMean(), rounds=2, local=LOCAL)
+    simulation.round(1, Stack())
+    with pytest.raises(BadInput, match=r"^LatePlainMean\.plain: "):
+        simulation.round(2, Stack())
+
+
+def test_without_partial_batches_a_plain_mean_is_right() -> None:
+    """Each client has two or more full batches, or leaves its partial one out."""
+    local = dataclasses.replace(LOCAL, drop_last=True, batch_size=3)
+    assert all(size == 0 or size >= 3 for size in SIZES)
+    ours, fedavg = simulate(PlainMean(), Loop(), local=local), simulate(Method(), Loop(), local=local)
+    for name, t in fedavg.server["model"].items():
+        torch.testing.assert_close(ours.server["model"][name], t, atol=1e-12, rtol=0)
+
+
+def test_the_check_changes_no_number_and_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fedhead.engine import padding_check
+
+    calls = []
+    honest = padding_check.check
+    monkeypatch.setattr(padding_check, "check", lambda *args: (calls.append(args), honest(*args)))
+    checked = simulate(Method(), Loop(), "batch")
+    assert len(calls) == 1
+    monkeypatch.setattr(padding_check, "check", lambda *args: None)
+    unchecked = simulate(Method(), Loop(), "batch")
+    for name, t in unchecked.server.leaves().items():
+        assert torch.equal(checked.server.leaves()[name], t)
+
+
+def test_other_shapes_are_refused() -> None:
+    with pytest.raises(
+        BadInput, match=rf"^Matrix\.loss returned a tensor of shape \[\d, {CLASSES}\]: .* of shape \[\d\]"
+    ):
+        simulate(Matrix(), Loop())
