@@ -20,6 +20,7 @@ from fedhead.core.errors import BadInput
 from fedhead.core.optimizers import SGD
 from fedhead.core.tree import Weights
 from fedhead.data.federation import Federation
+from fedhead.engine.rounds import train_round
 from fedhead.engine.simulation import Simulation
 from fedhead.executors.job import Executor
 from fedhead.executors.loop import Loop
@@ -76,7 +77,7 @@ def simulate(
 ) -> Simulation:
     simulation = Simulation(fed or federation(), [network(norm)], method, rounds=2, local=local, dtype=torch.float64)
     for number in (1, 2):
-        simulation.round(number, executor)
+        train_round(simulation.using(executor), number)
     return simulation
 
 
@@ -103,9 +104,9 @@ def test_a_small_term_that_counts_padding_is_refused() -> None:
 
 def test_a_phase_is_checked_when_it_begins() -> None:
     simulation = Simulation(federation(), [network("group")], LatePlainMean(), rounds=2, local=LOCAL)
-    simulation.round(1, Stack())
+    train_round(simulation.using(Stack()), 1)
     with pytest.raises(BadInput, match=r"^LatePlainMean\.plain: "):
-        simulation.round(2, Stack())
+        train_round(simulation.using(Stack()), 2)
 
 
 def test_without_partial_batches_a_plain_mean_is_right() -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import torch
-from small import CLASSES, network
-from torch import nn
+from small import network
 
 from fedhead.experiment.recipe import Recipe
 from fedhead.models.split_model import SplitModel
-from fedhead.models.wrap import split
+from fedhead.testing.small import small_perceptron as perceptron
+
+__all__ = ["RECIPE", "pair", "perceptron"]
 
 RECIPE = Recipe(
     dataset="digits",
@@ -24,16 +24,6 @@ RECIPE = Recipe(
     method="fedclassavg",
     subset=300,
 )
-
-
-def perceptron(features: int = 8, classes: int = CLASSES, bias: bool = True) -> SplitModel:
-    """A network without convolutions or normalization layers for `small.federation`."""
-    with torch.random.fork_rng():
-        torch.manual_seed(1)
-        net = nn.Sequential(
-            nn.Flatten(), nn.Linear(36, 12), nn.Tanh(), nn.Linear(12, features), nn.Linear(features, classes, bias=bias)
-        )
-    return split(net, classifier="4")
 
 
 def pair() -> list[SplitModel]:

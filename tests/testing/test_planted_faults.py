@@ -1,0 +1,277 @@
+"""Each fault that is planted here is found by the check of its kind, in words that say what to fix."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+import fedhead as fh
+from fedhead.testing import CheckFailed, check_method, check_model, check_partition, check_stage
+
+
+@dataclass(frozen=True)
+class CountsPadding(fh.Method):
+    def loss(self, w: fh.Weights, batch: fh.Batch, client: fh.Client) -> Tensor:
+        return F.cross_entropy(client.apply(w, batch.x).logits, batch.y)
+
+
+@dataclass(frozen=True)
+class CallsItem(fh.Method):
+    def loss(self, w: fh.Weights, batch: fh.Batch, client: fh.Client) -> Tensor:
+        return super().loss(w, batch, client) * (1.0 if client.samples.item() > 4 else 2.0)
+
+
+@dataclass(frozen=True)
+class Branches(fh.Method):
+    def finish(self, w: fh.Weights, client: fh.Client) -> fh.Reply:
+        reply = super().finish(w, client)
+        if client.samples > 4:
+            return reply
+        return reply._replace(send=reply.send * 0.5)
+
+
+@dataclass(frozen=True)
+class KeepsOnSelf(fh.Method):
+    seen: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
+
+    def finish(self, w: fh.Weights, client: fh.Client) -> fh.Reply:
+        self.seen["last"] = w
+        return super().finish(w, client)
+
+
+@dataclass(frozen=True)
+class KeepsOnItsClass(fh.Method):
+    rounds_seen: ClassVar[int] = 0
+
+    def aggregate(self, server: fh.Tree, replies: fh.Replies, task: fh.Task) -> fh.Tree:
+        type(self).rounds_seen += 1
+        return super().aggregate(server, replies, task)
+
+
+@dataclass(frozen=True)
+class DrawsGlobally(fh.Method):
+    def loss(self, w: fh.Weights, batch: fh.Batch, client: fh.Client) -> Tensor:
+        return super().loss(w, batch, client) + 0 * torch.rand(())
+
+
+class Shaken:
+    """A generator of the file's own, which no global state shows."""
+
+    generator = torch.Generator().manual_seed(0)
+
+
+@dataclass(frozen=True)
+class DrawsFromItsOwn(fh.Method):
+    def finish(self, w: fh.Weights, client: fh.Client) -> fh.Reply:
+        reply = super().finish(w, client)
+        return reply._replace(send=reply.send * (1 + torch.rand((), generator=Shaken.generator)))
+
+
+@dataclass(frozen=True)
+class MutatesReceived(fh.Method):
+    def finish(self, w: fh.Weights, client: fh.Client) -> fh.Reply:
+        client.received["model"]["classifier.bias"].mul_(0.5)
+        return super().finish(w, client)
+
+
+@dataclass(frozen=True)
+class MutatesReplies(fh.Method):
+    def aggregate(self, server: fh.Tree, replies: fh.Replies, task: fh.Task) -> fh.Tree:
+        replies.sent[0]["model"]["extra"] = torch.zeros(())
+        return server
+
+
+@dataclass(frozen=True)
+class SendsNumber(fh.Method):
+    def finish(self, w: fh.Weights, client: fh.Client) -> fh.Reply:
+        reply = super().finish(w, client)
+        return reply._replace(send=reply.send.replace(steps=3.0))
+
+
+@dataclass(frozen=True)
+class SendsDict(fh.Method):
+    def finish(self, w: fh.Weights, client: fh.Client) -> fh.Reply:
+        return fh.Reply(send={"model": w}, keep=fh.Tree())  # type: ignore[arg-type]  # the fault
+
+
+@dataclass(frozen=True)
+class ChangesSchema(fh.Method):
+    def finish(self, w: fh.Weights, client: fh.Client) -> fh.Reply:
+        reply = super().finish(w, client)
+        late = {"late": client.samples} if int(client.round) > 1 else {}
+        return reply._replace(send=reply.send.replace(late))
+
+
+@dataclass(frozen=True)
+class KeepsAnother(fh.Method):
+    def finish(self, w: fh.Weights, client: fh.Client) -> fh.Reply:
+        return super().finish(w, client)._replace(keep=fh.Tree(last=w))
+
+
+class NotFrozen(fh.Method):
+    mu: float = 0.1
+
+
+FAULTS = {
+    CountsPadding: r"^CountsPadding\.loss: its value changes with the padding .*: use batch\.weight, .* per sample$",
+    CallsItem: r"^CallsItem\.loss \(test_planted_faults\.py, line \d+: .*item.*many clients at once.*torch\.where",
+    Branches: r"^Branches\.finish \(test_planted_faults\.py, line \d+: if client\.samples > 4:\).*torch\.where",
+    KeepsOnSelf: r"^KeepsOnSelf\.finish keeps 'seen' on self: .* client's state",
+    KeepsOnItsClass: r"^KeepsOnItsClass\.aggregate keeps '\w+\.rounds_seen' on self: .* server's",
+    DrawsGlobally: r"^DrawsGlobally\.loss draws from torch's global generator: .*draw by key",
+    DrawsFromItsOwn: r"^DrawsFromItsOwn: the same round of the same client sends something else each time",
+    MutatesReceived: r"^MutatesReceived\.finish changes client\.received\['model'\]\['classifier\.bias'\] in place: ",
+    MutatesReplies: r"^MutatesReplies\.aggregate adds replies\.sent of client \d\['model'\]\['extra'\]: return a new",
+    SendsNumber: r"^SendsNumber\.finish sends \['steps'\], a float: everything that is sent or kept is a tensor",
+    SendsDict: r"^SendsDict\.finish sends a dict: use fh\.Tree",
+    ChangesSchema: r"^ChangesSchema\.finish sends another 'late' for client \d, round 2 than for client \d, round 1: ",
+    KeepsAnother: r"^KeepsAnother\.finish keeps another 'last/.*' than init_client made: ",
+    NotFrozen: r"^NotFrozen is no frozen dataclass: write @dataclass\(frozen=True\) above it$",
+}
+
+
+@pytest.mark.parametrize("method", FAULTS, ids=lambda cls: cls.__name__)
+def test_methods(method: type[fh.Method]) -> None:
+    with pytest.raises(CheckFailed, match=FAULTS[method]):
+        check_method(method, flower=False)
+
+
+def test_something_else_is_no_method() -> None:
+    with pytest.raises(CheckFailed, match=r"^dict is no method: let it inherit from fh\.Method$"):
+        check_method(dict)  # type: ignore[arg-type]  # the fault
+
+
+@dataclass(frozen=True)
+class ChangesTheRun(fh.Stage):
+    def aggregate(self, server: fh.Tree, replies: fh.Replies, task: fh.Task) -> fh.Tree:
+        server["model"]["classifier.bias"].zero_()
+        return server
+
+
+@dataclass(frozen=True)
+class StageCountsPadding(fh.Stage):
+    def phases(self, task: fh.Task) -> tuple[fh.Phase, ...]:
+        return (fh.Phase(self.fit),)
+
+    def fit(self, w: fh.Weights, batch: fh.Batch, client: fh.Client) -> Tensor:
+        return F.cross_entropy(client.apply(w, batch.x).logits, batch.y)
+
+
+STAGES = {
+    ChangesTheRun: r"^ChangesTheRun\.aggregate changes server\['model'\]\['classifier\.bias'\] in place: ",
+    StageCountsPadding: r"^StageCountsPadding\.fit: its value changes with the padding rows",
+}
+
+
+@pytest.mark.parametrize("stage", STAGES, ids=lambda cls: cls.__name__)
+def test_stages(stage: type[fh.Stage]) -> None:
+    with pytest.raises(CheckFailed, match=STAGES[stage]):
+        check_stage(stage, flower=False)
+
+
+Rows = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Loses(fh.Partition):
+    def deal(self, y: Rows, classes: int, clients: int, rng: np.random.RandomState) -> list[Rows]:
+        size = len(y) // clients
+        order = rng.permutation(len(y))
+        return [order[k * size : (k + 1) * size] for k in range(clients)]
+
+
+@dataclass(frozen=True)
+class Duplicates(fh.Partition):
+    def deal(self, y: Rows, classes: int, clients: int, rng: np.random.RandomState) -> list[Rows]:
+        rows = np.array_split(rng.permutation(len(y)), clients)
+        return [np.append(rows[0], rows[-1][-1]), *rows[1:]]
+
+
+@dataclass(frozen=True)
+class DrawsRows(fh.Partition):
+    def deal(self, y: Rows, classes: int, clients: int, rng: np.random.RandomState) -> list[Rows]:
+        return [np.asarray(rows) for rows in np.array_split(np.random.permutation(len(y)), clients)]  # noqa: NPY002
+
+
+@dataclass(frozen=True)
+class TooFewLists(fh.Partition):
+    def deal(self, y: Rows, classes: int, clients: int, rng: np.random.RandomState) -> list[Rows]:
+        return [np.arange(len(y))]
+
+
+PARTITIONS = {
+    Loses: r"^Loses\.deal loses 5 of 61 rows \(7 clients\), row \d+ first: every row goes to exactly one client$",
+    Duplicates: r"^Duplicates\.deal deals 1 of 60 rows to several clients, row \d+ first: every row goes to exact",
+    DrawsRows: r"^DrawsRows\.deal draws from numpy's global generator: draw from its argument rng alone$",
+    TooFewLists: r"^TooFewLists\.deal returns 1 lists of rows for 4 clients: one list per client$",
+}
+
+
+@pytest.mark.parametrize("partition", PARTITIONS, ids=lambda cls: cls.__name__)
+def test_partitions(partition: type[fh.Partition]) -> None:
+    with pytest.raises(CheckFailed, match=PARTITIONS[partition]):
+        check_partition(partition)
+
+
+class TwoLayers(nn.Module):
+    """The classifier is not applied last where the inputs are not all zero, which can't be traced."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(36, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.last(torch.relu(self.first(x.flatten(1))))
+        if bool((x.detach() != 0).any()):
+            hidden = hidden * 2
+        return hidden  # type: ignore[no-any-return]  # torch leaves calls untyped
+
+
+class MixesSamples(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(36, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.first(x.flatten(1))
+        return self.last(hidden - hidden.mean(0))  # type: ignore[no-any-return]  # torch leaves calls untyped
+
+
+def not_last(input_shape: tuple[int, ...], classes: int) -> fh.SplitModel:
+    return fh.split(TwoLayers(), classifier="last")
+
+
+def not_last_traced(input_shape: tuple[int, ...], classes: int) -> fh.SplitModel:
+    return fh.split(nn.Sequential(nn.Flatten(), nn.Linear(36, 8), nn.Linear(8, 3)), classifier="1")
+
+
+def mixing(input_shape: tuple[int, ...], classes: int) -> fh.SplitModel:
+    return fh.split(MixesSamples(), classifier="last")
+
+
+def unsplit(input_shape: tuple[int, ...], classes: int) -> nn.Module:
+    return MixesSamples()
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        (
+            not_last,
+            r"^not_last: classifier: it is not what the module applies last, or not once; name the module's last",
+        ),
+        (not_last_traced, r"^not_last_traced: classifier '1' is not the last one applied in Sequential: name the last"),
+        (mixing, r"^mixing: in evaluation mode a sample's logits depend on the others of its batch: "),
+        (unsplit, r"^unsplit: MixesSamples has no named parts: use fh\.split\(model, classifier="),
+    ],
+)
+def test_models(model: Any, words: str) -> None:
+    with pytest.raises(CheckFailed, match=words):
+        check_model(model)
