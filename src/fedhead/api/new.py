@@ -1,0 +1,65 @@
+"""A file to start from: a method, stage or model of one's own, with its test."""
+
+from __future__ import annotations
+
+import keyword
+from importlib.resources import files
+from importlib.util import find_spec
+from pathlib import Path
+from string import Template
+
+from fedhead.core.errors import BadInput, unknown
+
+NEXT = {
+    "method": "fedhead run digits method={file}:{name} rounds=5",
+    "stage": "fedhead run digits 'stages=[{file}:{name}]' rounds=5",
+    "model": "fedhead run digits model={file}:{name} rounds=5",
+}
+
+
+def new(kind: str, name: str, out: str | Path = ".") -> list[Path]:
+    """Write a commented file and its test, which passes as it is.
+
+    Args:
+        kind: `method`, `stage` or `model`.
+        name: What it is to be called, such as FedMine; the file is named after it in lower case.
+        out: The folder, which is made if need be.
+
+    Returns:
+        The two files.
+
+    Raises:
+        BadInput: The kind is unknown, the name can't be used, or one of the files exists already.
+    """
+    if kind not in NEXT:
+        raise unknown("kind", kind, NEXT)
+    module = name.lower()
+    if not name.isascii() or not name.isidentifier() or keyword.iskeyword(module) or name.startswith("_"):
+        raise BadInput(f"the name {name!r} can't be used: write a word of letters, digits and _, such as FedMine")
+    if find_spec(module) is not None and not (Path(out) / f"{module}.py").exists():
+        raise BadInput(f"the name {name!r} is taken: Python has a module {module!r} already; choose another")
+    paths = [Path(out) / f"{module}.py", Path(out) / f"test_{module}.py"]
+    for path in paths:
+        if path.exists():
+            raise BadInput(f"{path} exists already: choose another name, or another folder with --out")
+    paths[0].parent.mkdir(parents=True, exist_ok=True)
+    words = {"Name": class_name(name), "module": module}
+    for path, template in zip(paths, (f"{kind}.txt", f"test_{kind}.txt"), strict=True):
+        text = (files("fedhead.api") / "templates" / template).read_text(encoding="utf-8")
+        path.write_text(Template(text).substitute(words), encoding="utf-8")
+    return paths
+
+
+def next_command(kind: str, name: str, out: str | Path = ".") -> str:
+    """Return a command that uses what `new` wrote."""
+    file = (Path(out) / f"{name.lower()}.py").as_posix()
+    return NEXT[kind].format(file=file, name=name.lower() if kind == "model" else class_name(name))
+
+
+def class_name(name: str) -> str:
+    """Return a name as classes are written.
+
+    >>> class_name("FedMine"), class_name("my_method")
+    ('FedMine', 'MyMethod')
+    """
+    return name if name[0].isupper() else "".join(word.capitalize() for word in name.split("_"))
