@@ -227,6 +227,24 @@ def test_every_analysis_from_the_command_line(run: Path, kind: str, capsys: pyte
         assert np.shape(numbers["place"]) == (40, 2)
 
 
+def test_calibration_has_the_settings_of_the_runs_recipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "run"
+    stage = ["stages=[ccvr, recalibrate]", "stage.ccvr.epochs=0", "stage.ccvr.tukey=real", "stage.recalibrate.epochs=0"]
+    result = execute(RECIPE.override(stage), path, Settings(device="cpu", executor="loop"))
+    look = ["--device", "cpu", "--json"]
+    assert call(["analyse", "norms", str(path), *look]) == 0
+    calibration = json.loads(capsys.readouterr().out)["calibration"]
+    assert calibration["after"] == calibration["before"]  # no epochs of calibration, as the recipe says
+    assert call(["analyse", "separability", str(path), "--samples", "40", *look]) == 0
+    (found,) = json.loads(capsys.readouterr().out).values()
+    assert found["ccvr"] == result["stages"]["ccvr"] != found["before"]  # features are transformed in testing
+    assert found["whole_data"] == found["before"]
+    assert call(["analyse", "embed", str(path), "--samples", "360", *look]) == 0
+    numbers = json.loads(capsys.readouterr().out)
+    assert numbers["accuracy_before"] == pytest.approx(result["accuracy"])
+    assert numbers["accuracy_after"] == pytest.approx(result["stages"]["ccvr"])
+
+
 def test_forecast_from_the_command_line(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(["forecast", str(run), "--device", "cpu", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)

@@ -194,14 +194,18 @@ def test_emnist_letters_are_set_upright(tmp_path, small):
 
 
 def test_emnist_letters_from_the_union_file(tmp_path):
-    bits = np.array([8, 4, 12, 1, 32], np.uint8)  # Messenger train, Messenger test, both, ByClass test, Balanced train
+    bits = np.array([8, 4, 12, 1, 32], np.uint8)  # Letters train, Letters test, both, ByClass test, Balanced train
     x = np.random.default_rng(0).integers(0, 256, (5, 28, 28), dtype=np.uint8)
     np.savez(tmp_path / readers.UNION, images=x, labels=np.array([1, 2, 3, 26, 5], np.uint8), source_bits=bits)
-    train, test = datasets.get("emnist-letters").load(tmp_path, download=False)
+    train, test = datasets.get("emnist-letters-union").load(tmp_path, download=False)
     assert test.y.tolist() == [1, 2]
     assert train.y.tolist() == [0, 25, 4]
     assert np.array_equal(train.x[1, 0].numpy(), x[3])
-    assert "not the official split" in datasets.get("emnist-letters").description
+    assert "NOT the official split" in datasets.get("emnist-letters-union").description
+    with pytest.raises(BadInput, match="use dataset=emnist-letters-union"):  # it never passes for the official data
+        datasets.get("emnist-letters").load(tmp_path, download=False)
+    with pytest.raises(BadInput, match="use emnist-letters"):
+        datasets.get("emnist-letters-union").load(tmp_path / "empty", download=False)
 
 
 def test_damaged_idx_files_are_refused(tmp_path):
@@ -273,7 +277,7 @@ def test_tiny_imagenet_and_its_annotations(tmp_path, small):
 
 
 # -- downloads ------------------------------------------------------------------------------------
-@pytest.mark.parametrize("name", [n for n in datasets.DATASETS if n != "digits"])
+@pytest.mark.parametrize("name", [n for n in datasets.DATASETS if n not in ("digits", "emnist-letters-union")])
 def test_missing_and_offline_names_file_folder_and_source(tmp_path, monkeypatch, name):
     import pooch
 

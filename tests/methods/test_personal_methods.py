@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from fedhead.algorithm.base import Method
 from fedhead.algorithm.task import LocalTraining
+from fedhead.core.batch import Batch
 from fedhead.core.errors import BadInput
 from fedhead.core.optimizers import SGD
 from fedhead.core.tree import Tree
@@ -33,6 +34,7 @@ from fedhead.methods.fedproto import FedProto
 from fedhead.methods.fedrep import FedRep
 from fedhead.methods.fedrod import FedRoD, FedRoDHyper
 from fedhead.models import build
+from fedhead.models.dropout import Dropout
 from fedhead.models.split_model import SplitModel
 
 CLIENTS = (0, 1, 3, 4)  # client 2 holds nothing
@@ -304,6 +306,26 @@ def test_fedproto(fed: Federation, plain: Plain, average_over: str) -> None:
     distance = (models[3](x).z[:, None] - expected).norm(dim=-1)
     predicted = method.predict(method.personal_model(client), x, client).argmax(1)
     assert torch.equal(predicted, distance.argmin(1))
+
+
+def test_fedproto_takes_distances_before_the_dropout_behind_the_prototypes(fed: Federation) -> None:
+    body = nn.Sequential(nn.Flatten(), nn.Linear(36, 8), nn.ReLU())
+    model = SplitModel(body, nn.Linear(8, CLASSES), Dropout(0.5))
+    simulation = Simulation(fed, [model], FedProto(lam=1.0), rounds=1, local=LocalTraining(), dtype=torch.float64)
+    x = fed.transform(fed.train.x[:CLASSES]).double()
+    with torch.no_grad():
+        h = body.double()(x)
+    assert (h > 0.1).any()
+    # sample c is the prototype of class c
+    server = Tree(prototypes=Tree(mean=h, seen=torch.ones(CLASSES, dtype=torch.float64)))
+    (job,) = simulation.jobs(simulation.method, server, simulation.states, [0], 1)
+    classes, weight = torch.arange(CLASSES), torch.ones(CLASSES, dtype=torch.float64)
+    batch = Batch(x, classes, weight, rows=classes, key=classes)
+    pulled, plain = (
+        FedProto(lam=lam).loss(simulation.initial[0], batch, job.program.client(job.inputs(0), key=torch.tensor(7)))
+        for lam in (1.0, 0.0)
+    )
+    assert float(pulled - plain) == 0.0
 
 
 def test_fedproto_among_differing_architectures() -> None:

@@ -10,6 +10,8 @@ from torch import Tensor
 from fedhead.algorithm.client import Client
 from fedhead.core.batch import Output
 from fedhead.core.tree import Tree, Weights
+from fedhead.models.dropout import Dropout
+from fedhead.models.split_model import SplitModel
 
 
 def class_sums(client: Client, w: Weights, feature: Callable[[Output], Tensor]) -> Tensor:
@@ -22,3 +24,12 @@ def class_sums(client: Client, w: Weights, feature: Callable[[Output], Tensor]) 
         )
     )["sums"]
     return sums
+
+
+def prototype_space(model: SplitModel) -> Callable[[Output], Tensor]:
+    """Return the feature in which a model's prototypes live: z, or h where only dropout lies between the two.
+
+    Prototypes are collected without dropout, so a distance to them must not be taken behind it.
+    """
+    dropped = isinstance(model.projection, Dropout)
+    return lambda out: out.h if dropped else out.z

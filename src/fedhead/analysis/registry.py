@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from matplotlib.figure import Figure
+from torch import Tensor
 
+from fedhead.algorithm.base import Algorithm, Stage
 from fedhead.analysis import cka, client_models, embed, inversion, norms, plots, separability
+from fedhead.core.batch import Output
 from fedhead.core.errors import BadInput
+from fedhead.core.tree import Weights
 from fedhead.engine.server import global_accuracy
+from fedhead.experiment import build
 from fedhead.experiment.reopen import Trained, fresh
 from fedhead.models.split_model import classify
 from fedhead.stages.ccvr import CCVR
@@ -42,6 +47,7 @@ class Kind:
     look: Callable[[Sequence[Trained], Options], Report] = field(repr=False)
 
 
+S = TypeVar("S", bound=Stage)
 KINDS: dict[str, Kind] = {}
 Look = Callable[[Sequence[Trained], Options], Report]
 
@@ -59,6 +65,11 @@ def kind(name: str, description: str) -> Callable[[Look], Look]:
 def label(run: Trained) -> str:
     """What a run is called in plots."""
     return f"{run.recipe.method} {run.recipe.partition}"
+
+
+def own_stage(run: Trained, kind: type[S]) -> S:
+    """Return the run's stage of this kind with the settings of its recipe; one with defaults where it has none."""
+    return next((stage for stage in build.stages(run.recipe) if type(stage) is kind), kind())
 
 
 @kind("cka", "similarity of the clients' models, layer by layer (CCVR, Fig. 1, 2, 11)")
@@ -122,7 +133,7 @@ def look_at_norms(runs: Sequence[Trained], options: Options) -> Report:
     shown = {"": plots.by_client_and_class(maps, clients)}
     if run.simulation.method.global_model(run.simulation.server, run.simulation.task) is not None:
         before = norms.classifier_norms(client_models.global_weights(run.simulation))
-        calibrated = run.run(CCVR()).weights
+        calibrated = run.run(own_stage(run, CCVR)).weights
         assert calibrated is not None
         after = norms.classifier_norms(calibrated)
         numbers["calibration"] = {
@@ -154,8 +165,8 @@ def look_at_separability(runs: Sequence[Trained], options: Options) -> Report:
             "distance": expected.separability,
             "forecast": expected.gain,
             "before": before,
-            "ccvr": run.run(CCVR()).accuracy,
-            "whole_data": run.run(Recalibrate()).accuracy,
+            "ccvr": run.run(own_stage(run, CCVR)).accuracy,
+            "whole_data": run.run(own_stage(run, Recalibrate)).accuracy,
         }
     rows = list(numbers.values())
     gains = {
@@ -175,10 +186,17 @@ def look_at_embedding(runs: Sequence[Trained], options: Options) -> Report:
         raise BadInput(f"{run.path} has no test samples to show")
     rows = embed.pick(simulation.test.y, options.samples or 1000, options.seed)
     z, y = client_models.held_out_features(simulation, rows)
-    calibrated = run.run(CCVR()).weights
+    stage = own_stage(run, CCVR).after(simulation.method)
+    calibrated = run.run(stage).weights
     assert calibrated is not None, "a run with features of one global model has a calibrated one"
-    heads = (client_models.global_weights(simulation), calibrated)
-    before, after = (classify(simulation.task.model, w, z).argmax(1).cpu() for w in heads)
+
+    def predicted(algorithm: Algorithm, w: Weights) -> Tensor:
+        # by the algorithm's own scores: a calibration may transform features in testing
+        scores = algorithm.scores(Output(z, z, classify(simulation.task.model, w, z)), w, simulation.task)
+        return scores.argmax(1).cpu()
+
+    before = predicted(simulation.method, client_models.global_weights(simulation))
+    after = predicted(stage, calibrated)
     place = embed.tsne(z, options.seed)
     y = y.cpu()
     colors = {"truth": y.numpy(), "before calibration": before.numpy(), "after": after.numpy()}

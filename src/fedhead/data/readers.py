@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from fedhead.core.errors import BadInput
 from fedhead.data import formats, image_folders
 from fedhead.data.arrays import Samples, inputs, labels
-from fedhead.data.download import Remote, fetch
+from fedhead.data.download import Remote, fetch, missing
 
 Part = Literal["train", "test"]
 
@@ -45,7 +45,7 @@ MNIST = "https://ossci-datasets.s3.amazonaws.com/mnist/"
 FASHION = "https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion/"
 DEBIAN = Path("/usr/share/datasets/fashion-mnist")  # where Debian's dataset-fashion-mnist puts it
 UNION = "emnist-letters-union.npz"
-_LETTERS_TEST = 4  # the bit of the union's `source_bits` for the official Messenger test part
+_LETTERS_TEST = 4  # the bit of the union's `source_bits` for the official Letters test part
 
 
 def cifar10(root: Path, part: Part, download: bool) -> Samples:
@@ -94,16 +94,16 @@ def _idx_pair(dataset: str, places: list[Path], url: str, home: Path, part: Part
 
 
 def emnist_letters(root: Path, part: Part, download: bool) -> Samples:
-    """EMNIST Messenger' idx files; or the union file, whose split is not the official one.
+    """EMNIST Letters' official idx files.
 
     The published images lie on their side (transposed): they are set upright. Labels 1 … 26 become 0 … 25.
     """
     places = [root / "emnist-letters", root / "gzip", root / "EMNIST" / "raw", root]
     names = [f"emnist-letters-{part}-images-idx3-ubyte", f"emnist-letters-{part}-labels-idx1-ubyte"]
     found = [_either(places, name) for name in names]
-    if None in found and (root / UNION).is_file():
-        return _union(root / UNION, part)
     if None in found:
+        if (root / UNION).is_file() and not download:
+            raise BadInput(f"emnist-letters is not under {root}, but {UNION} is: use dataset=emnist-letters-union")
         fetch("emnist-letters", [f"{name}.gz" for name in names], EMNIST, root, download)
         found = [_either(places, name) or _there(root / "gzip" / f"{name}.gz") for name in names]
     x, y = (formats.idx(path) for path in found if path is not None)
@@ -112,8 +112,14 @@ def emnist_letters(root: Path, part: Part, download: bool) -> Samples:
     return _pair(x.transpose(0, 2, 1), y.astype(np.int64) - 1, root)
 
 
-def _union(path: Path, part: Part) -> Samples:
-    """The letters that are known to be in the official test part for testing, all others for training."""
+def emnist_letters_union(root: Path, part: Part, download: bool) -> Samples:
+    """A file of real EMNIST letters gathered from several of its parts, upright; not the official split.
+
+    The letters that are known to be in the official test part are for testing, all others for training.
+    """
+    path = root / UNION
+    if not path.is_file():
+        raise missing("emnist-letters-union", [UNION], root, EMNIST.url, "it is no download (use emnist-letters)")
     held = formats.read_npz(path)
     for key in ("images", "labels", "source_bits"):
         if key not in held:

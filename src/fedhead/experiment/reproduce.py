@@ -66,8 +66,7 @@ def reproduce(
         if all(len(new.overrides) == len(old.overrides) for new, old in zip(changed, cells, strict=True)):
             raise BadInput(f"{', '.join(overrides)}: concerns none of the picked cells of {table.name}")
         cells = changed
-    for cell in cells:
-        _validate(cell)
+    _validate(cells)
     wanted = [w for cell in cells for w in all_wanted(table.name, cell, scale, seeds, splits)]
     way = Way(out, Results(results), settings, Clock(minutes), together, say)
     wanted.sort(key=lambda w: (w.recipe.seed, w.split))  # so that a table that is stopped early has every cell
@@ -195,12 +194,16 @@ def drawn_splits(asked: int | Sequence[int] | None) -> list[int | None]:
     return list(range(asked) if isinstance(asked, int) else asked)
 
 
-def _validate(cell: Cell) -> None:
-    """Refuse a cell that can't be run before any is."""
-    recipe = cell.recipe(0)
-    try:
-        build.validate(recipe)
-        build.stages(stage_recipe(cell, recipe))
-    except BadInput as error:
-        raise BadInput(f"{cell.name}: {error}") from error
-    published(cell)
+def _validate(cells: Sequence[Cell]) -> None:
+    """Refuse cells that can't be run before any is; what several cells train is checked once."""
+    checked: list[Recipe] = []
+    for cell in cells:
+        recipe = cell.recipe(0)
+        try:
+            if recipe not in checked:
+                build.validate(recipe)
+                checked.append(recipe)
+            build.stages(stage_recipe(cell, recipe))
+        except BadInput as error:
+            raise BadInput(f"{cell.name}: {error}") from error
+        published(cell)

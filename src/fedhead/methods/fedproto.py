@@ -12,7 +12,7 @@ from torch import Tensor
 from fedhead.algorithm.base import method
 from fedhead.algorithm.client import Client
 from fedhead.algorithm.phase import Replies, Reply
-from fedhead.algorithm.prototypes import class_sums
+from fedhead.algorithm.prototypes import class_sums, prototype_space
 from fedhead.algorithm.task import Task
 from fedhead.core.batch import Batch
 from fedhead.core.errors import BadInput, outside
@@ -66,13 +66,14 @@ class FedProto(LocalOnly):
     def loss(self, w: Weights, batch: Batch, client: Client) -> Tensor:
         """L_S + λ L_R (Eq. 7), the distance taken sample by sample, as the mean square over the dimensions."""
         out, prototypes = client.apply(w, batch.x), client.received["prototypes"]
-        distance = (out.z - prototypes["mean"][batch.y]).square().mean(-1)
+        feature = prototype_space(client.task.model)(out)
+        distance = (feature - prototypes["mean"][batch.y]).square().mean(-1)
         pull = mean(distance * prototypes["seen"][batch.y], batch.weight)
         return cross_entropy(out.logits, batch.y, batch.weight) + self.lam * pull
 
     def finish(self, w: Weights, client: Client) -> Reply:
         """C_k^(j) = Σ f_k(x) / |D_k,j| over the samples of class j (Eq. 3), sent as sums that add up."""
-        sums, counts = class_sums(client, w, lambda out: out.z), client.counts
+        sums, counts = class_sums(client, w, prototype_space(client.task.model)), client.counts
         if self.average_over == "clients":
             sums, counts = sums / counts.clamp_min(1).unsqueeze(1), (counts > 0).to(counts.dtype)
         return Reply(send=Tree(sums=sums, counts=counts), keep=Tree(own=w))
@@ -90,5 +91,5 @@ class FedProto(LocalOnly):
         out, prototypes = client.apply(w, x, train=False), client.received["prototypes"]
         if self.predict_by == "logits":
             return out.logits
-        near = -torch.cdist(out.z, prototypes["mean"])
+        near = -torch.cdist(prototype_space(client.task.model)(out), prototypes["mean"])
         return near.masked_fill(prototypes["seen"] == 0, -torch.inf)
