@@ -37,7 +37,7 @@ def rounds(project: Project) -> list[int]:
     return [json.loads(line)["round"] for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def eventually(true: Callable[[], Any], project: Project, seconds: float = 240.0) -> None:
+def eventually(true: Callable[[], Any], project: Project, seconds: float = 600.0) -> None:
     deadline = time.monotonic() + seconds
     while not true():
         log = project.private / "server.log"
@@ -135,10 +135,12 @@ def test_nothing_trains_on_after_run_engine_flower_was_ended(how: signal.Signals
     project = Project(out.with_name("mine.flower"))
     for more in ([], ["--resume"]):
         with subprocess.Popen([*words, *more], env=env) as running:
-            eventually(project.server_file.exists, project)
-            done = len(rounds(project))
-            eventually(lambda done=done: len(rounds(project)) > done, project)  # type: ignore[misc]
-            assert len(processes.marked(project.private)) >= 5  # link, two nodes, the server, a worker
-            running.send_signal(how)
-        eventually(lambda: not processes.marked(project.private), project, 30.0)
+            try:
+                eventually(project.server_file.exists, project)
+                done = len(rounds(project))
+                eventually(lambda done=done: len(rounds(project)) > done, project)  # type: ignore[misc]
+                assert len(processes.marked(project.private)) >= 5  # link, two nodes, the server, a worker
+            finally:
+                running.send_signal(how)
+        eventually(lambda: not processes.marked(project.private), project, 60.0)
     assert not supervise.bring_down(project)
