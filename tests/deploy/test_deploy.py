@@ -174,7 +174,9 @@ def test_a_client_that_raises_dies_hangs_or_answers_nonsense(
     federation.watch()
     rows = history(project)
     reasons = [row.get("failed", {}).get("west", "") for row in rows]
-    for reason, expected in zip(reasons, ["not finite", "(9,)", "it answered round 2", "RuntimeError"], strict=False):
+    for reason, expected in zip(
+        reasons, ["not finite", "(9,)", "it answered round 2", "(error, reference"], strict=False
+    ):
         assert expected in reason
     assert all(reasons[:5])
     assert reasons[6]

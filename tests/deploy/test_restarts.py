@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 
-from fedhead.deploy import processes, supervise
+from fedhead.deploy import certificates, processes, supervise
 from fedhead.deploy.local_federation import LocalFederation
 from fedhead.deploy.ownership import read_state
 from fedhead.deploy.project import Project
+from fedhead.deploy.registration import register
 
 pytestmark = [pytest.mark.deploy, pytest.mark.timeout(1800)]
 LONG = ["subset=240", "local_epochs=1", "rounds=500", "evaluate_every=500"]
@@ -144,3 +145,33 @@ def test_nothing_trains_on_after_run_engine_flower_was_ended(how: signal.Signals
                 running.send_signal(how)
         eventually(lambda: not processes.marked(project.private), project, 60.0)
     assert not supervise.bring_down(project)
+
+
+@pytest.mark.drill
+def test_a_stolen_name_gets_no_work(tmp_path: Path) -> None:
+    """A node that the link admits by its own key uses another site's name; that site goes on, before and after."""
+    project = Project.init(tmp_path / "demo", "digits", ["north", "south"], LONG)
+    certificates.write(project.certs, ["127.0.0.1"], ["north", "south", "mallory"])
+    federation, thief = LocalFederation(project, secure=True), None
+    try:
+        federation.up()
+        address, authority = f"127.0.0.1:{federation.port}", project.certs / "ca.crt"
+        assert register(address, authority, {"mallory": project.certs / "sites" / "mallory.pub"}) == ["mallory"]
+        command = ["flower-supernode", "--superlink", address, "--port", str(processes.free_ports(1)[0])]
+        command += ["--root-certificates", str(authority)]
+        command += ["--auth-supernode-private-key", str(project.certs / "sites" / "mallory")]
+        command += ["--node-config", f'site="{federation.sites["north"].path}"']
+        thief = processes.start(command, tmp_path / "thief.log", federation.env, tmp_path)
+        log = project.private / "server.log"
+        refusal = "it calls itself north, but its key is not the one that was registered for north"
+        eventually(lambda: log.exists() and refusal in log.read_text(), project)
+        done = len(rounds(project))
+        eventually(lambda: len(rounds(project)) > done, project)
+    finally:
+        federation.close()
+        if thief is not None:
+            thief.wait()
+    assert log.read_text().count("site north is here with") == 1
+    rows = [json.loads(line) for line in (project.path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert not any("failed" in row for row in rows)
+    assert "train.work" not in (tmp_path / "thief.log").read_text()

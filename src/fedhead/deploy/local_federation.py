@@ -145,7 +145,7 @@ class LocalFederation:
         self.save()
 
     def _submit(self, resume: bool) -> None:
-        config = f'server="{self.project.server_file}" resume={"true" if resume else "false"}'
+        config = f'server="{self.project.server_file}" resume={_toml(resume)} insecure={_toml(not self.secure)}'
         found = self.flwr("run", str(self.project.app), "--run-config", config, "--format", "json")
         self._unheard_since = time.monotonic()
         self.run_id, self.status = str(found.get("run-id", found.get("run_id", ""))), "running"
@@ -291,3 +291,7 @@ class LocalFederation:
         self.save()
         self._claimed = False
         ownership.release(self.project)
+
+
+def _toml(value: bool) -> str:
+    return "true" if value else "false"

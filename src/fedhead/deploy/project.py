@@ -38,6 +38,7 @@ clientapp = "fedhead.flower.client_app:app"
 [tool.flwr.app.config]
 server = "{server}"  # server.yaml, as the SuperLink's machine sees it
 resume = false
+insecure = false  # true: nodes have no keys, so that a site's name is not held against its key
 state = ""  # for Flower's own simulation: where clients keep their states
 """
 
@@ -51,6 +52,7 @@ test: {test}  # the server's own test samples: an .npz, a folder, a CSV, module:
 quorum: {quorum}  # the fewest sites with which a round counts
 round_seconds: 600  # for a site's answer
 join_seconds: 120  # for all sites to come
+keys: certs/sites  # the sites' public keys, NAME.pub: a node with another key can't use a site's name
 # For data of your own, say what every site's samples are:
 # classes: [cat, dog]  # names, or their number
 # shape: [3, 32, 32]  # channels, height, width

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from fedhead.core.errors import BadInput, FedheadError
+from fedhead.core.errors import FedheadError
+from fedhead.flower.node_keys import public_key
 
 
 def register(address: str, authority: Path, keys: Mapping[str, Path]) -> list[str]:
@@ -43,19 +44,3 @@ def register(address: str, authority: Path, keys: Mapping[str, Path]) -> list[st
     finally:
         client.close()
     return fresh
-
-
-def public_key(path: Path) -> bytes:
-    """Read a public key in OpenSSH's format, as the PEM that Flower keeps of a node.
-
-    Raises:
-        BadInput: If the file can't be read or is no public key.
-    """
-    from cryptography.exceptions import UnsupportedAlgorithm
-    from cryptography.hazmat.primitives import serialization
-
-    try:
-        key = serialization.load_ssh_public_key(path.read_bytes())
-    except (OSError, ValueError, UnsupportedAlgorithm) as error:
-        raise BadInput(f"{path} is no public key of a site: write it with fedhead deploy certs") from error
-    return key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)

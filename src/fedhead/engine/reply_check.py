@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fedhead.core.errors import Diverged, FedheadError
 from fedhead.core.schema import Schema
+from fedhead.core.text import printable
 from fedhead.core.tree import Tree
 
 
@@ -22,15 +23,22 @@ def check(send: Tree, expected: Schema | None, client: int, round: int) -> None:
     leaves = send.leaves()
     if expected is not None:
         for name in sorted(expected.keys() ^ leaves.keys()):
-            raise Refused(f"{where}: {'missing' if name in expected else 'unexpected'} tensor {name!r} in the reply")
+            raise Refused(
+                f"{where}: {'missing' if name in expected else 'unexpected'} tensor {_shown(name)} in the reply"
+            )
         for name, (shape, dtype) in expected.items():
             if (tuple(leaves[name].shape), leaves[name].dtype) != (shape, dtype):
                 got = f"{tuple(leaves[name].shape)} {leaves[name].dtype}"
-                raise Refused(f"{where}: tensor {name!r} is {got}, expected {shape} {dtype}")
+                raise Refused(f"{where}: tensor {_shown(name)} is {got}, expected {shape} {dtype}")
     floats = {n: t for n, t in leaves.items() if t.is_floating_point() and t.numel()}
     if floats and not _all_finite(list(floats.values())):
         name = next(n for n, t in floats.items() if not bool(torch.isfinite(t).all()))
         raise Diverged(f"{where}: {name!r} is not finite any more; a smaller learning rate (lr) is the usual fix")
+
+
+def _shown(name: str) -> str:
+    """A tensor's name as a client sent it, which may be anything."""
+    return printable(repr(name), 100)
 
 
 def _all_finite(tensors: list[Tensor]) -> bool:

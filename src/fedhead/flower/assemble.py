@@ -22,6 +22,8 @@ from fedhead.experiment.recipe import Recipe
 from fedhead.flower import data as own_data
 from fedhead.flower.dry_run import DryRun
 from fedhead.flower.files import RECIPE_DATA, ServerFile, SiteFile
+from fedhead.flower.node_keys import site_keys
+from fedhead.flower.problems import SiteProblem, coded
 from fedhead.flower.protocol import RunSpec, to_json
 from fedhead.flower.site import Site, SiteRun
 from fedhead.flower.transport import FlowerTransport
@@ -41,7 +43,7 @@ def site_of(path: str) -> tuple[Site, bool]:
         reason = str(error)
 
     def site_run(spec: RunSpec, number: int) -> SiteRun:
-        raise BadInput(reason)
+        raise SiteProblem("settings", reason)
 
     return Site(Path(path).parent.name, site_run, Path(path).parent), True
 
@@ -60,21 +62,24 @@ def site(file: SiteFile) -> Site:
             kept[key] = fresh(spec, number)
         return kept[key]
 
+    def samples(spec: RunSpec, number: int, recipe: Recipe) -> Federation:
+        if file.data == RECIPE_DATA:
+            return own_data.share(_recipe_data(recipe, file.data_folder), number)
+        return own_data.federation(
+            spec,
+            number,
+            file.data,
+            base=file.path.parent,
+            test=file.test,
+            client_test=recipe.client_test if file.client_test is None and file.test is None else file.client_test,
+            size=file.size,
+            public=file.public,
+        )
+
     def fresh(spec: RunSpec, number: int) -> SiteRun:
         recipe = spec.recipe_of_run()
-        if file.data == RECIPE_DATA:
-            federation = own_data.share(_recipe_data(recipe, file.data_folder), number)
-        else:
-            federation = own_data.federation(
-                spec,
-                number,
-                file.data,
-                base=file.path.parent,
-                test=file.test,
-                client_test=recipe.client_test if file.client_test is None and file.test is None else file.client_test,
-                size=file.size,
-                public=file.public,
-            )
+        with coded("data"):
+            federation = samples(spec, number, recipe)
         choices = _models(recipe, spec, file.own_model())
         clients = _clients(recipe, select.device(file.device))(
             federation, [choices[number % len(choices)]], [0] * len(spec.sites)
@@ -147,7 +152,8 @@ def transport(file: ServerFile, spec: RunSpec, grid: Grid, log: Callable[[str], 
         test, _ = own_data.load(file.test, spec, file.path.parent)
     pool = None if test is None else Pool(test, spec.transform())
     dry_run = DryRun(spec, lambda own: _models(recipe, spec, own), _clients(recipe), public)
-    return FlowerTransport(grid, spec, dry_run, file.timeouts(), stages, pool, log)
+    keys = {} if file.keys is None else site_keys(file.at(file.keys), file.sites)
+    return FlowerTransport(grid, spec, dry_run, file.timeouts(), stages, pool, log, keys)
 
 
 # -- both -------------------------------------------------------------------------------------------

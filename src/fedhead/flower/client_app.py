@@ -7,7 +7,7 @@ import os
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from fedhead.flower import worker_client
+from fedhead.flower import problems, worker_client
 
 app = ClientApp()
 
@@ -18,9 +18,12 @@ app = ClientApp()
 def handle(message: Message, context: Context) -> Message:
     """Carry out a request of the server's, in the site's worker or, where there is none, here."""
     site = str(context.node_config.get("site", ""))
-    if site and context.node_config.get("warm", True):
-        return Message(worker_client.ask(message.content, site), reply_to=message)
-    return Message(_here(message.content, site, context), reply_to=message)
+    try:
+        warm = site and context.node_config.get("warm", True)
+        content = worker_client.ask(message.content, site) if warm else _here(message.content, site, context)
+    except Exception as error:  # Flower would send its text to the server
+        raise RuntimeError(problems.describe(*problems.record(site, error))) from None
+    return Message(content, reply_to=message)
 
 
 def _here(content: RecordDict, site: str, context: Context) -> RecordDict:

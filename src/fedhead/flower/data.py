@@ -17,6 +17,7 @@ from fedhead.data import arrays, image_folders, sources
 from fedhead.data.allocation import Rows
 from fedhead.data.arrays import Samples
 from fedhead.data.federation import Federation
+from fedhead.flower.problems import SiteProblem
 from fedhead.flower.protocol import RunSpec
 
 
@@ -57,7 +58,7 @@ def share(whole: Federation, number: int) -> Federation:
     """What one client of a federation holds, and nothing of what the others hold."""
     own, local = whole.rows[number], None if whole.client_test is None else whole.client_test[number]
     if not len(own):
-        raise BadInput(f"client {number} holds no training samples in this partition")
+        raise SiteProblem("no-samples", f"client {number} holds no training samples in this partition")
     train, test, places = whole.train.take(own), None, None
     if local is not None and whole.client_test_from == "train":
         train = whole.train.take(np.concatenate([own, local]))

@@ -77,6 +77,7 @@ class ServerFile(_File):
     round_seconds: float = 600.0
     join_seconds: float = 120.0
     attempts: int = 3
+    keys: str | None = None  # the folder of the sites' public keys, NAME.pub: a site's name belongs to its key
 
     def __post_init__(self) -> None:
         for name in self.sites:

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from fedhead.core.errors import FedheadError
+from fedhead.core.text import printable
 from fedhead.core.tree import Tree
-from fedhead.flower import wire
-from fedhead.flower.protocol import KINDS, Request, Response, read_response, to_json
+from fedhead.flower import problems, wire
+from fedhead.flower.protocol import KINDS, Request, Response, read_response, to_json, version
 
 if TYPE_CHECKING:
     from flwr.app import Message
@@ -25,6 +26,11 @@ class Failure:
 
     reason: str
     site: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("reason", "site"):  # parts of both may come from a site, which may send anything
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, printable(getattr(self, name)))
 
 
 Reply = tuple[Response, dict[str, Tree]] | Failure
@@ -89,4 +95,9 @@ def _read(reply: Message) -> Reply:
         response = read_response(header)
     except FedheadError as error:
         return Failure(str(error))
-    return (response, trees) if response.problem is None else Failure(response.problem, response.site)
+    if response.problem is None:
+        return response, trees
+    why = problems.describe(response.problem, response.reference)
+    if response.fedhead != version():
+        why += f"; it runs fedhead {printable(response.fedhead, 20)}, the server {version()}"
+    return Failure(why, response.site)

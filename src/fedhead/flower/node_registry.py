@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from fedhead.flower.messaging import Failure
@@ -13,15 +14,37 @@ class NodeRegistry:
     """The sites by name; a node is only their present address, and changes when a site is started anew."""
 
     sites: list[str]
+    keys: Mapping[str, bytes] = field(default_factory=dict)  # a site's public key; empty where nodes have none
     nodes: dict[str, int] = field(default_factory=dict)  # a site's node
     hellos: dict[str, Response] = field(default_factory=dict)  # what a site said when it came
     refused: dict[int, Failure] = field(default_factory=dict)  # nodes that can't take part, and why
+    rivals: dict[int, str] = field(default_factory=dict)  # nodes that came with the name of a site that is here
 
     def unknown_nodes(self, connected: set[int]) -> list[int]:
         """Connected nodes that have not been asked who they are."""
-        self.refused = {node: why for node, why in self.refused.items() if node in connected}  # may come back fixed
+        again = {node for node, name in self.rivals.items() if self.nodes.get(name) not in connected}
+        # a node may come back fixed, and a rival whose name is free now may be the site's new node
+        self.refused = {n: why for n, why in self.refused.items() if n in connected and n not in again}
+        self.rivals = {n: name for n, name in self.rivals.items() if n in self.refused}
         known = set(self.nodes.values()) | self.refused.keys()
         return sorted(connected - known)
+
+    def refusal(self, node: int, name: str, keys: Mapping[int, bytes], connected: set[int]) -> Failure | None:
+        """Return why a node can't have a site's name, None if it can.
+
+        Args:
+            node: The node that uses the name.
+            name: A site's name.
+            keys: The nodes' public keys.
+            connected: The nodes that are there now: a site that is among them keeps its name.
+        """
+        if name in self.keys and keys.get(node) != self.keys[name]:
+            return Failure(f"it calls itself {name}, but its key is not the one that was registered for {name}")
+        holder = self.nodes.get(name)
+        if holder is None or holder == node or holder not in connected:
+            return None
+        self.rivals[node] = name
+        return Failure(f"it calls itself {name}, which is here already as node {holder}")
 
     def enter(self, node: int, response: Response) -> str | None:
         """Enter a node as the site that it says it is; returns what to tell the operator, if anything."""

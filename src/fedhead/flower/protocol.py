@@ -15,6 +15,7 @@ from fedhead.core.errors import BadInput
 from fedhead.data.augment import Transform
 from fedhead.engine.reply_check import Refused
 from fedhead.experiment.recipe import Recipe
+from fedhead.flower.problems import SiteProblem
 
 TRAIN = "train"  # the exchange of the rounds; those after them are named as their stage is
 KINDS = {"hello": "query.hello", "work": "train.work", "test": "evaluate.test"}  # Flower's message types
@@ -94,7 +95,8 @@ class Response:
     experiment: str
     round: int
     algorithm: str
-    problem: str | None = None  # why the request could not be carried out
+    problem: str | None = None  # the code of why the request could not be carried out (`problems.TEXTS`) …
+    reference: str = ""  # … and the number under which the site's own log says more
     samples: int = 0  # n_k
     tests: int = 0  # its own test samples
     model: dict[str, Any] = field(default_factory=dict)  # keys of the recipe that it replaces: its own architecture
@@ -113,8 +115,8 @@ def read_request(header: Mapping[str, Any]) -> Request:
     spec: dict[str, Any] = given if isinstance(given, dict) else {}
     if spec.get("fedhead") != version():
         theirs = spec.get("fedhead")
-        raise BadInput(
-            f"the server runs fedhead {theirs}, this site {version()}: install fedhead=={theirs} at the site"
+        raise SiteProblem(
+            "version", f"the server runs fedhead {theirs}, this site {version()}: install fedhead=={theirs} at the site"
         )
     made: Request = _read(Request, {**header, "spec": _read(RunSpec, spec, "run's spec")}, "request")
     if not re.fullmatch(r"[0-9a-f]{8,64}", made.spec.experiment):  # it becomes a folder's name on the site

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import faulthandler
-import sys
-import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from fedhead.core.errors import FedheadError
 from fedhead.flower import wire
+from fedhead.flower.problems import coded, record
 from fedhead.flower.protocol import Response, read_request, to_json, version
 from fedhead.flower.site import Site
 
@@ -19,36 +17,37 @@ if TYPE_CHECKING:
 
 
 def respond(content: RecordDict, site: Site, watchdog: bool) -> RecordDict:
-    """The site's reply to a message's content; what goes wrong is told in full here, to the server in one line."""
+    """Return the site's reply to a message's content.
+
+    What goes wrong is written in full into the site's own log; the server is told a code and a reference number.
+    """
     header: dict[str, object] = {}
     try:
-        header, trees = wire.unpack(content)
-        request = read_request(header)
+        with coded("request"):
+            header, trees = wire.unpack(content)
+            request = read_request(header)
         with _within(request.seconds if watchdog else None):
             response, send, commit = site.handle(request, trees)
             packed = wire.pack(to_json(response), send)
             commit()
             return packed
-    except FedheadError as error:
-        print(f"site {site.name}: {error}", file=sys.stderr, flush=True)
-        return _problem(site, header, str(error))
     except Exception as error:  # whatever it is, the others must go on, and the server learn of it
-        traceback.print_exc()
-        # the text of a foreign error may quote data, which must not leave the site
-        return _problem(site, header, f"{type(error).__name__} at the site; its own log has the details")
+        return _problem(site.name, header, *record(site.name, error))
 
 
-def _problem(site: Site, header: dict[str, object], problem: str) -> RecordDict:
-    spec = header.get("spec")
-    experiment = spec.get("experiment", "") if isinstance(spec, dict) else ""
+def _problem(name: str, header: dict[str, object], code: str, reference: str) -> RecordDict:
+    given = header.get("spec")
+    spec = given if isinstance(given, dict) else {}
+    listed = spec.get("sites")
     number, algorithm = header.get("round"), header.get("algorithm")
     response = Response(
-        site=site.name,
+        site=name if isinstance(listed, list) and name in listed else "",  # a name that the server does not know stays
         fedhead=version(),
-        experiment=str(experiment),
+        experiment=str(spec.get("experiment", "")),
         round=number if isinstance(number, int) else 0,
         algorithm=str(algorithm),
-        problem=problem,
+        problem=code,
+        reference=reference,
     )
     return wire.pack(to_json(response), {})
 

@@ -43,7 +43,10 @@ def main(grid: Grid, context: Context) -> None:
     try:
         if not path:
             raise BadInput("no server.yaml is named: flwr run app --run-config 'server=\"/path/to/server.yaml\"'")
-        serve(ServerFile.read(str(path)), grid, bool(context.run_config.get("resume", False)), log)
+        file = ServerFile.read(str(path))
+        if context.run_config.get("insecure", False):
+            file = replace(file, keys=None)
+        serve(file, grid, bool(context.run_config.get("resume", False)), log)
     except FedheadError as error:
         log(f"error: {error}")
         tell(replace(status, failure=printable(error, LINE)))

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from fedhead.algorithm.base import Algorithm, Stage
-from fedhead.core.errors import BadInput, unknown
+from fedhead.core.errors import unknown
 from fedhead.core.schema import schema
 from fedhead.core.tree import Tree
 from fedhead.engine import reply_check
@@ -19,6 +19,7 @@ from fedhead.engine.client_states import ClientStates
 from fedhead.engine.clients import Clients
 from fedhead.engine.server import Downlink, make_downlink
 from fedhead.executors.loop import Loop
+from fedhead.flower.problems import SiteProblem, coded
 from fedhead.flower.protocol import TRAIN, Request, Response, RunSpec, exchanges, version
 from fedhead.flower.site_store import SiteStore
 
@@ -52,12 +53,15 @@ class Site:
 
     def handle(self, request: Request, trees: Mapping[str, Tree]) -> tuple[Response, dict[str, Tree], Commit]:
         """Carry out a request: the response, what is sent with it, and what to store once both are packed."""
-        k = request.spec.number(self.name)
-        site_run = self.site_run(request.spec, k)
+        with coded("name"):
+            k = request.spec.number(self.name)
+        with coded("setup"):
+            site_run = self.site_run(request.spec, k)
         rows, local = site_run.clients.federation.rows[k], site_run.clients.federation.client_test
         if not len(rows):
-            raise BadInput(
-                f"site {self.name} holds no training samples: give it some, or take it out of the server's list"
+            raise SiteProblem(
+                "no-samples",
+                f"site {self.name} holds no training samples: give it some, or take it out of the server's list",
             )
         response = Response(
             site=self.name,
@@ -77,13 +81,15 @@ class Site:
         self, request: Request, trees: Mapping[str, Tree], site_run: SiteRun, response: Response, k: int
     ) -> tuple[Response, dict[str, Tree], Commit]:
         clients = site_run.clients
-        algorithm = site_run.algorithm(request.algorithm)
+        with coded("request"):
+            algorithm = site_run.algorithm(request.algorithm)
         downlink = Downlink(trees["broadcast"].to(clients.device), {k: trees["per_client"].to(clients.device)})
-        _check_downlink(downlink, algorithm, clients, k, request.round)
+        with coded("tensors"):
+            _check_downlink(downlink, algorithm, clients, k, request.round)
         store = SiteStore(self.state, request.spec.experiment, self.name)
-        states = ClientStates(
-            clients.initial_state, {k: self._state(request, store, clients.initial_state(k)).to(clients.device)}
-        )
+        with coded("state"):
+            kept = self._state(request, store, clients.initial_state(k)).to(clients.device)
+        states = ClientStates(clients.initial_state, {k: kept})
         if request.kind == "test":
             return _test(request, algorithm, downlink, states, clients, response, store, k)
         (job,) = clients.work(algorithm, downlink, states, request.round)
@@ -109,8 +115,9 @@ class Site:
             found = store.state(request.accepted)
         if found is None and initial:
             after = f"stage {request.algorithm}" if request.staged else f"round {request.accepted}"
-            raise BadInput(
-                f"the state of site {self.name} after {after} is not in {store.path}: put the folder back or start anew"
+            raise SiteProblem(
+                "state",
+                f"the state of site {self.name} after {after} is not in {store.path}: put it back or start anew",
             )
         return initial if found is None else found
 

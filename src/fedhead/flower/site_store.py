@@ -10,9 +10,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from fedhead.core.errors import BadInput
 from fedhead.core.tree import Tree
 from fedhead.core.treefile import load_tree, save_tree
+from fedhead.flower.problems import SiteProblem
 
 
 class SiteStore:
@@ -55,7 +55,7 @@ class SiteStore:
             self.path.mkdir(parents=True, exist_ok=True)
             save_tree(path, tree)
         except OSError as error:
-            raise BadInput(
-                f"{path} can't be written: {error.strerror}; make room or set another 'state' folder"
+            raise SiteProblem(
+                "disk", f"{path} can't be written: {error.strerror}; make room or set another 'state' folder"
             ) from error
         return path

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Literal
 from fedhead.algorithm.base import Algorithm, Method, Stage
 from fedhead.core.errors import BadInput, FedheadError
 from fedhead.core.schema import Schema
+from fedhead.core.text import printable
 from fedhead.core.tree import Tree
 from fedhead.data.pool import Pool
 from fedhead.engine.clients import Clients
@@ -23,6 +24,7 @@ from fedhead.engine.server import Downlink, make_downlink
 from fedhead.engine.transport import ClientAccuracies, ClientReply, Quorum, Received, Transport
 from fedhead.flower.dry_run import DryRun
 from fedhead.flower.messaging import Failure, Messenger, Outgoing
+from fedhead.flower.node_keys import node_keys
 from fedhead.flower.node_registry import NodeRegistry
 from fedhead.flower.protocol import TRAIN, Request, Response, RunSpec, exchanges
 
@@ -71,6 +73,8 @@ class FlowerTransport(Transport[SiteStates]):
         stages: What follows the rounds; the sites know them from the recipe.
         test: The server's own test samples.
         log: Called with a line whenever the operator should know of something.
+        keys: By site, its public key: a node that uses the name with another key is refused. Empty for nodes without
+            keys.
     """
 
     name = "flower"
@@ -84,10 +88,11 @@ class FlowerTransport(Transport[SiteStates]):
         stages: Sequence[Stage] = (),
         test: Pool | None = None,
         log: Callable[[str], None] = print,
+        keys: Mapping[str, bytes] | None = None,
     ):
         self.grid, self.spec, self.timeouts, self.dry_run, self.test = grid, spec, timeouts, dry_run, test
         self.messenger = Messenger(grid, timeouts.poll)
-        self.nodes = NodeRegistry(list(spec.sites))
+        self.nodes = NodeRegistry(list(spec.sites), keys or {})
         self.quorum = Quorum(timeouts.quorum, timeouts.attempts)
         self.server = self.clients.method.init_server(self.clients.initial[0], self.clients.task)
         self.states = SiteStates()
@@ -147,19 +152,22 @@ class FlowerTransport(Transport[SiteStates]):
         connected = set(self.grid.get_node_ids())
         unknown_nodes = self.nodes.unknown_nodes(connected)
         if unknown_nodes:
-            self._greet(unknown_nodes)
+            self._greet(unknown_nodes, connected)
         return self.nodes.present(connected)
 
-    def _greet(self, nodes: list[int]) -> None:
+    def _greet(self, nodes: list[int], connected: set[int]) -> None:
         """Ask nodes which site they are and what they hold."""
         request = Request("hello", self.spec, self.timeouts.join_seconds)
         found: dict[int, Response] = {}
+        keys = node_keys(self.grid) if self.nodes.keys else {}
         outgoing = {node: Outgoing(node, request) for node in nodes}
         for node, reply in self.messenger.ask(outgoing, self.timeouts.join_seconds).items():
             if isinstance(reply, Failure):
                 self._refuse(node, reply)
             elif reply[0].site not in self.spec.sites:
                 self._refuse(node, Failure(f"it is {reply[0].site!r}, which is not in the list of sites"))
+            elif (refusal := self.nodes.refusal(node, reply[0].site, keys, connected)) is not None:
+                self._refuse(node, refusal)
             else:
                 found[node] = reply[0]
         names = [response.site for response in found.values()]
@@ -193,7 +201,7 @@ class FlowerTransport(Transport[SiteStates]):
         for k, reply in self.messenger.ask(outgoing, self.timeouts.round_seconds + GRACE).items():
             why = reply.reason if isinstance(reply, Failure) else self._mismatch(k, round, label, *reply)
             if isinstance(reply, Failure) or why is not None:
-                failures[k] = Refused(str(why))
+                failures[k] = Refused(printable(why))
             else:
                 kept = round if label == TRAIN else label
                 replies[k] = ClientReply(reply[1]["send"], kept, float(reply[0].samples))
