@@ -1,0 +1,52 @@
+"""Every code block of README, CONTRIBUTING and docs is run as it is printed, or marked as none by its language."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from commands import succeed
+
+ROOT = Path(__file__).parents[2]
+PAGES = {page.relative_to(ROOT).as_posix(): page for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md")}
+PAGES |= {page.relative_to(ROOT).as_posix(): page for page in sorted((ROOT / "docs").glob("*.md"))}
+BLOCK = re.compile(r"^```([^\n]*)\n(.*?)^```$", flags=re.MULTILINE | re.DOTALL)
+NOT_RUN = {"console", "text", "yaml", "nginx"}  # transcripts, output and files of other programs
+ELSEWHERE = {"docs/deployment.md"}  # its `sh` blocks are run by tests/deploy/test_guide.py
+
+
+def blocks(page: str, language: str) -> list[str]:
+    """A page's blocks of one language, in order."""
+    return [text for info, text in BLOCK.findall(PAGES[page].read_text(encoding="utf-8")) if info == language]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_block_says_what_it_is(page: str) -> None:
+    languages = [info for info, _ in BLOCK.findall(PAGES[page].read_text(encoding="utf-8"))]
+    assert set(languages) <= {"python", "sh"} | NOT_RUN, f"{page}: mark each block as one of them"
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")])
+def test_python_blocks_run(page: str, tmp_path: Path) -> None:
+    script = tmp_path / "page.py"
+    script.write_text("\n".join(blocks(page, "python")), encoding="utf-8")
+    succeed([sys.executable, str(script)], tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "sh") and page not in ELSEWHERE])
+def test_shell_blocks_run(page: str, tmp_path: Path) -> None:
+    for block in blocks(page, "sh"):
+        succeed(["bash", "-euo", "pipefail", "-c", block], tmp_path)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_make_targets_and_links_exist(page: str) -> None:
+    text = PAGES[page].read_text(encoding="utf-8")
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE))
+    assert set(re.findall(r"^\$? ?make ([a-z-]+)", text, flags=re.MULTILINE)) <= targets
+    for link in re.findall(r"\]\(([\w./-]+)[#)]", text):
+        assert (PAGES[page].parent / link).exists(), link
