@@ -28,6 +28,7 @@ def test_every_block_says_what_it_is(page: str) -> None:
     assert set(languages) <= {"python", "sh"} | NOT_RUN, f"{page}: mark each block as one of them"
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")])
 def test_python_blocks_run(page: str, tmp_path: Path) -> None:
     script = tmp_path / "page.py"
