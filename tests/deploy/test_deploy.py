@@ -101,8 +101,9 @@ def test_tls_and_keys_equal_simulation_and_strangers_are_refused(
         for name, process in unknown_nodes.items():
             _refused(name, process, tmp_path)
     finally:
+        marks = [ProcessIdentity.of(process.pid) for process in unknown_nodes.values()]
+        processes.end(lambda: marks, seconds=2.0)
         for process in unknown_nodes.values():
-            ProcessIdentity.of(process.pid).end(2.0)
             process.wait()
     same(replayed(recipe_of(project), history(project)), final(project))
     assert not any("failed" in row for row in history(project))

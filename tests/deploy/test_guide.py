@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedhead.core.process import ProcessIdentity
 from fedhead.core.treefile import load_tree
 from fedhead.deploy import processes
 from fedhead.engine.rounds import train_round
@@ -44,11 +43,11 @@ def test_the_guide_has_these_sections() -> None:
 
 
 @pytest.fixture
-def background() -> Iterator[list[subprocess.Popen[bytes]]]:
+def background(tmp_path: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
     started: list[subprocess.Popen[bytes]] = []
     yield started
-    for process in reversed(started):
-        ProcessIdentity.of(process.pid).end()
+    processes.end(lambda: processes.marked(tmp_path))
+    for process in started:
         process.wait()
 
 
@@ -57,7 +56,7 @@ def background() -> Iterator[list[subprocess.Popen[bytes]]]:
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("section", SECTIONS)
 def test_the_guide_works(section: str, tmp_path: Path, background: list[subprocess.Popen[bytes]]) -> None:
-    env, first = processes.environment(tmp_path / "flwr"), ""
+    env, first = processes.environment(tmp_path / "flwr", **{processes.MARK: str(tmp_path)}), ""
     for number, block in enumerate(blocks(section)):
         if block.startswith("# everywhere"):
             first = block

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -33,19 +31,6 @@ class ProcessIdentity:
     def alive(self) -> bool:
         """Whether this very process still runs."""
         return bool(self.started) and _started(self.pid) == self.started
-
-    def end(self, seconds: float = 10.0) -> None:
-        """End the process with all that it started: politely, then not."""
-        for how, wait in ((signal.SIGTERM, seconds), (signal.SIGKILL, 5.0)):
-            if not self.alive():
-                break
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.pid, how)
-            deadline = time.monotonic() + wait
-            while self.alive() and time.monotonic() < deadline:
-                time.sleep(0.05)
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGKILL)  # what it left behind in its session
 
 
 def leave_with(other: ProcessIdentity, first: Callable[[], object] = lambda: None, seconds: float = 0.5) -> None:

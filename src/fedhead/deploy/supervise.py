@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 import sys
 import time
@@ -72,11 +70,7 @@ def bring_down(project: Project) -> bool:
     """End whatever runs of a deployment, by whichever command it was started; says whether anything ran."""
     found = owner(project)
     if found is not None:
-        os.kill(found.pid, signal.SIGTERM)  # it ends what it started, then itself
-        deadline = time.monotonic() + 60.0
-        while found.alive() and time.monotonic() < deadline:
-            time.sleep(0.1)
-        found.end()
+        processes.end(lambda: [found], seconds=60.0)  # it ends what it started, then itself
     left = end_leftovers(project)  # a process that was killed could not end what it had started
     return found is not None or left
 
