@@ -248,7 +248,11 @@ def test_no_run_is_begun_that_is_not_likely_to_end_in_time(monkeypatch: pytest.M
     now[0] = 450.0
     assert mine.fitting(recipes) == 0
     assert mine.fitting([Recipe(rounds=5)]) == 1
-    assert mine.fitting([Recipe(rounds=10, model="digitscnn")]) == 1  # of which nothing is known
+    assert mine.fitting([Recipe(rounds=10, model="digitscnn")]) == 0  # of which nothing is known
+    mine.learn(Recipe(rounds=10), 100, together=2)
+    assert mine.fitting(recipes) == 3  # of which two take 100 seconds together
+    mine.learn(Recipe(rounds=10), 200, together=8)
+    assert mine.fitting(recipes[:1]) == 0  # one is taken to need as long as eight side by side
     assert not mine.over
     now[0] = 600.0
     assert mine.over

@@ -24,27 +24,34 @@ class Clock:
 
     def __init__(self, minutes: float | None = None):
         self._end = None if minutes is None else time.monotonic() + 60 * minutes
-        self._pace: dict[tuple[str, ...], float] = {}
+        self._half = 30 * (minutes or 0)
+        self._pace: dict[tuple[str, ...], tuple[float, int]] = {}  # seconds per epoch of so many runs together
 
     @property
     def over(self) -> bool:
         """Whether the time is up."""
         return self._end is not None and time.monotonic() >= self._end
 
-    def learn(self, recipe: Recipe, seconds: float) -> None:
-        """Note what a run took, its share if others trained beside it."""
+    def learn(self, recipe: Recipe, seconds: float, together: int = 1) -> None:
+        """Note what a run took by the clock, with all those that trained beside it."""
         for key in _alike(recipe):
-            self._pace[key] = seconds / epochs(recipe)
+            self._pace[key] = seconds / epochs(recipe), together
 
     def fitting(self, recipes: Sequence[Recipe]) -> int:
-        """Return how many of these runs, the first ones, are likely to end in time; all where nothing is known yet."""
+        """Return how many of these runs, the first ones, are likely to end in time if they train together.
+
+        Fewer runs than were seen together are taken to need as long as those did, since a stack costs about as much
+        when it is narrower. Runs of which nothing is known yet are begun in the first half of the time.
+        """
         if self._end is None or not recipes:
             return len(recipes)
-        pace = next((self._pace[key] for key in _alike(recipes[0]) if key in self._pace), None)
         left = self._end - time.monotonic()
-        if pace is None:
-            return len(recipes) if left > 0 else 0
-        return min(len(recipes), int(left / (pace * epochs(recipes[0]))))
+        known = next((self._pace[key] for key in _alike(recipes[0]) if key in self._pace), None)
+        if known is None:
+            return len(recipes) if left > self._half else 0
+        pace, together = known
+        seconds = pace * epochs(recipes[0])
+        return 0 if seconds > left else min(len(recipes), int(together * left / max(seconds, 1e-9)))
 
 
 def _alike(recipe: Recipe) -> list[tuple[str, ...]]:

@@ -100,6 +100,7 @@ def carry_out(wanted: Sequence[Wanted], way: Way) -> int:
 def _jobs(wanted: Sequence[Wanted], way: Way) -> dict[Path, Job]:
     """The trainings behind what was not measured yet; what was, under another cell's name, is entered under this."""
     jobs: dict[Path, Job] = {}
+    seen: dict[Path, tuple[Recipe, float, int]] = {}  # what trainings took with their stages, their shares
     device = environment.device_name(select.device(way.settings.device))
     for w in wanted:
         row = w.found(way.results)
@@ -108,7 +109,11 @@ def _jobs(wanted: Sequence[Wanted], way: Way) -> dict[Path, Job]:
             continue
         way.results.add(replace(row, table=w.table, cell=w.cell.name, overrides=" ".join(w.cell.overrides)))
         if row.training_seconds is not None and row.device == device:
-            way.clock.learn(w.recipe, row.training_seconds + (row.stage_seconds or 0))
+            place = folder(way.out, w.recipe)
+            taken = seen.get(place, (w.recipe, row.training_seconds, row.together or 1))
+            seen[place] = (taken[0], taken[1] + (row.stage_seconds or 0), taken[2])
+    for recipe, seconds, together in seen.values():
+        way.clock.learn(recipe, seconds * together, together)
     return jobs
 
 
@@ -177,12 +182,9 @@ def _measure(jobs: Mapping[Path, Job], way: Way) -> None:
             for w in job.wanted:
                 if w.cell.stage is None:
                     way.results.add(_measurement(w, path, times[path]))
-    failures = list[FedheadError]()
-    for path, job in ended.items():
-        begin = time.perf_counter()
-        failures += _stages(path, job, way, times[path])
-        if path in unfinished:
-            way.clock.learn(job.recipe, shared + time.perf_counter() - begin)
+    failures = [error for path, job in ended.items() for error in _stages(path, job, way, times[path])]
+    for path in unfinished:
+        way.clock.learn(jobs[path].recipe, time.perf_counter() - begin, len(unfinished))
     if failures:
         raise failures[0]
 
