@@ -128,7 +128,7 @@ def test_norms_and_how_they_follow_the_counts() -> None:
 def gaussians(distance: float, seed: int = 0) -> statistics.Statistics:
     y = torch.arange(600) % 3
     centers = distance * torch.eye(3, 4, dtype=torch.float64)
-    return statistics.of(draw(seed, 600, 4) + centers[y], y, 4)
+    return statistics.from_features(draw(seed, 600, 4) + centers[y], y, 4)
 
 
 def test_separability_grows_with_the_distance_of_the_classes() -> None:
@@ -137,11 +137,13 @@ def test_separability_grows_with_the_distance_of_the_classes() -> None:
     assert far[3].isnan().all()  # an absent class is at no distance
     assert torch.equal(far[:3, :3], far[:3, :3].T)
     # two points at a distance: every slice is |cos| of it, and W2 is its root mean square, distance / sqrt(d)
-    two = statistics.of(torch.tensor([[0.0] * 4, [2.0] + [0.0] * 3], dtype=torch.float64), torch.tensor([0, 1]), 2)
+    two = statistics.from_features(
+        torch.tensor([[0.0] * 4, [2.0] + [0.0] * 3], dtype=torch.float64), torch.tensor([0, 1]), 2
+    )
     found = separability.sliced_wasserstein(two, samples=2, projections=4000)[0, 1]
     assert float(found) == pytest.approx(2 / 4**0.5, rel=0.05)
     with pytest.raises(BadInput, match="at least two classes"):
-        separability.sliced_wasserstein(statistics.of(draw(0, 5, 2), torch.zeros(5, dtype=torch.long), 2))
+        separability.sliced_wasserstein(statistics.from_features(draw(0, 5, 2), torch.zeros(5, dtype=torch.long), 2))
 
 
 def test_the_forecast_sees_a_biased_head_and_leaves_a_good_one_alone() -> None:

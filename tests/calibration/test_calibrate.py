@@ -101,9 +101,11 @@ def test_what_does_not_fit_is_refused(net: Net, digits: tuple[Tensor, Tensor]) -
         other = fedhead.split(Net(), classifier="head")
     with pytest.raises(BadInput, match="another model: its weights differ"):
         fedhead.calibrate(other, known)
-    with pytest.raises(BadInput, match="another model: the weights that gave the features differ"):
+    with pytest.raises(BadInput, match="different model: the extractors' weights differ"):
         fedhead.calibrate(model, [known, fedhead.statistics_of(other, x, y)])
-    narrow = statistics.of(torch.randn(20, 7, generator=torch.Generator().manual_seed(0)), torch.arange(20) % 10, 10)
+    narrow = statistics.from_features(
+        torch.randn(20, 7, generator=torch.Generator().manual_seed(0)), torch.arange(20) % 10, 10
+    )
     with pytest.raises(BadInput, match="10 classes and 7 features, the model 10 and 32"):
         fedhead.calibrate(model, narrow)
     with pytest.raises(BadInput, match=r"wrap it first, fedhead\.split"):
@@ -151,15 +153,15 @@ def test_files_of_low_rank_are_small_and_come_back_with_exact_diagonals(
     for rank, statistics_ in ((33, known), (-1, known), (2, known.diagonal())):
         with pytest.raises(BadInput, match=f"rank {rank}: give 0 … 32"):
             fedhead.save_statistics(path, statistics_, rank)
-    odd = statistics.compressed(known, 2)
+    odd = statistics.to_low_rank(known, 2)
     save_tree(path, odd.replace(factor=odd["factor"][:, :, :5]), {"holds": "class statistics"})
-    with pytest.raises(BadInput, match=r"don't fit each other .*factor \(10, 2, 5\)"):
+    with pytest.raises(BadInput, match=r"don't match .*factor \(10, 2, 5\)"):
         fedhead.load_statistics(path)
 
 
 def test_corrupt_and_foreign_files_are_refused_by_name(tmp_path: Path) -> None:
     z, y = torch.randn(30, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64), torch.arange(30) % 3
-    known = statistics.of(z, y, 3)
+    known = statistics.from_features(z, y, 3)
     good = tmp_path / "good.safetensors"
     fedhead.save_statistics(good, known)
     whole = good.read_bytes()
@@ -180,7 +182,7 @@ def test_corrupt_and_foreign_files_are_refused_by_name(tmp_path: Path) -> None:
         ("text", "can't be read"),
         ("foreign", "not one that fedhead wrote"),
         ("tree", "holds no class statistics"),
-        ("shapes", "don't fit each other"),
+        ("shapes", "don't match"),
         ("negative", "not negative"),
         ("missing", "is not there"),
     ):
@@ -188,8 +190,8 @@ def test_corrupt_and_foreign_files_are_refused_by_name(tmp_path: Path) -> None:
         with pytest.raises(BadInput, match=words) as error:
             fedhead.merge_files([good, path])
         assert f"{name}.safetensors" in str(error.value)
-    fedhead.save_statistics(tmp_path / "other.safetensors", statistics.of(z[:, :3], y, 3))
-    with pytest.raises(BadInput, match=r"other\.safetensors is of another model than .*good\.safetensors"):
+    fedhead.save_statistics(tmp_path / "other.safetensors", statistics.from_features(z[:, :3], y, 3))
+    with pytest.raises(BadInput, match=r"other\.safetensors is from a different model than .*good\.safetensors"):
         fedhead.merge_files([good, tmp_path / "other.safetensors"])
 
 
@@ -225,7 +227,7 @@ def test_statistics_cost_little_beside_the_forward_pass() -> None:
 
 def test_a_thousand_clients_are_merged_in_seconds_and_in_the_memory_of_two() -> None:
     draw = torch.Generator().manual_seed(0)
-    one = statistics.of(torch.randn(500, 256, generator=draw), torch.arange(500) % 10, 10)
+    one = statistics.from_features(torch.randn(500, 256, generator=draw), torch.arange(500) % 10, 10)
     earlier: list[weakref.ref[Tensor]] = []
     alive: list[int] = []
 

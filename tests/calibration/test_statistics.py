@@ -56,9 +56,9 @@ def test_merged_equal_pooled_equal_the_papers_equations(
     z, y = sample(seed, n, d, classes, mean)
     owner = torch.randint(0, clients, (n,), generator=torch.Generator().manual_seed(seed + 1))
     parts = [(z[owner == k], y[owner == k]) for k in range(clients)]  # some clients, some classes stay empty
-    merged = statistics.merge(statistics.of(*part, classes + 1) for part in parts)  # class `classes` is absent
-    backwards = statistics.merge(statistics.of(*part, classes + 1) for part in reversed(parts))
-    pooled = statistics.of(z, y, classes + 1)
+    merged = statistics.merge(statistics.from_features(*part, classes + 1) for part in parts)  # one class is absent
+    backwards = statistics.merge(statistics.from_features(*part, classes + 1) for part in reversed(parts))
+    pooled = statistics.from_features(z, y, classes + 1)
     assert torch.equal(merged.count, pooled.count)
     for c in range(classes + 1):
         mu, sigma = equation_4(parts, c, d)
@@ -73,7 +73,7 @@ def test_merged_equal_pooled_equal_the_papers_equations(
 
 def test_single_samples_have_no_covariance_and_absent_classes_nothing() -> None:
     z = torch.tensor([[1.0, 2.0], [3.0, 4.0]], dtype=torch.float64)
-    one = statistics.of(z[:1], torch.tensor([1]), 3) + statistics.of(z[1:], torch.tensor([2]), 3)
+    one = statistics.from_features(z[:1], torch.tensor([1]), 3) + statistics.from_features(z[1:], torch.tensor([2]), 3)
     assert one.count.tolist() == [0, 1, 1]
     assert one.mean().tolist() == [[0, 0], [1, 2], [3, 4]]
     assert not one.covariance().any()
@@ -102,14 +102,14 @@ def test_the_operator_takes_clients_along_any_axis_and_what_they_share() -> None
 
 def test_rounding_gives_no_negative_variance() -> None:
     z = torch.full((7, 1), 1e8 + 0.1, dtype=torch.float64)
-    one = statistics.of(z, torch.zeros(7, dtype=torch.int64), 1, diagonal=True)
+    one = statistics.from_features(z, torch.zeros(7, dtype=torch.int64), 1, diagonal=True)
     for shift in (0.9999999, 1.0, 1.0000001):  # the sum of squares as it may have been rounded on the way
         assert float(Statistics(one.count, one.sum, one.outer * shift).covariance().min()) >= 0
 
 
 def test_merging_leaves_the_parts_as_they_are() -> None:
     z, y = sample(4, 20, 3, 2)
-    parts = [statistics.of(z[:10], y[:10], 2), statistics.of(z[10:], y[10:], 2)]
+    parts = [statistics.from_features(z[:10], y[:10], 2), statistics.from_features(z[10:], y[10:], 2)]
     before = [part.tree().clone() for part in parts]
     together = statistics.merge(parts)
     for part, old in zip(parts, before, strict=True):
@@ -123,8 +123,8 @@ def test_merging_leaves_the_parts_as_they_are() -> None:
 def test_low_rank_keeps_the_diagonal_and_becomes_exact(rank: int) -> None:
     z, y = sample(3, 40, 5, 2)
     count, total, outer = statistics.class_sums(z, y, torch.ones(40), 2, False)
-    sent = statistics.compress(count, total, outer, rank)
-    found, exact = statistics.expand(sent), statistics.of(z, y, 2)
+    sent = statistics.low_rank_sums(count, total, outer, rank)
+    found, exact = statistics.from_tree(sent), statistics.from_features(z, y, 2)
     torch.testing.assert_close(found.mean(), exact.mean())
     off = found.covariance() - exact.covariance()
     assert off.diagonal(dim1=1, dim2=2).abs().max() < 1e-10
@@ -138,7 +138,7 @@ def test_low_rank_keeps_the_diagonal_and_becomes_exact(rank: int) -> None:
 
 def test_what_each_form_sends() -> None:
     z, y = sample(1, 30, 8, 3)
-    full, diagonal = statistics.of(z, y, 3), statistics.of(z, y, 3, diagonal=True)
+    full, diagonal = statistics.from_features(z, y, 3), statistics.from_features(z, y, 3, diagonal=True)
     assert full.nbytes == 8 * 3 * (1 + 8 + 36)  # the triangle alone: half of what d x d would take
     assert diagonal.nbytes == 8 * 3 * (1 + 8 + 8)
     assert (full.kind, diagonal.kind) == ("full", "diagonal")
@@ -146,7 +146,7 @@ def test_what_each_form_sends() -> None:
 
 def broken(name: str) -> Statistics:
     z, y = sample(2, 30, 4, 3)
-    s = statistics.of(z, y, 3)
+    s = statistics.from_features(z, y, 3)
     count, total, outer = s.count.clone(), s.sum.clone(), s.outer.clone()
     if name == "nan":
         total[1, 2] = float("nan")
@@ -187,9 +187,9 @@ def test_what_no_features_have_is_refused_by_name(name: str, words: str) -> None
 
 def test_the_costly_check_is_made_only_when_asked_for_and_is_strict() -> None:
     sound = broken("indefinite")
-    assert statistics.check(sound, "client 4", whole=False) is sound  # its diagonals are
+    assert statistics.check(sound, "client 4", full=False) is sound  # its diagonals are
     with pytest.raises(BadInput, match="covariance of class 1"):
-        statistics.check(broken("variance"), "client 4", whole=False)
+        statistics.check(broken("variance"), "client 4", full=False)
     count, total = torch.tensor([5.0]), torch.zeros(1, 2)
     for excess, fits in ((0.0, True), (1e-12, True), (1e-5, False)):  # an eigenvalue below 0 by so much of the largest
         outer = torch.tensor([[1.0, 1.0 + excess, 1.0]]).double()
@@ -202,25 +202,25 @@ def test_the_costly_check_is_made_only_when_asked_for_and_is_strict() -> None:
 
 def test_sound_statistics_pass_also_where_they_are_singular() -> None:
     z, y = sample(5, 6, 20, 2)  # fewer samples than dimensions
-    statistics.check(statistics.of(z + 100, y, 3), "client 0")
-    statistics.check(statistics.of(z, y, 3, diagonal=True), "client 0")
+    statistics.check(statistics.from_features(z + 100, y, 3), "client 0")
+    statistics.check(statistics.from_features(z, y, 3, diagonal=True), "client 0")
 
 
 def test_statistics_of_other_models_do_not_merge() -> None:
     z, y = sample(2, 30, 4, 3)
-    with pytest.raises(BadInput, match="another model: features: 3 here, 4 elsewhere"):
-        statistics.merge([statistics.of(z, y, 3), statistics.of(z[:, :3], y, 3)])
-    with pytest.raises(BadInput, match="another model: classes"):
-        statistics.merge([statistics.of(z, y, 3), statistics.of(z, y, 4)])
-    with pytest.raises(BadInput, match="another model: kind"):
-        statistics.merge([statistics.of(z, y, 3), statistics.of(z, y, 3, diagonal=True)])
+    with pytest.raises(BadInput, match="different model: features: 3 here, 4 elsewhere"):
+        statistics.merge([statistics.from_features(z, y, 3), statistics.from_features(z[:, :3], y, 3)])
+    with pytest.raises(BadInput, match="different model: classes"):
+        statistics.merge([statistics.from_features(z, y, 3), statistics.from_features(z, y, 4)])
+    with pytest.raises(BadInput, match="different model: kind"):
+        statistics.merge([statistics.from_features(z, y, 3), statistics.from_features(z, y, 3, diagonal=True)])
     with pytest.raises(BadInput, match="at least one client"):
         statistics.merge([])
 
 
 def test_one_known_model_is_enough_to_refuse_another() -> None:
     z, y = sample(2, 30, 4, 3)
-    unknown = statistics.of(z, y, 3)
+    unknown = statistics.from_features(z, y, 3)
     one, other = replace(unknown, extractor="one"), replace(unknown, extractor="other")
     for found in (unknown + one, one + unknown, statistics.merge([unknown, one]), statistics.merge([one, unknown])):
         assert found.extractor == found.diagonal().extractor == "one"
@@ -228,5 +228,5 @@ def test_one_known_model_is_enough_to_refuse_another() -> None:
             found + other
     with pytest.raises(BadInput, match="weights that gave the features differ"):
         statistics.merge([unknown, one, other])
-    with pytest.raises(BadInput, match="another model: kind"):
+    with pytest.raises(BadInput, match="different model: kind"):
         unknown + unknown.diagonal()

@@ -36,7 +36,7 @@ def test_the_last_batch_of_an_epoch(n: int, drop_last: bool, weight: list[list[f
     assert batching.draw_batches(n, 2, 1, drop_last, key=0).weight.tolist() == weight
     assert (
         len(batching.draw_batches(n, 2, 3, drop_last, key=0))
-        == len(batching.undrawn_batches(n, 2, 3, drop_last))
+        == len(batching.empty_batches(n, 2, 3, drop_last))
         == 3 * len(weight)
     )
 

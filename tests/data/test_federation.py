@@ -52,7 +52,7 @@ def test_bytes_as_labels_are_words():
         (lambda x, y: Federation.dirichlet(x, y, clients=2, alpha="a"), "alpha='a' is not a number"),
         (lambda x, y: Federation.from_arrays([[1, 2], [3]], [0, 1]), "training x .* differ in shape"),
         (lambda x, y: Federation.from_sites([x, x]), r"site 0 is ndarray: give each as a pair \(x, y\)"),
-        (lambda x, y: Federation.from_huggingface([1, 2]), "list is no Hugging Face Dataset"),
+        (lambda x, y: Federation.from_huggingface([1, 2]), "list is not a Hugging Face Dataset"),
     ],
 )
 def test_things_of_the_wrong_kind_are_refused(make, says):
@@ -89,9 +89,9 @@ NAN = np.array([[0.0, 1.0], [np.nan, 0.0]])
         (np.full((2, 2), np.inf), [0, 1], {}, "NaN or infinite"),
         (np.zeros((2, 2)), [0, 1, 1], {}, "2 samples but y has 3 labels"),
         (np.zeros((0, 2)), [], {}, "empty"),
-        (np.zeros(4), [0, 1, 0, 1], {}, "one row a sample"),
-        (np.zeros((2, 2)), [0, 5], {"classes": 3}, "label 5 lies outside the 3 classes"),
-        (np.zeros((2, 2)), [0, -1], {"classes": 3}, "label -1 lies outside"),
+        (np.zeros(4), [0, 1, 0, 1], {}, "one row per sample"),
+        (np.zeros((2, 2)), [0, 5], {"classes": 3}, "label 5 is outside the 3 classes"),
+        (np.zeros((2, 2)), [0, -1], {"classes": 3}, "label -1 is outside"),
         (np.zeros((2, 2)), [0.5, 1], {}, "not whole"),
         (np.zeros((2, 2)), np.eye(2), {}, "argmax"),
         (np.zeros((2, 2)), [0, 1], {"clients": 3}, "3 clients can't share 2 samples"),
@@ -270,7 +270,7 @@ def test_npz(tmp_path):
     with pytest.raises(BadInput, match="no array 'x'"):
         Federation.from_npz(tmp_path / "odd.npz")
     np.savez(tmp_path / "half.npz", x=x, y=y, x_test=x[:5])
-    with pytest.raises(BadInput, match=r"half\.npz: x_test stands alone; a test set needs both"):
+    with pytest.raises(BadInput, match=r"half\.npz: x_test is alone; a test set needs both"):
         Federation.from_npz(tmp_path / "half.npz")
     (tmp_path / "notes.npz").write_text("rounds: 3\n")
     with pytest.raises(BadInput, match=r"notes\.npz: not an \.npz file; write one with numpy\.savez$"):
@@ -355,7 +355,7 @@ def test_a_folder_a_site_with_train_and_test(tmp_path):
 def test_wrong_folders_are_refused(tmp_path):
     with pytest.raises(BadInput, match="no such folder"):
         Federation.from_folder(tmp_path / "none")
-    with pytest.raises(BadInput, match="one folder a class"):
+    with pytest.raises(BadInput, match="one folder of images per class"):
         Federation.from_folder(tmp_path)
     (tmp_path / "cat").mkdir()
     with pytest.raises(BadInput, match="no PNG or JPEG"):
@@ -376,5 +376,5 @@ def test_samples_take_rows():
 
 
 def test_what_is_no_dataset_is_refused() -> None:
-    with pytest.raises(BadInput, match="int is no torch Dataset"):
+    with pytest.raises(BadInput, match="int is not a torch Dataset"):
         Federation.from_dataset(3)

@@ -45,7 +45,7 @@ def test_images_are_turned_once_and_stay_as_they_were() -> None:
 def test_what_is_no_image_or_too_large_is_not_held_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     features = Pool(Samples(torch.randn(5, 4), torch.zeros(5, dtype=torch.int64)), Transform())
     assert features.channels_last() is features
-    monkeypatch.setattr(pools, "LARGEST_TURNED", 100)
+    monkeypatch.setattr(pools, "MAX_CONVERTED", 100)
     large = Pool(images(), Transform())
     assert large.channels_last() is large
 

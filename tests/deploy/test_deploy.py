@@ -277,7 +277,7 @@ def test_up_status_and_down(tmp_path: Path) -> None:
     finally:
         state = json.loads((Path(folder) / ".deploy" / "state.json").read_text())
         assert "everything has ended" in fedhead("down", folder).stdout
-    marks = [ProcessIdentity.read(entry) for entry in [state["link"], *state["nodes"].values()]]
+    marks = [ProcessIdentity.from_dict(entry) for entry in [state["link"], *state["nodes"].values()]]
     assert not any(mark.alive() for mark in marks)
     assert "nothing was running" in fedhead("down", folder).stdout
     assert fedhead("status", str(tmp_path)).returncode == 2

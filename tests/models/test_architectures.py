@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from fedhead.models import MODELS, SplitModel, build, weights
-from fedhead.models.dropout import drawing
+from fedhead.models.dropout import dropout_key
 
 
 # -- arithmetic: what the forms imply, written without the models --------------------------------------------------
@@ -170,7 +170,7 @@ def train(model: SplitModel, stacked: bool, params: Any, stats: Any, x: Tensor, 
 
     def step(params: Any, stats: Any, x: Tensor, key: Tensor) -> tuple[Tensor, Any, Tensor]:
         moved = {name: t.clone() for name, t in stats.items()}
-        with drawing(key):
+        with dropout_key(key):
             out = functional_call(model, {**params, **moved}, (x,))
         return out.logits.square().mean() + out.z.square().mean(), moved, out.logits
 

@@ -69,7 +69,7 @@ def test_batchnorm_is_mended() -> None:
 def test_mixed_precision_is_mended() -> None:
     model = wrap(nn.Linear(4, 6), nn.ReLU())
     model.classifier.double()
-    assert "several precisions (float32, float64)" in str(check(model, (4,), 3)[0])
+    assert "several dtypes (float32, float64)" in str(check(model, (4,), 3)[0])
     assert check(fix(model), (4,), 3) == []
     assert {p.dtype for p in fix(wrap(nn.Linear(4, 6)).half()).parameters()} == {torch.float32}
     assert check(fix(wrap(nn.Linear(4, 6))).double(), (4,), 3) == [], "float64 throughout is fine"
@@ -112,7 +112,7 @@ def test_a_module_that_draws_by_itself_is_found() -> None:
     model = wrap(nn.Linear(4, 6), Lambda(lambda x: nn.functional.dropout(x, 0.5)))
     state = torch.random.get_rng_state()
     problems = [f.problem for f in check(model, (4,), 3)]
-    assert "two passes over the same batch differ: it draws by itself" in problems
+    assert "two passes over the same batch differ: it draws random numbers itself" in problems
     assert torch.equal(state, torch.random.get_rng_state())
     assert "AlphaDropout" in str(check(wrap(nn.Linear(4, 6), nn.AlphaDropout()), (4,), 3)[0])
 
@@ -137,7 +137,7 @@ def test_state_outside_the_weights_is_a_warning() -> None:
     ("model", "shape", "classes", "message"),
     [
         (wrap(nn.Linear(4, 6)), (5,), 3, r"does not take inputs of shape \(5,\) \(mat1 and mat2"),
-        (wrap(nn.Linear(4, 6)), (4,), 7, "it gives 3 classes, the data has 7"),
+        (wrap(nn.Linear(4, 6)), (4,), 7, "it has 3 classes, the data has 7"),
         (wrap(nn.Linear(4, 6), nn.Unflatten(1, (1, 6))), (4,), 3, r"extractor: .*\[2, 1, 6\].*flatten them"),
     ],
 )
@@ -162,5 +162,5 @@ class Wandering(nn.Module):
 
 def test_order_is_checked_where_tracing_fails() -> None:
     assert check(split(Wandering(ends=True)), (4,), 3) == []
-    with pytest.raises(BadInput, match="not what the module applies last"):
+    with pytest.raises(BadInput, match="the module does not apply it last"):
         require(split(Wandering(ends=False)), (4,), 3)

@@ -8,11 +8,11 @@ from torch import Tensor
 from torch.func import vmap
 
 from fedhead.core.errors import BadInput
-from fedhead.models.dropout import Dropout, drawing
+from fedhead.models.dropout import Dropout, dropout_key
 
 
 def drop(layer: Dropout, x: Tensor, key: Tensor) -> Tensor:
-    with drawing(key):
+    with dropout_key(key):
         return layer(x)
 
 
@@ -27,7 +27,7 @@ def test_the_same_key_gives_the_same_mask_and_each_call_its_own() -> None:
     layer, x = Dropout(0.5), torch.ones(8, 16)
     assert torch.equal(drop(layer, x, torch.tensor(1)), drop(layer, x, torch.tensor(1)))
     assert not torch.equal(drop(layer, x, torch.tensor(1)), drop(layer, x, torch.tensor(2)))
-    with drawing(torch.tensor(1)):
+    with dropout_key(torch.tensor(1)):
         first, second = layer(x), layer(x)
     assert torch.equal(first, drop(layer, x, torch.tensor(1)))
     assert not torch.equal(first, second)
@@ -35,12 +35,12 @@ def test_the_same_key_gives_the_same_mask_and_each_call_its_own() -> None:
 
 def test_contexts_nest() -> None:
     layer, x = Dropout(0.5), torch.ones(8, 16)
-    with drawing(torch.tensor(1)):
+    with dropout_key(torch.tensor(1)):
         first = layer(x)
         inner = drop(layer, x, torch.tensor(9))
         second = layer(x)
     assert torch.equal(inner, drop(layer, x, torch.tensor(9)))
-    with drawing(torch.tensor(1)):
+    with dropout_key(torch.tensor(1)):
         assert torch.equal(first, layer(x))
         assert torch.equal(second, layer(x))
 
@@ -74,7 +74,7 @@ def test_evaluation_and_zero_probability_need_no_key() -> None:
 
 
 def test_training_without_a_key_is_refused() -> None:
-    with pytest.raises(BadInput, match=r"no key: call the model inside .*drawing\(key\)"):
+    with pytest.raises(BadInput, match=r"no key: call the model inside .*dropout_key\(key\)"):
         Dropout(0.5)(torch.ones(2, 2))
     with pytest.raises(BadInput, match="3 keys for 2 rows"):
         drop(Dropout(0.5), torch.ones(2, 2), torch.arange(3))
@@ -83,7 +83,7 @@ def test_training_without_a_key_is_refused() -> None:
 
 
 def test_the_key_is_gone_after_an_error() -> None:
-    with pytest.raises(ZeroDivisionError), drawing(torch.tensor(1)):
+    with pytest.raises(ZeroDivisionError), dropout_key(torch.tensor(1)):
         raise ZeroDivisionError
     with pytest.raises(BadInput, match="no key"):
         Dropout(0.5)(torch.ones(2, 2))

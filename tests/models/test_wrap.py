@@ -86,17 +86,17 @@ def test_frozen_layers_stay_fixed() -> None:
 @pytest.mark.parametrize(
     ("net", "names", "message"),
     [
-        (Net(), {"classifier": "fcc"}, r"no submodule 'fcc' to be the classifier: did you mean 'fc'\?"),
+        (Net(), {"classifier": "fcc"}, r"no submodule 'fcc' to use as classifier: did you mean 'fc'\?"),
         (Net(), {"classifier": "zzz"}, r"did you mean 'fc'\? Linear layers: hidden, fc"),
-        (Net(), {"projection": "hiden"}, r"to be the projection: did you mean 'hidden'\?"),
+        (Net(), {"projection": "hiden"}, r"to use as projection: did you mean 'hidden'\?"),
         (Net(), {"classifier": "conv"}, "is Conv2d, not linear: name a Linear layer"),
         (
             nn.Sequential(nn.Flatten(), nn.Sequential(nn.ReLU(), nn.Linear(4, 2))),
             {"classifier": "1"},
             "is Sequential, not linear: name its Linear layer: classifier='1.1'",
         ),
-        (Net(), {"classifier": "hidden"}, "'hidden' is not the last one applied in Net"),
-        (Late(), {}, "'fc' is not the last one applied in Late"),
+        (Net(), {"classifier": "hidden"}, "'hidden' is not the last layer applied in Net"),
+        (Late(), {}, "'fc' is not the last layer applied in Late"),
         (Between(), {"projection": "hidden"}, "'hidden' of Between does not feed classifier 'fc' directly"),
         (Net(), {"projection": "fc"}, "overlap"),
         (nn.Sequential(nn.Conv2d(1, 1, 1)), {}, "It has no Linear layer"),
@@ -148,7 +148,7 @@ def test_load_refuses_another_architecture() -> None:
     small, large = build("mlp", (4,), 3, hidden=(5,)), build("mlp", (4,), 3, hidden=(6,))
     deep = build("mlp", (4,), 3, hidden=(5, 5))
     before = weights(small)
-    with pytest.raises(BadInput, match=r"extractor.1.0.weight' is \(6, 4\), the model wants \(5, 4\)"):
+    with pytest.raises(BadInput, match=r"extractor.1.0.weight' is \(6, 4\), the model needs \(5, 4\)"):
         load(small, weights(large))
     with pytest.raises(BadInput, match=r"the model lacks 'extractor.2.0.bias' \(2 names differ\)"):
         load(small, weights(deep))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedhead.core.optimizers import SGD, Adam, Optimizer, owned
+from fedhead.core.optimizers import SGD, Adam, Optimizer, clone_for_in_place
 from fedhead.core.tree import Tree
 
 CASES: list[tuple[Optimizer, type[torch.optim.Optimizer], dict[str, object]]] = [
@@ -65,7 +65,7 @@ def test_a_step_in_place_is_the_pure_step_whatever_the_strides(mine: Optimizer) 
     fresh = mine.init(start)
     params, state = start, fresh
     given = start.clone(), fresh.clone()
-    ours, its = owned(turned(start), state)  # the state keeps the strides of weights that were not turned
+    ours, its = clone_for_in_place(turned(start), state)  # the state keeps the strides of weights that were not turned
     for step in range(4):
         grads = draw()
         params, state = mine.step(params, grads, state, lr)

@@ -17,7 +17,7 @@ from fedhead.algorithm.task import LocalTraining
 from fedhead.calibration import statistics as class_statistics
 from fedhead.calibration.head import linear, retrain
 from fedhead.calibration.statistics import Statistics
-from fedhead.calibration.virtual_features import sizes, tukey, virtual_features
+from fedhead.calibration.virtual_features import tukey, virtual_counts, virtual_features
 from fedhead.core.optimizers import SGD
 from fedhead.core.tree import Tree
 from fedhead.engine.rounds import run_stage, train_round
@@ -155,10 +155,10 @@ def test_singular_covariances_are_sampled_inside_their_subspace() -> None:
 
 def test_numbers_of_virtual_features() -> None:
     count = torch.tensor([60.0, 0.0, 20.0])
-    assert sizes(count, 10, proportional=False) == [10, 0, 10]
-    assert sizes(count, 10, proportional=True) == [15, 0, 5]
+    assert virtual_counts(count, 10, proportional=False) == [10, 0, 10]
+    assert virtual_counts(count, 10, proportional=True) == [15, 0, 5]
     with pytest.raises(BadInput, match="no samples of any class"):
-        sizes(torch.zeros(3), 10, proportional=False)
+        virtual_counts(torch.zeros(3), 10, proportional=False)
 
 
 # -- the head -----------------------------------------------------------------------------------------
@@ -288,7 +288,7 @@ def test_a_client_that_sends_nonsense_is_named_and_nothing_is_changed() -> None:
         (lambda s: s.replace(count=-s["count"]), "statistics of client 1: .*not negative"),
         (lambda s: s.replace(sum=s["sum"] * float("nan")), "statistics of client 1: 'sum' is not finite"),
         (spoil, "statistics of client 1: .*not positive semi-definite"),
-        (lambda _: narrow, "another model: features: 4 here, 8 elsewhere"),
+        (lambda _: narrow, "different model: features: 4 here, 8 elsewhere"),
     ):
         with pytest.raises(BadInput, match=words):
             aggregate(change)

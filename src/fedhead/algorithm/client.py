@@ -15,7 +15,7 @@ from fedhead.core.batch import Batch, Output
 from fedhead.core.tree import Tree, Weights
 from fedhead.data.pool import Pool
 from fedhead.models import functional
-from fedhead.models.dropout import drawing
+from fedhead.models.dropout import dropout_key
 
 
 class ClientInputs(NamedTuple):
@@ -77,7 +77,7 @@ class Client:
             stats = stats.clone()  # moved in place below; the caller's stay as they are
         entries = {**w, **stats}
         cast = torch.autocast(x.device.type, torch.bfloat16, cache_enabled=False) if self._bf16 else nullcontext()
-        draw = drawing(random.fold_in(self._key, self._calls)) if train and self._key is not None else nullcontext()
+        draw = dropout_key(random.fold_in(self._key, self._calls)) if train and self._key is not None else nullcontext()
         self._calls += 1
         with cast, draw:
             out: Output = functional.call(model, entries, x)

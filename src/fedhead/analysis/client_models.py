@@ -13,7 +13,7 @@ from fedhead.algorithm.base import Algorithm, Method
 from fedhead.algorithm.client import Client
 from fedhead.algorithm.phase import Phase, Reply
 from fedhead.algorithm.task import Task
-from fedhead.calibration.statistics import Statistics, of
+from fedhead.calibration.statistics import Statistics, from_features
 from fedhead.core.batch import PARTS
 from fedhead.core.errors import BadInput
 from fedhead.core.tree import Tree, Weights
@@ -122,6 +122,6 @@ def train_statistics(simulation: Simulation, chunk: int = 4096) -> Statistics:
     assert pool is not None, "a simulation holds all clients' data"
     w, total = global_weights(simulation), None
     for rows in torch.split(torch.arange(len(pool)), chunk):
-        part = of(*features(simulation.task.model, w, pool, rows), simulation.task.classes)
+        part = from_features(*features(simulation.task.model, w, pool, rows), simulation.task.classes)
         total = part if total is None else total + part
     return cast(Statistics, total)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fedhead.calibration import statistics as class_statistics
 from fedhead.calibration.collect import fingerprint
-from fedhead.calibration.head import refuse_head
+from fedhead.calibration.head import check_head
 from fedhead.calibration.statistics import Statistics
 from fedhead.calibration.virtual_features import tukey
 from fedhead.core.errors import BadInput
@@ -38,7 +38,7 @@ def calibrate(
     merged = statistics if isinstance(statistics, Statistics) else class_statistics.merge(statistics)
     class_statistics.check(merged, "the statistics")
     stage = CCVR(**settings)
-    refuse_head(model, stage.free, "calibrate")
+    check_head(model, stage.free, "calibrate")
     _refuse_misfit(merged, model.classes, model.features, fingerprint(weights(model)))
     w = weights(model)
     calibrated = copy.deepcopy(model)

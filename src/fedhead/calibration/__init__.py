@@ -1,1 +1,1 @@
-"""Class statistics that add up, virtual features drawn from them, and heads trained on those."""
+"""Class statistics that add up over clients, virtual features drawn from them, and heads trained on those."""

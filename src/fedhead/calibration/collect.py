@@ -1,4 +1,4 @@
-"""Class statistics of a model's features on samples, as a site would send them."""
+"""Class statistics of a model's features, computed from samples."""
 
 from __future__ import annotations
 
@@ -27,9 +27,27 @@ def statistics_of(
     diagonal: bool = False,
     chunk: int = 512,
 ) -> Statistics:
-    """The class statistics of a model's features on samples x, y, as a site would send them.
+    """Compute the class statistics of a model's features, as a client would send them.
 
-    One pass in chunks: memory does not grow with the data. `transform` brings stored samples to the model's inputs.
+    The samples are processed in chunks, so that memory use does not grow with the data.
+
+    Args:
+        model: Model whose features are used.
+        x: Samples, [N, ...].
+        y: Labels, [N].
+        transform: Maps stored samples to the model's inputs.
+        diagonal: Whether to keep only the diagonals of the covariances.
+        chunk: Samples per forward pass.
+
+    Returns:
+        The sums per class.
+
+    Raises:
+        BadInput: If samples and labels differ in number, or a label is out of range.
+
+    >>> from fedhead.models import build
+    >>> statistics_of(build("mlp", (4,), 2), torch.zeros(3, 4), torch.tensor([0, 0, 1])).count.tolist()
+    [2.0, 1.0]
     """
     if len(x) != len(y) or not len(y):
         raise BadInput(f"{len(x)} samples with {len(y)} labels: give as many labels as samples, at least one")
@@ -55,7 +73,7 @@ def statistics_of(
 
 
 def fingerprint(w: Mapping[str, Tensor], classifier: str = "classifier") -> str:
-    """A fingerprint of all of a model but its classifier, whatever its tensors are called."""
+    """Hash all weights of a model but its classifier's, independently of their names and order."""
     each = []
     for name, t in w.items():
         if t.is_floating_point() and name != classifier and not name.startswith(classifier + "."):

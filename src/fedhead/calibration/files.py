@@ -1,4 +1,4 @@
-"""Files of class statistics: written, read and merged."""
+"""Files of class statistics: saving, loading and merging."""
 
 from __future__ import annotations
 
@@ -15,30 +15,45 @@ from fedhead.core.tree import Tree
 from fedhead.core.treefile import load_tree, save_tree
 
 _KIND = "class statistics"
-_WHOLE, _LOW_RANK = {"count", "sum", "outer"}, {"count", "sum", "square", "factor"}  # what a file of them holds
+_WHOLE, _LOW_RANK = {"count", "sum", "outer"}, {"count", "sum", "square", "factor"}  # the entries of a file
 
 
 def save_statistics(path: str | Path, statistics: Statistics, rank: int | None = None) -> int:
-    """Write statistics to a safetensors file, whole or not at all, and return the bytes of its sums.
+    """Write statistics atomically to a safetensors file.
 
-    With `rank` covariances are written as that many leading directions each, their diagonals exactly.
+    Args:
+        path: File to write.
+        statistics: Statistics to save.
+        rank: Number of leading directions to keep of each covariance; diagonals stay exact. None keeps all.
+
+    Returns:
+        The size of the sums in bytes.
+
+    Raises:
+        BadInput: If the statistics are invalid, or the rank is out of range.
     """
     class_statistics.check(statistics, "the statistics")
-    tree = statistics.tree() if rank is None else class_statistics.compressed(statistics, rank)
+    tree = statistics.tree() if rank is None else class_statistics.to_low_rank(statistics, rank)
     save_tree(path, tree, {"holds": _KIND, "extractor": statistics.extractor})
     return tree.nbytes
 
 
 def load_statistics(path: str | Path) -> Statistics:
-    """Read statistics; refuses files that are corrupt, and numbers that no features could have given.
+    """Read statistics from a file.
 
-    Those of a low rank come back with whole covariances, as far as they were written.
+    Statistics of a low rank are expanded to full covariances.
+
+    Args:
+        path: File written by `save_statistics`.
+
+    Raises:
+        BadInput: If the file is corrupt, or its numbers can't be the statistics of any features.
     """
     tree, metadata = load_tree(path)
     if metadata.get("holds") != _KIND or set(tree) not in (_WHOLE, _LOW_RANK):
-        raise BadInput(f"{path} holds no class statistics: make it with fedhead statistics")
+        raise BadInput(f"{path} holds no class statistics: create it with fedhead statistics")
     _refuse_shapes(tree, str(path))
-    statistics = replace(class_statistics.expand(tree), extractor=str(metadata.get("extractor", "")))
+    statistics = replace(class_statistics.from_tree(tree), extractor=str(metadata.get("extractor", "")))
     return class_statistics.check(statistics, str(path))
 
 
@@ -53,13 +68,20 @@ def _refuse_shapes(tree: Tree, source: str) -> None:
     }
     if any(tuple(t.shape) not in fitting[name] or t.dtype != torch.float64 for name, t in tree.items()):
         shapes = ", ".join(f"{name} {tuple(t.shape)}" for name, t in tree.items())
-        raise BadInput(f"{source}: the sums don't fit each other ({shapes}); make it anew with fedhead statistics")
+        raise BadInput(f"{source}: the sums' shapes don't match ({shapes}); create it again with fedhead statistics")
 
 
 def merge_files(paths: Sequence[str | Path]) -> Statistics:
-    """The statistics of all sites together; one file is held beside the total at a time."""
+    """Merge the statistics of several files, holding one file besides the total in memory at a time.
 
-    def read() -> Iterator[Statistics]:
+    Args:
+        paths: Files written by `save_statistics`, all for the same model.
+
+    Raises:
+        BadInput: If a file can't be read or belongs to a different model.
+    """
+
+    def parts() -> Iterator[Statistics]:
         first: tuple[int, int, str, str] | None = None
         for path in paths:
             part = load_statistics(path)
@@ -67,10 +89,10 @@ def merge_files(paths: Sequence[str | Path]) -> Statistics:
             first = first or form
             if form != first:
                 raise BadInput(
-                    f"{path} is of another model than {paths[0]} ({form[0]} classes, {form[1]} features, {form[2]}; "
-                    f"there {first[0]}, {first[1]}, {first[2]}, or other weights): use one model for all"
+                    f"{path} is from a different model than {paths[0]} ({form[0]} classes, {form[1]} features, "
+                    f"{form[2]}; there {first[0]}, {first[1]}, {first[2]}, or other weights): use one model for all"
                 )
             yield part
             del part  # before the next file is read
 
-    return class_statistics.merge(read())
+    return class_statistics.merge(parts())

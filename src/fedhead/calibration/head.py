@@ -1,4 +1,4 @@
-"""Calibration of a classifier: virtual features from class statistics, and the head trained anew on features."""
+"""Training a classifier on features, for calibration."""
 
 from __future__ import annotations
 
@@ -16,26 +16,35 @@ from fedhead.core.tree import Tree
 from fedhead.models.split_model import SplitModel, classify
 
 
-def refuse_head(model: SplitModel, free: bool, who: str) -> None:
-    """Refuse a model whose head is fixed by design or not linear in the features, unless it is to be freed."""
+def check_head(model: SplitModel, free: bool, who: str) -> None:
+    """Raise an error if a model's head can't be calibrated: if it is fixed by design or not linear in the features.
+
+    Args:
+        model: Model to check.
+        free: Whether the head is to be trained in any case.
+        who: Name of the caller, for error messages.
+
+    Raises:
+        BadInput: With the reason and the remedy.
+    """
     if free:
         return
     kind = type(model.classifier).__name__
     held = sorted(name for name in model.fixed if name.startswith("classifier."))
     if held:
         raise BadInput(
-            f"{who}: the head {kind} holds {held[0]!r} fixed, so there is nothing to calibrate; "
+            f"{who}: the head {kind} keeps {held[0]!r} fixed, so there is nothing to calibrate; "
             f"use a linear head (model.head=linear), or free=true to train it after all"
         )
     if not linear(model):
         raise BadInput(
-            f"{who}: the head {kind} is not linear in the features, for which calibration is made; "
+            f"{who}: the head {kind} is not linear in the features, as calibration assumes; "
             f"use a linear head (model.head=linear), or free=true to train it all the same"
         )
 
 
 def check_sgd(key: str, lr: float, momentum: float, weight_decay: float) -> None:
-    """Refuse settings by which the head can't be trained; `key` names whose they are."""
+    """Check the optimizer settings of head training; `key` is their prefix in error messages."""
     if not lr > 0:
         raise outside(f"{key}.lr", lr, "over 0")
     if not 0 <= momentum < 1:
@@ -45,7 +54,7 @@ def check_sgd(key: str, lr: float, momentum: float, weight_decay: float) -> None
 
 
 def linear(model: SplitModel) -> bool:
-    """Say whether the classifier is linear in z (with or without a bias).
+    """Return whether the classifier is linear in z (with or without a bias).
 
     `nn.Linear` itself is, and the built-in heads declare it in their class as `linear_in_features`. A class that
     does neither is probed.
@@ -53,15 +62,15 @@ def linear(model: SplitModel) -> bool:
     kind = type(model.classifier)
     if kind is nn.Linear:
         return True
-    declared = vars(kind).get("linear_in_features")  # of this very class: a subclass may compute something else
+    declared = vars(kind).get("linear_in_features")  # of the class itself: a subclass may compute something else
     return _probe(model) if declared is None else bool(declared)
 
 
 @torch.no_grad()
 def _probe(model: SplitModel) -> bool:
-    """Test f(a) + f(b) = f(a + b) + f(0) in float64, on a copy on the CPU: neither TF32 nor bfloat16 rounds there.
+    """Test f(a) + f(b) = f(a + b) + f(0) in float64, on a CPU copy, where neither TF32 nor bfloat16 rounds.
 
-    The difference is judged by the size of the outputs; it leaves space for a head that computes in float32 inside.
+    The tolerance is relative to the outputs and allows for a head that computes in float32 internally.
     """
     head = copy.deepcopy(model.classifier).to("cpu", torch.float64).eval()
     a, b = torch.randn(2, model.features, generator=random.generator(random.key("linear")), dtype=torch.float64)
@@ -79,21 +88,35 @@ def retrain(
     batch_size: int,
     key: int,
 ) -> Tree:
-    """Train a head from where it stands, with cross entropy on features z and labels y.
+    """Continue training a head with cross entropy on features.
 
-    `head` holds the classifier's entries under their full names; so does what comes back.
+    Args:
+        model: Supplies the classifier's architecture.
+        head: The classifier's parameters by full name.
+        z: Features, [N, d].
+        y: Labels, [N].
+        optimizer: Optimizer and its learning rate.
+        epochs: Number of passes over the features.
+        batch_size: Features per step.
+        key: Random key of the batch order.
+
+    Returns:
+        The trained parameters by full name.
+
+    Raises:
+        BadInput: If training diverges.
     """
     first = next(iter(head.values()))
-    # the steps of a small head are too short for a GPU: launching them takes longer than a CPU computes
+    # on a GPU, launching the steps of a small head takes longer than a CPU needs to compute them
     small = sum(t.numel() for t in head.values()) < 50_000 and not list(model.classifier.buffers())
     device = torch.device("cpu") if small else first.device
     z, y = z.to(device, first.dtype), y.to(device)
     params = Tree({name: t.detach().to(device) for name, t in head.items()})
     state = optimizer.init(params)
     schedule = batching.draw_batches(len(y), batch_size, epochs, drop_last=False, key=key)
-    places = torch.from_numpy(schedule.positions).to(z.device)
+    indices = torch.from_numpy(schedule.positions).to(z.device)
     weights = torch.from_numpy(schedule.weight.copy()).to(z.device)
-    for index, weight in zip(places, weights, strict=True):
+    for index, weight in zip(indices, weights, strict=True):
         leaves = params.map(lambda t: t.detach().requires_grad_())
         with torch.enable_grad():
             loss = cross_entropy(classify(model, leaves, z[index]), y[index], weight)
@@ -101,5 +124,5 @@ def retrain(
         with torch.no_grad():
             params, state = optimizer.step(params, Tree(zip(params, grads, strict=True)), state, optimizer.lr)
     if not params.finite():
-        raise BadInput(f"calibration left the finite numbers at learning rate {optimizer.lr:g}: use a smaller one")
+        raise BadInput(f"calibration diverged at learning rate {optimizer.lr:g}: use a smaller one")
     return params.to(first.device)

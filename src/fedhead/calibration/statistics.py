@@ -1,8 +1,8 @@
 """Class statistics of features: counts, sums and sums of outer products, which add up over samples and clients.
 
-From the sums follow the mean and the unbiased covariance of each class, of one client (CCVR, Eq. 2) as of all
-(Eq. 3 and 4): what clients send is added, never averaged, so any order of merging gives what the pooled features
-would. Sums are kept in float64. Of a symmetric matrix the upper triangle is kept, a row a class.
+The sums determine the mean and the unbiased covariance of each class, for one client (CCVR, Eq. 2) and for all
+(Eq. 3 and 4): what clients send is added, never averaged, so merging in any order gives the statistics of the pooled
+features. Sums are float64. Symmetric matrices are stored as their upper triangle, one row per class.
 """
 
 from __future__ import annotations
@@ -18,58 +18,67 @@ from fedhead.core.errors import BadInput
 from fedhead.core.tree import Tree
 
 Kind = Literal["full", "diagonal"]
-_NEGATIVE = 1e-7  # an eigenvalue below this share of the largest one is no rounding error any more
+_NEGATIVE = 1e-7  # an eigenvalue below this share of the largest one is not a rounding error
 
 
 @dataclass(frozen=True)
 class Statistics:
-    """The sums of some samples' features, a class each.
+    """The sums of features per class.
 
-    >>> one = of(torch.tensor([[1.0, 0.0], [3.0, 0.0]]), torch.tensor([0, 0]), classes=2)
+    Args:
+        count: Number of samples N_c, [C].
+        sum: Sum of features Σ z, [C, d].
+        outer: Sum of outer products Σ zzᵀ as upper triangles [C, d(d+1)/2], or of squares only [C, d].
+        extractor: Fingerprint of the model that computed the features; "" if unknown.
+
+    >>> one = from_features(torch.tensor([[1.0, 0.0], [3.0, 0.0]]), torch.tensor([0, 0]), classes=2)
     >>> one.mean()[0].tolist(), one.covariance()[0].tolist()
     ([2.0, 0.0], [[2.0, 0.0], [0.0, 0.0]])
     """
 
-    count: Tensor  # N_c, [C]
-    sum: Tensor  # Σ z, [C, d]
-    outer: Tensor  # Σ zzᵀ, its upper triangle [C, d(d+1)/2], or only the squares [C, d]
-    extractor: str = ""  # a fingerprint of the model that gave the features, "" where it is not known
+    count: Tensor
+    sum: Tensor
+    outer: Tensor
+    extractor: str = ""
 
     @property
     def classes(self) -> int:
-        """C."""
+        """Number of classes C."""
         return len(self.count)
 
     @property
     def features(self) -> int:
-        """d, the dimension of a feature."""
+        """Dimension of the features d."""
         return self.sum.shape[1]
 
     @property
     def kind(self) -> Kind:
-        """Whether the covariances are whole or only their diagonals."""
+        """Whether covariances are full or only their diagonals."""
         return "diagonal" if self.outer.shape[1] == self.features else "full"
 
     @property
     def nbytes(self) -> int:
-        """The bytes of the sums."""
+        """Size of the sums in bytes."""
         return self.tree().nbytes
 
     def tree(self) -> Tree:
-        """The sums as named tensors, for the wire and for files."""
+        """Return the sums as named tensors, for sending and saving."""
         return Tree(count=self.count, sum=self.sum, outer=self.outer)
 
     def __add__(self, other: Statistics) -> Statistics:
-        _refuse_other(self, other)
+        _check_same_model(self, other)
         extractor = self.extractor or other.extractor
         return Statistics(self.count + other.count, self.sum + other.sum, self.outer + other.outer, extractor)
 
     def mean(self) -> Tensor:
-        """μ_c, [C, d] (Eq. 3); zero for a class without samples."""
+        """Return μ_c, [C, d] (Eq. 3); zero for a class without samples."""
         return self.sum / self.count.clamp_min(1)[:, None]
 
     def covariance(self) -> Tensor:
-        """Σ_c, unbiased (Eq. 4), [C, d, d] or its diagonal [C, d]; zero for a class of fewer than two samples."""
+        """Return the unbiased Σ_c (Eq. 4), [C, d, d] or its diagonal [C, d].
+
+        It is zero for a class with fewer than two samples.
+        """
         mean, share = self.mean(), (self.count - 1).clamp_min(1)
         if self.kind == "diagonal":
             scatter = (self.outer - self.sum * mean).clamp_min(0)
@@ -78,56 +87,70 @@ class Statistics:
         return torch.where(self.count[:, None, None] > 1, scatter / share[:, None, None], 0)
 
     def diagonal(self) -> Statistics:
-        """The same without what stands off the diagonals."""
+        """Return the statistics with only the diagonals of the covariances."""
         if self.kind == "diagonal":
             return self
         rows, columns = triangle(self.features, self.outer.device)
         return Statistics(self.count, self.sum, self.outer[:, rows == columns], self.extractor)
 
 
-def of(z: Tensor, y: Tensor, classes: int, diagonal: bool = False) -> Statistics:
-    """The statistics of features z [N, d] with labels y [N]."""
+def from_features(z: Tensor, y: Tensor, classes: int, diagonal: bool = False) -> Statistics:
+    """Compute the statistics of features.
+
+    Args:
+        z: Features, [N, d].
+        y: Labels, [N].
+        classes: Number of classes.
+        diagonal: Whether to keep only the diagonals of the covariances.
+    """
     count, total, outer = class_sums(z, y, torch.ones_like(y, dtype=z.dtype), classes, diagonal)
     return Statistics(count, total, outer if diagonal else pack(outer))
 
 
 def merge(parts: Iterable[Statistics]) -> Statistics:
-    """The statistics of all samples together; `parts` may be a generator, only the running total is held."""
+    """Add up the statistics of several clients.
+
+    Args:
+        parts: Statistics of the same model; may be a generator, since only the running total is kept in memory.
+
+    Raises:
+        BadInput: If there are none, or they belong to different models.
+    """
     total: Statistics | None = None
     for part in parts:
         if total is None:
             total = Statistics(part.count.clone(), part.sum.clone(), part.outer.clone(), part.extractor)
         else:
-            _refuse_other(total, part)
+            _check_same_model(total, part)
             total = replace(total, extractor=total.extractor or part.extractor)
             total.count.add_(part.count)
             total.sum.add_(part.sum)
             total.outer.add_(part.outer)
-        del part  # before the next one is made or read
+        del part  # before the next one is created or read
     if total is None:
         raise BadInput("no statistics to merge: give those of at least one client")
     return total
 
 
-def _refuse_other(a: Statistics, b: Statistics) -> None:
+def _check_same_model(a: Statistics, b: Statistics) -> None:
     for what in ("classes", "features", "kind"):
         mine, theirs = getattr(a, what), getattr(b, what)
         if mine != theirs:
-            raise BadInput(f"statistics of another model: {what}: {theirs} here, {mine} elsewhere; make them all alike")
+            raise BadInput(f"statistics of a different model: {what}: {theirs} here, {mine} elsewhere")
     if a.extractor and b.extractor and a.extractor != b.extractor:
-        raise BadInput("statistics of another model: the weights that gave the features differ; use one model for all")
+        raise BadInput("statistics of a different model: the extractors' weights differ; use the same model for all")
 
 
 # -- the sums of a batch ------------------------------------------------------------------------------
 @torch.library.custom_op("fedhead::class_sums", mutates_args=())
 def class_sums(z: Tensor, y: Tensor, weight: Tensor, classes: int, diagonal: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Counts [C], sums [C, d] and sums of outer products [C, d, d] (squares [C, d] if `diagonal`), in float64.
+    """Compute counts [C], sums [C, d] and sums of outer products [C, d, d] (squares [C, d] if `diagonal`) in float64.
 
-    Each sample is multiplied once, with those of its own class: the batch is sorted by class first. That needs to
-    look at the labels, which a vectorized function can't, hence an operator of its own. Weights are 0 or 1.
+    The batch is sorted by class first, so that each sample is only multiplied with those of its own class. That
+    requires reading the labels, which a vectorized function can't do, hence a custom operator. Weights are 0 or 1.
     """
     d = z.shape[1]
-    place = torch.where(weight > 0, y, classes)  # padding sorts last and is left over
+    place = torch.where(weight > 0, y, classes)  # padding sorts last and is ignored
     order = torch.argsort(place, stable=True)
     sizes = torch.bincount(place, minlength=classes + 1)[:classes]
     sorted_z = z[order].double()
@@ -160,7 +183,7 @@ def _(info, in_dims, z, y, weight, classes, diagonal):  # type: ignore[no-untype
         return t.expand(info.batch_size, *t.shape) if dim is None else t.movedim(dim, 0)
 
     z, y, weight = (every(t, dim) for t, dim in zip((z, y, weight), in_dims, strict=False))
-    # every client has classes of its own, so that the labels are looked at once for all clients
+    # give every client its own classes, so that the labels of all clients are read at once
     own = y + classes * torch.arange(info.batch_size, device=y.device).unsqueeze(1)
     found = class_sums(z.flatten(0, 1), own.flatten(), weight.flatten(), info.batch_size * classes, diagonal)
     return tuple(t.unflatten(0, (info.batch_size, classes)) for t in found), (0, 0, 0)
@@ -168,19 +191,19 @@ def _(info, in_dims, z, y, weight, classes, diagonal):  # type: ignore[no-untype
 
 # -- symmetric matrices -------------------------------------------------------------------------------
 def triangle(d: int, device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:
-    """The rows and columns of a d×d matrix's upper triangle, in the order in which it is kept."""
+    """Return the row and column indices of the upper triangle of a d×d matrix, in storage order."""
     rows, columns = torch.triu_indices(d, d, device=device)
     return rows, columns
 
 
 def pack(matrix: Tensor) -> Tensor:
-    """The upper triangles of symmetric matrices [..., d, d], as rows [..., d(d+1)/2]."""
+    """Extract the upper triangles of symmetric matrices: [..., d, d] to [..., d(d+1)/2]."""
     rows, columns = triangle(matrix.shape[-1], matrix.device)
     return matrix[..., rows, columns]
 
 
 def unpack(packed: Tensor, d: int) -> Tensor:
-    """The symmetric matrices of packed triangles."""
+    """Rebuild symmetric matrices from their upper triangles: [..., d(d+1)/2] to [..., d, d]."""
     rows, columns = triangle(d, packed.device)
     place = torch.empty(d, d, dtype=torch.long, device=packed.device)
     place[rows, columns] = place[columns, rows] = torch.arange(packed.shape[-1], device=packed.device)
@@ -188,10 +211,16 @@ def unpack(packed: Tensor, d: int) -> Tensor:
 
 
 # -- low rank -----------------------------------------------------------------------------------------
-def compress(count: Tensor, total: Tensor, outer: Tensor, rank: int) -> Tree:
-    """The sums with each class's scatter cut to its `rank` leading directions, its diagonal kept exactly.
+def low_rank_sums(count: Tensor, total: Tensor, outer: Tensor, rank: int) -> Tree:
+    """Reduce the scatter of each class to its leading directions, keeping its diagonal exactly.
 
-    `outer` holds whole matrices [C, d, d]. Rank 0 sends diagonals, rank d all there is. Vectorizes over clients.
+    Rank 0 keeps only diagonals, rank d everything. Can be vectorized over clients.
+
+    Args:
+        count: [C].
+        total: Sums, [C, d].
+        outer: Sums of outer products as full matrices, [C, d, d].
+        rank: Number of directions to keep.
     """
     mean = total / count.clamp_min(1)[:, None]
     scatter = outer - total[:, :, None] * mean[:, None, :]
@@ -201,17 +230,17 @@ def compress(count: Tensor, total: Tensor, outer: Tensor, rank: int) -> Tree:
     return Tree(count=count, sum=total, square=outer.diagonal(dim1=-2, dim2=-1), factor=factor)
 
 
-def compressed(statistics: Statistics, rank: int) -> Tree:
-    """`compress` for statistics with whole covariances."""
+def to_low_rank(statistics: Statistics, rank: int) -> Tree:
+    """Reduce statistics with full covariances to low rank; see `low_rank_sums`."""
     if statistics.kind == "diagonal" or not 0 <= rank <= statistics.features:
         raise BadInput(
-            f"rank {rank}: give 0 … {statistics.features}, as the features have dimensions, of whole covariances"
+            f"rank {rank} must be 0 … {statistics.features} (the feature dimension), and the covariances full"
         )
-    return compress(statistics.count, statistics.sum, unpack(statistics.outer, statistics.features), rank)
+    return low_rank_sums(statistics.count, statistics.sum, unpack(statistics.outer, statistics.features), rank)
 
 
-def expand(sent: Tree) -> Statistics:
-    """The statistics that a client sent, whole again if they were compressed."""
+def from_tree(sent: Tree) -> Statistics:
+    """Restore statistics from the tree that a client sent, expanding a low rank to full covariances."""
     if "factor" not in sent:
         return Statistics(sent["count"], sent["sum"], sent["outer"])
     count, total, factor = sent["count"], sent["sum"], sent["factor"]
@@ -223,10 +252,20 @@ def expand(sent: Tree) -> Statistics:
 
 
 # -- checks -------------------------------------------------------------------------------------------
-def check(statistics: Statistics, source: str, whole: bool = True) -> Statistics:
-    """The statistics, or `BadInput` that names their source and what no features could have given.
+def check(statistics: Statistics, source: str, full: bool = True) -> Statistics:
+    """Check that statistics could have been computed from features.
 
-    Without `whole` the one costly test, that covariances have no negative eigenvalues, is made on diagonals alone.
+    Args:
+        statistics: Statistics to check.
+        source: Where they come from, for error messages.
+        full: Whether to check that full covariances have no negative eigenvalues, which is costly; without it only
+            diagonals are checked.
+
+    Returns:
+        The same statistics.
+
+    Raises:
+        BadInput: With the source and the reason.
     """
     for name, t in statistics.tree().items():
         if not bool(torch.isfinite(t).all()):
@@ -234,19 +273,19 @@ def check(statistics: Statistics, source: str, whole: bool = True) -> Statistics
     count = statistics.count
     if bool((count < 0).any()) or bool((count != count.round()).any()):
         c = int(torch.nonzero((count < 0) | (count != count.round()))[0])
-        raise BadInput(f"{source}: {float(count[c]):g} samples of class {c}: counts must be whole and not negative")
+        raise BadInput(f"{source}: {float(count[c]):g} samples of class {c}: counts must be full and not negative")
     empty = (count == 0) & ((statistics.sum != 0).any(1) | (statistics.outer != 0).any(1))
     if bool(empty.any()):
-        raise BadInput(f"{source}: class {int(torch.nonzero(empty)[0])} has sums but no samples; make them anew")
+        raise BadInput(f"{source}: class {int(torch.nonzero(empty)[0])} has sums but no samples; recompute them")
     squares = statistics.diagonal()
     scatter = squares.outer - squares.sum * squares.mean()
     lowest, scale = scatter.amin(1), squares.outer.abs().amax(1)
-    if whole and statistics.kind == "full":
+    if full and statistics.kind == "full":
         outer = unpack(statistics.outer, statistics.features)
         lowest = torch.linalg.eigvalsh(outer - statistics.sum[:, :, None] * statistics.mean()[:, None])[:, 0]
     for c in torch.nonzero(lowest < -_NEGATIVE * scale.clamp_min(1e-300)).flatten().tolist():
         raise BadInput(
             f"{source}: the covariance of class {c} is not positive semi-definite "
-            f"(an eigenvalue of the scatter is {float(lowest[c]):.3g}): no features have it, make the statistics anew"
+            f"(an eigenvalue of the scatter is {float(lowest[c]):.3g}): no features have it, recompute the statistics"
         )
     return statistics

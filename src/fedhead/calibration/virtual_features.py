@@ -1,4 +1,4 @@
-"""Virtual features: draws from the class statistics, and the transformation that makes features more Gaussian."""
+"""Virtual features drawn from the class statistics, and the transformation that makes features more Gaussian."""
 
 from __future__ import annotations
 
@@ -16,14 +16,22 @@ Tukey = Literal["real", "both", "virtual", "none"]
 
 
 def tukey(z: Tensor, power: float) -> Tensor:
-    """Tukey's transformation after a ReLU, max(z, 0)^λ: it makes features more like a Gaussian (CCVR, Section 5.1)."""
+    """Apply Tukey's transformation after a ReLU, max(z, 0)^λ: it makes features more Gaussian (CCVR, Section 5.1)."""
     return z.clamp_min(0) ** power
 
 
-def sizes(count: Tensor, samples: int, proportional: bool) -> list[int]:
-    """M_c, the virtual features of each class: constant, or in proportion to N_c/|D|; none for an absent class.
+def virtual_counts(count: Tensor, samples: int, proportional: bool) -> list[int]:
+    """Return M_c, the counts of virtual features per class; 0 for a class without samples.
 
-    >>> sizes(torch.tensor([30.0, 0.0, 10.0]), 20, proportional=True)
+    Args:
+        count: Samples per class, [C].
+        samples: Virtual features per class, on average if `proportional`.
+        proportional: Whether M_c is proportional to N_c/|D| instead of constant.
+
+    Raises:
+        BadInput: If no class has samples.
+
+    >>> virtual_counts(torch.tensor([30.0, 0.0, 10.0]), 20, proportional=True)
     [30, 0, 10]
     """
     present = count > 0
@@ -35,25 +43,34 @@ def sizes(count: Tensor, samples: int, proportional: bool) -> list[int]:
     return [int(m) for m in apportion(share, samples * int(present.sum()))]
 
 
-def virtual_features(statistics: Statistics, number: list[int], key: int) -> tuple[Tensor, Tensor]:
-    """Features drawn from N(μ_c, Σ_c), `number[c]` of class c, and their labels (CCVR, Algorithm 1).
+def virtual_features(statistics: Statistics, counts: list[int], key: int) -> tuple[Tensor, Tensor]:
+    """Draw features from N(μ_c, Σ_c) for each class (CCVR, Algorithm 1).
 
-    A draw is μ + Σ^½ ε with the symmetric root of Σ, which every machine computes alike (an eigenvector's sign is
-    arbitrary, the root is not). Eigenvalues are clipped at 0: Σ is singular where a class has fewer samples than
-    features have dimensions. ε comes from a generator a class, so that one class's number leaves the others alone.
+    A draw is μ + Σ^½ ε with the symmetric root of Σ, which is the same on every machine (the sign of an eigenvector is
+    arbitrary, the root is not). Eigenvalues are clipped at 0: Σ is singular if a class has fewer samples than features
+    have dimensions. ε comes from one generator per class, so that the number drawn for one class does
+    not affect the others.
+
+    Args:
+        statistics: Class statistics.
+        counts: Number of features to draw per class.
+        key: Random key.
+
+    Returns:
+        Features [M, d] and labels [M].
     """
     mean, covariance = statistics.mean(), statistics.covariance()
     drawn, labels = [], []
-    for c, m in enumerate(number):
+    for c, m in enumerate(counts):
         if not m:
             continue
         noise = torch.randn(m, statistics.features, generator=random.generator(random.key(key, c)), dtype=torch.float64)
-        drawn.append(mean[c] + _color(noise.to(mean.device), covariance[c]))
+        drawn.append(mean[c] + _multiply_by_root(noise.to(mean.device), covariance[c]))
         labels.append(torch.full((m,), c, device=mean.device))
     return torch.cat(drawn), torch.cat(labels)
 
 
-def _color(noise: Tensor, covariance: Tensor) -> Tensor:
+def _multiply_by_root(noise: Tensor, covariance: Tensor) -> Tensor:
     if covariance.dim() == 1:
         return noise * covariance.clamp_min(0).sqrt()
     values, vectors = torch.linalg.eigh(covariance)

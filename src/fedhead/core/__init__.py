@@ -1,1 +1,1 @@
-"""What every other part uses and which uses none of them: named tensors, random numbers, optimizers, losses, errors."""
+"""Building blocks that every other package uses: named tensors, random numbers, optimizers, losses, errors."""

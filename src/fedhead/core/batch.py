@@ -1,4 +1,4 @@
-"""Batches of samples, and what a model returns for one."""
+"""Batches of samples, and the outputs of a model for a batch."""
 
 from __future__ import annotations
 
@@ -10,18 +10,21 @@ PARTS = ("extractor", "projection", "classifier")  # the named parts of every mo
 
 
 class Batch(NamedTuple):
-    """Samples of one client: the last batch of an epoch is topped up with rows of weight 0."""
+    """One batch of samples of one client.
+
+    All batches have the same size: the last batch of an epoch is padded with rows of weight 0.
+    """
 
     x: Tensor  # inputs, augmented and normalized
     y: Tensor  # labels
     weight: Tensor  # 1 for a sample, 0 for padding
-    rows: Tensor  # where they stand in the pool
-    key: Tensor  # one random key a sample, for further views of it
+    rows: Tensor  # indices of the samples in the pool
+    key: Tensor  # one random key per sample, to draw further views
 
 
 class Output(NamedTuple):
-    """What a model says of a batch."""
+    """The outputs of a model for a batch of B samples."""
 
-    h: Tensor  # the extractor's features
-    z: Tensor  # the classifier's input (the projected features)
-    logits: Tensor
+    h: Tensor  # features of the extractor, [B, ...]
+    z: Tensor  # projected features, the classifier's input, [B, d]
+    logits: Tensor  # [B, C]

@@ -1,6 +1,6 @@
-"""The plan of local training: which samples a client sees at which step, and what is drawn for them.
+"""The batch schedule of local training: which samples a client uses at which step.
 
-Everything follows from (seed, round, phase, client), so that each executor, each chunk size and each machine
+Everything is derived from (seed, round, phase, client), so that every executor, every chunk size and every machine
 trains on the same batches in the same order.
 """
 
@@ -19,24 +19,33 @@ from fedhead.core import random
 class BatchSchedule:
     """The batches of one client in one phase."""
 
-    positions: NDArray[np.int64]  # [steps, batch] places in the client's own list of samples
-    weight: NDArray[np.float32]  # [steps, batch] 1 for a sample, 0 for padding
-    key: int  # from which augmentation and dropout draw
+    positions: NDArray[np.int64]  # [steps, batch], indices into the client's own list of samples
+    weight: NDArray[np.float32]  # [steps, batch], 1 for a sample, 0 for padding
+    key: int  # random key for augmentation and dropout
 
     def __len__(self) -> int:
         return len(self.positions)
 
 
 def draw_batches(n: int, batch_size: int, epochs: int, drop_last: bool, key: int) -> BatchSchedule:
-    """Shuffle a client's `n` samples anew each epoch and cut them into batches of one size.
+    """Shuffle a client's samples anew for each epoch and cut them into batches of equal size.
 
-    The last batch of an epoch is topped up with the client's own samples at weight 0, or left out with
-    `drop_last` unless it is the only one.
+    The last batch of an epoch is padded with the client's own samples at weight 0.
+
+    Args:
+        n: Number of samples of the client.
+        batch_size: Samples per batch.
+        epochs: Number of passes over the samples.
+        drop_last: Whether to drop an incomplete last batch; it is kept if it is the only one.
+        key: Random key, see `phase_key`.
+
+    Returns:
+        The schedule, with `positions` and `weight` of shape [epochs * steps, batch_size].
 
     >>> draw_batches(5, 2, 1, False, key=0).weight.tolist()
     [[1.0, 1.0], [1.0, 1.0], [1.0, 0.0]]
     """
-    steps = _steps_an_epoch(n, batch_size, drop_last)
+    steps = _steps_per_epoch(n, batch_size, drop_last)
     epochs = epochs if steps else 0
     size = steps * batch_size
     order = np.empty((epochs, size), np.int64)
@@ -47,18 +56,29 @@ def draw_batches(n: int, batch_size: int, epochs: int, drop_last: bool, key: int
     return BatchSchedule(order.reshape(shape), weight.reshape(shape), key)
 
 
-def undrawn_batches(n: int, batch_size: int, epochs: int, drop_last: bool) -> BatchSchedule:
-    """As many batches as `draw_batches` has, with nothing in them: for work that only asks how many there are."""
-    empty = np.empty((epochs * _steps_an_epoch(n, batch_size, drop_last), 0))
+def empty_batches(n: int, batch_size: int, epochs: int, drop_last: bool) -> BatchSchedule:
+    """Return a schedule as long as that of `draw_batches`, without drawing any samples.
+
+    For phases that only need to know the number of steps.
+    """
+    empty = np.empty((epochs * _steps_per_epoch(n, batch_size, drop_last), 0))
     return BatchSchedule(empty.astype(np.int64), empty.astype(np.float32), 0)
 
 
-def _steps_an_epoch(n: int, batch_size: int, drop_last: bool) -> int:
+def _steps_per_epoch(n: int, batch_size: int, drop_last: bool) -> int:
     if n == 0:
         return 0
     return max(1, n // batch_size) if drop_last else math.ceil(n / batch_size)
 
 
 def phase_key(seed: int, round: int, algorithm: str, phase: int, client: int) -> int:
-    """The key of one client's phase: `algorithm` tells training rounds from the stages after them."""
+    """Return the random key of one phase of one client in one round.
+
+    Args:
+        seed: Seed of the run.
+        round: Number of the round.
+        algorithm: Name of the method or stage, so that training rounds and later stages draw independently.
+        phase: Index of the phase.
+        client: Index of the client.
+    """
     return random.key(seed, "phase", algorithm, round, phase, client)

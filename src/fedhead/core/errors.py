@@ -1,4 +1,4 @@
-"""Errors that a user can fix: each says what is wrong, where, and what to do."""
+"""Errors that a user can fix: each message states what is wrong, where, and what to do."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from collections.abc import Iterable
 
 
 class FedheadError(Exception):
-    """Something went wrong that is no fault of the code; the message is one line for the user."""
+    """The base class of all errors that are not bugs; the message is one line for the user."""
 
 
 class BadInput(FedheadError, ValueError):
-    """The user asked for something that can't be done; the command line ends with exit code 2."""
+    """An invalid request by the user; the command line exits with code 2."""
 
 
 class Diverged(FedheadError, ArithmeticError):
-    """Training left the finite numbers; the command line ends with exit code 1."""
+    """Training produced non-finite numbers; the command line exits with code 1."""
 
 
 def outside(key: str, value: object, wanted: str) -> BadInput:
-    """The error for a number that is out of its range.
+    """Return the error for a number outside its range.
 
     >>> str(outside("method.mu", -1.0, "at least 0"))
     'method.mu: -1.0 is out of range, it must be at least 0'
@@ -28,7 +28,7 @@ def outside(key: str, value: object, wanted: str) -> BadInput:
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> BadInput:
-    """The error for a name that is not there, with the nearest name that is.
+    """Return the error for an unknown name, suggesting the closest known one.
 
     >>> str(unknown("method", "fedporx", ["fedavg", "fedprox"]))
     "unknown method 'fedporx': did you mean 'fedprox'? Known: fedavg, fedprox"

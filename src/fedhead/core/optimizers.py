@@ -1,7 +1,7 @@
 """Optimizers as pure functions: parameters, gradients and state in, new parameters and state out.
 
-The update rules are those of `torch.optim`, to rounding; tests hold them to it. `step_in_place` is the same step for
-whoever owns the tensors, on a CPU: one pass over each of them instead of four or more.
+The update rules are those of `torch.optim` up to rounding, which the tests verify. `step_in_place` is the same step
+for callers that own the tensors, on a CPU: one pass over each tensor instead of four or more.
 """
 
 from __future__ import annotations
@@ -16,7 +16,14 @@ from fedhead.core.tree import Tree
 
 @dataclass(frozen=True)
 class SGD:
-    """Stochastic gradient descent with momentum and L2 weight decay, as `torch.optim.SGD`."""
+    """Stochastic gradient descent with momentum and L2 weight decay, as in `torch.optim.SGD`.
+
+    Args:
+        lr: Learning rate.
+        momentum: Momentum factor.
+        weight_decay: L2 penalty.
+        nesterov: Whether to use Nesterov momentum.
+    """
 
     lr: float = 0.01
     momentum: float = 0.0
@@ -24,11 +31,21 @@ class SGD:
     nesterov: bool = False
 
     def init(self, params: Tree) -> Tree:
-        """The state before the first step."""
+        """Return the optimizer state before the first step."""
         return Tree(velocity=params.zeros()) if self.momentum else Tree()
 
     def step(self, params: Tree, grads: Tree, state: Tree, lr: Tensor | float) -> tuple[Tree, Tree]:
-        """One step at the learning rate `lr`."""
+        """Take one step.
+
+        Args:
+            params: Parameters.
+            grads: Their gradients, under the same names.
+            state: Optimizer state, from `init` or the previous step.
+            lr: Learning rate of this step.
+
+        Returns:
+            New parameters and new state.
+        """
         g = list(grads.values())
         w = list(params.values())
         if self.weight_decay:
@@ -41,10 +58,10 @@ class SGD:
         return params.replace(dict(zip(params, w, strict=True))), state
 
     def step_in_place(self, params: Tree, grads: Tree, state: Tree, lr: Tensor) -> None:
-        """One step, written over the parameters and the state, which must be laid out alike in memory."""
+        """Take one step that overwrites `params` and `state`, which must come from `clone_for_in_place`."""
         torch._fused_sgd_(
             list(params.values()),
-            _laid_out(grads, params),
+            _match_strides(grads, params),
             list(state["velocity"].values()) if self.momentum else [],
             weight_decay=self.weight_decay,
             momentum=self.momentum,
@@ -58,7 +75,14 @@ class SGD:
 
 @dataclass(frozen=True)
 class Adam:
-    """Adam with L2 weight decay, as `torch.optim.Adam`."""
+    """Adam with L2 weight decay, as in `torch.optim.Adam`.
+
+    Args:
+        lr: Learning rate.
+        betas: Decay rates of the running means of the gradient and of its square.
+        eps: Term added to the denominator.
+        weight_decay: L2 penalty.
+    """
 
     lr: float = 1e-3
     betas: tuple[float, float] = (0.9, 0.999)
@@ -66,12 +90,12 @@ class Adam:
     weight_decay: float = 0.0
 
     def init(self, params: Tree) -> Tree:
-        """The state before the first step."""
+        """Return the optimizer state before the first step."""
         first = next(iter(params.values()))
         return Tree(step=first.new_zeros(()), mean=params.zeros(), square=params.zeros())
 
     def step(self, params: Tree, grads: Tree, state: Tree, lr: Tensor | float) -> tuple[Tree, Tree]:
-        """One step at the learning rate `lr`."""
+        """Take one step; see `SGD.step`."""
         b1, b2 = self.betas
         g, w = list(grads.values()), list(params.values())
         if self.weight_decay:
@@ -81,11 +105,11 @@ class Adam:
         torch._foreach_add_(m, g, alpha=1 - b1)
         s = list(torch._foreach_mul(list(state["square"].values()), b2))
         torch._foreach_addcmul_(s, g, g, value=1 - b2)
-        # every step counter is a row of its own in a stack: give it the trailing axes of what it divides
+        # in a stack there is one step counter per client: append axes so that it broadcasts over the parameter
         size = lr / (1 - torch.pow(b1, t))
         root = torch.sqrt(1 - torch.pow(b2, t))
         w = [
-            p - _over(size, p) * mi / (torch.sqrt(si) / _over(root, p) + self.eps)
+            p - _expand_like(size, p) * mi / (torch.sqrt(si) / _expand_like(root, p) + self.eps)
             for p, mi, si in zip(w, m, s, strict=True)
         ]
         names = list(params)
@@ -93,11 +117,11 @@ class Adam:
         return params.replace(dict(zip(names, w, strict=True))), state
 
     def step_in_place(self, params: Tree, grads: Tree, state: Tree, lr: Tensor) -> None:
-        """One step, written over the parameters and the state, which must be laid out alike in memory."""
+        """Take one step that overwrites `params` and `state`, which must come from `clone_for_in_place`."""
         state["step"].add_(1)
         torch._fused_adam_(
             list(params.values()),
-            _laid_out(grads, params),
+            _match_strides(grads, params),
             list(state["mean"].values()),
             list(state["square"].values()),
             [],
@@ -112,25 +136,25 @@ class Adam:
         )
 
 
-def owned(params: Tree, state: Tree) -> tuple[Tree, Tree]:
-    """Copies of parameters and of an optimizer's state that `step_in_place` may write over."""
-    mine = params.clone()
+def clone_for_in_place(params: Tree, state: Tree) -> tuple[Tree, Tree]:
+    """Copy parameters and optimizer state, with equal strides, so that `step_in_place` may overwrite them."""
+    own = params.clone()
 
-    def copied(entry: Tree) -> Tree:
-        return Tree(zip(entry, _laid_out(entry.clone(), mine), strict=True))
+    def copy(entry: Tree) -> Tree:
+        return Tree(zip(entry, _match_strides(entry.clone(), own), strict=True))
 
-    return mine, Tree({n: copied(t) if isinstance(t, Tree) else t.clone() for n, t in state.items()})
+    return own, Tree({n: copy(t) if isinstance(t, Tree) else t.clone() for n, t in state.items()})
 
 
-def _laid_out(tree: Tree, like: Tree) -> list[Tensor]:
-    """The tensors of a tree with the strides of their namesakes: the fused kernels go through memory as it lies."""
+def _match_strides(tree: Tree, like: Tree) -> list[Tensor]:
+    """Return the tensors with the strides of those in `like`: the fused kernels walk memory in storage order."""
     return [
         t if t.stride() == other.stride() else torch.empty_like(other).copy_(t)
         for t, other in zip(tree.values(), like.values(), strict=True)
     ]
 
 
-def _over(scalar: Tensor, like: Tensor) -> Tensor:
+def _expand_like(scalar: Tensor, like: Tensor) -> Tensor:
     return scalar.reshape(scalar.shape + (1,) * (like.dim() - scalar.dim()))
 
 

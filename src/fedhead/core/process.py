@@ -1,4 +1,4 @@
-"""The identity of a process: its number and when it was started, so that a later process can't be taken for it."""
+"""The identity of a process: its pid and start time, so that a later process is not mistaken for it."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from typing import Any
 
 @dataclass(frozen=True)
 class ProcessIdentity:
-    """What tells a process from a later one of the same number: when it was started."""
+    """A process, identified by its pid and its start time."""
 
     pid: int
     started: str
 
     @classmethod
     def of(cls, pid: int) -> ProcessIdentity:
-        """The identity of a process that runs now."""
+        """Return the identity of a running process."""
         return cls(pid, _started(pid) or "")
 
     @classmethod
-    def read(cls, entry: Mapping[str, Any]) -> ProcessIdentity:
-        """From a state file."""
+    def from_dict(cls, entry: Mapping[str, Any]) -> ProcessIdentity:
+        """Restore an identity from an entry of a state file."""
         return cls(int(entry["pid"]), str(entry["started"]))
 
     def alive(self) -> bool:
-        """Whether this very process still runs."""
+        """Whether this process is still running."""
         return bool(self.started) and _started(self.pid) == self.started
 
 

@@ -1,4 +1,4 @@
-"""Schemas: the names, shapes and types of a tree's tensors."""
+"""Schemas: the names, shapes and dtypes of a tree's tensors."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ Schema = dict[str, tuple[tuple[int, ...], torch.dtype]]
 
 
 def schema(tree: Tree) -> Schema:
-    """The names, shapes and types of a tree's tensors."""
+    """Return the shape and dtype of every tensor of a tree, by full name."""
     return {name: (tuple(t.shape), t.dtype) for name, t in tree.leaves().items()}

@@ -1,4 +1,4 @@
-"""Trees: named tensors that add, subtract and scale, the only form in which anything is sent or kept."""
+"""Trees: named tensors that add, subtract and scale; everything that is sent or stored is a tree."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 
 class Tree(dict[str, Any]):
-    """A dictionary of tensors (or of further trees) with the arithmetic of a vector.
+    """A dictionary of tensors (or of nested trees) with vector arithmetic.
 
     >>> a = Tree(w=torch.tensor([1.0, 2.0]), b=torch.tensor(3.0))
     >>> (a + 2 * a).sq()
@@ -21,11 +21,22 @@ class Tree(dict[str, Any]):
 
     # -- arithmetic -------------------------------------------------------------------------------
     def map(self, fn: Callable[..., Any], *others: Any) -> Self:
-        """Apply `fn` to every tensor and to its namesakes in `others` (trees of the same names, or numbers)."""
+        """Apply a function to every tensor.
+
+        Args:
+            fn: Called with a tensor and the corresponding entries of `others`.
+            *others: Trees with the same names, or numbers.
+
+        Returns:
+            A tree with the same names.
+
+        Raises:
+            KeyError: If a tree in `others` has other names.
+        """
         for other in others:
             if isinstance(other, Tree) and other.keys() != self.keys():
                 odd = sorted(set(other) ^ set(self))
-                raise KeyError(f"trees of different names: {', '.join(odd[:4])} stand on one side only")
+                raise KeyError(f"trees with different names: {', '.join(odd[:4])} are in only one of them")
         out: dict[str, Any] = {}
         for name, value in self.items():
             rest = [other[name] if isinstance(other, Tree) else other for other in others]
@@ -51,30 +62,30 @@ class Tree(dict[str, Any]):
         return self.map(torch.neg)
 
     def zeros(self) -> Self:
-        """A tree of the same names and shapes, all zero."""
+        """Return a tree with the same names and shapes, filled with zeros."""
         return self.map(torch.zeros_like)
 
     def detach(self) -> Self:
-        """The same values, cut off from the gradient."""
+        """Detach every tensor from the autograd graph."""
         return self.map(torch.Tensor.detach)
 
     def clone(self) -> Self:
-        """A copy that shares no memory."""
+        """Return a copy that shares no memory."""
         return self.map(torch.clone)
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
-        """`Tensor.to` on every tensor."""
+        """Apply `Tensor.to` to every tensor."""
         return self.map(lambda t: t.to(*args, **kwargs))
 
     def dot(self, other: Tree) -> Tensor:
-        """The inner product with a tree of the same names."""
+        """Return the inner product with a tree of the same names."""
         mine, theirs = self._vector(), other._vector()
         if mine.keys() != theirs.keys():
-            raise KeyError(f"trees of different names: {', '.join(sorted(mine.keys() ^ theirs.keys())[:4])}")
+            raise KeyError(f"trees with different names: {', '.join(sorted(mine.keys() ^ theirs.keys())[:4])}")
         return cast(Tensor, sum((t * theirs[n]).sum() for n, t in mine.items()))
 
     def sq(self) -> Tensor:
-        """The squared Euclidean norm."""
+        """Return the squared Euclidean norm."""
         return cast(Tensor, sum(t.square().sum() for t in self._vector().values()))
 
     def _vector(self) -> dict[str, Tensor]:
@@ -82,40 +93,40 @@ class Tree(dict[str, Any]):
 
     # -- names ------------------------------------------------------------------------------------
     def part(self, *prefixes: str) -> Self:
-        """The entries whose names lie under one of the dotted prefixes."""
+        """Return the entries whose names start with one of the dotted prefixes, such as "classifier"."""
         return self._like({n: t for n, t in self.items() if _under(n, prefixes)})
 
     def without(self, *prefixes: str) -> Self:
-        """The entries whose names lie under none of the dotted prefixes."""
+        """Return the entries whose names start with none of the dotted prefixes."""
         return self._like({n: t for n, t in self.items() if not _under(n, prefixes)})
 
     def replace(self, other: Mapping[str, Any] | None = None, /, **entries: Any) -> Self:
-        """A copy in which the given entries are put in place of, or beside, those that are there."""
+        """Return a copy with the given entries replaced or added."""
         return self._like({**self, **(other or {}), **entries})
 
     def leaves(self) -> dict[str, Tensor]:
-        """Every tensor under its full name, the levels joined by '/'.
+        """Return every tensor under its full name, with the levels joined by '/'.
 
         >>> list(Tree(model=Tree(w=torch.zeros(1))).leaves())
         ['model/w']
         """
         return dict(self._walk(""))
 
-    def _walk(self, before: str) -> Iterator[tuple[str, Tensor]]:
+    def _walk(self, prefix: str) -> Iterator[tuple[str, Tensor]]:
         for name, value in self.items():
             if isinstance(value, Tree):
-                yield from value._walk(f"{before}{name}/")
+                yield from value._walk(f"{prefix}{name}/")
             else:
-                yield before + name, value
+                yield prefix + name, value
 
     @property
     def nbytes(self) -> int:
-        """The bytes that the tensors hold."""
+        """Size of all tensors in bytes."""
         return sum(t.nbytes for t in self.leaves().values())
 
     @property
     def numel(self) -> int:
-        """How many numbers the tensors hold."""
+        """Number of elements in all tensors."""
         return sum(t.numel() for t in self.leaves().values())
 
     def finite(self) -> bool:
@@ -127,10 +138,14 @@ class Tree(dict[str, Any]):
 
 
 class Weights(Tree):
-    """The weights of a model: its parameters, with their running statistics in tow.
+    """The weights of a model: its parameters together with its buffers (running statistics).
 
-    Sums and means run over both, so that an average of models averages BatchNorm's statistics too;
-    norms, inner products and gradients see the parameters alone.
+    Sums and means cover both, so that an average of models also averages BatchNorm's statistics; norms, inner products
+    and gradients cover the parameters only.
+
+    Args:
+        entries: Tensors by name.
+        buffers: Names of the entries that are buffers.
     """
 
     buffers: frozenset[str]
@@ -141,16 +156,16 @@ class Weights(Tree):
 
     @property
     def params(self) -> Tree:
-        """What is trained."""
+        """The trained parameters."""
         return Tree({n: t for n, t in self.items() if n not in self.buffers})
 
     @property
     def stats(self) -> Tree:
-        """What is only measured: running means and variances."""
+        """The buffers, such as running means and variances."""
         return Tree({n: t for n, t in self.items() if n in self.buffers})
 
     def replace(self, other: Mapping[str, Any] | None = None, /, **entries: Any) -> Self:
-        """A copy with the given entries; what is a running statistic there is one here."""
+        """Return a copy with the given entries replaced or added; buffers of `other` stay buffers."""
         more = other.buffers if isinstance(other, Weights) else frozenset()
         return type(self)({**self, **(other or {}), **entries}, self.buffers | more)
 
@@ -166,20 +181,28 @@ def _under(name: str, prefixes: tuple[str, ...]) -> bool:
 
 
 def stack(trees: list[Tree]) -> Tree:
-    """One tree whose tensors have a leading axis, one row a tree."""
+    """Stack trees along a new leading axis, one row per tree."""
     return trees[0].map(lambda *ts: torch.stack(ts), *trees[1:])
 
 
 def unstack(tree: Tree, count: int) -> list[Tree]:
-    """The rows of a stacked tree."""
+    """Split a stacked tree into its first `count` rows."""
     return [tree.map(lambda t, i=i: t[i]) for i in range(count)]
 
 
 def mean(trees: list[Tree], weights: list[float]) -> Tree:
-    """The weighted mean; the weights need not add up to 1."""
+    """Return the weighted mean of trees; the weights need not sum to 1.
+
+    Args:
+        trees: Trees with the same names.
+        weights: One weight per tree, with a positive sum.
+
+    Raises:
+        ValueError: If the weights do not have a positive sum.
+    """
     total = math.fsum(weights)
     if not total > 0:
-        raise ValueError(f"a weighted mean needs weights of a positive sum, not {total}")
+        raise ValueError(f"a weighted mean needs weights with a positive sum, not {total}")
 
     def average(*rows: Tensor) -> Tensor:
         share = torch.tensor([w / total for w in weights], dtype=rows[0].dtype, device=rows[0].device)
@@ -189,7 +212,7 @@ def mean(trees: list[Tree], weights: list[float]) -> Tree:
     return trees[0].map(average, *trees[1:])
 
 
-# Trees are containers to torch.func (vmap, grad): this is the only place that touches pytree's internals.
+# Let torch.func (vmap, grad) treat trees as containers; no other place uses pytree's internals.
 pytree.register_pytree_node(
     Tree,
     lambda t: (list(t.values()), tuple(t.keys())),

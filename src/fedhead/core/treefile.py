@@ -1,4 +1,4 @@
-"""Trees on disk: safetensors files, without pickle, written so that a crash leaves the old file or the new one."""
+"""Trees on disk: safetensors files without pickle, written so that a crash leaves the old file or the new one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _FORMAT = "fedhead-tree-1"
 
 @contextmanager
 def atomic(path: str | Path) -> Iterator[Path]:
-    """A path to write to that takes the place of `path` at the end, whole: a crash at any moment leaves the old file.
+    """Yield a temporary path whose file replaces `path` at the end, so that a crash at any moment leaves the old file.
 
     >>> with tempfile.TemporaryDirectory() as folder, atomic(Path(folder) / "a") as draft:
     ...     _ = draft.write_text("hello")
@@ -36,15 +36,21 @@ def atomic(path: str | Path) -> Iterator[Path]:
     try:
         yield draft
         _flush(draft)
-        draft.chmod(0o644)  # temporary files are made readable to their owner alone
+        draft.chmod(0o644)  # temporary files are created readable by their owner only
         os.replace(draft, path)
     finally:
         draft.unlink(missing_ok=True)
-    _flush(path.parent)  # the renaming itself must reach the disk too
+    _flush(path.parent)  # the rename itself must reach the disk too
 
 
 def save_tree(path: str | Path, tree: Tree, metadata: dict[str, Any] | None = None) -> None:
-    """Write a tree and any metadata that JSON can hold to one safetensors file, atomically."""
+    """Write a tree and its metadata atomically to one safetensors file.
+
+    Args:
+        path: File to write.
+        tree: Tree to save; names must not contain '/'.
+        metadata: Anything that JSON can represent.
+    """
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tree.leaves().items()}
     if len(tensors) != sum(1 for _ in _names(tree)):
         raise ValueError("two tensors of the tree have the same full name: names must not contain '/'")
@@ -59,10 +65,14 @@ def save_tree(path: str | Path, tree: Tree, metadata: dict[str, Any] | None = No
 
 
 def load_tree(path: str | Path) -> tuple[Tree, dict[str, Any]]:
-    """Read what `save_tree` wrote: the tree, equal in every name, kind and number, and the metadata."""
+    """Read a tree and its metadata from a file written by `save_tree`.
+
+    Raises:
+        BadInput: If the file is missing, corrupt or was not written by fedhead.
+    """
     path = Path(path)
     if not path.is_file():
-        raise BadInput(f"{path} is not there: expected a file that fedhead wrote")
+        raise BadInput(f"{path} does not exist: expected a file that fedhead wrote")
     try:
         with safe_open(path, framework="pt") as file:
             header = file.metadata() or {}
@@ -73,14 +83,14 @@ def load_tree(path: str | Path) -> tuple[Tree, dict[str, Any]]:
         metadata: dict[str, Any] = json.loads(header["metadata"])
         sound = header["digest"] == _digest(tree.leaves())
     except (SafetensorError, OSError, KeyError, TypeError, json.JSONDecodeError) as error:
-        raise BadInput(f"{path} can't be read: it is corrupt, cut short or no fedhead file ({error})") from error
+        raise BadInput(f"{path} can't be read: it is corrupt, truncated or not a fedhead file ({error})") from error
     if not sound:
         raise BadInput(f"{path} is corrupt: its numbers don't match its checksum")
     return tree, metadata
 
 
 def describe(tree: Tree) -> dict[str, Any]:
-    """The tree without its numbers; lists, as the order of names counts and a safetensors file doesn't keep it."""
+    """Return the structure of a tree as JSON data; as lists, since safetensors files don't keep the order."""
     entries = [[name, describe(value) if isinstance(value, Tree) else None] for name, value in tree.items()]
     if isinstance(tree, Weights):
         return {"kind": "Weights", "buffers": sorted(tree.buffers), "entries": entries}
@@ -88,7 +98,7 @@ def describe(tree: Tree) -> dict[str, Any]:
 
 
 def rebuild(description: dict[str, Any], tensors: dict[str, Tensor], before: str = "") -> Tree:
-    """The tree that was described, from its tensors by full name."""
+    """Rebuild the tree that `describe` described from its tensors by full name."""
     entries: dict[str, Any] = {}
     for name, inner in description["entries"]:
         full = before + name
@@ -107,7 +117,7 @@ def _names(tree: Tree) -> Iterator[str]:
 
 
 def _unshared(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The same tensors, each in memory of its own: safetensors refuses two that share some (rows of a stack do)."""
+    """Clone tensors that share memory (rows of a stack do), which safetensors refuses."""
     seen: set[int] = set()
     out: dict[str, Tensor] = {}
     for name, tensor in tensors.items():

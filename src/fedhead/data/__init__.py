@@ -1,1 +1,1 @@
-"""Data sets, their partition over clients, and the transform that turns stored samples into a model's input."""
+"""Data sets, their partition over clients, and the transforms that turn stored samples into model inputs."""

@@ -1,4 +1,4 @@
-"""Draws that partitions are made of: whole numbers from shares, rows from counts, Dirichlet shares that stay finite."""
+"""Building blocks of partitions: counts from shares, rows from counts, Dirichlet shares that stay finite."""
 
 from __future__ import annotations
 
@@ -11,11 +11,18 @@ from fedhead.core import random
 from fedhead.core.errors import BadInput
 
 Rows = NDArray[np.int64]
-_SMALLEST = 1e-100  # a smaller alpha deals out the same: one client takes the whole class
+_SMALLEST = 1e-100  # a smaller alpha gives the same result: one client gets the whole class
 
 
 def apportion(share: NDArray[np.float64], total: int) -> Rows:
-    """Whole numbers that add up to `total`, as near to `share * total` as they go (largest remainders).
+    """Round shares to whole numbers that add up to a total (largest remainder method).
+
+    Args:
+        share: Shares that sum to 1, [n].
+        total: Sum of the result.
+
+    Returns:
+        Counts, [n].
 
     >>> apportion(np.array([0.5, 0.3, 0.2]), 4)
     array([2, 1, 1])
@@ -27,8 +34,17 @@ def apportion(share: NDArray[np.float64], total: int) -> Rows:
     return counts
 
 
-def hand_out(y: NDArray[Any], counts: Rows, rng: np.random.RandomState) -> list[Rows]:
-    """Random rows of every class for every client, as many as counts [clients, classes] say."""
+def assign_rows(y: NDArray[Any], counts: Rows, rng: np.random.RandomState) -> list[Rows]:
+    """Assign random rows of each class to the clients.
+
+    Args:
+        y: Labels, [N].
+        counts: Samples per client and class, [clients, classes].
+        rng: Random generator.
+
+    Returns:
+        The rows of each client.
+    """
     parts = []
     for c in range(counts.shape[1]):
         rows = rng.permutation(np.flatnonzero(y == c))
@@ -37,10 +53,10 @@ def hand_out(y: NDArray[Any], counts: Rows, rng: np.random.RandomState) -> list[
 
 
 def log_gamma(rng: np.random.RandomState, alpha: float, shape: tuple[int, ...]) -> NDArray[np.float64]:
-    """Logarithms of Gamma(α) draws; their softmax is a Dirichlet draw that stays finite for any α.
+    """Draw logarithms of Gamma(α) variables; their softmax is a Dirichlet sample that stays finite for any α.
 
-    Gamma(α) itself underflows for small α, and 0/0 is the NaN that haunts such partitions; but it is Gamma(α+1) times
-    U^(1/α), and that has a logarithm.
+    Gamma(α) itself underflows for small α, and the shares become 0/0. But Gamma(α) = Gamma(α+1) · U^(1/α) in
+    distribution, whose logarithm does not.
     """
     alpha = max(alpha, _SMALLEST)
     boost: NDArray[np.float64] = np.log(rng.standard_gamma(alpha + 1.0, shape))
@@ -48,14 +64,27 @@ def log_gamma(rng: np.random.RandomState, alpha: float, shape: tuple[int, ...]) 
 
 
 def softmax(log: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Compute the softmax along the last axis."""
     share = np.exp(log - log.max(axis=-1, keepdims=True))
     return np.asarray(share / share.sum(axis=-1, keepdims=True))
 
 
 def stratified(y: NDArray[np.int64], n: int, seed: int) -> Rows:
-    """n rows, in rising order, in which each class has its share; the same for the same seed."""
+    """Choose n rows in which each class keeps its share.
+
+    Args:
+        y: Labels, [N].
+        n: Number of rows.
+        seed: Seed of the choice.
+
+    Returns:
+        Sorted rows, [n].
+
+    Raises:
+        BadInput: If n is not in 1 … N.
+    """
     if not 1 <= n <= len(y):
-        raise BadInput(f"samples: {n} must lie between 1 and the {len(y)} that there are")
+        raise BadInput(f"samples: {n} must be between 1 and {len(y)}, the size of the data set")
     order = random.permutation(random.key(seed, "subset"), len(y))
     quota = apportion(np.bincount(y) / len(y), n)
     return np.sort(np.concatenate([order[y[order] == c][:q] for c, q in enumerate(quota)])).astype(np.int64)

@@ -1,8 +1,8 @@
-"""Transforms: from stored samples to a model's input, augmented and normalized where the data lives.
+"""Transforms from stored samples to model inputs: augmentation and normalization on the compute device.
 
-Everything is tensors in, tensors out, one random key a sample: no generator, no loop over samples and no shape that
-depends on data, so a transform runs under `vmap` over clients and inside a CUDA graph. Crops, flips and rotations only
-say which pixel goes where; they are composed into one gather on the stored bytes.
+All steps map tensors to tensors with one random key per sample: no generator, no loop over samples and no
+data-dependent shape, so a transform runs under `vmap` over clients and inside a CUDA graph. Crops, flips and rotations
+only compute which pixel goes where; they are composed into one gather on the stored bytes.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from fedhead.data import color
 from fedhead.data.geometry import Grid, crop, cutout, flip, resized_crop, rotate
 
 # Steps that move pixels: (grid, keys, number) -> grid. The number is the step's argument, as in rotate(15).
-_MOVES: dict[str, tuple[Callable[[Grid, Tensor, float], Grid], float]] = {
+_GRID_STEPS: dict[str, tuple[Callable[[Grid, Tensor, float], Grid], float]] = {
     "crop": (lambda g, k, pad: crop(g, k, int(pad), reflect=False), 4),
     "crop-reflect": (lambda g, k, pad: crop(g, k, int(pad), reflect=True), 4),
     "flip": (lambda g, k, p: flip(g, k, p), 0.5),
     "rotate": (lambda g, k, degrees: rotate(g, k, degrees), 15),
     "cutout": (lambda g, k, side: cutout(g, k, int(side)), 16),
 }
-# Steps that compute new pixels: (images in 0 … 1, keys, number) -> images.
-_PAINTS: dict[str, tuple[Callable[[Tensor, Tensor, float], Tensor], float]] = {
+# Steps that compute new pixel values: (images in 0 … 1, keys, number) -> images.
+_PIXEL_STEPS: dict[str, tuple[Callable[[Tensor, Tensor, float], Tensor], float]] = {
     "resized-crop": (lambda x, k, smallest: resized_crop(x, k, smallest), 0.2),
     "jitter": (lambda x, k, p: color.jitter(x, k, p), 0.8),
     "grayscale": (lambda x, k, p: color.grayscale(x, k, p), 0.2),
 }
-STEPS = tuple(_MOVES) + tuple(_PAINTS)
+STEPS = tuple(_GRID_STEPS) + tuple(_PIXEL_STEPS)
 
-# Names for what the papers and their code do; `+` joins steps.
+# Named augmentations of the papers and their code; `+` joins steps.
 AUGMENTATIONS: dict[str, str] = {
     "none": "",
     "cifar": "crop-reflect(4)+flip",  # CIFAR-10 and CINIC-10 in MOON, FedML
@@ -60,15 +60,24 @@ NORMALIZATIONS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
 class Transform:
     """Augments and normalizes a batch: `transform(x, key)` for training, `transform(x)` for evaluation.
 
+    Args:
+        mean: Mean per channel, or one for all; empty for no normalization.
+        std: Standard deviations, as many as means.
+        augment: Augmentation steps in order, such as "rotate(15)".
+        dtype: Type of the result.
+
+    Raises:
+        BadInput: If the parameters are inconsistent or a step is unknown.
+
     >>> Transform.named("cifar", "half").augment
     ('crop-reflect(4)', 'flip')
     >>> Transform(mean=(0.5,), std=(0.5,))(torch.full((1, 1, 2, 2), 255, dtype=torch.uint8)).unique()
     tensor([1.])
     """
 
-    mean: tuple[float, ...] = ()  # per channel, or one for all; none: no normalization
+    mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
-    augment: tuple[str, ...] = ()  # steps in order, each with its argument, such as "rotate(15)"
+    augment: tuple[str, ...] = ()
     dtype: torch.dtype = torch.float32
 
     def __post_init__(self) -> None:
@@ -77,11 +86,19 @@ class Transform:
         if not all(s > 0 for s in self.std):
             raise BadInput(f"transform: deviations must be positive, not {self.std}")
         for step in self.augment:
-            _read(step)
+            _parse_step(step)
 
     @classmethod
     def named(cls, augment: str = "none", normalize: str = "unit") -> Transform:
-        """The transform of a named augmentation (or steps joined by `+`) and a named normalization."""
+        """Create a transform from names.
+
+        Args:
+            augment: Named augmentation, or steps joined by `+`.
+            normalize: Named normalization.
+
+        Raises:
+            BadInput: If a name is unknown.
+        """
         if normalize not in NORMALIZATIONS:
             raise unknown("normalization", normalize, NORMALIZATIONS)
         mean, std = NORMALIZATIONS[normalize]
@@ -90,7 +107,7 @@ class Transform:
     def replace(
         self, augment: str | None = None, normalize: str | None = None, dtype: torch.dtype | None = None
     ) -> Transform:
-        """A copy with another named augmentation, normalization or dtype."""
+        """Return a copy with a different named augmentation, normalization or dtype."""
         other = Transform.named(augment or "none", normalize or "unit")
         return Transform(
             self.mean if normalize is None else other.mean,
@@ -100,62 +117,67 @@ class Transform:
         )
 
     def check(self, shape: tuple[int, ...]) -> None:
-        """Refuse samples of a shape (without the batch) that this transform can't take."""
+        """Raise `BadInput` if samples of this shape (without the batch axis) can't be transformed."""
         if self.augment and len(shape) != 3:
             raise BadInput(f"augmentation {'+'.join(self.augment)} is for images, the samples have shape {shape}")
         if len(self.mean) > 1 and (not shape or shape[0] != len(self.mean)):
             raise BadInput(f"normalization for {len(self.mean)} channels does not fit samples of shape {shape}")
         for step in self.augment:
-            name, number = _read(step)
+            name, number = _parse_step(step)
             if name == "crop-reflect" and min(shape[1:]) <= number:
                 raise BadInput(f"augmentation {step}: images of {shape[1]}x{shape[2]} are too small to reflect")
 
     def __call__(self, x: Tensor, key: Tensor | None = None) -> Tensor:
-        """x: [B, …] as stored; key: int64 [B], one a sample, or None to normalize alone."""
+        """Transform a batch.
+
+        Args:
+            x: Samples as stored, [B, …].
+            key: Random keys, int64 [B], one per sample; None to normalize only.
+        """
         scale = 1.0 if x.is_floating_point() else 1 / 255
         if key is not None and self.augment:
-            return self._normalized(self._augmented(x, key, scale), own=True)
+            return self._normalized(self._augmented(x, key, scale), in_place=True)
         if scale == 1.0:
-            return self._normalized(x.to(self.dtype), own=False)
-        return self._normalized(x.to(self.dtype).mul_(scale), own=True)
+            return self._normalized(x.to(self.dtype), in_place=False)
+        return self._normalized(x.to(self.dtype).mul_(scale), in_place=True)
 
     def _augmented(self, x: Tensor, key: Tensor, scale: float) -> Tensor:
-        painted = False  # whether x is already floats in 0 … 1
+        is_float = False  # whether x is already floats in 0 … 1
         moves: list[tuple[Callable[[Grid, Tensor, float], Grid], Tensor, float]] = []
         for number, step in enumerate(self.augment):
-            name, argument = _read(step)
-            own = random.fold_in(key, number)
-            if name in _MOVES:
-                moves.append((_MOVES[name][0], own, argument))
+            name, argument = _parse_step(step)
+            step_key = random.fold_in(key, number)
+            if name in _GRID_STEPS:
+                moves.append((_GRID_STEPS[name][0], step_key, argument))
                 continue
             x = _move(x, moves)
-            x = x if painted else x.to(self.dtype) * scale
-            x, painted, moves = _PAINTS[name][0](x, own, argument), True, []
+            x = x if is_float else x.to(self.dtype) * scale
+            x, is_float, moves = _PIXEL_STEPS[name][0](x, step_key, argument), True, []
         x = _move(x, moves)
-        return x if painted else x.to(self.dtype) * scale
+        return x if is_float else x.to(self.dtype) * scale
 
-    def _normalized(self, x: Tensor, own: bool) -> Tensor:
-        """x less the mean, by the deviation; written over x where that is nobody else's."""
+    def _normalized(self, x: Tensor, in_place: bool) -> Tensor:
+        """Subtract the mean and divide by the deviation; in place if `in_place`."""
         if not self.mean or (self.mean == (0.0,) and self.std == (1.0,)):
             return x
         mean, std = self._constants(self.mean, x), self._constants(self.std, x)
-        return (x.sub_(mean) if own else x - mean).div_(std)
+        return (x.sub_(mean) if in_place else x - mean).div_(std)
 
     @staticmethod
     def _constants(values: tuple[float, ...], x: Tensor) -> Tensor | float:
         if len(values) == 1:
             return values[0]
-        # filled on the device: a tensor made from a list would be copied from the host, which a CUDA graph forbids
+        # filled on the device: a tensor created from a list would be copied from the host, which a CUDA graph forbids
         filled = torch.cat([torch.full((1,), v, dtype=x.dtype, device=x.device) for v in values])
         filled = filled.reshape(-1, *(1,) * (x.ndim - 2))
         if x.is_contiguous():
             return filled
-        # Channels innermost: written out for one sample in its own order, else the inner loop would be that short.
+        # Channels last: expand to one sample in the same memory format, else the inner loop would only cover channels.
         return torch.empty_like(x[0]).copy_(filled)
 
 
 def steps(text: str) -> tuple[str, ...]:
-    """The steps of a named augmentation, or of steps joined by `+`.
+    """Split a named augmentation, or steps joined by `+`, into its steps.
 
     >>> steps("flip + rotate(10)")
     ('flip', 'rotate(10)')
@@ -168,17 +190,17 @@ def steps(text: str) -> tuple[str, ...]:
     return found
 
 
-def _read(step: str) -> tuple[str, float]:
-    """A step's name and its number, its default where none is given."""
+def _parse_step(step: str) -> tuple[str, float]:
+    """Return the name of a step and its argument, or the default argument."""
     match = re.fullmatch(r"([\w-]+)(?:\((\d*\.?\d+)\))?", step)
     if not match or match[1] not in STEPS:
         raise unknown("augmentation step", step, STEPS)
-    default = {**_MOVES, **_PAINTS}[match[1]][1]
+    default = {**_GRID_STEPS, **_PIXEL_STEPS}[match[1]][1]
     return match[1], float(match[2]) if match[2] else default
 
 
 def _move(x: Tensor, moves: list[tuple[Callable[[Grid, Tensor, float], Grid], Tensor, float]]) -> Tensor:
-    """Apply steps that move pixels: each output pixel is followed back through them, the last one first."""
+    """Apply steps that move pixels: each output pixel is traced back through them, the last step first."""
     if not moves:
         return x
     grid = Grid.identity(x)

@@ -1,4 +1,4 @@
-"""Clients' own test sets: what each client is tested on by itself."""
+"""Test sets of individual clients."""
 
 from __future__ import annotations
 
@@ -15,17 +15,22 @@ from fedhead.data.allocation import Rows, apportion
 
 @dataclass(frozen=True)
 class Fraction:
-    """A share of each client's own samples, at random or evenly from each of its classes (FedETF: 0.3, at random)."""
+    """A share of each client's own samples, random or stratified by class (FedETF: 0.3, random).
+
+    Args:
+        share: Share of the samples, between 0 and 1.
+        stratified: Whether each class contributes its share.
+    """
 
     share: float
     stratified: bool = False
 
     def __post_init__(self) -> None:
         if not 0 < self.share < 1:
-            raise BadInput(f"client_test: the share {self.share} must lie between 0 and 1")
+            raise BadInput(f"client_test: the share {self.share} must be between 0 and 1")
 
     def split(self, rows: Rows, y: NDArray[np.int64], seed: int, client: int) -> tuple[Rows, Rows]:
-        """A client's rows to train and to test on; one sample at least stays for training."""
+        """Split the rows of a client into training and test rows; at least one sample is kept for training."""
         shuffled = rows[random.permutation(random.key(seed, "local test", client), len(rows))]
         size = min(int(self.share * len(rows)), max(len(rows) - 1, 0))
         if self.stratified and size:
@@ -42,10 +47,13 @@ class Fraction:
 
 @dataclass(frozen=True)
 class Matched:
-    """Drawn from the global test set along the client's class distribution (FedClassAvg).
+    """Samples of the global test set, drawn with the client's class distribution (FedClassAvg).
 
-    As many samples as the client's share of the training data, unless a size is given; no more of a class than the
-    test set holds. Clients draw by themselves, so a test sample may serve several of them.
+    Their number is in proportion to the client's share of the training data unless a size is given, and limited by the
+    test samples of each class. Clients draw independently, so a test sample may be used by several of them.
+
+    Args:
+        size: Number of samples per client.
     """
 
     size: int | None = None
@@ -55,7 +63,15 @@ class Matched:
             raise BadInput(f"client_test: a size of {self.size} is too small, give at least 1")
 
     def draw(self, counts: NDArray[np.int64], total: int, y: NDArray[np.int64], seed: int, client: int) -> Rows:
-        """Rows of the test labels `y` for a client of these class counts; `total`: training samples of all clients."""
+        """Draw rows of the test set for one client.
+
+        Args:
+            counts: The client's training samples per class, [classes].
+            total: Training samples of all clients.
+            y: Labels of the test set, [N].
+            seed: Seed of the run.
+            client: Index of the client.
+        """
         held = int(counts.sum())
         if held == 0:
             return np.zeros(0, np.int64)
@@ -73,7 +89,10 @@ ClientTest = Fraction | Matched
 
 
 def parse(text: str | float | ClientTest | None) -> ClientTest | None:
-    """Read what a recipe says of local test sets: nothing, a share, `stratified(share)`, `matched`, `matched(size)`.
+    """Read the `client_test` setting: nothing, a share, `stratified(share)`, `matched` or `matched(size)`.
+
+    Raises:
+        BadInput: If the text is none of these.
 
     >>> parse(0.3), parse("stratified(0.2)"), parse("matched")
     (Fraction(share=0.3, stratified=False), Fraction(share=0.2, stratified=True), Matched(size=None))

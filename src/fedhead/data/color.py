@@ -1,4 +1,4 @@
-"""Changing colors: jitter and grayscale on images in 0 … 1, each sample by its own draw."""
+"""Color augmentation: jitter and grayscale of images in 0 … 1, drawn per sample."""
 
 from __future__ import annotations
 
@@ -17,44 +17,54 @@ def jitter(
     saturation: float = 0.4,
     hue: float = 0.1,
 ) -> Tensor:
-    """Brightness, contrast, saturation and hue by random factors in a random order (torchvision's ColorJitter)."""
+    """Change brightness, contrast, saturation and hue by random factors in random order (torchvision's ColorJitter).
+
+    Args:
+        x: Images, [B, C, H, W].
+        key: Random keys, [B].
+        probability: Probability that an image is changed.
+        brightness: Largest change of brightness.
+        contrast: Largest change of contrast.
+        saturation: Largest change of saturation.
+        hue: Largest change of hue, as a share of the color circle.
+    """
     draw = random.uniform(key, 9).to(x.dtype)
     strength = torch.stack([s * (2 * draw[:, i] - 1) for i, s in enumerate((brightness, contrast, saturation))], dim=1)
-    moment, turning = draw[:, 4:7], draw[:, 7:8]  # the changes happen in the order of their moments
-    order = moment.argsort(dim=1)
+    time, hue_time = draw[:, 4:7], draw[:, 7:8]  # the changes are applied in the order of these times
+    order = time.argsort(dim=1)
     out = x
-    for turned in (False, True):  # the hue turns once, so the costly step runs once: the rest comes before or after
-        if turned:
+    for after_hue in (False, True):  # the costly hue shift runs once; the other changes come before or after it
+        if after_hue:
             out = shift_hue(out, hue * (2 * draw[:, 3] - 1))
-        for place in range(3):
-            change = order[:, place : place + 1]
-            now = (moment.gather(1, change) > turning) == turned
+        for position in range(3):
+            change = order[:, position : position + 1]
+            now = (time.gather(1, change) > hue_time) == after_hue
             out = _blend(out, change, torch.where(now, strength.gather(1, change), 0.0))
-    return torch.where(_each(draw[:, 8] < probability), out, x)
+    return torch.where(_per_sample(draw[:, 8] < probability), out, x)
 
 
 def _blend(x: Tensor, change: Tensor, strength: Tensor) -> Tensor:
-    """Away from (or towards, when negative) black for change 0, the mean gray for 1, each pixel's gray for 2."""
+    """Move away from (or towards, if negative) black for change 0, the mean gray for 1, each pixel's gray for 2."""
     gray = luma(x)
     mean = gray.mean(dim=(2, 3), keepdim=True)
-    other = torch.where(_each(change == 2), gray, torch.where(_each(change == 1), mean, 0.0))
-    return (x + _each(strength) * (x - other)).clamp(0, 1)
+    other = torch.where(_per_sample(change == 2), gray, torch.where(_per_sample(change == 1), mean, 0.0))
+    return (x + _per_sample(strength) * (x - other)).clamp(0, 1)
 
 
 def grayscale(x: Tensor, key: Tensor, probability: float) -> Tensor:
-    """All color removed with a probability."""
-    return torch.where(_each(random.uniform(key) < probability), luma(x).expand(x.shape), x)
+    """Convert each image to grayscale with a probability."""
+    return torch.where(_per_sample(random.uniform(key) < probability), luma(x).expand(x.shape), x)
 
 
 def luma(x: Tensor) -> Tensor:
-    """The brightness of each pixel, [B, 1, H, W] (ITU-R 601 weights)."""
+    """Return the brightness of each pixel, [B, 1, H, W] (ITU-R 601 weights)."""
     if x.shape[1] != 3:
         return x.mean(dim=1, keepdim=True)
     return 0.299 * x[:, 0:1] + 0.587 * x[:, 1:2] + 0.114 * x[:, 2:3]
 
 
 def shift_hue(x: Tensor, turn: Tensor) -> Tensor:
-    """The hue of each pixel turned by a share of the color circle, one a sample."""
+    """Rotate the hue of each image by a share of the color circle, [B]."""
     if x.shape[1] != 3:
         return x
     r, g, b = x.unbind(dim=1)
@@ -74,6 +84,6 @@ def shift_hue(x: Tensor, turn: Tensor) -> Tensor:
     return torch.stack((channel(5), channel(3), channel(1)), dim=1)
 
 
-def _each(values: Tensor) -> Tensor:
-    """One value a sample, to meet [B, C, H, W]."""
+def _per_sample(values: Tensor) -> Tensor:
+    """Reshape one value per sample to broadcast over [B, C, H, W]."""
     return values.reshape(-1, 1, 1, 1)

@@ -1,4 +1,4 @@
-"""Fetching data sets: standard archives, checked by md5 and unpacked under the data folder."""
+"""Downloads of data sets: standard archives, checked by md5 and unpacked in the data folder."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedhead.core.errors import BadInput
 
 
 class Remote(NamedTuple):
-    """A file on the net."""
+    """A file to download."""
 
     url: str
     md5: str | None = None
@@ -24,7 +24,7 @@ class Remote(NamedTuple):
 
 
 def missing(dataset: str, files: Sequence[str], root: Path, source: str, why: str) -> BadInput:
-    """The error for files that are neither there nor to be had."""
+    """Return the error for files that are neither present nor can be downloaded."""
     return BadInput(
         f"{dataset}: {', '.join(files)} not found in {root}, and {why}; fetch it from {source} and put it there, "
         "or name another folder with --data or $FEDHEAD_DATA"
@@ -34,7 +34,19 @@ def missing(dataset: str, files: Sequence[str], root: Path, source: str, why: st
 def fetch(
     dataset: str, files: Sequence[str], remote: Remote, root: Path, download: bool, into: Path | None = None
 ) -> None:
-    """Bring an archive or a single file into the data folder, unpacked. `files`: what was looked for."""
+    """Download an archive or a single file to the data folder and unpack it.
+
+    Args:
+        dataset: Name of the data set, for error messages.
+        files: The files that were looked for.
+        remote: What to download.
+        root: Data folder.
+        download: Whether downloads are allowed; if not, the archive must be in the folder.
+        into: Folder to unpack to; `root` by default.
+
+    Raises:
+        BadInput: If the archive is missing, corrupt or can't be downloaded.
+    """
     archive = root / remote.name
     if not archive.is_file():
         if not download:
@@ -56,7 +68,7 @@ def _download(dataset: str, files: Sequence[str], remote: Remote, root: Path) ->
         root.mkdir(parents=True, exist_ok=True)
         known = f"md5:{remote.md5}" if remote.md5 else None
         pooch.retrieve(remote.url, known_hash=known, fname=remote.name, path=root, progressbar=False)
-    except Exception as error:  # requests, urllib3 and pooch each have their own
+    except Exception as error:  # requests, urllib3 and pooch each have their own errors
         reason = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
         raise missing(dataset, files, root, remote.url, f"the download failed ({reason})") from None
 

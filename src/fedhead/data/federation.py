@@ -1,4 +1,4 @@
-"""A federation: samples, who holds which of them, and how they become a model's input."""
+"""A federation: samples, the clients that hold them, and the transform to model inputs."""
 
 from __future__ import annotations
 
@@ -28,21 +28,37 @@ Pair = tuple[Any, Any] | Samples
 class Federation:
     """Clients and their data; the clients' samples are rows of one training set.
 
+    Args:
+        train: Training samples of all clients.
+        rows: Training samples of each client, as rows of `train`.
+        classes: Number of classes.
+        test: Global test set.
+        client_test: Test samples of each client, as rows of `train` or `test`.
+        client_test_from: Which of the two they are rows of.
+        transform: Maps stored samples to model inputs.
+        public: Samples that all parties hold (KT-pFL).
+        names: Names of the classes.
+        title: Name of the data in records.
+        partition: Name of the partition in records.
+
+    Raises:
+        BadInput: If the parts do not fit together.
+
     >>> fed = Federation.from_arrays(np.zeros((6, 2)), [0, 1, 0, 1, 0, 1], partition="iid", clients=3)
     >>> len(fed), fed.input_shape, fed.counts().sum()
     (3, (2,), np.int64(6))
     """
 
     train: Samples
-    rows: list[Rows]  # a client's training samples, rows of `train`
+    rows: list[Rows]
     classes: int
-    test: Samples | None = None  # the global test set
-    client_test: list[Rows] | None = None  # each client's own test samples …
-    client_test_from: Literal["train", "test"] = "train"  # … and what they are rows of
+    test: Samples | None = None
+    client_test: list[Rows] | None = None
+    client_test_from: Literal["train", "test"] = "train"
     transform: Transform = field(default_factory=Transform)
-    public: Samples | None = None  # unlabeled or foreign data that all parties hold
-    names: Sequence[str] | None = None  # of the classes
-    title: str = "your data"  # what the data and their partition are called in records
+    public: Samples | None = None
+    names: Sequence[str] | None = None
+    title: str = "your data"
     partition: str = "given"
 
     def __post_init__(self) -> None:
@@ -56,38 +72,48 @@ class Federation:
                 f"test samples of shape {tuple(self.test.x.shape[1:])} do not match training samples of "
                 f"{self.input_shape}"
             )
-        if self.public is not None and _kind(self.public) != _kind(self.train):
+        if self.public is not None and _sample_type(self.public) != _sample_type(self.train):
             raise BadInput(
-                f"public samples of shape {tuple(self.public.x.shape[1:])} ({self.public.x.dtype}) do not match what "
-                f"client 0 and all others hold, {self.input_shape} ({self.train.x.dtype}): their models can't take both"
+                f"public samples of shape {tuple(self.public.x.shape[1:])} ({self.public.x.dtype}) do not match the "
+                f"clients', {self.input_shape} ({self.train.x.dtype}): their models can't take both"
             )
         self.transform.check(self.input_shape)
 
-    # -- what it holds ----------------------------------------------------------------------------
+    # -- properties -------------------------------------------------------------------------------
     def __len__(self) -> int:
         return len(self.rows)
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """The shape of one sample."""
+        """Shape of one sample."""
         return tuple(self.train.x.shape[1:])
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Training samples a client."""
+        """Number of training samples per client."""
         return tuple(len(rows) for rows in self.rows)
 
     def counts(self) -> NDArray[np.int64]:
-        """Training samples by client and class, [clients, classes]."""
+        """Count training samples by client and class, [clients, classes]."""
         y = self.train.y.numpy()
         return np.stack([np.bincount(y[rows], minlength=self.classes) for rows in self.rows]).astype(np.int64)
 
-    # -- ways to make one -------------------------------------------------------------------------
+    # -- constructors -----------------------------------------------------------------------------
     @classmethod
     def dirichlet(
         cls, x: Any, y: Any, clients: int, alpha: float, test: Pair | None = None, seed: int = 0, **settings: Any
     ) -> Federation:
-        """Your arrays over clients that differ in their classes: the smaller alpha, the more."""
+        """Partition arrays by a Dirichlet distribution: the smaller alpha, the more the clients' classes differ.
+
+        Args:
+            x: Samples, see `from_arrays`.
+            y: Labels.
+            clients: Number of clients.
+            alpha: Concentration of the Dirichlet distribution.
+            test: Global test set (x, y).
+            seed: Seed of the partition.
+            **settings: Further arguments of `from_arrays`.
+        """
         return cls.from_arrays(x, y, partitions.Dirichlet(alpha), clients, test, seed, **settings)
 
     @classmethod
@@ -106,18 +132,32 @@ class Federation:
         public: Pair | None = None,
         title: str = "your data",
     ) -> Federation:
-        """Your arrays or tensors, dealt out to clients by a partition.
+        """Partition arrays or tensors over clients.
 
-        Images are uint8, [N, H, W], [N, H, W, C] or [N, C, H, W]; anything else becomes float32 features. Labels are
-        class numbers or words. `client_test`: a share of each client's samples (0.3, "stratified(0.3)"), or "matched",
-        drawn from the test set along the client's classes.
+        Args:
+            x: Samples. Images are uint8, [N, H, W], [N, H, W, C] or [N, C, H, W]; anything else becomes float32.
+            y: Labels, [N]: class indices or class names.
+            partition: A partition or its name, such as "dirichlet(0.1)".
+            clients: Number of clients.
+            test: Global test set (x, y).
+            seed: Seed of the partition.
+            client_test: Test set of each client: a share of its samples (0.3, "stratified(0.3)"), or "matched", drawn
+                from the test set with the client's class distribution.
+            transform: Maps stored samples to model inputs; by default images are scaled to -1 … 1.
+            classes: Number of classes; found in the data if None.
+            names: Names of the classes.
+            public: Samples (x, y) that all parties hold.
+            title: Name of the data in records.
+
+        Raises:
+            BadInput: If the data is inconsistent or can't be partitioned.
         """
         train, names = arrays.samples(x, y, names, "training")
-        deal = partitions.parse(partition)
+        rule = partitions.parse(partition)
         held = None if test is None else arrays.samples(test[0], test[1], names, "test")[0]
         classes = _classes(classes, names, train, held)
         arrays.check_classes(train, classes, "training data")
-        rows = deal.split(train.y.numpy(), classes, clients, seed)
+        rows = rule.split(train.y.numpy(), classes, clients, seed)
         fed = cls(
             train,
             rows,
@@ -127,7 +167,7 @@ class Federation:
             public=None if public is None else arrays.samples(public[0], public[1], what="public")[0],
             names=names,
             title=title,
-            partition=str(deal),
+            partition=str(rule),
         )
         return fed.with_client_test(client_test, seed)
 
@@ -143,7 +183,21 @@ class Federation:
         names: Sequence[str] | None = None,
         title: str = "your data",
     ) -> Federation:
-        """Data that is already split: one (x, y) a site; a site without samples is a client without samples."""
+        """Create a federation from data that is already split.
+
+        Args:
+            sites: One pair (x, y) per client; it may be empty.
+            test: Global test set (x, y).
+            seed: Seed of the clients' test sets.
+            client_test: Test set of each client, see `from_arrays`.
+            transform: Maps stored samples to model inputs.
+            classes: Number of classes; found in the data if None.
+            names: Names of the classes.
+            title: Name of the data in records.
+
+        Raises:
+            BadInput: If the clients' data is empty or inconsistent.
+        """
         sites = list(sites)
         for k, site in enumerate(sites):
             if not isinstance(site, tuple | list) or len(site) != 2:
@@ -155,12 +209,12 @@ class Federation:
                 names = sorted({str(word) for own in words for word in own})
         full = [(k, arrays.samples(x, y, names, f"site {k}")[0]) for k, (x, y) in enumerate(pairs) if len(y)]
         if not full:
-            raise BadInput("no site holds any sample")
+            raise BadInput("no site has any samples")
         for k, own in full:
             if own.x.shape[1:] != full[0][1].x.shape[1:] or own.x.dtype != full[0][1].x.dtype:
                 raise BadInput(
                     f"site {k} holds {own.x.dtype} samples of shape {tuple(own.x.shape[1:])}, site {full[0][0]} "
-                    f"{full[0][1].x.dtype} of {tuple(full[0][1].x.shape[1:])}: all sites need the same"
+                    f"{full[0][1].x.dtype} of {tuple(full[0][1].x.shape[1:])}: all sites need the same shape and type"
                 )
         train = Samples(torch.cat([own.x for _, own in full]), torch.cat([own.y for _, own in full]))
         held = None if test is None else arrays.samples(test[0], test[1], names, "test")[0]
@@ -179,14 +233,26 @@ class Federation:
 
     @classmethod
     def from_dataset(cls, dataset: Any, **settings: Any) -> Federation:
-        """A torch `Dataset` of (sample, label); `test` may be one too. Settings as for `from_arrays`."""
+        """Create a federation from a torch `Dataset` of (sample, label) pairs.
+
+        Args:
+            dataset: The training data.
+            **settings: Arguments of `from_arrays`; `test` may be a `Dataset` too.
+        """
         if "test" in settings and settings["test"] is not None and not isinstance(settings["test"], tuple):
             settings["test"] = sources.torch_dataset(settings["test"])
         return cls.from_arrays(*sources.torch_dataset(dataset), **settings)
 
     @classmethod
     def from_huggingface(cls, dataset: Any, image: str = "image", label: str = "label", **settings: Any) -> Federation:
-        """A Hugging Face `Dataset`, by its column names; `test` may be one too. Settings as for `from_arrays`."""
+        """Create a federation from a Hugging Face `Dataset`.
+
+        Args:
+            dataset: The training data.
+            image: Column of the samples.
+            label: Column of the labels.
+            **settings: Arguments of `from_arrays`; `test` may be a `Dataset` too.
+        """
         if "test" in settings and settings["test"] is not None and not isinstance(settings["test"], tuple):
             settings["test"] = sources.columns(settings["test"], image, label)[:2]
         x, y, names = sources.columns(dataset, image, label)
@@ -194,7 +260,12 @@ class Federation:
 
     @classmethod
     def from_npz(cls, path: str | PathLike[str], **settings: Any) -> Federation:
-        """An .npz file with x and y (and, if there is a test set, x_test and y_test). Settings as for `from_arrays`."""
+        """Create a federation from an .npz file with x and y, and optionally x_test and y_test.
+
+        Args:
+            path: The file.
+            **settings: Arguments of `from_arrays`.
+        """
         x, y, test = sources.npz(Path(path))
         try:
             return cls.from_arrays(x, y, **{"test": test, "title": Path(path).stem, **settings})
@@ -203,10 +274,15 @@ class Federation:
 
     @classmethod
     def from_folder(cls, path: str | PathLike[str], size: int | None = None, **settings: Any) -> Federation:
-        """A folder with one folder a class, or one folder a site that holds the class folders.
+        """Create a federation from a folder of images.
 
-        Folders named train and test (or val) at the top are the two parts of the data. `size` resizes the images to
-        size × size; without it they must all have one size. Settings as for `from_arrays` or `from_sites`.
+        The folder holds one folder per class, or one folder per client that holds the class folders. Top-level folders
+        named train and test (or val) are the two parts of the data.
+
+        Args:
+            path: The folder.
+            size: Resizes images to size × size; without it all images must have the same size.
+            **settings: Arguments of `from_arrays` or `from_sites`.
         """
         found = sources.folder(Path(path), size)
         settings = {"names": found.names, "test": found.test, "title": Path(path).name, **settings}
@@ -231,12 +307,26 @@ class Federation:
         public: str | None = None,
         public_samples: int | None = None,
     ) -> Federation:
-        """A data set of the registry (`fedhead ls datasets`), dealt out to clients.
+        """Partition a registered data set (`fedhead ls datasets`) over clients.
 
-        `augment` and `normalize` name others than the data set's own; `samples` and `test_samples` keep only that
-        many (evenly by class, the same for a seed). `public` names the data set of which all parties hold some samples
-        (KT-pFL): another one's test samples, or this one's training samples, which no client holds then. There are
-        `public_samples` of them, by default 3000 of another data set and a fifth of the same.
+        Args:
+            name: Name of the data set.
+            partition: A partition or its name, such as "dirichlet(0.1)".
+            clients: Number of clients.
+            seed: Seed of the partition and of subsets.
+            data_dir: Data folder; by default $FEDHEAD_DATA or the user's cache.
+            client_test: Test set of each client, see `from_arrays`.
+            augment: Augmentation; by default that of the data set.
+            normalize: Normalization; by default that of the data set.
+            samples: Number of training samples to keep, stratified by class.
+            test_samples: Number of test samples to keep, stratified by class.
+            download: Whether downloads are allowed.
+            public: Data set of which all parties hold samples (KT-pFL): test samples of another data set, or training
+                samples of the same one, which are then removed from the clients.
+            public_samples: Their number; by default 3000 of another data set and a fifth of the same.
+
+        Raises:
+            BadInput: If a name is unknown or the data can't be found.
         """
         from fedhead.data import datasets
 
@@ -251,7 +341,7 @@ class Federation:
             held = stratified(train.y.numpy(), public_samples or max(1, len(train.y) // 5), seed)
             shared, train = train.take(held), train.take(np.setdiff1d(np.arange(len(train.y)), held))
             if not len(train.y):
-                raise BadInput(f"public_samples: {public_samples} leaves no training sample of {name} to the clients")
+                raise BadInput(f"public_samples: {public_samples} leaves no training samples of {name} for the clients")
         elif public is not None:
             shared = datasets.get(public).part("test", data_dir, download)
             shared = shared.take(stratified(shared.y.numpy(), min(public_samples or 3000, len(shared.y)), seed))
@@ -270,9 +360,9 @@ class Federation:
             title=name,
         )
 
-    # -- ways to change one -----------------------------------------------------------------------
+    # -- modified copies --------------------------------------------------------------------------
     def with_client_test(self, client_test: str | float | ClientTest | None, seed: int = 0) -> Federation:
-        """The federation with a test set of its own for each client."""
+        """Return the federation with a test set for each client; see `from_arrays`."""
         rule = parse(client_test)
         if rule is None:
             return self
@@ -283,34 +373,38 @@ class Federation:
                 self, rows=[a for a, _ in parts], client_test=[b for _, b in parts], client_test_from="train"
             )
         if self.test is None:
-            raise BadInput("client_test: matched draws from the global test set, and there is none; give test=(x, y)")
+            raise BadInput("client_test: matched draws from the global test set, but there is none; give test=(x, y)")
         held, counts = self.test.y.numpy(), self.counts()
         local = [rule.draw(own, int(counts.sum()), held, seed, k) for k, own in enumerate(counts)]
         return replace(self, client_test=local, client_test_from="test")
 
     def subset(self, n: int, seed: int = 0) -> Federation:
-        """The federation with only n samples to train (and locally test) on, evenly by class, clients kept."""
+        """Return the federation with only n training (and client test) samples, stratified by class."""
         kept = stratified(self.train.y.numpy(), n, seed)
-        place = np.full(len(self.train.y), -1, np.int64)
-        place[kept] = np.arange(len(kept))
+        new_row = np.full(len(self.train.y), -1, np.int64)
+        new_row[kept] = np.arange(len(kept))
 
-        def moved(rows: list[Rows]) -> list[Rows]:
-            return [place[own][place[own] >= 0] for own in rows]
+        def renumber(rows: list[Rows]) -> list[Rows]:
+            return [new_row[own][new_row[own] >= 0] for own in rows]
 
         local = (
-            moved(self.client_test)
+            renumber(self.client_test)
             if self.client_test is not None and self.client_test_from == "train"
             else self.client_test
         )
-        return replace(self, train=self.train.take(kept), rows=moved(self.rows), client_test=local)
+        return replace(self, train=self.train.take(kept), rows=renumber(self.rows), client_test=local)
 
     # -- the partition on disk --------------------------------------------------------------------
     def save_partition(self, path: str | PathLike[str]) -> None:
-        """Write who holds which rows, to be read by `load_partition`."""
+        """Write the rows of each client to a file for `load_partition`."""
         sources.save_partition(Path(path), self.rows, self.client_test, self.client_test_from, self.partition)
 
     def load_partition(self, path: str | PathLike[str]) -> Federation:
-        """This data with the clients that a file from `save_partition` says."""
+        """Return this data with the clients of a file written by `save_partition`.
+
+        Raises:
+            BadInput: If the file can't be read or does not fit the data.
+        """
         rows, local, client_test_from, text = sources.load_partition(Path(path))
         limit = {"train": len(self.train.y), "test": 0 if self.test is None else len(self.test.y)}
         for own, what in [*((r, "train") for r in rows), *((r, client_test_from) for r in local or [])]:
@@ -327,12 +421,12 @@ def _classes(classes: int | None, names: Sequence[str] | None, train: Samples, t
     return 1 + max(int(data.y.max()) for data in (train, test) if data is not None)
 
 
-def _kind(data: Samples) -> tuple[torch.Size, torch.dtype]:
+def _sample_type(data: Samples) -> tuple[torch.Size, torch.dtype]:
     return data.x.shape[1:], data.x.dtype
 
 
 def _default(transform: Transform | None, data: Samples) -> Transform:
-    """Without a word from the user: images to -1 … 1, features as they are."""
+    """Return the default transform: images to -1 … 1, features unchanged."""
     if transform is not None:
         return transform
     return Transform.named(normalize="half") if data.x.dtype == torch.uint8 else Transform()

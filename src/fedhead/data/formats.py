@@ -1,4 +1,4 @@
-"""The file formats of the standard data sets: CIFAR's pickles, idx, idx.gz and npz."""
+"""File formats of the standard data sets: CIFAR's pickles, idx, idx.gz and npz."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fedhead.core.errors import BadInput
 
 
 class _Dtype:
-    """Stands in for numpy.dtype: plain numbers, no objects, no fields."""
+    """Replaces numpy.dtype while unpickling: plain numbers, no objects, no fields."""
 
     def __init__(self, code: str | bytes, *rest: Any):
         self.code = code.decode("ascii") if isinstance(code, bytes) else str(code)
@@ -36,14 +36,14 @@ class _Dtype:
 
 
 class _Array:
-    """Stands in for an array while it is read: numpy's own code never sees what the pickle says of itself."""
+    """Replaces an array while unpickling, so that numpy's own code never sees untrusted metadata."""
 
     value: NDArray[Any] = np.zeros(0)
 
     def __setstate__(self, state: Any) -> None:
         _, shape, kind, fortran, raw = state
         if not isinstance(kind, _Dtype) or not isinstance(raw, bytes):
-            raise pickle.UnpicklingError("it holds an array without plain contents")
+            raise pickle.UnpicklingError("it holds an array that is not plain bytes")
         flat = np.frombuffer(raw, np.dtype(kind.order + kind.code))
         self.value = flat.reshape(shape, order="F" if fortran else "C")
 
@@ -53,32 +53,32 @@ def _reconstruct(*ignored: Any) -> _Array:
 
 
 def _encode(text: str, codec: str) -> bytes:
-    """How Python 3 writes bytes into an old pickle."""
+    """Decode bytes that Python 3 wrote to an old pickle."""
     if codec not in ("latin1", b"latin1"):
-        raise pickle.UnpicklingError(f"it asks for the codec {codec!r}")
+        raise pickle.UnpicklingError(f"it uses the codec {codec!r}")
     return text.encode("latin1")
 
 
-_ADMITTED: dict[tuple[str, str], Any] = {
+_ALLOWED: dict[tuple[str, str], Any] = {
     ("numpy.core.multiarray", "_reconstruct"): _reconstruct,
     ("numpy._core.multiarray", "_reconstruct"): _reconstruct,
-    ("numpy", "ndarray"): None,  # only ever an argument of _reconstruct
+    ("numpy", "ndarray"): None,  # only used as an argument of _reconstruct
     ("numpy", "dtype"): _Dtype,
     ("_codecs", "encode"): _encode,
 }
 
 
 class _Unpickler(pickle.Unpickler):
-    """Admits arrays, bytes, str, int, list and dict alone: a pickle can otherwise run any code."""
+    """Allows only arrays, bytes, str, int, list and dict: an unrestricted pickle can run any code."""
 
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in _ADMITTED:
-            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no data file needs")
-        return _ADMITTED[module, name]
+        if (module, name) not in _ALLOWED:
+            raise pickle.UnpicklingError(f"it needs {module}.{name}, which no data file should")
+        return _ALLOWED[module, name]
 
 
 def read_bytes(path: Path, md5: str | None = None) -> bytes:
-    """A file's contents, unpacked if it is gzipped, checked against the md5 of the contents."""
+    """Read a file, decompressed if it is gzipped, and check the md5 of its contents."""
     try:
         whole = path.read_bytes()
         if whole[:2] == b"\x1f\x8b":
@@ -95,7 +95,7 @@ def read_bytes(path: Path, md5: str | None = None) -> bytes:
 
 
 def unpickle(path: Path, md5: str | None = None) -> dict[bytes, Any]:
-    """The dictionary in one of CIFAR's pickles; nothing in it is ever run."""
+    """Read the dictionary of a CIFAR pickle without running any code in it."""
     whole = read_bytes(path, md5)
     try:
         held = _Unpickler(io.BytesIO(whole), encoding="bytes").load()
@@ -112,7 +112,16 @@ def unpickle(path: Path, md5: str | None = None) -> dict[bytes, Any]:
 
 
 def cifar_batch(path: Path, label: bytes, md5: str | None = None) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Images [N, 3, 32, 32] and labels of one CIFAR batch; `label` is b"labels" or b"fine_labels"."""
+    """Read the images [N, 3, 32, 32] and labels of one CIFAR batch.
+
+    Args:
+        path: The file.
+        label: Key of the labels, b"labels" or b"fine_labels".
+        md5: Expected checksum.
+
+    Raises:
+        BadInput: If the file is corrupt or not a CIFAR batch.
+    """
     held = unpickle(path, md5)
     try:
         data, y = np.asarray(held[b"data"]), np.asarray(held[label], np.int64)
@@ -126,7 +135,7 @@ def cifar_batch(path: Path, label: bytes, md5: str | None = None) -> tuple[NDArr
 
 
 def idx(path: Path, md5: str | None = None) -> NDArray[np.uint8]:
-    """The bytes array in an idx or idx.gz file."""
+    """Read the array of bytes in an idx or idx.gz file."""
     whole = read_bytes(path, md5)
     if len(whole) < 4 or whole[:2] != b"\0\0" or whole[2] != 8 or len(whole) < 4 + 4 * whole[3]:
         raise BadInput(f"{path}: not an idx file of bytes")
@@ -140,11 +149,11 @@ def idx(path: Path, md5: str | None = None) -> NDArray[np.uint8]:
 
 
 def read_npz(path: Path) -> dict[str, NDArray[Any]]:
-    """All arrays of an .npz file; nothing in it is ever run."""
+    """Read all arrays of an .npz file without running any code in it."""
     if not path.is_file():
         raise BadInput(f"{path}: no such file")
     with open(path, "rb") as file:
-        if file.read(2) != b"PK":  # of other files numpy would say that they could be loaded unsafely
+        if file.read(2) != b"PK":  # for other files numpy's message suggests loading them unsafely
             raise BadInput(f"{path}: not an .npz file; write one with numpy.savez")
     try:
         with open(path, "rb") as file, np.load(file, allow_pickle=False) as held:

@@ -1,4 +1,4 @@
-"""Folder trees of images: decoded once into one array, which is kept beside the data."""
+"""Folders of images, decoded once to an array that is cached next to the data."""
 
 from __future__ import annotations
 
@@ -19,18 +19,28 @@ SUFFIXES = frozenset({".png", ".jpg", ".jpeg"})
 
 
 def subfolders(path: Path) -> list[Path]:
-    """The folders in a folder, by name; hidden ones are passed over."""
+    """List the folders in a folder by name, without hidden ones."""
     return sorted(d for d in path.iterdir() if d.is_dir() and not d.name.startswith("."))
 
 
 def pictures(path: Path) -> list[Path]:
-    """The image files in a folder, by name, or in its folder `images` (Tiny-ImageNet)."""
+    """List the image files in a folder by name, or those in its subfolder `images` (Tiny-ImageNet)."""
     found = sorted(f for f in path.iterdir() if f.suffix.lower() in SUFFIXES)
     return found or (pictures(path / "images") if (path / "images").is_dir() else [])
 
 
 def decode(root: Path, names: Sequence[str], size: int | None = None, channels: int | None = None) -> Samples:
-    """The images of a folder with one folder a class; `names` are the classes in order."""
+    """Read the images of a folder that has one folder per class.
+
+    Args:
+        root: The folder.
+        names: Classes in order.
+        size: Resizes images to size × size.
+        channels: 1 or 3; by default as in the first image.
+
+    Raises:
+        BadInput: If the folder or its images can't be read.
+    """
     if not root.is_dir():
         raise BadInput(f"{root}: no such folder")
     listed = [
@@ -42,7 +52,7 @@ def decode(root: Path, names: Sequence[str], size: int | None = None, channels: 
 def decode_list(
     root: Path, listed: Sequence[tuple[Path, int]], size: int | None = None, channels: int | None = None
 ) -> Samples:
-    """Image files and their classes as samples; gray only if all are, or as many channels as told."""
+    """Read image files and their classes as samples; see `decode`."""
     from PIL import Image
 
     if not listed:
@@ -54,18 +64,18 @@ def decode_list(
                 with Image.open(path) as picture:
                     if x is None:
                         channels = channels or (1 if picture.mode in ("1", "L", "I;16") else 3)
-                        wide, high = (size, size) if size else picture.size
-                        x = np.empty((len(listed), high, wide, channels), np.uint8)
+                        width, height = (size, size) if size else picture.size
+                        x = np.empty((len(listed), height, width, channels), np.uint8)
                     own = picture.convert("L" if channels == 1 else "RGB")
                     if size and own.size != (size, size):
                         own = own.resize((size, size), Image.Resampling.BILINEAR)
                     pixels = np.asarray(own)
-            except (OSError, SyntaxError, ValueError) as error:  # what Pillow raises for damaged files
+            except (OSError, SyntaxError, ValueError) as error:  # raised by Pillow for damaged files
                 raise BadInput(f"{path}: not a readable image ({error}); delete it or fetch it again") from None
             if pixels.shape[:2] != x.shape[1:3]:
                 raise BadInput(
                     f"{path}: an image of {pixels.shape[1]}x{pixels.shape[0]} among others of "
-                    f"{x.shape[2]}x{x.shape[1]}; give a size to bring all to"
+                    f"{x.shape[2]}x{x.shape[1]}; give a size to resize all images to"
                 )
             x[i] = pixels if pixels.ndim == 3 else pixels[:, :, None]
             advance()
@@ -75,28 +85,28 @@ def decode_list(
 
 
 def cached(root: Path, key: str, listed: Sequence[tuple[Path, int]], size: int | None, channels: int) -> Samples:
-    """As `decode_list`, from the array that an earlier call kept if the list of files is still the same."""
-    told = "\n".join(f"{path.relative_to(root)}\t{c}" for path, c in listed)
-    mark = hashlib.sha256(told.encode()).hexdigest()[:16]
-    kept = root / f".fedhead-{key}-{mark}.npz"
-    if kept.is_file():
+    """Read images like `decode_list`, or from the cache of an earlier call if the list of files is unchanged."""
+    listing = "\n".join(f"{path.relative_to(root)}\t{c}" for path, c in listed)
+    digest = hashlib.sha256(listing.encode()).hexdigest()[:16]
+    cache = root / f".fedhead-{key}-{digest}.npz"
+    if cache.is_file():
         try:
-            held = read_npz(kept)
+            held = read_npz(cache)
             return Samples(torch.from_numpy(held["x"]), torch.from_numpy(held["y"]))
         except (BadInput, KeyError):
-            kept.unlink(missing_ok=True)  # half written or damaged: decode again
+            cache.unlink(missing_ok=True)  # incomplete or damaged: decode again
     data = decode_list(root, listed, size, channels)
     if os.access(root, os.W_OK):
-        beside = kept.with_name(f"{kept.name}.{os.getpid()}.part")
-        with open(beside, "wb") as file:
+        draft = cache.with_name(f"{cache.name}.{os.getpid()}.part")
+        with open(draft, "wb") as file:
             np.savez(file, x=data.x.numpy(), y=data.y.numpy())
-        os.replace(beside, kept)
+        os.replace(draft, cache)
     return data
 
 
 @contextmanager
 def _progress(title: str, total: int) -> Iterator[Callable[[], None]]:
-    """A bar on stderr for long work; short work goes without."""
+    """Show a progress bar on stderr, for long work only."""
     if total < 2000:
         yield lambda: None
         return

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from fedhead.core import random
 from fedhead.core.errors import BadInput, unknown
-from fedhead.data.allocation import Rows, apportion, hand_out, log_gamma, softmax
+from fedhead.data.allocation import Rows, apportion, assign_rows, log_gamma, softmax
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Dirichlet(Partition):
         # round the shares, then cumulate; the last client takes the rest of each class
         cuts = np.minimum(np.cumsum(np.rint(share * sizes[:, None]), axis=1).astype(np.int64), sizes[:, None])
         cuts[:, -1] = sizes
-        return hand_out(y, np.diff(cuts, axis=1, prepend=0).T, rng)
+        return assign_rows(y, np.diff(cuts, axis=1, prepend=0).T, rng)
 
     def __str__(self) -> str:
         return f"dirichlet({self.alpha!r})"
@@ -100,7 +100,7 @@ class CappedDirichlet(Partition):
             counts = self._draw(sizes, clients, together, rng)
             enough = np.flatnonzero(counts.sum(axis=2).min(axis=1) >= self.minimum)
             if enough.size:
-                return hand_out(y, counts[enough[0]], rng)
+                return assign_rows(y, counts[enough[0]], rng)
         raise BadInput(
             f"partition {self}: {self.tries} draws left some of the {clients} clients under {self.minimum} samples; "
             f"use a larger alpha, fewer clients, or dirichlet({self.alpha!r}) without a minimum"
@@ -149,7 +149,7 @@ class EqualDirichlet(Partition):
                 take = np.minimum(apportion(share, int(open_)), left)
                 counts[k] += take
                 left -= take
-        return hand_out(y, counts, rng)
+        return assign_rows(y, counts, rng)
 
     def __str__(self) -> str:
         return f"dirichlet({self.alpha!r}, equal)"
@@ -194,7 +194,7 @@ class Skewed(Partition):
             holders = rng.permutation(np.flatnonzero(column))  # who takes the odd samples
             counts[holders, c] = sizes[c] // len(holders)
             counts[holders[: sizes[c] % len(holders)], c] += 1
-        return hand_out(y, counts, rng)
+        return assign_rows(y, counts, rng)
 
     def __str__(self) -> str:
         return f"skewed({self.per_client})"

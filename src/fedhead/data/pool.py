@@ -1,4 +1,4 @@
-"""The pool: samples that live on the compute device as they are stored, and leave it as ready batches."""
+"""The pool: samples on the compute device in their stored form, from which batches are made."""
 
 from __future__ import annotations
 
@@ -11,11 +11,18 @@ from fedhead.core.batch import Batch
 from fedhead.data.augment import Transform
 from fedhead.data.federation import Samples
 
-LARGEST_TURNED = 1 << 30  # bytes of images that may be held a second time in another order
+MAX_CONVERTED = 1 << 30  # largest size in bytes of images that are held a second time in channels-last format
 
 
 class Pool:
-    """Samples on a device; batches are gathered, augmented and normalized there."""
+    """Samples on a device, where batches are gathered, augmented and normalized.
+
+    Args:
+        samples: Samples to hold.
+        transform: Maps stored samples to model inputs.
+        device: Where to hold them.
+        dtype: Type of the inputs.
+    """
 
     def __init__(
         self,
@@ -28,49 +35,55 @@ class Pool:
         self.y = samples.y.to(device)
         self.transform = transform
         self.dtype = dtype
-        self._turned: Pool | None = None
+        self._converted: Pool | None = None
 
     def __len__(self) -> int:
         return len(self.y)
 
     @property
     def device(self) -> torch.device:
-        """Where the samples are."""
+        """The device of the samples."""
         return self.x.device
 
-    def holding(self, x: Tensor, y: Tensor) -> Pool:
-        """The same pool with other tensors in place of its own, for tracing."""
+    def with_data(self, x: Tensor, y: Tensor) -> Pool:
+        """Return the same pool with other tensors, for tracing."""
         other = copy.copy(self)
         other.x, other.y = x, y
         return other
 
     def channels_last(self) -> Pool:
-        """The same pool with the channels of its images innermost, as convolutions like them; turned once and kept.
+        """Return the same pool with images in channels-last format, which is faster for convolutions on a CPU.
 
-        Turning every batch anew takes longer than all else that a batch needs. What is no image stays as it is, and so
-        does a set that is too large to be held twice.
+        The images are converted once, since converting every batch would take longer than all other work.
+        Samples that are not images, and sets too large to be held twice, are left as they are.
         """
-        if self.x.dim() != 4 or self.x.nbytes > LARGEST_TURNED:
+        if self.x.dim() != 4 or self.x.nbytes > MAX_CONVERTED:
             return self
-        if self._turned is None:
-            self._turned = self.holding(self.x.contiguous(memory_format=torch.channels_last), self.y)
-        return self._turned
+        if self._converted is None:
+            self._converted = self.with_data(self.x.contiguous(memory_format=torch.channels_last), self.y)
+        return self._converted
 
     def batch(self, index: Tensor, weight: Tensor, key: Tensor | None = None) -> Batch:
-        """The samples of these rows, [B] or [clients, B]; without a key nothing is augmented."""
+        """Create a batch.
+
+        Args:
+            index: Rows of the samples, [B] or [clients, B].
+            weight: Weights of the samples, likewise.
+            key: Random keys, likewise; None for no augmentation.
+        """
         x = self.view(index.reshape(-1), None if key is None else key.reshape(-1))
         keys = torch.zeros_like(index) if key is None else key
         return Batch(x.reshape(*index.shape, *x.shape[1:]), self.y[index], weight.to(self.dtype), index, keys)
 
     def view(self, index: Tensor, key: Tensor | None) -> Tensor:
-        """The inputs of these rows, [B]."""
-        return self.transform(self._taken(index), key).to(self.dtype)
+        """Return the inputs of rows `index` [B], augmented with `key` [B] if it is given."""
+        return self.transform(self._select(index), key).to(self.dtype)
 
-    def _taken(self, index: Tensor) -> Tensor:
-        """The stored rows of this index."""
+    def _select(self, index: Tensor) -> Tensor:
+        """Return the stored samples of rows `index`."""
         if self.device.type != "cpu":
             return self.x[index]
-        # On a CPU indexing goes number by number, while index_select copies rows, if they lie in one piece.
+        # On a CPU indexing copies single numbers, while index_select copies whole rows if they are contiguous.
         if self.x.is_contiguous() or self.x.dim() != 4:
             return self.x.index_select(0, index)
         return self.x.permute(0, 2, 3, 1).index_select(0, index).permute(0, 3, 1, 2)

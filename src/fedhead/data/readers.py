@@ -1,4 +1,4 @@
-"""How each standard data set is found under a data folder and read."""
+"""Readers of the standard data sets: where each is found in a data folder, and how it is read."""
 
 from __future__ import annotations
 
@@ -43,69 +43,69 @@ TINY = Remote("http://cs231n.stanford.edu/tiny-imagenet-200.zip", "90528d7ca1a48
 EMNIST = Remote("https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip", "58c8d27c78d21e728a6bc7b3cc06412e")
 MNIST = "https://ossci-datasets.s3.amazonaws.com/mnist/"
 FASHION = "https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion/"
-DEBIAN = Path("/usr/share/datasets/fashion-mnist")  # where Debian's dataset-fashion-mnist puts it
+DEBIAN = Path("/usr/share/datasets/fashion-mnist")  # from Debian's package dataset-fashion-mnist
 UNION = "emnist-letters-union.npz"
 _LETTERS_TEST = 4  # the bit of the union's `source_bits` for the official Letters test part
 
 
 def cifar10(root: Path, part: Part, download: bool) -> Samples:
-    """CIFAR-10's python batches."""
+    """Read CIFAR-10's Python batches."""
     names = [f"data_batch_{i}" for i in range(1, 6)] if part == "train" else ["test_batch"]
     return _cifar("cifar10", "cifar-10-batches-py", names, b"labels", CIFAR10, root, download)
 
 
 def cifar100(root: Path, part: Part, download: bool) -> Samples:
-    """CIFAR-100's python files, with the 100 fine labels."""
+    """Read CIFAR-100's Python files, with the 100 fine labels."""
     return _cifar("cifar100", "cifar-100-python", [part], b"fine_labels", CIFAR100, root, download)
 
 
 def _cifar(
     dataset: str, folder: str, names: list[str], label: bytes, remote: Remote, root: Path, download: bool
 ) -> Samples:
-    wanted = [f"{folder}/{name}" for name in names]
-    absent = [name for name in wanted if not (root / name).is_file()]
+    files = [f"{folder}/{name}" for name in names]
+    absent = [name for name in files if not (root / name).is_file()]
     if absent:
         fetch(dataset, absent, remote, root, download)
-    parts = [formats.cifar_batch(_there(root / name), label, MD5.get(name)) for name in wanted]
+    parts = [formats.cifar_batch(_existing(root / name), label, MD5.get(name)) for name in files]
     return Samples(inputs(np.concatenate([x for x, _ in parts])), labels(np.concatenate([y for _, y in parts]))[0])
 
 
 def mnist(root: Path, part: Part, download: bool) -> Samples:
-    """MNIST's idx files."""
+    """Read MNIST's idx files."""
     return _idx_pair("mnist", [root / "mnist", root / "MNIST" / "raw", root], MNIST, root / "mnist", part, download)
 
 
 def fashionmnist(root: Path, part: Part, download: bool) -> Samples:
-    """Fashion-MNIST's idx files, also where Debian's package puts them."""
+    """Read Fashion-MNIST's idx files, also from Debian's package."""
     places = [root / "fashionmnist", root / "fashion-mnist", root / "FashionMNIST" / "raw", DEBIAN]
     return _idx_pair("fashionmnist", places, FASHION, root / "fashionmnist", part, download)
 
 
-def _idx_pair(dataset: str, places: list[Path], url: str, home: Path, part: Part, download: bool) -> Samples:
+def _idx_pair(dataset: str, places: list[Path], url: str, folder: Path, part: Part, download: bool) -> Samples:
     prefix = "train" if part == "train" else "t10k"
     arrays = []
     for name in (f"{prefix}-images-idx3-ubyte", f"{prefix}-labels-idx1-ubyte"):
-        path = _either(places, name)
+        path = _find(places, name)
         if path is None:
-            fetch(dataset, [f"{name}.gz"], Remote(f"{url}{name}.gz"), home, download)
-            path = home / f"{name}.gz"
+            fetch(dataset, [f"{name}.gz"], Remote(f"{url}{name}.gz"), folder, download)
+            path = folder / f"{name}.gz"
         arrays.append(formats.idx(path, MD5.get(f"{dataset}/{name}")))
     return _pair(arrays[0], arrays[1], places[0])
 
 
 def emnist_letters(root: Path, part: Part, download: bool) -> Samples:
-    """EMNIST Letters' official idx files.
+    """Read EMNIST Letters' official idx files.
 
-    The published images lie on their side (transposed): they are set upright. Labels 1 … 26 become 0 … 25.
+    The published images are transposed; they are turned upright. Labels 1 … 26 become 0 … 25.
     """
     places = [root / "emnist-letters", root / "gzip", root / "EMNIST" / "raw", root]
     names = [f"emnist-letters-{part}-images-idx3-ubyte", f"emnist-letters-{part}-labels-idx1-ubyte"]
-    found = [_either(places, name) for name in names]
+    found = [_find(places, name) for name in names]
     if None in found:
         if (root / UNION).is_file() and not download:
             raise BadInput(f"emnist-letters is not under {root}, but {UNION} is: use dataset=emnist-letters-union")
         fetch("emnist-letters", [f"{name}.gz" for name in names], EMNIST, root, download)
-        found = [_either(places, name) or _there(root / "gzip" / f"{name}.gz") for name in names]
+        found = [_find(places, name) or _existing(root / "gzip" / f"{name}.gz") for name in names]
     x, y = (formats.idx(path) for path in found if path is not None)
     if y.size and (y.min() < 1 or y.max() > 26):
         raise BadInput(f"{found[1]}: labels {y.min()} … {y.max()} where letters are 1 … 26")
@@ -113,13 +113,13 @@ def emnist_letters(root: Path, part: Part, download: bool) -> Samples:
 
 
 def emnist_letters_union(root: Path, part: Part, download: bool) -> Samples:
-    """A file of real EMNIST letters gathered from several of its parts, upright; not the official split.
+    """Read a file of EMNIST letters collected from several of its parts, upright; not the official split.
 
-    The letters that are known to be in the official test part are for testing, all others for training.
+    Letters known to be in the official test part are used for testing, all others for training.
     """
     path = root / UNION
     if not path.is_file():
-        raise missing("emnist-letters-union", [UNION], root, EMNIST.url, "it is no download (use emnist-letters)")
+        raise missing("emnist-letters-union", [UNION], root, EMNIST.url, "it can't be downloaded (use emnist-letters)")
     held = formats.read_npz(path)
     for key in ("images", "labels", "source_bits"):
         if key not in held:
@@ -129,35 +129,35 @@ def emnist_letters_union(root: Path, part: Part, download: bool) -> Samples:
 
 
 def cinic10(root: Path, part: Part, download: bool) -> Samples:
-    """CINIC-10's class folders: `train` to train on, `test` to test on; `valid` stays unused, as in FedML."""
+    """Read CINIC-10's class folders `train` and `test`; `valid` is not used, as in FedML."""
     places = [root / "cinic10", root / "CINIC-10", root / "cinic-10"]
-    home = next((p for p in places if (p / part).is_dir()), None)
-    if home is None:
-        home = places[0]  # the archive has no folder of its own
-        fetch("cinic10", ["cinic10/train", "cinic10/test"], CINIC10, root, download, into=home)
-    classes = [d.name for d in image_folders.subfolders(_there(home / part))]
-    listed = [(f, c) for c, name in enumerate(classes) for f in image_folders.pictures(home / part / name)]
-    return image_folders.cached(home, part, listed, 32, 3)
+    folder = next((p for p in places if (p / part).is_dir()), None)
+    if folder is None:
+        folder = places[0]  # the archive has no top-level folder
+        fetch("cinic10", ["cinic10/train", "cinic10/test"], CINIC10, root, download, into=folder)
+    classes = [d.name for d in image_folders.subfolders(_existing(folder / part))]
+    listed = [(f, c) for c, name in enumerate(classes) for f in image_folders.pictures(folder / part / name)]
+    return image_folders.cached(folder, part, listed, 32, 3)
 
 
 def tinyimagenet(root: Path, part: Part, download: bool) -> Samples:
-    """Tiny-ImageNet's folders: `train` by class, and `val`, which is for testing, by its list of annotations."""
-    home = root / "tiny-imagenet-200"
-    if not home.is_dir():
+    """Read Tiny-ImageNet's folders: `train` by class, and `val`, used for testing, by its list of annotations."""
+    folder = root / "tiny-imagenet-200"
+    if not folder.is_dir():
         fetch("tinyimagenet", ["tiny-imagenet-200/train", "tiny-imagenet-200/val"], TINY, root, download)
-    classes = [d.name for d in image_folders.subfolders(_there(home / "train"))]
+    classes = [d.name for d in image_folders.subfolders(_existing(folder / "train"))]
     if part == "train":
-        listed = [(f, c) for c, name in enumerate(classes) for f in image_folders.pictures(home / "train" / name)]
-        return image_folders.cached(home, part, listed, 64, 3)
-    notes = home / "val" / "val_annotations.txt"
+        listed = [(f, c) for c, name in enumerate(classes) for f in image_folders.pictures(folder / "train" / name)]
+        return image_folders.cached(folder, part, listed, 64, 3)
+    notes = folder / "val" / "val_annotations.txt"
     number = {name: c for c, name in enumerate(classes)}
     listed = []
-    for line in formats.read_bytes(_there(notes)).decode().splitlines():
+    for line in formats.read_bytes(_existing(notes)).decode().splitlines():
         words = line.split("\t")
         if len(words) < 2 or words[1] not in number:
             raise BadInput(f"{notes}: the line {line[:60]!r} names no class that is in train")
-        listed.append((home / "val" / "images" / words[0], number[words[1]]))
-    return image_folders.cached(home, part, listed, 64, 3)
+        listed.append((folder / "val" / "images" / words[0], number[words[1]]))
+    return image_folders.cached(folder, part, listed, 64, 3)
 
 
 def _pair(x: NDArray[Any], y: NDArray[Any], where: Path) -> Samples:
@@ -166,12 +166,12 @@ def _pair(x: NDArray[Any], y: NDArray[Any], where: Path) -> Samples:
     return Samples(inputs(x), labels(y.astype(np.int64))[0])
 
 
-def _either(places: list[Path], name: str) -> Path | None:
-    """The file in the first place that has it, packed or not."""
+def _find(places: list[Path], name: str) -> Path | None:
+    """Return the file in the first folder that has it, compressed or not."""
     return next((p for place in places for p in (place / name, place / f"{name}.gz") if p.is_file()), None)
 
 
-def _there(path: Path) -> Path:
+def _existing(path: Path) -> Path:
     if not path.exists():
-        raise BadInput(f"{path}: not there; the archive beside it is incomplete, delete it and fetch it again")
+        raise BadInput(f"{path}: missing; the archive next to it is incomplete, delete it and fetch it again")
     return path

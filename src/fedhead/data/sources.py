@@ -1,4 +1,4 @@
-"""Users' own data from other places: torch and Hugging Face data sets, .npz files, folders; partitions on disk."""
+"""User data from other sources: torch and Hugging Face data sets, .npz files, folders; and partitions on disk."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from fedhead.data.formats import read_npz
 
 
 def torch_dataset(dataset: Any) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """The samples and labels of a torch `Dataset` of (sample, label) pairs."""
+    """Return the samples and labels of a torch `Dataset` of (sample, label) pairs."""
     if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
-        raise BadInput(f"{type(dataset).__name__} is no torch Dataset with a length: give one that can be indexed")
+        raise BadInput(f"{type(dataset).__name__} is not a torch Dataset with a length: give one that can be indexed")
     size = len(dataset)
     if size == 0:
         raise BadInput("the Dataset is empty: give at least one sample")
@@ -32,9 +32,9 @@ def torch_dataset(dataset: Any) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, A
 def columns(
     dataset: Any, image: str, label: str
 ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], Sequence[str] | None]:
-    """Two columns of a Hugging Face `Dataset`, and the class names if its features tell them."""
+    """Return two columns of a Hugging Face `Dataset`, and the class names if its features list them."""
     if not hasattr(dataset, "column_names"):
-        raise BadInput(f"{type(dataset).__name__} is no Hugging Face Dataset: give one with columns, such as its train")
+        raise BadInput(f"{type(dataset).__name__} is not a Hugging Face Dataset: give one split of it")
     known = list(dataset.column_names)
     for column in (image, label):
         if column not in known:
@@ -44,30 +44,30 @@ def columns(
 
 
 def npz(path: Path) -> tuple[Any, Any, tuple[Any, Any] | None]:
-    """x, y and the test pair (or None) of an .npz file."""
+    """Return x, y and the test pair (or None) of an .npz file."""
     held = read_npz(path)
     for key in ("x", "y"):
         if key not in held:
             raise BadInput(f"{path}: no array {key!r} (there is {', '.join(held) or 'nothing'}); it needs x and y")
     tests = [key for key in ("x_test", "y_test") if key in held]
     if len(tests) == 1:
-        raise BadInput(f"{path}: {tests[0]} stands alone; a test set needs both x_test and y_test")
+        raise BadInput(f"{path}: {tests[0]} is alone; a test set needs both x_test and y_test")
     return held["x"], held["y"], (held["x_test"], held["y_test"]) if tests else None
 
 
 def save_partition(path: Path, rows: list[Rows], local: list[Rows] | None, client_test_from: str, text: str) -> None:
-    """Write a partition: all rows in one array, the clients' ends in another."""
+    """Write a partition to a file: all rows in one array, the end of each client's rows in another."""
     entries: dict[str, Any] = {"rows": np.concatenate(rows), "ends": np.cumsum([len(r) for r in rows])}
     if local is not None:
         entries |= {"local": np.concatenate(local), "local_ends": np.cumsum([len(r) for r in local])}
-    beside = path.with_name(path.name + ".part")
-    with open(beside, "wb") as file:
+    draft = path.with_name(path.name + ".part")
+    with open(draft, "wb") as file:
         np.savez_compressed(file, partition=np.array(text), client_test_from=np.array(client_test_from), **entries)
-    os.replace(beside, path)
+    os.replace(draft, path)
 
 
 def load_partition(path: Path) -> tuple[list[Rows], list[Rows] | None, Literal["train", "test"], str]:
-    """What `save_partition` wrote."""
+    """Read a partition written by `save_partition`."""
     held = read_npz(path)
     try:
         rows = _unpack(held["rows"], held["ends"])
@@ -82,17 +82,16 @@ def _unpack(rows: np.ndarray[Any, Any], ends: np.ndarray[Any, Any]) -> list[Rows
 
 
 class Folder(NamedTuple):
-    """What a folder of images holds."""
+    """The contents of a folder of images."""
 
-    parts: list[Samples]  # one a site, or one in all
+    parts: list[Samples]  # one per site, or a single one
     test: Samples | None
     names: tuple[str, ...]  # of the classes
     sites: bool
 
 
 def folder(path: Path, size: int | None) -> Folder:
-    """Read a folder of class folders, or of site folders with class folders, perhaps under train and test."""
-
+    """Read a folder of class folders, or of client folders with class folders, optionally inside train and test."""
     if not path.is_dir():
         raise BadInput(f"{path}: no such folder")
     inner = {d.name: d for d in image_folders.subfolders(path)}
@@ -100,7 +99,7 @@ def folder(path: Path, size: int | None) -> Folder:
     top = inner["train"] if "train" in inner and held else path
     roots = image_folders.subfolders(top)
     if not roots:
-        raise BadInput(f"{path}: no folders in it; it needs one folder a class, with its images")
+        raise BadInput(f"{path}: no folders in it; it needs one folder of images per class")
     sites = all(image_folders.subfolders(root) for root in roots)
     where = roots if sites else [top]
     names = tuple(sorted({d.name for root in where for d in image_folders.subfolders(root)}))
@@ -110,10 +109,10 @@ def folder(path: Path, size: int | None) -> Folder:
 
 
 def _stack(samples: list[Any]) -> np.ndarray[Any, Any]:
-    """Samples (tensors, arrays or PIL images) as one array."""
-    several = [np.asarray(s) for s in samples]
-    shapes = {s.shape for s in several}
+    """Stack samples (tensors, arrays or PIL images) to one array."""
+    arrays = [np.asarray(s) for s in samples]
+    shapes = {s.shape for s in arrays}
     if len(shapes) > 1:
         few = ", ".join(str(s) for s in sorted(shapes)[:3])
-        raise BadInput(f"samples differ in shape ({few} …): bring them to one size first")
-    return np.stack(several)
+        raise BadInput(f"samples differ in shape ({few} …): resize them first")
+    return np.stack(arrays)

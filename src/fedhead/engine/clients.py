@@ -165,7 +165,7 @@ class Clients:
         self, algorithm: Algorithm, task: Task, client: int, round: int, label: str, drawn: bool
     ) -> list[batching.BatchSchedule]:
         forms = self.forms(algorithm, task, client, round, label)
-        return [self.prefetch.schedule(form) if drawn else batching.undrawn_batches(*form[:4]) for form in forms]
+        return [self.prefetch.schedule(form) if drawn else batching.empty_batches(*form[:4]) for form in forms]
 
     def forms(self, algorithm: Algorithm, task: Task, client: int, round: int, label: str = "train") -> list[Form]:
         """What the batches of a client's phases are drawn from."""

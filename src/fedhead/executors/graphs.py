@@ -152,7 +152,7 @@ class GraphRunner:
         def function(*flat: Tensor) -> None:
             carry, counter = pytree.tree_unflatten(list(flat[: len(changed)]), shape)
             w, inputs, index, weight, key, x, y = pytree.tree_unflatten(list(flat[len(changed) :]), read_shape)
-            data = pool.holding(x, y)
+            data = pool.with_data(x, y)
             step = replace(self.step, program=self.step.program.reading(data, self.step.phase.data))
             batch, draw = Table(index, weight, key, None).batch(counter, data, size)
             new = step(carry, w, batch, draw, inputs)

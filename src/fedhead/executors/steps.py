@@ -13,7 +13,7 @@ from fedhead.algorithm.client import ClientInputs
 from fedhead.algorithm.phase import Phase
 from fedhead.core import random
 from fedhead.core.batch import Batch
-from fedhead.core.optimizers import Optimizer, owned
+from fedhead.core.optimizers import Optimizer, clone_for_in_place
 from fedhead.core.tree import Tree, Weights
 from fedhead.data.pool import Pool
 from fedhead.executors.program import Program, Vectorizer
@@ -64,7 +64,7 @@ class Step:
         params = Tree({name: w[name] for name in self.names})
         opt = self.vectorizer.init(self.optimizer)(params) if opt is None else opt
         if self.program.in_place:
-            params, opt = owned(params, opt)
+            params, opt = clone_for_in_place(params, opt)
         return Carry(params, w.stats, opt)
 
     def __call__(self, carry: Carry, w: Weights, batch: Batch, key: Tensor, inputs: ClientInputs) -> Carry:

@@ -10,26 +10,26 @@ from fedhead.models.registry import Body, Shape, image, register
 
 
 class GridPool(nn.Module):
-    """The means over a `side` x `side` grid of the image, flattened."""
+    """Average pooling to a `side` x `side` grid, flattened."""
 
     def __init__(self, side: int):
         super().__init__()
         self.side = side
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, C, H, W] -> [B, C * side * side]."""
+        """Map [B, C, H, W] to [B, C * side * side]."""
         return F.adaptive_avg_pool2d(x, self.side).flatten(1)
 
 
 @register("alexnet", "FedClassAvg's AlexNet: 64-128-256 channels, 512-d features; feature_layer=512 as in the paper")
 def alexnet(shape: Shape, dropout: float = 0.5) -> Body:
-    """Three 3x3 convolutions, means over a 3x3 grid, dropout and a hidden layer of 512 with ReLU.
+    """Build three 3x3 convolutions, average pooling to a 3x3 grid, dropout and a hidden layer of 512 units with ReLU.
 
-    With `feature_layer=512` it has the second Linear(512, 512) of FedClassAvg's public form.
+    With `feature_layer=512` it has the second Linear(512, 512) of FedClassAvg's public code.
     """
-    entering, _, _ = image("alexnet", shape, least=4)
+    in_channels, _, _ = image("alexnet", shape, least=4)
     extractor = nn.Sequential(
-        nn.Sequential(nn.Conv2d(entering, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2, stride=1, padding=1)),
+        nn.Sequential(nn.Conv2d(in_channels, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2, stride=1, padding=1)),
         nn.Sequential(nn.Conv2d(64, 128, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2, padding=1)),
         nn.Sequential(nn.Conv2d(128, 256, 3, padding=1), nn.ReLU()),
         nn.Sequential(GridPool(3), Dropout(dropout), nn.Linear(256 * 9, 512), nn.ReLU()),

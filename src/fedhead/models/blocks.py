@@ -1,4 +1,4 @@
-"""What convolutional architectures have in common: norms, convolutions followed by them, pooling to a vector."""
+"""Building blocks of convolutional architectures: normalization, convolution with normalization, global pooling."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ Norm = Literal["batch", "group"]
 
 
 def norm2d(kind: Norm, channels: int) -> nn.Module:
-    """BatchNorm, or GroupNorm in 8 groups (fewer where the channels don't divide)."""
+    """Return BatchNorm, or GroupNorm with 8 groups (fewer if 8 does not divide the channels)."""
     return nn.BatchNorm2d(channels) if kind == "batch" else nn.GroupNorm(math.gcd(channels, 8), channels)
 
 
 def conv_norm(
-    entering: int, leaving: int, kernel: int, stride: int = 1, groups: int = 1, norm: Norm = "batch"
+    in_channels: int, out_channels: int, kernel: int, stride: int = 1, groups: int = 1, norm: Norm = "batch"
 ) -> nn.Sequential:
-    """A convolution without bias that keeps the size (but for the stride), and its norm."""
-    conv = nn.Conv2d(entering, leaving, kernel, stride, padding=kernel // 2, groups=groups, bias=False)
-    return nn.Sequential(conv, norm2d(norm, leaving))
+    """Return a convolution without bias, padded to keep the image size at stride 1, followed by its normalization."""
+    conv = nn.Conv2d(in_channels, out_channels, kernel, stride, padding=kernel // 2, groups=groups, bias=False)
+    return nn.Sequential(conv, norm2d(norm, out_channels))
 
 
 class GlobalPool(nn.Module):
-    """The mean over all pixels: one number a channel."""
+    """Global average pooling."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, C, H, W] -> [B, C]."""
+        """Map [B, C, H, W] to [B, C]."""
         return x.mean(dim=(2, 3))

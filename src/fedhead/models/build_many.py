@@ -1,4 +1,4 @@
-"""Models for one federation of several architectures."""
+"""Models for one federation with several architectures."""
 
 from __future__ import annotations
 
@@ -8,21 +8,30 @@ from typing import Any
 from fedhead.models.registry import Shape, build
 from fedhead.models.split_model import SplitModel
 
-FEATURES = 512  # of the layer that lets architectures of any width share one classifier (FedClassAvg)
+FEATURES = 512  # width of the feature layer that lets all architectures share one classifier (FedClassAvg)
 
 
 def build_many(
-    asked: Sequence[tuple[str, Mapping[str, Any]]], input_shape: Shape, classes: int, seed: int
+    specs: Sequence[tuple[str, Mapping[str, Any]]], input_shape: Shape, classes: int, seed: int
 ) -> list[SplitModel]:
-    """One model for each name and its parameters, all with the same first classifier.
+    """Build one model per name, all with the same initial classifier.
 
-    Where their features differ in dimension, and no feature layer is asked for, each ends in one of 512 features.
+    If the models differ in feature dimension and no feature layer was requested, each gets one of 512 features.
+
+    Args:
+        specs: Name and parameters of each model.
+        input_shape: Shape of one input, without the batch axis.
+        classes: Number of classes.
+        seed: Seed of the initial weights.
+
+    Returns:
+        The models, in the order of `specs`.
 
     >>> [m.features for m in build_many([("mlp", {}), ("digitscnn", {})], (1, 8, 8), classes=10, seed=0)]
     [512, 512]
     """
-    made = [build(name, input_shape, classes, seed=seed, **given) for name, given in asked]
-    told = any("feature_layer" in given for _, given in asked)
-    if told or len({model.features for model in made}) == 1:
-        return made
-    return [build(name, input_shape, classes, seed=seed, feature_layer=FEATURES, **given) for name, given in asked]
+    models = [build(name, input_shape, classes, seed=seed, **params) for name, params in specs]
+    requested = any("feature_layer" in params for _, params in specs)
+    if requested or len({model.features for model in models}) == 1:
+        return models
+    return [build(name, input_shape, classes, seed=seed, feature_layer=FEATURES, **params) for name, params in specs]

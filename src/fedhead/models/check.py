@@ -1,4 +1,4 @@
-"""Why a module can't be trained functionally or vectorized, in words, and the mends that can be made."""
+"""Checks whether a module can be trained functionally and vectorized, and fixes what can be fixed automatically."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.func import functional_call, vmap
 from fedhead.core import random
 from fedhead.core.batch import Output
 from fedhead.core.errors import BadInput
-from fedhead.models.dropout import Dropout, drawing
+from fedhead.models.dropout import Dropout, dropout_key
 from fedhead.models.split_model import Placeholder, SplitModel
 
 M = TypeVar("M", bound=nn.Module)
@@ -34,29 +34,36 @@ class Finding(NamedTuple):
         return f"{self.where}: {self.problem}; {self.remedy}"
 
 
-# -- mending --------------------------------------------------------------------------------------------------------
+# -- fixing ---------------------------------------------------------------------------------------------------------
 def fix(model: M) -> M:
-    """Repair, in place, what would keep a model from running alike on every executor.
+    """Fix, in place, whatever keeps a model from running identically on every executor.
 
-    Dropout comes to draw by key. BatchNorm keeps running statistics, with a plain momentum, and loses its counter of
-    batches, which is not part of a model's weights. Parameters come to have one precision, torch's default.
+    Dropout layers are replaced by ones that draw by key. BatchNorm layers get running statistics with a plain momentum
+    and lose their counter of batches, which is not part of a model's weights. Parameters are converted to torch's
+    default dtype if they differ from it.
+
+    Args:
+        model: Any module.
+
+    Returns:
+        The same module.
     """
-    swaps: dict[nn.Module, Dropout] = {}  # a module that stands in two places is replaced by one
+    swaps: dict[nn.Module, Dropout] = {}  # a module that is used twice is replaced by one module
     for module in list(model.modules()):
         for name, child in module._modules.items():
             if isinstance(child, _PLAIN_DROPOUT):
                 whole = not isinstance(child, nn.Dropout)
                 setattr(module, name, swaps.setdefault(child, Dropout(child.p, channels=whole)))
         if isinstance(module, _TRACKING_NORM):
-            _mend_norm(module)
+            _fix_norm(module)
     if any(t.is_floating_point() and t.dtype != torch.get_default_dtype() for t in _tensors(model)):
         model.to(torch.get_default_dtype())
     return model
 
 
-def _mend_norm(module: nn.modules.batchnorm._NormBase) -> None:
+def _fix_norm(module: nn.modules.batchnorm._NormBase) -> None:
     if isinstance(module, nn.modules.batchnorm._BatchNorm) and not module.track_running_stats:
-        # without running statistics an evaluation would depend on the batch that a sample stands in
+        # without running statistics the evaluation of a sample would depend on its batch
         like = module.weight if module.affine else torch.empty(0)
         module.track_running_stats = True
         module.running_mean = torch.zeros(module.num_features, dtype=like.dtype, device=like.device)
@@ -75,34 +82,54 @@ def _tensors(model: nn.Module) -> Iterator[Tensor]:
 def require(
     model: SplitModel, input_shape: Sequence[int], classes: int, executor: str = "loop", name: str = "the model"
 ) -> None:
-    """Refuse a model that an executor can't run, with the first reason and its remedy."""
+    """Raise an error if an executor can't run a model.
+
+    Args:
+        model: Model to check.
+        input_shape: Shape of one input, without the batch axis.
+        classes: Number of classes of the data.
+        executor: Name of the executor.
+        name: How error messages refer to the model.
+
+    Raises:
+        BadInput: With the first problem and its remedy.
+    """
     for finding in check(model, input_shape, classes):
         if finding.blocks == "all" or (finding.blocks == "stack" and executor == "stack"):
             raise BadInput(f"{name} can't be used: {finding}")
 
 
 def check(model: SplitModel, input_shape: Sequence[int], classes: int) -> list[Finding]:
-    """Say why a model can't be used functionally or vectorized, and what would fix it; an empty list: all is well.
+    """List the reasons why a model can't be trained functionally or vectorized, each with a remedy.
 
-    The model is looked at, then tried: a batch of two forward and backward, by itself and vectorized over two clients.
+    The model is inspected, then tried: a batch of two samples forward and backward, alone and vectorized over two
+    clients.
+
+    Args:
+        model: Model to check.
+        input_shape: Shape of one input, without the batch axis.
+        classes: Number of classes of the data.
+
+    Returns:
+        The findings; an empty list if nothing is wrong.
     """
-    found = list(_look(model, classes))
+    found = list(_inspect(model, classes))
     if any(f.blocks == "all" for f in found):
         return found
     training = model.training
     try:
         with random.global_generator(0):
-            return found + _try(model.train(), input_shape)
+            return found + _try_run(model.train(), input_shape)
     finally:
         model.train(training)
 
 
-def _look(model: SplitModel, classes: int) -> Iterator[Finding]:
-    """What can be seen without running the model."""
+def _inspect(model: SplitModel, classes: int) -> Iterator[Finding]:
+    """Find problems without running the model."""
     if model.classes != classes:
         yield Finding(
             "classifier",
-            f"it gives {model.classes} classes, the data has {classes}",
+            f"it has {model.classes} classes, the data has {classes}",
             f"build it with {classes} outputs",
             "all",
         )
@@ -114,13 +141,13 @@ def _look(model: SplitModel, classes: int) -> Iterator[Finding]:
             yield Finding(name, f"{kind} draws from the global generator", "use nn.Dropout instead", "stack")
         elif isinstance(module, _TRACKING_NORM) and module.num_batches_tracked is not None:
             yield Finding(name, "it counts its batches outside the model's weights", "call fix(model)", "stack")
-    kinds = sorted({str(t.dtype).removeprefix("torch.") for t in _tensors(model) if t.is_floating_point()})
-    if len(kinds) > 1:
-        yield Finding("model", f"its weights have several precisions ({', '.join(kinds)})", "call fix(model)", "all")
+    dtypes = sorted({str(t.dtype).removeprefix("torch.") for t in _tensors(model) if t.is_floating_point()})
+    if len(dtypes) > 1:
+        yield Finding("model", f"its weights have several dtypes ({', '.join(dtypes)})", "call fix(model)", "all")
 
 
 class _Trial(NamedTuple):
-    """All that a trial run needs, as named tensors."""
+    """The inputs of a trial run, as named tensors."""
 
     params: dict[str, Tensor]
     stats: dict[str, Tensor]
@@ -128,22 +155,24 @@ class _Trial(NamedTuple):
     key: Tensor
 
 
-def _try(model: SplitModel, input_shape: Sequence[int]) -> list[Finding]:
-    """What shows only when the model runs, in training mode."""
+def _try_run(model: SplitModel, input_shape: Sequence[int]) -> list[Finding]:
+    """Find problems by running the model in training mode."""
     trial = _trial(model, input_shape)
     before = [t.clone() for t in _tensors(model)]
     first, failure = _attempt(lambda: _apply(model, trial))
     if first is None:
         problem = f"it does not take inputs of shape {tuple(input_shape)} ({failure})"
         return [Finding("model", problem, "name a model and data that fit", "all")]
-    found = list(_odd_outputs(model, first)) + _odd_order(model, trial)
+    found = list(_wrong_outputs(model, first)) + _wrong_order(model, trial)
     if any(f.blocks == "all" for f in found):
         return found
     torch.rand(1)  # move the global generator on
     again = _apply(model, trial)
     if not torch.equal(first.logits, again.logits):
         remedy = "use the modules nn.Dropout or fedhead.models.dropout.Dropout, which draw by key"
-        found.append(Finding("model", "two passes over the same batch differ: it draws by itself", remedy, "stack"))
+        found.append(
+            Finding("model", "two passes over the same batch differ: it draws random numbers itself", remedy, "stack")
+        )
     if any(not torch.equal(a, b) for a, b in zip(before, _tensors(model), strict=True)):
         remedy = "keep it in floating-point buffers, or leave it out"
         found.append(Finding("model", "it keeps state outside its weights between passes", remedy, "nothing"))
@@ -154,7 +183,7 @@ def _try(model: SplitModel, input_shape: Sequence[int]) -> list[Finding]:
     _, failure = _attempt(lambda: _gradients(loss, trial.params, *trial[1:]))
     if failure:
         return [*found, Finding("model", f"its gradient can't be taken ({failure})", "see the message", "all")]
-    params, *others = (_twice(part) for part in trial)
+    params, *others = (_duplicate(part) for part in trial)
     _, failure = _attempt(lambda: _gradients(vmap(loss), params, *others))
     if failure:
         remedy = "run it with executor=loop, or write that step with operations that vmap knows"
@@ -170,13 +199,13 @@ def _trial(model: SplitModel, input_shape: Sequence[int]) -> _Trial:
     return _Trial(params, stats, x, torch.tensor(random.key("check", "dropout"), device=like.device))
 
 
-def _twice(part: Tensor | dict[str, Tensor]) -> Any:
+def _duplicate(part: Tensor | dict[str, Tensor]) -> Any:
     return {n: torch.stack([t, t]) for n, t in part.items()} if isinstance(part, dict) else torch.stack([part, part])
 
 
 def _apply(model: SplitModel, trial: _Trial) -> Output:
     stats = {name: t.clone() for name, t in trial.stats.items()}  # BatchNorm writes into them
-    with drawing(trial.key):
+    with dropout_key(trial.key):
         out: Output = functional_call(model, {**trial.params, **stats}, (trial.x,))
     return out
 
@@ -187,18 +216,18 @@ def _gradients(loss: Callable[..., Tensor], params: Any, *others: Any) -> tuple[
 
 
 def _attempt(step: Callable[[], T]) -> tuple[T | None, str]:
-    """The step's result, or the first line of what it raised."""
+    """Return the result of a step, or the first line of the error it raised."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the finding says what matters
+            warnings.simplefilter("ignore")  # the finding states the problem
             return step(), ""
-    except Exception as error:  # the user's forward may raise anything
+    except Exception as error:  # the user's forward may raise any exception
         lines = str(error).strip().splitlines()
         return None, lines[0].rstrip(".") if lines else type(error).__name__
 
 
-def _odd_outputs(model: SplitModel, out: Output) -> Iterator[Finding]:
-    """Features and logits must be one row a sample."""
+def _wrong_outputs(model: SplitModel, out: Output) -> Iterator[Finding]:
+    """Check that features and logits have one row per sample."""
     for where, value, width in (("extractor", out.h, None), ("projection", out.z, model.features)):
         shape = tuple(value.shape)
         if len(shape) != 2 or shape[0] != 2 or (width is not None and shape[1] != width):
@@ -208,20 +237,23 @@ def _odd_outputs(model: SplitModel, out: Output) -> Iterator[Finding]:
             return
     if tuple(out.logits.shape) != (2, model.classes):
         problem = f"a batch of 2 gives logits of shape {list(out.logits.shape)} instead of [2, {model.classes}]"
-        yield Finding("classifier", problem, "it must give one number a class", "all")
+        yield Finding("classifier", problem, "it must give one number per class", "all")
 
 
-def _odd_order(model: SplitModel, trial: _Trial) -> list[Finding]:
-    """Where parts were taken out of a user's module, what comes after them must be what the parts get."""
+def _wrong_order(model: SplitModel, trial: _Trial) -> list[Finding]:
+    """Check that the parts taken out of a user's module were what it applies last."""
     calls: list[tuple[Tensor, ...]] = []
-    holes = [module for module in model.extractor.modules() if isinstance(module, Placeholder)]
-    hooks = [hole.register_forward_hook(lambda _, entering, leaving: calls.append(entering)) for hole in holes]
+    placeholders = [module for module in model.extractor.modules() if isinstance(module, Placeholder)]
+    hooks = [
+        placeholder.register_forward_hook(lambda _, inputs, output: calls.append(inputs))
+        for placeholder in placeholders
+    ]
     try:
         h = _apply(model, trial).h
     finally:
         for hook in hooks:
             hook.remove()
-    if len(calls) == len(holes) and all(torch.equal(entering[0], h) for entering in calls):
+    if len(calls) == len(placeholders) and all(torch.equal(inputs[0], h) for inputs in calls):
         return []
     remedy = "name the module's last Linear layer (and a projection that feeds it directly)"
-    return [Finding("classifier", "it is not what the module applies last, or not once", remedy, "all")]
+    return [Finding("classifier", "the module does not apply it last, or not exactly once", remedy, "all")]

@@ -1,4 +1,4 @@
-"""Dropout whose masks come from a key, so that a loop, a stack of clients and a GPU graph drop the same units."""
+"""Dropout whose masks come from a key, so that a loop, a stack of clients and a CUDA graph drop the same units."""
 
 from __future__ import annotations
 
@@ -13,41 +13,51 @@ from fedhead.core import random
 from fedhead.core.errors import BadInput
 
 
-class _Draw:
-    """A key and how many masks were drawn from it."""
+class _KeyStream:
+    """A key and the number of masks drawn from it."""
 
     def __init__(self, key: Tensor):
         self.key, self.calls = key, 0
 
 
-class _Draws(threading.local):
-    """The keys in force, the innermost last; each thread has its own, since clients may run in several."""
+class _ActiveKeys(threading.local):
+    """The active keys, the innermost last; per thread, since clients may run in several threads."""
 
     def __init__(self) -> None:
-        self.open: list[_Draw] = []
+        self.streams: list[_KeyStream] = []
 
 
-_draws = _Draws()
+_active = _ActiveKeys()
 
 
 @contextmanager
-def drawing(key: Tensor) -> Iterator[None]:
-    """Within this context every `Dropout` draws from `key`, the first call of a forward pass from its first stream.
+def dropout_key(key: Tensor) -> Iterator[None]:
+    """Let every `Dropout` inside this context stream its masks from `key`.
 
-    `key` is one int64 for the whole batch (a scalar tensor), or one a sample ([B]), by which a sample keeps its mask
-    whatever batch it stands in. Inside `torch.func.vmap` it may be batched over clients.
+    The n-th dropout call of a forward pass draws from the n-th stream of the key.
+
+    Args:
+        key: One int64 for the whole batch (a scalar tensor), or one per sample ([B]), by which a sample keeps its mask
+            in any batch. Inside `torch.func.vmap` it may be batched over clients.
     """
-    _draws.open.append(_Draw(key))
+    _active.streams.append(_KeyStream(key))
     try:
         yield
     finally:
-        _draws.open.pop()
+        _active.streams.pop()
 
 
 class Dropout(nn.Module):
-    """Zero each unit with probability p in training, and scale the others by 1/(1-p); drawn from `drawing`'s key.
+    """Zero each unit with probability p in training and scale the others by 1/(1-p).
 
-    With `channels` whole channels are zeroed (as `nn.Dropout2d` does): one draw for every entry of the first two axes.
+    The masks are drawn from the active `dropout_key`.
+
+    Args:
+        p: Probability that a unit is zeroed.
+        channels: Whether to zero whole channels, as `nn.Dropout2d` does: one draw per entry of the first two axes.
+
+    Raises:
+        BadInput: If p is not in [0, 1).
     """
 
     def __init__(self, p: float = 0.5, channels: bool = False):
@@ -58,16 +68,16 @@ class Dropout(nn.Module):
         self.channels = channels
 
     def forward(self, x: Tensor) -> Tensor:
-        """The input with some units dropped; in evaluation the input itself."""
+        """Return the input with some units zeroed; in evaluation mode the input itself."""
         if not self.training or self.p == 0:
             return x
-        if not _draws.open:
-            raise BadInput("dropout in training has no key: call the model inside fedhead.models.dropout.drawing(key)")
-        draw = _draws.open[-1]
-        key = random.fold_in(draw.key, draw.calls)
-        draw.calls += 1
+        if not _active.streams:
+            raise BadInput("dropout in training has no key: call the model inside models.dropout.dropout_key(key)")
+        stream = _active.streams[-1]
+        key = random.fold_in(stream.key, stream.calls)
+        stream.calls += 1
         if key.dim() and key.shape[0] != x.shape[0]:
-            raise BadInput(f"dropout has {key.shape[0]} keys for {x.shape[0]} rows: draw from one key a batch instead")
+            raise BadInput(f"dropout has {key.shape[0]} keys for {x.shape[0]} rows: use one key per batch instead")
         shape = x.shape[:2] if self.channels else x.shape
         chance = random.uniform(key, *shape[key.dim() :])
         if self.channels:
@@ -75,5 +85,5 @@ class Dropout(nn.Module):
         return torch.where(chance < self.p, 0.0, x / (1 - self.p))
 
     def extra_repr(self) -> str:
-        """What the printed module shows of it."""
+        """Return the settings shown when the module is printed."""
         return f"p={self.p}" + (", channels=True" if self.channels else "")

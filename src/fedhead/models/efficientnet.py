@@ -1,4 +1,4 @@
-"""EfficientNet-B0 in its CIFAR form: a stride-1 stem, squeeze and excitation, features straight from the last stage."""
+"""EfficientNet-B0 for CIFAR: a stride-1 stem, squeeze and excitation, features directly from the last stage."""
 
 from __future__ import annotations
 
@@ -22,13 +22,16 @@ STAGES = (
 
 @register("efficientnetb0", "EfficientNet-B0 for CIFAR as in FedETF: stride-1 stem, no dropout, 320-d features")
 def efficientnetb0(shape: Shape) -> Body:
-    """The form behind FedETF's Table 3: SE of a quarter of the expanded channels, projection shortcuts, SiLU."""
-    entering, _, _ = image("efficientnetb0", shape, least=16)
-    layers: list[nn.Module] = [nn.Sequential(conv_norm(entering, 32, 3), nn.SiLU())]
+    """Build the network behind FedETF's Table 3.
+
+    Squeeze-and-excitation with a quarter of the expanded channels, projection shortcuts, SiLU.
+    """
+    in_channels, _, _ = image("efficientnetb0", shape, least=16)
+    layers: list[nn.Module] = [nn.Sequential(conv_norm(in_channels, 32, 3), nn.SiLU())]
     before = 32
     for expansion, channels, count, kernel, first in STAGES:
-        for place in range(count):
-            stride = first if place == 0 else 1
+        for index in range(count):
+            stride = first if index == 0 else 1
             block = InvertedResidual(before, channels, expansion, stride, "projection", nn.SiLU, kernel, squeeze=0.25)
             layers.append(block)
             before = channels

@@ -1,7 +1,7 @@
-"""Calling a module with other tensors in place of its own, many times a second.
+"""Functional calls of modules: a module applied with other tensors in place of its own.
 
-`torch.func.functional_call` does the same, with checks that cost a millisecond or two a call on a small model: more
-than a step of it takes. Here the places are looked up once.
+`torch.func.functional_call` does the same, with checks that cost one or two milliseconds per call: more than a
+training step of a small model. Here the tensors' locations are looked up once.
 """
 
 from __future__ import annotations
@@ -12,11 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-Slot = tuple[dict[str, Any], str, str]  # a module's own dictionary, the key in it, the full name
+Slot = tuple[dict[str, Any], str, str]  # dictionary of a module, key in it, full name
 
 
 class Functional:
     """A module as a function of its weights: `Functional(module)(weights, x)`.
+
+    Args:
+        module: Any module.
 
     >>> layer = nn.Linear(2, 1, bias=False)
     >>> Functional(layer)({"weight": torch.ones(1, 2)}, torch.ones(3, 2)).tolist()
@@ -26,7 +29,7 @@ class Functional:
     def __init__(self, module: nn.Module):
         self.module = module
         self._slots: list[Slot] = []
-        first: dict[int, str] = {}  # tied tensors go by the name under which they come first
+        first: dict[int, str] = {}  # tied tensors are known by their first name
         for path, child in module.named_modules(remove_duplicate=False):
             for place in (child._parameters, child._buffers):
                 for key, value in place.items():
@@ -35,8 +38,8 @@ class Functional:
                         self._slots.append((place, key, name))
 
     def __call__(self, weights: Mapping[str, Tensor], *inputs: Any) -> Any:
-        """The module's output with these weights; entries that are not given keep the module's own values."""
-        if torch.compiler.is_compiling():  # the compiler knows this form and can't follow ours
+        """Apply the module with these weights; entries that are missing keep the module's own values."""
+        if torch.compiler.is_compiling():  # the compiler supports functional_call, not the code below
             return torch.func.functional_call(self.module, dict(weights), inputs)
         slots = [(place, key, weights[name]) for place, key, name in self._slots if name in weights]
         own = [place[key] for place, key, _ in slots]
@@ -50,7 +53,7 @@ class Functional:
 
 
 def call(module: nn.Module, weights: Mapping[str, Tensor], *inputs: Any) -> Any:
-    """`Functional(module)(weights, *inputs)`, the places looked up at the first call and kept with the module."""
+    """Compute `Functional(module)(weights, *inputs)`, keeping the `Functional` with the module for later calls."""
     found = module.__dict__.get("_functional")
     if found is None:
         found = module.__dict__["_functional"] = Functional(module)

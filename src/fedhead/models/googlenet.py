@@ -1,4 +1,4 @@
-"""GoogLeNet with BatchNorm, one of FedClassAvg's four architectures, at the images' own size."""
+"""GoogLeNet with BatchNorm, one of FedClassAvg's four architectures, at the images' original size."""
 
 from __future__ import annotations
 
@@ -25,39 +25,39 @@ MODULES: tuple[tuple[int, int, int, int, int, int] | None, ...] = (
 )
 
 
-def _conv(entering: int, leaving: int, kernel: int, stride: int = 1) -> nn.Sequential:
-    conv = nn.Conv2d(entering, leaving, kernel, stride, padding=kernel // 2, bias=False)
-    return nn.Sequential(conv, nn.BatchNorm2d(leaving, eps=1e-3), nn.ReLU())
+def _conv(in_channels: int, out_channels: int, kernel: int, stride: int = 1) -> nn.Sequential:
+    conv = nn.Conv2d(in_channels, out_channels, kernel, stride, padding=kernel // 2, bias=False)
+    return nn.Sequential(conv, nn.BatchNorm2d(out_channels, eps=1e-3), nn.ReLU())
 
 
 class Inception(nn.Module):
-    """Four branches over the same image, set side by side."""
+    """Four parallel branches whose outputs are concatenated."""
 
-    def __init__(self, entering: int, widths: tuple[int, int, int, int, int, int]):
+    def __init__(self, in_channels: int, widths: tuple[int, int, int, int, int, int]):
         super().__init__()
         one, reduce3, three, reduce5, five, pooled = widths
         self.branches = nn.ModuleList(
             [
-                _conv(entering, one, 1),
-                nn.Sequential(_conv(entering, reduce3, 1), _conv(reduce3, three, 3)),
+                _conv(in_channels, one, 1),
+                nn.Sequential(_conv(in_channels, reduce3, 1), _conv(reduce3, three, 3)),
                 # the paper has 5x5 here; the public implementation that FedClassAvg builds on has 3x3
-                nn.Sequential(_conv(entering, reduce5, 1), _conv(reduce5, five, 3)),
-                nn.Sequential(nn.MaxPool2d(3, 1, padding=1), _conv(entering, pooled, 1)),
+                nn.Sequential(_conv(in_channels, reduce5, 1), _conv(reduce5, five, 3)),
+                nn.Sequential(nn.MaxPool2d(3, 1, padding=1), _conv(in_channels, pooled, 1)),
             ]
         )
-        self.leaving = one + three + five + pooled
+        self.out_channels = one + three + five + pooled
 
     def forward(self, x: Tensor) -> Tensor:
-        """All branches' channels."""
+        """Return the concatenated channels of all branches."""
         return torch.cat([branch(x) for branch in self.branches], dim=1)
 
 
 @register("googlenet", "GoogLeNet with BatchNorm (FedClassAvg), 1024-d features; feature_layer=512 as in the paper")
 def googlenet(shape: Shape, dropout: float = 0.2) -> Body:
-    """Nine inception modules behind a 7x7 stem; the auxiliary outputs are left out, as FedClassAvg ignores them."""
-    entering, _, _ = image("googlenet", shape, least=16)
+    """Build nine inception modules after a 7x7 stem, without auxiliary outputs, which FedClassAvg ignores."""
+    in_channels, _, _ = image("googlenet", shape, least=16)
     layers: list[nn.Module] = [
-        nn.Sequential(_conv(entering, 64, 7, 2), nn.MaxPool2d(3, 2, ceil_mode=True)),
+        nn.Sequential(_conv(in_channels, 64, 7, 2), nn.MaxPool2d(3, 2, ceil_mode=True)),
         nn.Sequential(_conv(64, 64, 1), _conv(64, 192, 3), nn.MaxPool2d(3, 2, ceil_mode=True)),
     ]
     before, pools = 192, [nn.MaxPool2d(3, 2, ceil_mode=True), nn.MaxPool2d(2, 2, ceil_mode=True)]
@@ -67,5 +67,5 @@ def googlenet(shape: Shape, dropout: float = 0.2) -> Body:
         else:
             module = Inception(before, widths)
             layers.append(module)
-            before = module.leaving
+            before = module.out_channels
     return Body(nn.Sequential(*layers, GlobalPool(), Dropout(dropout)), before)

@@ -1,4 +1,4 @@
-"""What the layers of a model say of a batch, by name and in order."""
+"""The layers of a model by name, and their activations."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedhead.models.split_model import Placeholder, SplitModel
 
 
 def names(model: SplitModel) -> list[str]:
-    """The layers of a model: the direct children of its parts that have parameters, and the classifier.
+    """List the layers of a model: the direct children of its parts that have parameters, and the classifier.
 
     >>> from fedhead.models import build
     >>> names(build("simplecnn", (3, 32, 32), 10))[-3:]
@@ -28,23 +28,33 @@ def names(model: SplitModel) -> list[str]:
 def _layers(model: SplitModel) -> Iterator[str]:
     for part in PARTS[:2]:
         module = model.get_submodule(part)
-        children = [f"{part}.{n}" for n, child in module.named_children() if _learns(child)]
+        children = [f"{part}.{n}" for n, child in module.named_children() if _has_parameters(child)]
         if isinstance(module, nn.Linear):
             children = [part]
         yield from children
     yield PARTS[2]
 
 
-def _learns(module: nn.Module) -> bool:
+def _has_parameters(module: nn.Module) -> bool:
     return not isinstance(module, Placeholder) and next(module.parameters(), None) is not None
 
 
 def activations(
     model: SplitModel, x: Tensor, weights: Tree | None = None, layers: Sequence[str] | None = None
 ) -> dict[str, Tensor]:
-    """The outputs of the named layers (all that `names` lists unless told) in evaluation, in the order of the calls.
+    """Compute the outputs of layers in evaluation mode.
 
-    `weights` stand in for the model's own.
+    Args:
+        model: The model.
+        x: Inputs, [B, ...].
+        weights: Weights to use instead of the model's own.
+        layers: Names of the layers; those of `names` by default.
+
+    Returns:
+        The output of each layer, in the order of the calls.
+
+    Raises:
+        BadInput: If a layer is unknown.
     """
     wanted = names(model) if layers is None else list(layers)
     known: dict[str, nn.Module] = dict(model.named_modules())
@@ -54,7 +64,7 @@ def activations(
     out: dict[str, Tensor] = {}
 
     def keep(name: str) -> RemovableHandle:
-        return known[name].register_forward_hook(lambda _, entering, leaving: out.__setitem__(name, leaving.detach()))
+        return known[name].register_forward_hook(lambda _, inputs, output: out.__setitem__(name, output.detach()))
 
     hooks = [keep(name) for name in wanted]
     training = model.training

@@ -18,18 +18,18 @@ def mlp(
     norm: Literal["none", "batch", "group"] = "none",
     dropout: float = 0.0,
 ) -> Body:
-    """Linear layers with ReLU, 200 and 200 wide as in the FedAvg paper's 2NN."""
+    """Build linear layers with ReLU; by default 200 and 200 wide, as in the 2NN of the FedAvg paper."""
     layers: list[nn.Module] = [nn.Flatten()]
     width = flat(shape)
-    for leaving in hidden:
-        layer: list[nn.Module] = [nn.Linear(width, leaving)]
+    for out_features in hidden:
+        layer: list[nn.Module] = [nn.Linear(width, out_features)]
         if norm == "batch":
-            layer.append(nn.BatchNorm1d(leaving))
+            layer.append(nn.BatchNorm1d(out_features))
         elif norm == "group":
-            layer.append(nn.GroupNorm(math.gcd(leaving, 8), leaving))
+            layer.append(nn.GroupNorm(math.gcd(out_features, 8), out_features))
         layer.append(nn.ReLU())
         if dropout:
             layer.append(Dropout(dropout))
         layers.append(nn.Sequential(*layer))
-        width = leaving
+        width = out_features
     return Body(nn.Sequential(*layers), width)

@@ -1,4 +1,4 @@
-"""Precision: what runs in which number format."""
+"""Numerical precision of models."""
 
 from __future__ import annotations
 
@@ -10,10 +10,17 @@ PRECISIONS = ("fp32", "tf32", "bf16")
 
 
 def set_precision(name: str) -> bool:
-    """Set how exact float32 products are on a GPU, and say whether models compute in bfloat16.
+    """Set the precision of float32 matrix products on a GPU, for the whole process.
 
-    fp32 is plain float32; tf32 lets matrix units round its factors to ten bits; bf16 computes in bfloat16 with
-    float32 weights, optimizer and statistics.
+    Args:
+        name: "fp32" is plain float32; "tf32" lets tensor cores round the factors to ten bits; "bf16" computes in
+            bfloat16 with float32 weights, optimizer state and statistics.
+
+    Returns:
+        Whether models are to compute in bfloat16.
+
+    Raises:
+        BadInput: If the name is unknown.
     """
     if name not in PRECISIONS:
         raise unknown("precision", name, PRECISIONS)

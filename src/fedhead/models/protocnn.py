@@ -1,4 +1,4 @@
-"""FedProto's two-layer networks, which differ between clients only in their channels."""
+"""FedProto's networks with two convolutions, whose channels differ between clients."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from fedhead.models.registry import Body, Shape, image, register
 
 @register("protocnn", "FedProto's two convolutions, 50-d prototypes; channels 18|20|22 make clients differ")
 def protocnn(shape: Shape, channels: int = 20, kernel: int = 5, dropout: float = 0.5) -> Body:
-    """Convolutions of 10 and `channels` channels, each pooled, and a hidden layer of 50: the prototypes are its output.
+    """Build two convolutions of 10 and `channels` channels, each pooled, and a hidden layer of 50 units.
 
-    `kernel` is the first convolution's (5 for MNIST, 3 for FEMNIST in the public code). The dropout behind the
-    prototypes is the projection, so that h is the prototype's space and z what the classifier sees.
+    `kernel` is the kernel size of the first convolution (5 for MNIST, 3 for FEMNIST in the public code). The
+    hidden layer's output is the prototype; the dropout after it is the projection, so that h is the
+    prototype space and z the classifier's input.
     """
-    entering, height, width = image("protocnn", shape, least=16)
+    in_channels, height, width = image("protocnn", shape, least=16)
     left = [((side - kernel + 1) // 2 - 4) // 2 for side in (height, width)]
     extractor = nn.Sequential(
-        nn.Sequential(nn.Conv2d(entering, 10, kernel), nn.MaxPool2d(2), nn.ReLU()),
+        nn.Sequential(nn.Conv2d(in_channels, 10, kernel), nn.MaxPool2d(2), nn.ReLU()),
         nn.Sequential(nn.Conv2d(10, channels, 5), Dropout(dropout, channels=True), nn.MaxPool2d(2), nn.ReLU()),
         nn.Sequential(nn.Flatten(), nn.Linear(channels * left[0] * left[1], 50), nn.ReLU()),
     )

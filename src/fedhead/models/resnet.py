@@ -1,4 +1,4 @@
-"""Residual networks of basic blocks: the CIFAR forms, and ResNet-18 with a small or a large stem."""
+"""Residual networks of basic blocks: the CIFAR variants, and ResNet-18 with a small or a large stem."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from fedhead.models.registry import Body, Shape, image, register
 
 
 class BasicBlock(nn.Module):
-    """Two 3x3 convolutions and a shortcut, which is a 1x1 convolution where the shape changes."""
+    """Two 3x3 convolutions and a shortcut, which is a 1x1 convolution if the shape changes."""
 
-    def __init__(self, entering: int, leaving: int, stride: int, norm: Norm = "batch"):
+    def __init__(self, in_channels: int, out_channels: int, stride: int, norm: Norm = "batch"):
         super().__init__()
-        self.first = conv_norm(entering, leaving, 3, stride, norm=norm)
-        self.second = conv_norm(leaving, leaving, 3, norm=norm)
-        same = stride == 1 and entering == leaving
-        self.shortcut = nn.Identity() if same else conv_norm(entering, leaving, 1, stride, norm=norm)
+        self.first = conv_norm(in_channels, out_channels, 3, stride, norm=norm)
+        self.second = conv_norm(out_channels, out_channels, 3, norm=norm)
+        same = stride == 1 and in_channels == out_channels
+        self.shortcut = nn.Identity() if same else conv_norm(in_channels, out_channels, 1, stride, norm=norm)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The block's output."""
+        """Return the block's output."""
         return F.relu(self.second(F.relu(self.first(x))) + self.shortcut(x))
 
 
-def stages(entering: int, widths: tuple[int, ...], blocks: tuple[int, ...], norm: Norm) -> list[nn.Module]:
-    """Stages of basic blocks; every stage but the first halves the image."""
+def stages(in_channels: int, widths: tuple[int, ...], blocks: tuple[int, ...], norm: Norm) -> list[nn.Module]:
+    """Build stages of basic blocks; every stage but the first halves the image."""
     out: list[nn.Module] = []
-    for place, (width, count) in enumerate(zip(widths, blocks, strict=True)):
-        first = BasicBlock(entering, width, 1 if place == 0 else 2, norm)
+    for index, (width, count) in enumerate(zip(widths, blocks, strict=True)):
+        first = BasicBlock(in_channels, width, 1 if index == 0 else 2, norm)
         out.append(nn.Sequential(first, *(BasicBlock(width, width, 1, norm) for _ in range(count - 1))))
-        entering = width
+        in_channels = width
     return out
 
 
 def _cifar(name: str, shape: Shape, depth: int, norm: Norm, factor: int = 1) -> Body:
-    """Depth 6n+2: a stem, then three stages of n blocks with 16, 32 and 64 channels (times `factor`)."""
+    """Build a network of depth 6n+2: a stem, then three stages of n blocks with 16, 32 and 64 channels (× `factor`)."""
     channels, _, _ = image(name, shape, least=4)
     n = (depth - 2) // 6
     widths = (16 * factor, 32 * factor, 64 * factor)
@@ -48,25 +48,25 @@ def _cifar(name: str, shape: Shape, depth: int, norm: Norm, factor: int = 1) -> 
 
 @register("resnet20", "ResNet-20 for CIFAR: 16/32/64 channels, 64-d features; norm batch|group")
 def resnet20(shape: Shape, norm: Norm = "batch") -> Body:
-    """Three blocks a stage."""
+    """Build ResNet-20: three blocks per stage."""
     return _cifar("resnet20", shape, 20, norm)
 
 
 @register("resnet32", "ResNet-32 for CIFAR: 16/32/64 channels, 64-d features; norm batch|group")
 def resnet32(shape: Shape, norm: Norm = "batch") -> Body:
-    """Five blocks a stage."""
+    """Build ResNet-32: five blocks per stage."""
     return _cifar("resnet32", shape, 32, norm)
 
 
 @register("resnet56", "ResNet-56 for CIFAR: 16/32/64 channels, 64-d features; norm batch|group")
 def resnet56(shape: Shape, norm: Norm = "batch") -> Body:
-    """Nine blocks a stage."""
+    """Build ResNet-56: nine blocks per stage."""
     return _cifar("resnet56", shape, 56, norm)
 
 
 @register("wrn56_4", "ResNet-56 four times as wide: 64/128/256 channels, 256-d features; norm batch|group")
 def wrn56_4(shape: Shape, norm: Norm = "batch") -> Body:
-    """Nine blocks a stage, all widths times four."""
+    """Build ResNet-56 with all widths times four."""
     return _cifar("wrn56_4", shape, 56, norm, factor=4)
 
 
@@ -74,9 +74,9 @@ def wrn56_4(shape: Shape, norm: Norm = "batch") -> Body:
 def resnet18(
     shape: Shape, stem: Literal["3x3", "7x7"] = "3x3", strides: tuple[int, ...] = (2, 2), norm: Norm = "batch"
 ) -> Body:
-    """Two blocks a stage, 64 to 512 channels.
+    """Build ResNet-18: two blocks per stage, 64 to 512 channels.
 
-    `strides` are those of the 7x7 stem's convolution and pooling; FedProto's clients have (1, 4) or (2, 2).
+    `strides` are those of the convolution and the pooling of the 7x7 stem; FedProto's clients have (1, 4) or (2, 2).
     """
     if len(strides) != 2:
         raise BadInput(f"parameter 'strides' of model 'resnet18' must be two numbers, not {list(strides)}")

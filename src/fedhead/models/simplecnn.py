@@ -9,13 +9,14 @@ from fedhead.models.registry import Body, Shape, image, register
 
 @register("simplecnn", "CCVR's SimpleCNN (Table 6): LeNet with MOON's projection head, 256-d features")
 def simplecnn(shape: Shape, features: int = 256) -> Body:
-    """Layers 1 to 4 of Table 6 are the extractor (84-d), layers 5 and 6 the projection (256-d, no ReLU at its end).
+    """Build CCVR's SimpleCNN.
 
-    Table 6 pools after the ReLU. Here, as in `digitscnn`, the ReLU comes after the pooling: values and gradients are
-    the same to the bit, as ReLU keeps the order of what is positive, and it has a quarter of the numbers to go through.
+    Layers 1 to 4 of Table 6 are the extractor (84 features), layers 5 and 6 the projection (256 features, no final
+    ReLU). Table 6 pools after the ReLU. Here, as in `digitscnn`, the ReLU comes after the pooling: values and gradients
+    are bit-identical, since ReLU keeps the order of positive numbers, and it has a quarter of the elements to process.
     """
     channels, height, width = image("simplecnn", shape, least=16)
-    left = ((height - 4) // 2 - 4) // 2 * (((width - 4) // 2 - 4) // 2)  # 5x5 on a 32x32 image, 400 numbers in all
+    left = ((height - 4) // 2 - 4) // 2 * (((width - 4) // 2 - 4) // 2)  # 5x5 for a 32x32 image, 400 features in all
     extractor = nn.Sequential(
         nn.Sequential(nn.Conv2d(channels, 6, 5), nn.MaxPool2d(2), nn.ReLU()),
         nn.Sequential(nn.Conv2d(6, 16, 5), nn.MaxPool2d(2), nn.ReLU()),
@@ -28,10 +29,10 @@ def simplecnn(shape: Shape, features: int = 256) -> Body:
 
 @register("digitscnn", "two small convolutions for images from 4x4 up, such as the 8x8 digits")
 def digitscnn(shape: Shape, channels: int = 16, features: int = 64) -> Body:
-    """3x3 convolutions of `channels` and twice as many, each pooled to half the size, and one hidden layer."""
-    entering, height, width = image("digitscnn", shape, least=4)
+    """Build two 3x3 convolutions of `channels` and twice as many channels, each with pooling, and one hidden layer."""
+    in_channels, height, width = image("digitscnn", shape, least=4)
     extractor = nn.Sequential(
-        nn.Sequential(nn.Conv2d(entering, channels, 3, padding=1), nn.MaxPool2d(2), nn.ReLU()),
+        nn.Sequential(nn.Conv2d(in_channels, channels, 3, padding=1), nn.MaxPool2d(2), nn.ReLU()),
         nn.Sequential(nn.Conv2d(channels, 2 * channels, 3, padding=1), nn.MaxPool2d(2), nn.ReLU()),
         nn.Sequential(nn.Flatten(), nn.Linear(2 * channels * (height // 4) * (width // 4), features), nn.ReLU()),
     )

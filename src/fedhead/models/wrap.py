@@ -1,4 +1,4 @@
-"""A user's own module as a `SplitModel`: its parts are found by their names, taken out and fixed."""
+"""Conversion of a user's module to a `SplitModel`: the parts are found by name and taken out."""
 
 from __future__ import annotations
 
@@ -13,11 +13,22 @@ from fedhead.models.split_model import Placeholder, SplitModel
 
 
 def split(module: nn.Module, classifier: str = "fc", projection: str | None = None) -> SplitModel:
-    """Wrap any module as a `SplitModel` by the dotted names of its classifier and, where it has one, its projection.
+    """Wrap any module as a `SplitModel`.
 
-    The module itself is left as it is: the parts are copies. The classifier must be linear and applied last, to the
-    projection's output where there is one. What keeps a module from running on every executor is fixed where it can
-    be (see `fedhead.models.check`).
+    The module itself is not changed: the parts are copies. The classifier must be linear and applied last, to the
+    projection's output if there is one. What keeps a module from running on every executor is fixed where possible (see
+    `fedhead.models.check.fix`).
+
+    Args:
+        module: Module that maps inputs to logits.
+        classifier: Dotted name of its classifier.
+        projection: Dotted name of the projection, if it has one.
+
+    Returns:
+        The model in parts.
+
+    Raises:
+        BadInput: If a name is unknown or the module can't be split there.
 
     >>> net = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
     >>> model = split(net, classifier="3")
@@ -29,19 +40,19 @@ def split(module: nn.Module, classifier: str = "fc", projection: str | None = No
     body = copy.deepcopy(module)
     head = _find(body, classifier, "classifier")
     _refuse_odd_classifier(body, classifier, head)
-    middle = None if projection is None else _find(body, projection, "projection")
+    projection_module = None if projection is None else _find(body, projection, "projection")
     if projection is not None and _overlap(classifier, projection):
         raise BadInput(f"projection {projection!r} and classifier {classifier!r} overlap: name two separate submodules")
     body = _replace(body, classifier, Placeholder())
     if projection is not None:
         body = _replace(body, projection, Placeholder())
-    _refuse_shared(body, middle, head)
+    _refuse_shared(body, projection_module, head)
     _refuse_wrong_order(body, classifier, projection)
-    return fix(SplitModel(body, head, middle))
+    return fix(SplitModel(body, head, projection_module))
 
 
 def _find(module: nn.Module, name: str, role: str) -> nn.Module:
-    """The submodule of a dotted name, or an error that names the nearest."""
+    """Return the submodule with a dotted name, or raise an error that suggests the closest one."""
     found: dict[str, nn.Module] = dict(module.named_modules(remove_duplicate=False))
     if name in found and name:
         return found[name]
@@ -49,7 +60,7 @@ def _find(module: nn.Module, name: str, role: str) -> nn.Module:
     near = difflib.get_close_matches(name, [n for n in found if n], n=1, cutoff=0.5) or linear[-1:]
     hint = f": did you mean {near[0]!r}?" if near else "."
     listed = f" Linear layers: {', '.join(linear)}" if linear else " It has no Linear layer"
-    raise BadInput(f"{type(module).__name__} has no submodule {name!r} to be the {role}{hint}{listed}")
+    raise BadInput(f"{type(module).__name__} has no submodule {name!r} to use as {role}{hint}{listed}")
 
 
 def _refuse_odd_classifier(module: nn.Module, name: str, head: nn.Module) -> None:
@@ -71,7 +82,7 @@ def _replace(module: nn.Module, name: str, part: nn.Module) -> nn.Module:
 
 
 def _refuse_shared(extractor: nn.Module, projection: nn.Module | None, classifier: nn.Module) -> None:
-    """Tied parameters may stand inside one part but not in two: the parts travel and train apart."""
+    """Refuse parameters tied across two parts, since parts are sent and trained separately."""
     owners: dict[int, str] = {}
     for part, module in (("extractor", extractor), ("projection", projection), ("classifier", classifier)):
         for name, parameter in module.named_parameters() if module is not None else ():
@@ -81,21 +92,21 @@ def _refuse_shared(extractor: nn.Module, projection: nn.Module | None, classifie
 
 
 class _Tracer(fx.Tracer):
-    """Keeps the holes as calls of their own; by default only torch's own layers are."""
+    """Traces placeholders as single calls; by default only torch's own layers are."""
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        """Whether a module is one call in the graph."""
+        """Whether a module is a single call in the graph."""
         return isinstance(m, Placeholder) or super().is_leaf_module(m, module_qualified_name)
 
 
 def _refuse_wrong_order(extractor: nn.Module, classifier: str, projection: str | None) -> None:
-    """Refuse a classifier that is not applied last, where the module can be traced without data.
+    """Refuse a classifier that is not applied last, if the module can be traced without data.
 
-    A module that can't be traced is looked at again by `check`, which runs a batch through it.
+    A module that can't be traced is checked later by `check`, which runs a batch through it.
     """
     try:
         graph = _Tracer().trace(extractor)
-    except Exception:  # tracing runs the user's forward, which may raise anything
+    except Exception:  # tracing runs the user's forward, which may raise any exception
         return
     calls = {str(node.target): node for node in graph.nodes if node.op == "call_module"}
     last = next(node for node in graph.nodes if node.op == "output").args[0]
@@ -103,7 +114,7 @@ def _refuse_wrong_order(extractor: nn.Module, classifier: str, projection: str |
     if classifier not in calls:
         raise BadInput(f"classifier {classifier!r} is never applied in {name}: name the layer that gives the logits")
     if last is not calls[classifier]:
-        raise BadInput(f"classifier {classifier!r} is not the last one applied in {name}: name the last Linear layer")
+        raise BadInput(f"classifier {classifier!r} is not the last layer applied in {name}: name the last Linear layer")
     if projection is None:
         return
     if projection not in calls or calls[classifier].args != (calls[projection],):

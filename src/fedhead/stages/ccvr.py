@@ -14,9 +14,9 @@ from fedhead.algorithm.client import Client
 from fedhead.algorithm.phase import Replies, Reply
 from fedhead.algorithm.task import Task
 from fedhead.calibration import statistics as class_statistics
-from fedhead.calibration.head import check_sgd, refuse_head, retrain
+from fedhead.calibration.head import check_head, check_sgd, retrain
 from fedhead.calibration.statistics import Statistics
-from fedhead.calibration.virtual_features import Tukey, sizes, tukey, virtual_features
+from fedhead.calibration.virtual_features import Tukey, tukey, virtual_counts, virtual_features
 from fedhead.core import random
 from fedhead.core.batch import PARTS, Batch, Output
 from fedhead.core.errors import BadInput, outside
@@ -79,7 +79,7 @@ class CCVR(Stage):
         """Refuse heads that can't be calibrated."""
         super().check(models, federation)
         for model in models:
-            refuse_head(model, self.free, "ccvr")
+            check_head(model, self.free, "ccvr")
             if self.covariance == "low-rank" and self.rank > model.features:
                 raise BadInput(f"stage.ccvr.rank: {self.rank} is more than the features' {model.features} dimensions")
 
@@ -101,7 +101,7 @@ class CCVR(Stage):
 
         total = client.total(sums)
         if self.covariance == "low-rank":
-            total = class_statistics.compress(total["count"], total["sum"], total["outer"], self.rank)
+            total = class_statistics.low_rank_sums(total["count"], total["sum"], total["outer"], self.rank)
         elif self.covariance == "full":
             total = total.replace(outer=class_statistics.pack(total["outer"]))
         send = Tree(
@@ -130,7 +130,7 @@ class CCVR(Stage):
     def merge(self, sent: Sequence[tuple[int, Tree]]) -> Statistics:
         """The statistics of all clients together; refuses those that no features could have, by client."""
         parts = (
-            class_statistics.check(class_statistics.expand(tree), f"statistics of client {k}", whole=False)
+            class_statistics.check(class_statistics.from_tree(tree), f"statistics of client {k}", full=False)
             for k, tree in sent
         )
         merged = class_statistics.merge(parts)
@@ -138,13 +138,15 @@ class CCVR(Stage):
             return class_statistics.check(merged, "the merged statistics")
         except BadInput:
             for k, tree in sent:  # whose fault is it?
-                class_statistics.check(class_statistics.expand(tree), f"statistics of client {k}")
+                class_statistics.check(class_statistics.from_tree(tree), f"statistics of client {k}")
             raise
 
     def calibrate(self, model: SplitModel, head: Tree, statistics: Statistics, seed: int = 0) -> Tree:
         """The head after training on virtual features, as the classifier's entries that were trained."""
         z, y = virtual_features(
-            statistics, sizes(statistics.count, self.samples, self.proportional), random.key(seed, "ccvr", "draw")
+            statistics,
+            virtual_counts(statistics.count, self.samples, self.proportional),
+            random.key(seed, "ccvr", "draw"),
         )
         if self.tukey in ("both", "virtual"):
             z = tukey(z, self.power)

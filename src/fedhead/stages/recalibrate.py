@@ -14,7 +14,7 @@ from torch.func import functional_call
 from fedhead.algorithm.base import Method, Stage, stage
 from fedhead.algorithm.phase import Replies
 from fedhead.algorithm.task import Task
-from fedhead.calibration.head import check_sgd, refuse_head, retrain
+from fedhead.calibration.head import check_head, check_sgd, retrain
 from fedhead.core import random
 from fedhead.core.batch import PARTS
 from fedhead.core.errors import BadInput, outside
@@ -58,7 +58,7 @@ class Recalibrate(Stage):
         """Refuse heads that can't be calibrated."""
         super().check(models, federation)
         for model in models:
-            refuse_head(model, self.free, "recalibrate")
+            check_head(model, self.free, "recalibrate")
 
     def aggregate(self, server: Tree, replies: Replies, task: Task) -> Tree:
         """Train the head on the clients' own features, pooled."""
