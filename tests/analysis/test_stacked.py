@@ -41,7 +41,7 @@ def test_cka_of_stacked_models(budget: MemoryBudget) -> None:
     batches = [simulation.test.view(part, None) for part in torch.arange(20).split(8)]
     model = simulation.task.model
     stacked, apart = cka.similarity(model, models, batches, budget=budget), cka.similarity(model, models, batches)
-    assert not budget.apart
+    assert not budget.one_by_one
     assert list(stacked.layers) == list(apart.layers)
     for name, matrix in apart.layers.items():
         torch.testing.assert_close(stacked.layers[name], matrix, atol=1e-10, rtol=1e-10)
@@ -56,7 +56,7 @@ def test_outputs_of_stacked_personal_models_of_several_architectures(name: str) 
     budget = MemoryBudget()
     found = outputs(models, simulation.assign, simulation.test, rows, budget, chunk=4)
     assert list(found) == simulation.holders
-    assert not budget.apart
+    assert not budget.one_by_one
     for client, said in found.items():
         with torch.no_grad():
             expected = models[client](simulation.test.view(rows, None))
@@ -73,7 +73,7 @@ def test_features_of_the_clients_own_samples(models: Callable[[], list[SplitMode
 
     stacked, apart = view(Stack()), view(Loop())
     assert stacked.clients == apart.clients == simulation.holders
-    assert not any(budget.apart for budget in simulation.budgets)
+    assert not any(budget.one_by_one for budget in simulation.budgets)
     assert torch.equal(stacked.held, apart.held)
     torch.testing.assert_close(stacked.prototypes, apart.prototypes, atol=1e-10, rtol=1e-10)
     # and by hand for one client
@@ -93,7 +93,7 @@ def test_only_stacked_runs_and_gpus_have_room() -> None:
     simulation = trained("fedavg", [network("group")])
     assert client_models.budget(simulation, Loop()) is None
     assert client_models.budget(simulation, Stack()) == MemoryBudget()
-    assert forward.together(torch.device("cuda"), Loop())
+    assert forward.use_stacks(torch.device("cuda"), Loop())
     assert MemoryBudget.on(torch.device("cuda")).samples > MemoryBudget.on(torch.device("cpu")).samples
 
 
@@ -101,7 +101,7 @@ def test_models_on_the_same_samples_beside_each_other() -> None:
     simulation = trained("ditto", [network("batch")])
     models = list(client_models.local_models(simulation, Loop(), 2).values())
     x = torch.rand(3, 1, 6, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    doubled = forward.side_by_side(lambda w, x: w.map(lambda t: 2 * t), models, x, MemoryBudget(clients=2))
+    doubled = forward.map_models(lambda w, x: w.map(lambda t: 2 * t), models, x, MemoryBudget(clients=2))
     assert len(doubled) == len(models)
     for w, twice in zip(models, doubled, strict=True):
         torch.testing.assert_close(dict(twice), dict(2 * w))

@@ -12,7 +12,7 @@ from fedhead.core.optimizers import SGD
 from fedhead.core.tree import Weights
 from fedhead.engine.rounds import train_round
 from fedhead.engine.simulation import Simulation
-from fedhead.executors.client_round import initial_optimizers, trained
+from fedhead.executors.client_round import initial_optimizer_states, trained_names
 from fedhead.methods import METHODS
 from fedhead.stages import STAGES
 
@@ -34,7 +34,7 @@ def nothing(*_: object) -> torch.Tensor:
     ],
 )
 def test_a_phase_trains_what_lies_under_its_names(trains: tuple[str, ...], names: list[str]) -> None:
-    assert trained(MODEL, Phase(nothing, trains), frozenset({"classifier.weight"})) == names
+    assert trained_names(MODEL, Phase(nothing, trains), frozenset({"classifier.weight"})) == names
 
 
 def test_optimizers_survive_a_round_but_stages_start_afresh() -> None:
@@ -42,7 +42,7 @@ def test_optimizers_survive_a_round_but_stages_start_afresh() -> None:
     made = Simulation(federation(), [network("batch")], METHODS["fedavg"](), rounds=1, local=local)
     assert made.program(made.method, 0).persistent
     assert not made.program(STAGES["finetune"](), 0).persistent
-    state = initial_optimizers(METHODS["fedavg"](), made.task, made.initial[0], made.initial_state(0))
+    state = initial_optimizer_states(METHODS["fedavg"](), made.task, made.initial[0], made.initial_state(0))
     assert state["0"]["velocity"].keys() == made.initial[0].params.keys()
 
 

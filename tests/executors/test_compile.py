@@ -17,8 +17,8 @@ from fedhead.engine.rounds import train_round
 from fedhead.engine.simulation import Simulation
 from fedhead.executors import graphs
 from fedhead.executors.client_round import local_round
-from fedhead.executors.compile import compiled, trace, warmed_up
-from fedhead.executors.graphs import GraphRunner, Graphs, Steps, blind
+from fedhead.executors.compile import compile_step, trace, warm_up
+from fedhead.executors.graphs import GraphRunner, Graphs, StepGraphs, without_rows
 from fedhead.executors.job import Job
 from fedhead.executors.stack import Stack, VmapVectorizer
 from fedhead.executors.steps import Carry, PhaseRun, train_eagerly
@@ -29,7 +29,7 @@ class Replayed(Graphs):
     """The runners without a GPU: each bucket's step is traced once and called again and again."""
 
     def __call__(self, phase_run: PhaseRun) -> Carry:
-        phase_run = blind(phase_run)
+        phase_run = without_rows(phase_run)
         runner = GraphRunner(self, phase_run)
         runner.graphs = {size: _Traced(runner, size) for size in runner.sizes}  # type: ignore[misc]  # replay() is all it needs
         return runner.train(phase_run)
@@ -83,7 +83,7 @@ def test_graphs_of_one_step_and_of_many_make_as_many_steps_as_wanted(
     monkeypatch.setattr(graphs, "captured", Graph)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     owner, made = Graphs(), []
-    steps = Steps(owner, lambda n: made.extend(range(n)))
+    steps = StepGraphs(owner, lambda n: made.extend(range(n)))
     for _ in range(2):
         steps.replay(count)
     assert len(made) == 2 * count
@@ -98,7 +98,7 @@ def test_a_rehearsal_runs_the_step_once_and_keeps_its_troubles_to_itself() -> No
         seen.append(t.add_(1))
         raise RuntimeError("this comes again when the step is called in earnest")
 
-    with warmed_up(step, [torch.zeros(2)]):
+    with warm_up(step, [torch.zeros(2)]):
         pass
     assert seen[0].tolist() == [1, 1]
     assert len(seen) == 1
@@ -118,7 +118,7 @@ def test_a_compiled_step_works_in_place_and_is_known_the_second_time(
     total, x = torch.ones(3), torch.ones(3)
     marks = []
     for _ in range(2):
-        call = compiled(step, [total, x], changed=1)
+        call = compile_step(step, [total, x], changed=1)
         marks.append({mark.name for mark in (tmp_path / "fedhead").iterdir()})
     assert total.tolist() == [1, 1, 1], "compiling changes nothing"
     call(total, x)

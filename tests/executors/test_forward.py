@@ -84,7 +84,7 @@ def test_every_methods_personal_models_stacked(name: str, norm: str) -> None:
     for budget in (MemoryBudget(), MemoryBudget(samples=3), MemoryBudget(clients=2), None):
         found = forward.personal(job, simulation.test, rows, budget, scores)
         right = forward.personal(job, simulation.test, rows, budget)
-        assert budget is None or not budget.apart
+        assert budget is None or not budget.one_by_one
         for place, (mine, hits) in enumerate(zip(found, right, strict=True)):
             expected = plain(job, place, simulation, rows[place])
             torch.testing.assert_close(mine, expected, atol=1e-10, rtol=1e-10)
@@ -148,9 +148,9 @@ def test_a_model_that_cannot_be_stacked_is_tested_client_by_client_and_that_is_s
     simulation = simulate("ditto", [split(Stubborn(), classifier="fc")])
     assert accuracies(simulation, Stack()) == accuracies(simulation, Loop())
     [said] = caplog.messages
-    assert said.startswith("testing the clients: this model can't be stacked, going on client by client (")
+    assert said.startswith("testing the clients: this model can't be stacked, continuing client by client (")
     assert "\n" not in said
-    assert simulation.budgets[0].apart  # and is not tried again
+    assert simulation.budgets[0].one_by_one  # and is not tried again
 
 
 class Full:
@@ -169,16 +169,16 @@ class Full:
 
 def test_out_of_memory_halves_the_stacks_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
     device, budget = Full(2), MemoryBudget()
-    found = forward.in_stacks([3, 9, 5, 1, 7], device, lambda k: -1, budget, "testing")
+    found = forward.map_in_stacks([3, 9, 5, 1, 7], device, lambda k: -1, budget, "testing")
     assert found == [0, 10, 20, 30, 40]
     assert device.tried == [5, 2, 2, 1]
-    assert "testing: out of memory with 5 clients at once, going on with 2" in caplog.text
+    assert "testing: out of memory with 5 clients at once, continuing with 2" in caplog.text
 
 
 def test_where_no_stack_fits_clients_go_one_by_one(caplog: pytest.LogCaptureFixture) -> None:
-    found = forward.in_stacks([1, 1], Full(0), lambda k: -k, MemoryBudget(samples=128), "testing")
+    found = forward.map_in_stacks([1, 1], Full(0), lambda k: -k, MemoryBudget(samples=128), "testing")
     assert found == [0, -1]
-    assert "going on client by client" in caplog.text
+    assert "continuing client by client" in caplog.text
 
 
 def test_bad_input_is_no_matter_of_stacks() -> None:
@@ -186,7 +186,7 @@ def test_bad_input_is_no_matter_of_stacks() -> None:
         raise BadInput("no")
 
     with pytest.raises(BadInput, match="no"):
-        forward.in_stacks([1, 1], refuse, lambda k: 0, MemoryBudget(), "testing")
+        forward.map_in_stacks([1, 1], refuse, lambda k: 0, MemoryBudget(), "testing")
 
 
 @pytest.mark.parametrize("samples", [1, 2, 7, 100])
@@ -211,7 +211,7 @@ def test_clients_of_very_different_sizes_stand_in_different_stacks() -> None:
         stacks.append(places)
         return places
 
-    forward.in_stacks([100, 3, 60, 49, 2], note, lambda k: 0, MemoryBudget(), "statistics", alike=0.5)
+    forward.map_in_stacks([100, 3, 60, 49, 2], note, lambda k: 0, MemoryBudget(), "statistics", min_ratio=0.5)
     assert stacks == [[0, 2], [3], [1, 4]]
 
 

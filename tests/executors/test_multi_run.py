@@ -19,7 +19,7 @@ from fedhead.data.federation import Federation, Samples
 from fedhead.engine.rounds import train_round
 from fedhead.engine.simulation import Simulation
 from fedhead.executors.job import Executor, Job
-from fedhead.executors.multi_run import together
+from fedhead.executors.multi_run import run_together
 from fedhead.executors.stack import Stack
 from fedhead.methods import METHODS
 
@@ -86,7 +86,7 @@ def train(runs: list[Simulation], worker: Executor, rounds: list[int], begin: tu
         return go
 
     firsts = begin or [1] * len(runs)
-    together(worker, [one(*each) for each in zip(runs, rounds, firsts, strict=True)])
+    run_together(worker, [one(*each) for each in zip(runs, rounds, firsts, strict=True)])
 
 
 @pytest.mark.parametrize("name", ["fedavg", "scaffold", "moon", "ditto"])

@@ -39,7 +39,7 @@ def test_auto_times_the_executors_and_takes_one() -> None:
     ],
 )
 def test_auto_takes_the_fastest(monkeypatch: pytest.MonkeyPatch, seconds: dict[str, float], taken: str) -> None:
-    monkeypatch.setattr(select, "seconds_a_client", lambda worker, jobs: seconds[worker.name])
+    monkeypatch.setattr(select, "seconds_per_client", lambda worker, jobs: seconds[worker.name])
     assert select.executor("auto", simulation()).name == taken
 
 
@@ -72,7 +72,7 @@ def test_a_few_steps_of_the_largest_clients_are_timed_a_client(
     made = simulation()
     jobs = made.jobs(made.method, made.server, made.states, made.cohort(1), 1)
     worker = Watched(name, clock, [9.0, 0.5, 0.4, 7.0])  # the first run only warms up, and 0.9 seconds are enough
-    assert select.seconds_a_client(worker, jobs) == pytest.approx(0.4 / len(clients))
+    assert select.seconds_per_client(worker, jobs) == pytest.approx(0.4 / len(clients))
     assert len(worker.jobs) == 3
     assert worker.jobs[0].clients == clients
     assert [len(s) for s in worker.jobs[0].schedules[0]] == [3]
@@ -81,7 +81,7 @@ def test_a_few_steps_of_the_largest_clients_are_timed_a_client(
 def test_short_timings_are_repeated(clock: list[float]) -> None:
     made = simulation()
     worker = Watched("stack", clock, [0.01])
-    select.seconds_a_client(worker, made.jobs(made.method, made.server, made.states, made.cohort(1), 1))
+    select.seconds_per_client(worker, made.jobs(made.method, made.server, made.states, made.cohort(1), 1))
     assert len(worker.jobs) >= select.TIMED_FOR / 0.01
 
 
@@ -90,14 +90,14 @@ def test_an_executor_that_can_not_take_the_model_is_out_and_a_loop_that_can_not_
 ) -> None:
     made = simulation()
     jobs = made.jobs(made.method, made.server, made.states, made.cohort(1), 1)
-    assert select.seconds_a_client(Watched("stack", clock, [1.0], fails=True), jobs) == float("inf")
+    assert select.seconds_per_client(Watched("stack", clock, [1.0], fails=True), jobs) == float("inf")
     assert "the stack executor can't take this model" in caplog.text
     with pytest.raises(NotImplementedError, match="no rule"):
-        select.seconds_a_client(Watched("loop", clock, [1.0], fails=True), jobs)
+        select.seconds_per_client(Watched("loop", clock, [1.0], fails=True), jobs)
 
 
 def test_one_client_needs_no_stack(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(select, "seconds_a_client", lambda worker, jobs: float(worker.name == "loop"))
+    monkeypatch.setattr(select, "seconds_per_client", lambda worker, jobs: float(worker.name == "loop"))
     assert isinstance(select.executor("auto", simulation(participation=0.1)), Loop)
 
 

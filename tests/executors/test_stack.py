@@ -25,10 +25,10 @@ class Small(Stack):
         super().__init__()
         self.budget = budget
 
-    def _together(self, job: Job) -> list[Reply]:
+    def _run_stack(self, job: Job) -> list[Reply]:
         if len(job.clients) > self.budget:
             raise torch.OutOfMemoryError("full")
-        return super()._together(job)
+        return super()._run_stack(job)
 
 
 def simulate(stack: Stack) -> Simulation:
@@ -42,7 +42,7 @@ def test_out_of_memory_halves_the_stack_says_so_and_goes_on(caplog: pytest.LogCa
     stack = Small(budget=2)
     found, plain = simulate(stack), simulate(Stack())
     assert stack.size == 2
-    assert "out of memory with 4 clients at once: going on with 2" in caplog.text
+    assert "out of memory with 4 clients at once: continuing with 2" in caplog.text
     for path, value in plain.server.leaves().items():
         torch.testing.assert_close(found.server.leaves()[path], value, atol=1e-10, rtol=1e-10)
 

@@ -49,7 +49,7 @@ def test_personal_models(name: str, norm: str, bf16: bool) -> None:
     rows, budget = [simulation.federation.client_test[k] for k in job.clients], MemoryBudget()
     stacked = forward.personal(job, simulation.test, rows, budget, scores)
     apart = forward.personal(job, simulation.test, rows, None, scores)
-    assert not budget.apart
+    assert not budget.one_by_one
     tolerance = 3e-2 if bf16 else 1e-4
     for mine, theirs in zip(stacked, apart, strict=True):
         torch.testing.assert_close(mine, theirs, atol=tolerance, rtol=tolerance)
@@ -62,7 +62,7 @@ def test_statistics() -> None:
     for stacked, alone in zip(passes.run(job), Loop().run(job), strict=True):
         for name, value in alone.send["statistics"].items():
             torch.testing.assert_close(stacked.send["statistics"][name], value, atol=1e-3, rtol=1e-4)
-    assert not passes.budget.apart
+    assert not passes.budget.one_by_one
 
 
 def test_analyses() -> None:
@@ -74,6 +74,6 @@ def test_analyses() -> None:
     stacked, apart = cka.similarity(model, models, batches, budget=budget), cka.similarity(model, models, batches)
     for name, matrix in apart.layers.items():
         torch.testing.assert_close(stacked.layers[name], matrix, atol=1e-4, rtol=1e-4)
-    assert not budget.apart
+    assert not budget.one_by_one
     assert collapse.locally(simulation, Loop(), 2).clients == simulation.holders
-    assert not simulation.budgets[0].apart
+    assert not simulation.budgets[0].one_by_one

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedhead.core.tree import Weights
-from fedhead.executors.forward import MemoryBudget, side_by_side
+from fedhead.executors.forward import MemoryBudget, map_models
 from fedhead.models.layers import activations
 from fedhead.models.split_model import SplitModel
 
@@ -125,7 +125,7 @@ def similarity(
     """
     sums: dict[str, Grams | Kernels] = {}
     for x in batches:
-        each = side_by_side(lambda w, x: activations(model, x, w), list(weights.values()), x, budget)
+        each = map_models(lambda w, x: activations(model, x, w), list(weights.values()), x, budget)
         if not sums:
             widths = {name: a[0].numel() for name, a in each[0].items()}
             sums = _plan(widths, len(weights), kernel_samples)

@@ -18,8 +18,7 @@ from fedhead.core.batch import PARTS
 from fedhead.core.errors import BadInput
 from fedhead.core.tree import Tree, Weights
 from fedhead.engine.rounds import train_round
-from fedhead.executors.forward import MemoryBudget, together
-from fedhead.executors.forward import own_features as features_of_each
+from fedhead.executors.forward import MemoryBudget, client_features, use_stacks
 from fedhead.stages.recalibrate import features
 
 if TYPE_CHECKING:
@@ -69,7 +68,7 @@ def local_models(simulation: Simulation, executor: Executor, round: int) -> dict
 
 def budget(simulation: Simulation, executor: Executor) -> MemoryBudget | None:
     """MemoryBudget for the clients' models side by side, where they go through them together."""
-    return MemoryBudget() if together(simulation.device, executor) else None
+    return MemoryBudget() if use_stacks(simulation.device, executor) else None
 
 
 def own_features(
@@ -80,8 +79,8 @@ def own_features(
     for group, task in enumerate(simulation.tasks):
         mine = [client for client in models if simulation.assign[client] == group]
         rows = [simulation.federation.rows[client] for client in mine]
-        space = simulation.budgets[group] if together(simulation.device, executor) else None
-        each = features_of_each(task.model, [models[client] for client in mine], simulation.pool, rows, space)
+        space = simulation.budgets[group] if use_stacks(simulation.device, executor) else None
+        each = client_features(task.model, [models[client] for client in mine], simulation.pool, rows, space)
         for client, own, z in zip(mine, rows, each, strict=True):
             found[client] = z, simulation.pool.y[torch.from_numpy(own).to(simulation.device)]
     return {client: found[client] for client in models}

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from fedhead.core.batch import PARTS, Output
-from fedhead.executors.forward import MemoryBudget, side_by_side
+from fedhead.executors.forward import MemoryBudget, map_models
 from fedhead.models.split_model import SplitModel, load, weights
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def outputs(
         mine = [client for client in models if assign[client] == group]
         one, own = models[mine[0]].eval(), [weights(models[client]) for client in mine]
         parts = [
-            side_by_side(lambda w, x, m=one: functional_call(m, dict(w), (x,)), own, pool.view(part, None), budget)  # type: ignore[misc]  # defaults bind the loop's values
+            map_models(lambda w, x, m=one: functional_call(m, dict(w), (x,)), own, pool.view(part, None), budget)  # type: ignore[misc]  # defaults bind the loop's values
             for part in torch.split(rows.to(pool.device), chunk)
         ]
         for client, each in zip(mine, zip(*parts, strict=True), strict=True):

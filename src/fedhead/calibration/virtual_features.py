@@ -21,7 +21,7 @@ def tukey(z: Tensor, power: float) -> Tensor:
 
 
 def virtual_counts(count: Tensor, samples: int, proportional: bool) -> list[int]:
-    """Return M_c, the counts of virtual features per class; 0 for a class without samples.
+    """Return M_c, the number of virtual features per class; 0 for a class without samples.
 
     Args:
         count: Samples per class, [C].

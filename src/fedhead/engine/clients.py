@@ -26,7 +26,7 @@ from fedhead.engine.padding_check import PaddingCheck
 from fedhead.engine.prefetch import Form, Prefetcher
 from fedhead.engine.server import Downlink
 from fedhead.executors import forward
-from fedhead.executors.client_round import OPTIMIZER, initial_optimizers
+from fedhead.executors.client_round import OPTIMIZER, initial_optimizer_states
 from fedhead.executors.job import Executor, Job, Rows
 from fedhead.executors.program import Program
 from fedhead.models.split_model import SplitModel, weights
@@ -106,7 +106,7 @@ class Clients:
         w, task = self.initial[self.assign[client]], self.task_of(client)
         state = self.method.init_client(w, task)
         if task.local.persistent:
-            state = state.replace({OPTIMIZER: initial_optimizers(self.method, task, w, state)})
+            state = state.replace({OPTIMIZER: initial_optimizer_states(self.method, task, w, state)})
         return state
 
     @property
@@ -200,7 +200,7 @@ class Clients:
         assert pool is not None, "local test rows point into the test set"
         found: dict[int, float | None] = {}
         for job in self.work(algorithm, downlink, states, round, trains=False):
-            budget = self.budgets[self.assign[job.clients[0]]] if forward.together(self.device, executor) else None
+            budget = self.budgets[self.assign[job.clients[0]]] if forward.use_stacks(self.device, executor) else None
             right = forward.personal(job, pool, [local[k] for k in job.clients], budget)
             found.update({k: evaluation.accuracy(hits) for k, hits in zip(job.clients, right, strict=True)})
         return found

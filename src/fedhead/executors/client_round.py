@@ -1,7 +1,7 @@
-"""One client's round, or a stack's: phase after phase from what is received to what is sent.
+"""The round of one client, or of a stack of clients: all phases, from what is received to what is sent.
 
-Everything here and in `steps` (gathering batches, the gradient, the optimizer) works on tensors with or without a
-client axis, so all executors share it.
+Everything here and in `steps` (gathering batches, gradients, optimizer steps) works on tensors with or without a client
+axis, so all executors share it.
 """
 
 from __future__ import annotations
@@ -19,25 +19,38 @@ from fedhead.core.tree import Tree, Weights
 from fedhead.executors.program import Program, Vectorizer
 from fedhead.executors.steps import Carry, PhaseRun, Step, Table, Trainer, channels_last, train_eagerly
 
-OPTIMIZER = "~optimizer"  # where a client's state keeps its optimizer, if that survives the round
+OPTIMIZER = "~optimizer"  # entry of a client's state that keeps its optimizer state from round to round
 
 
 def phase_runs(
     program: Program, inputs: ClientInputs, tables: list[Table], vectorizer: Vectorizer
 ) -> Generator[PhaseRun, Carry, Reply]:
-    """A client's round, or a stack's: hands out each phase to be trained, is sent its outcome, returns the reply."""
+    """Yield each phase of a client's (or stack's) round for training, and return the reply.
+
+    Args:
+        program: Algorithm, task and data.
+        inputs: What the client receives, holds and sees.
+        tables: The batches of each phase.
+        vectorizer: Maps functions of one client to a stack of clients.
+
+    Yields:
+        One `PhaseRun` per phase; the caller sends back its outcome.
+
+    Returns:
+        The reply.
+    """
     with torch.no_grad():
         w = vectorizer.start(program)(inputs)
     if program.channels_last:
         w = w.map(channels_last)
-    kept: dict[str, Any] = {}
+    optimizer_states: dict[str, Any] = {}
     for number, (phase, table) in enumerate(zip(program.algorithm.phases(program.task), tables, strict=True)):
         model = w if phase.on == "model" else inputs.state[phase.on]
         optimizer = phase.optimizer or program.task.local.optimizer
-        step = Step(program, phase, optimizer, vectorizer, trained(model, phase, program.task.model.fixed))
+        step = Step(program, phase, optimizer, vectorizer, trained_names(model, phase, program.task.model.fixed))
         carry = step.begin(model, inputs.state[OPTIMIZER][str(number)] if program.persistent else None)
         carry = yield PhaseRun(step, table, carry, model, inputs)
-        model, kept[str(number)] = model.replace({**carry.stats, **carry.params}), carry.opt
+        model, optimizer_states[str(number)] = model.replace({**carry.stats, **carry.params}), carry.opt
         if phase.on == "model":
             w = model
         else:
@@ -46,37 +59,40 @@ def phase_runs(
             inputs = inputs._replace(state=inputs.state.replace({phase.saves: model.part(*phase.trains)}))
     with torch.no_grad():
         reply = vectorizer.finish(program)(w, inputs)
-    if program.persistent and kept:
-        reply = reply._replace(keep=reply.keep.replace({OPTIMIZER: Tree(kept)}))
+    if program.persistent and optimizer_states:
+        reply = reply._replace(keep=reply.keep.replace({OPTIMIZER: Tree(optimizer_states)}))
     return reply
 
 
 def local_round(
     program: Program, inputs: ClientInputs, tables: list[Table], vectorizer: Vectorizer, train: Trainer = train_eagerly
 ) -> Reply:
-    """A client's round, or a stack's, phase after phase."""
-    work = phase_runs(program, inputs, tables, vectorizer)
+    """Run all phases of a client's (or stack's) round; `train` trains one phase. See `phase_runs`."""
+    phases = phase_runs(program, inputs, tables, vectorizer)
     try:
-        phase_run = next(work)
+        phase_run = next(phases)
         while True:
-            phase_run = work.send(train(phase_run))
+            phase_run = phases.send(train(phase_run))
     except StopIteration as end:
         return end.value  # type: ignore[no-any-return]  # a generator's return value arrives untyped
 
 
-def initial_optimizers(method: Method, task: Task, w: Weights, state: Tree) -> Tree:
-    """The optimizers' state of a client before its first round, a phase each."""
-    kept = {}
-    w = w.replace(method.init_server(w, task).get("model"))  # a method may train more than the model has
+def initial_optimizer_states(method: Method, task: Task, w: Weights, state: Tree) -> Tree:
+    """Return the optimizer states of a client before its first round, one entry per phase."""
+    optimizer_states = {}
+    w = w.replace(method.init_server(w, task).get("model"))  # a method may train more parameters than the model has
     for number, phase in enumerate(method.phases(task)):
-        # the order of the names is that of Method.start: what the client owns comes first
+        # names in the order of Method.start: the client's own parameters come first
         model = state.get("own", Weights()).replace(w) if phase.on == "model" else state[phase.on]
-        params = Tree({name: model[name] for name in trained(model, phase, task.model.fixed)})
-        kept[str(number)] = (phase.optimizer or task.local.optimizer).init(params)
-    return Tree(kept)
+        params = Tree({name: model[name] for name in trained_names(model, phase, task.model.fixed)})
+        optimizer_states[str(number)] = (phase.optimizer or task.local.optimizer).init(params)
+    return Tree(optimizer_states)
 
 
-def trained(w: Weights, phase: Phase, fixed: frozenset[str]) -> list[str]:
-    """The names that a phase trains: what lies under its prefixes, less what the head fixes unless named in full."""
-    under = w.part(*phase.trains).params
-    return [name for name in under if name not in fixed or name in phase.trains]
+def trained_names(w: Weights, phase: Phase, fixed: frozenset[str]) -> list[str]:
+    """Return the names of the parameters that a phase trains.
+
+    These are the ones with its prefixes, without those fixed by the head unless the phase gives their full name.
+    """
+    candidates = w.part(*phase.trains).params
+    return [name for name in candidates if name not in fixed or name in phase.trains]

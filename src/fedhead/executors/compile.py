@@ -1,9 +1,8 @@
-"""A step compiled: traced to a flat graph of tensor operations, which TorchInductor turns into fused kernels.
+"""Compilation of a step: traced to a flat graph of tensor operations, which TorchInductor turns into fused kernels.
 
-Tracing runs the step once, on tensors without contents, and records what reaches them, so a method may be written in
-any Python: no hook has to be known to a Python-level compiler. The result works in place on its first arguments, as a
-CUDA graph needs it. What the compiler made is kept on disk (TORCHINDUCTOR_CACHE_DIR) and found again by the next
-process.
+Tracing runs the step once on tensors without data and records the operations, so a method may be written in any
+Python: its hooks need no support by a Python-level compiler. The result works in place on its first arguments, as a
+CUDA graph needs it. Compiled kernels are cached on disk (TORCHINDUCTOR_CACHE_DIR) and reused by later processes.
 """
 
 from __future__ import annotations
@@ -18,19 +17,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
-InPlace = Callable[..., None]  # takes tensors, changes some of them, returns nothing
+InPlace = Callable[..., None]  # takes tensors, changes some of them in place
 
 
 def trace(function: InPlace, arguments: list[Tensor]) -> torch.fx.GraphModule:
-    """The operations that `function(*arguments)` performs, changes to its arguments included; none is carried out."""
+    """Record the operations of `function(*arguments)`, including changes to its arguments, without executing them."""
     from torch.fx.experimental.proxy_tensor import make_fx
 
     with torch.autograd.set_multithreading_enabled(False):
         return make_fx(function, tracing_mode="fake", _allow_non_fake_inputs=True)(*arguments)
 
 
-def compiled(function: InPlace, arguments: list[Tensor], changed: int) -> InPlace:
-    """`function`, which changes the first of its arguments, compiled for arguments of these shapes."""
+def compile_step(function: InPlace, arguments: list[Tensor], changed: int) -> InPlace:
+    """Compile a function that changes its arguments in place.
+
+    Args:
+        function: Function of tensors.
+        arguments: Example arguments; the compiled function takes the same shapes.
+        changed: How many of the first arguments the function changes.
+    """
     from torch._guards import TracingContext, tracing
     from torch._inductor import compile as inductor
     from torch._inductor import config
@@ -38,21 +43,21 @@ def compiled(function: InPlace, arguments: list[Tensor], changed: int) -> InPlac
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-    _choose_assembler()
+    _use_torch_assembler()
     graph = trace(function, arguments)
-    mark = _marks() / _digest(graph, arguments)
-    known = mark.exists()
-    # The compiler looks into its cache only where it has a place for symbolic shapes, though there are none here.
+    marker = _marker_folder() / _digest(graph, arguments)
+    known = marker.exists()
+    # The compiler uses its cache only if there is a shape environment, though there are no symbolic shapes here.
     shapes = FakeTensorMode(shape_env=ShapeEnv())
     examples: list[Any] = [shapes.from_tensor(t, static_shapes=True) for t in arguments]
     copies = [t.clone() for t in arguments[:changed]]
-    with warmed_up(function, [*copies, *arguments[changed:]]), tracing(TracingContext(shapes)):
-        if not known:  # before its helpers are there, the compiler makes one kernel after another by itself
+    with warm_up(function, [*copies, *arguments[changed:]]), tracing(TracingContext(shapes)):
+        if not known:  # until its workers are ready, the compiler builds kernels one by one
             getattr(AsyncCompile, "wait_pool_ready", bool)()
         with config.patch(compile_threads=1) if known else nullcontext():
             kernel: Any = inductor(graph, examples)
-    mark.parent.mkdir(parents=True, exist_ok=True)
-    mark.touch()
+    marker.parent.mkdir(parents=True, exist_ok=True)
+    marker.touch()
 
     def run(*tensors: Tensor) -> None:
         kernel(*tensors)
@@ -61,14 +66,14 @@ def compiled(function: InPlace, arguments: list[Tensor], changed: int) -> InPlac
 
 
 @contextmanager
-def warmed_up(function: InPlace, arguments: list[Tensor]) -> Iterator[None]:
-    """Run the step once as it is, beside other work: what kernels it has of its own are compiled by that."""
+def warm_up(function: InPlace, arguments: list[Tensor]) -> Iterator[None]:
+    """Run the step once uncompiled in a background thread, which compiles the custom kernels it uses."""
 
-    def warm_up() -> None:
-        with suppress(Exception):  # it will fail again where someone listens
+    def run() -> None:
+        with suppress(Exception):  # it will fail again in the caller's thread
             function(*arguments)
 
-    thread = threading.Thread(target=warm_up, name="dry_run")
+    thread = threading.Thread(target=run, name="warm-up")
     thread.start()
     try:
         yield
@@ -76,29 +81,29 @@ def warmed_up(function: InPlace, arguments: list[Tensor]) -> Iterator[None]:
         thread.join()
 
 
-# The compiler has helpers, processes that compile kernels side by side. They need some seconds to come up, and where
-# all kernels are cached those are lost: so each step that was compiled leaves a mark beside the compiler's cache.
-def start_helpers() -> None:
-    """Start the compiler's helpers now, while there is other work to do, if nothing was ever compiled here."""
+# The compiler has worker processes that compile kernels in parallel. They take some seconds to start, which are wasted
+# if all kernels are cached: so each compiled step leaves a marker file next to the compiler's cache.
+def start_compiler_workers() -> None:
+    """Start the compiler's worker processes in the background if nothing was compiled on this machine yet."""
     from torch._inductor.async_compile import AsyncCompile
 
-    if not _marks().exists():
+    if not _marker_folder().exists():
         for name in ("warm_pool", "wakeup"):  # not every release of torch has both
             getattr(AsyncCompile, name, bool)()
 
 
-def _choose_assembler() -> None:
-    """Let kernels of our own be made by the assembler that torch brings, as its compiler's are.
+def _use_torch_assembler() -> None:
+    """Let custom kernels use the assembler that ships with torch, as the compiler's kernels do.
 
-    The compiler sees to that only when it comes to its first kernel. What was made before, with Triton's own assembler,
-    would not be found in the cache by a process in which it was later.
+    The compiler sets this only before its first kernel. Kernels built earlier, with Triton's own assembler, would not
+    be found in the cache by a process that builds them later.
     """
     from torch._inductor.runtime import compile_tasks
 
     getattr(compile_tasks, "_set_triton_ptxas_path", bool)()
 
 
-def _marks() -> Path:
+def _marker_folder() -> Path:
     from torch._inductor.runtime.cache_dir_utils import cache_dir
 
     return Path(cache_dir()) / "fedhead"

@@ -1,9 +1,9 @@
-"""CUDA graphs: the steps of a stack of clients, captured once and replayed without a word from the host.
+"""CUDA graphs: the steps of a stack of clients, captured once and replayed without work on the host.
 
-A runner owns static tensors for everything that a step reads and writes, all batches among them; a counter
-on the device says which batch is next. One graph serves a bucket of widths: when the active clients become fewer,
-those that are done are copied out, and the steps go on at the next smaller bucket. Rows between the width and the
-bucket are carried along and thrown away.
+A runner owns static tensors for everything that a step reads and writes, including all batches; a counter on the device
+selects the next batch. One graph serves a bucket of widths: when fewer clients are active, those that are done are
+copied out, and the steps continue at the next smaller bucket. Rows between the width and the bucket are computed and
+discarded.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from fedhead.core.log import warn_once
-from fedhead.executors.compile import compiled
+from fedhead.executors.compile import compile_step
 from fedhead.executors.steps import Carry, PhaseRun, Step, Table, join, rows
 
 
 def buckets(width: int, least: int = 8) -> list[int]:
-    """The widths for which graphs are made: the whole stack, half of it and a quarter, if that is still many.
+    """Return the widths for which graphs are captured: the whole stack, half of it and a quarter, if at least `least`.
 
-    Each costs a compilation, and a small stack takes hardly less time than one twice its size.
+    Each costs a compilation, and a small stack is hardly faster than one twice its size.
 
     >>> buckets(40), buckets(20), buckets(10)
     ([40, 20, 10], [20, 10], [10])
@@ -41,36 +41,41 @@ def buckets(width: int, least: int = 8) -> list[int]:
 
 
 def bucket(width: int, sizes: list[int]) -> int:
-    """The smallest bucket that holds a width."""
+    """Return the smallest bucket that holds a width."""
     return min(size for size in sizes if size >= width)
 
 
 class Graphs:
-    """A trainer that keeps a runner for every kind of stack it has seen, a few at a time."""
+    """A trainer that keeps one runner per kind of stack, up to a maximum number.
 
-    def __init__(self, compile: bool = True, most: int = 6):
+    Args:
+        compile: Whether to compile the steps.
+        max_runners: Maximum number of runners to keep.
+    """
+
+    def __init__(self, compile: bool = True, max_runners: int = 6):
         self.compile = compile
         self.preparing = 0.0  # seconds spent on compiling and capturing
-        self._rigs: OrderedDict[Any, GraphRunner] = OrderedDict()
-        self._most = most
+        self._runners: OrderedDict[Any, GraphRunner] = OrderedDict()
+        self._max_runners = max_runners
 
     def __call__(self, phase_run: PhaseRun) -> Carry:
-        """All steps of a phase."""
+        """Run all steps of a phase."""
         if not len(phase_run.table):
             return phase_run.carry
-        phase_run = blind(phase_run)
-        key = kind(phase_run, steps=False)
-        runner = self._rigs.get(key)
+        phase_run = without_rows(phase_run)
+        key = cache_key(phase_run, steps=False)
+        runner = self._runners.get(key)
         if runner is None or runner.capacity < len(phase_run.table):
-            runner = self._rigs[key] = GraphRunner(self, phase_run)
-            while len(self._rigs) > self._most:
-                self._rigs.popitem(last=False)
-        self._rigs.move_to_end(key)
+            runner = self._runners[key] = GraphRunner(self, phase_run)
+            while len(self._runners) > self._max_runners:
+                self._runners.popitem(last=False)
+        self._runners.move_to_end(key)
         return runner.train(phase_run)
 
-    def forget(self) -> None:
-        """Let go of all graphs and of the memory behind them."""
-        self._rigs.clear()
+    def clear(self) -> None:
+        """Release all graphs and their memory."""
+        self._runners.clear()
         torch.cuda.empty_cache()
 
 
@@ -81,15 +86,15 @@ class GraphRunner:
         step, table, carry, w, inputs = phase_run
         self.owner, self.step = owner, step
         self.capacity = max(len(table), _most_steps(step))
-        self.carry, self.w, self.inputs, self.key = static((carry, w, inputs, table.key))
+        self.carry, self.w, self.inputs, self.key = static_copy((carry, w, inputs, table.key))
         shape = (self.capacity, *table.rows.shape[1:])
         self.rows, self.weight = table.rows.new_zeros(shape), table.weight.new_zeros(shape)
         self.counter = torch.zeros((), dtype=torch.int64, device=table.rows.device)
         self.sizes = buckets(len(table.key))
-        self.graphs: dict[int, Steps] = {}  # by bucket
+        self.graphs: dict[int, StepGraphs] = {}  # by bucket
 
     def train(self, phase_run: PhaseRun) -> Carry:
-        """Copy a round's tensors in, replay its steps, copy the outcome out."""
+        """Copy the tensors of a round in, replay its steps, copy the outcome out."""
         _, table, carry, w, inputs = phase_run
         copy_into((self.carry, self.w, self.inputs, self.key), (carry, w, inputs, table.key))
         self.rows[: len(table)].copy_(table.rows)
@@ -108,31 +113,31 @@ class GraphRunner:
         return join([_clone(rows(self.carry, slice(0, width))), *reversed(done)])
 
     # -- capture ----------------------------------------------------------------------------------
-    def _prepare(self, size: int) -> Steps:
+    def _prepare(self, size: int) -> StepGraphs:
         function, arguments = self._flat(size)
         with preparing(self.owner):
-            call = self._warmed_up(function, arguments)
+            call = self._warm_up(function, arguments)
 
         def work(steps: int) -> None:
             for _ in range(steps):
                 call(*arguments)
 
-        return Steps(self.owner, work)
+        return StepGraphs(self.owner, work)
 
-    def _warmed_up(self, function: Callable[..., None], arguments: list[Tensor]) -> Callable[..., None]:
-        """The step, compiled if that is wanted, after calls that change nothing in the end."""
+    def _warm_up(self, function: Callable[..., None], arguments: list[Tensor]) -> Callable[..., None]:
+        """Return the step, compiled if requested, after warm-up calls whose changes are undone."""
         before = [t.clone() for t in arguments[: self._changed]]
         call = function
         if self.owner.compile:
             try:
-                call = compiled(function, arguments, self._changed)
-            except Exception as error:  # any failure of the compiler leaves the uncompiled step, which is right too
-                warn_once(f"the step could not be compiled ({first_line(error)}); going on without compilation")
+                call = compile_step(function, arguments, self._changed)
+            except Exception as error:  # if the compiler fails, the uncompiled step gives the same result
+                warn_once(f"the step could not be compiled ({first_line(error)}); continuing without compilation")
                 self.owner.compile = False
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
-            for _ in range(2):  # libraries select their kernels and take their work space at the first calls
+            for _ in range(2):  # libraries select kernels and allocate workspace in the first calls
                 call(*arguments)
         torch.cuda.current_stream().wait_stream(side)
         for t, value in zip(arguments, before, strict=False):
@@ -140,7 +145,7 @@ class GraphRunner:
         return call
 
     def _flat(self, size: int) -> tuple[Callable[..., None], list[Tensor]]:
-        """The step as a function of flat tensors that changes the first of them in place."""
+        """Return the step as a function of flat tensors that changes the first of them in place."""
         first = slice(0, size)
         carry, w = rows(self.carry, first), self.w.map(lambda t: t[:size])
         inputs = self.step.vectorizer.narrow(self.inputs, size)
@@ -163,32 +168,32 @@ class GraphRunner:
         return function, [*changed, *read]
 
 
-class Owner(Protocol):
-    """Whoever keeps count of the seconds spent on preparation."""
+class Preparer(Protocol):
+    """An object that counts the seconds spent on preparation."""
 
     preparing: float
 
 
-class Steps:
-    """Graphs of one step and of several in a row: between two graphs a GPU waits longer than between two kernels."""
+class StepGraphs:
+    """Graphs of one step and of several steps: a GPU idles longer between two graphs than between two kernels."""
 
-    def __init__(self, owner: Owner, work: Callable[[int], None], many: int = 8):
-        self.owner, self.work, self.many = owner, work, many
+    def __init__(self, owner: Preparer, work: Callable[[int], None], steps_per_graph: int = 8):
+        self.owner, self.work, self.steps_per_graph = owner, work, steps_per_graph
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}  # by number of steps
 
     def replay(self, count: int) -> None:
-        """That many steps; what is captured for them adds to the owner's `preparing`."""
-        for steps, times in ((self.many, count // self.many), (1, count % self.many)):
+        """Replay `count` steps; the time for capturing is added to the owner's `preparing`."""
+        for steps, times in ((self.steps_per_graph, count // self.steps_per_graph), (1, count % self.steps_per_graph)):
             if times and steps not in self.graphs:
                 with preparing(self.owner):
-                    self.graphs[steps] = captured(partial(self.work, steps))
+                    self.graphs[steps] = capture(partial(self.work, steps))
             for _ in range(times):
                 self.graphs[steps].replay()
 
 
 @contextmanager
-def preparing(owner: Owner) -> Iterator[None]:
-    """Count the time of what is done here as the owner's preparation, and nothing that was under way before."""
+def preparing(owner: Preparer) -> Iterator[None]:
+    """Add the time spent in this context to the owner's preparation, without work that was queued before."""
     torch.cuda.synchronize()
     begin = time.perf_counter()
     yield
@@ -196,11 +201,11 @@ def preparing(owner: Owner) -> Iterator[None]:
     owner.preparing += time.perf_counter() - begin
 
 
-def captured(work: Callable[[], None]) -> torch.cuda.CUDAGraph:
-    """A CUDA graph of what `work` launches."""
+def capture(work: Callable[[], None]) -> torch.cuda.CUDAGraph:
+    """Capture what `work` launches in a CUDA graph."""
     graph = torch.cuda.CUDAGraph()
     gc.collect()
-    gc.disable()  # an old graph that is collected now would end the capture: freeing is not permitted in it
+    gc.disable()  # collecting an old graph now would end the capture, in which freeing is not permitted
     try:
         with torch.cuda.graph(graph):
             work()
@@ -209,24 +214,24 @@ def captured(work: Callable[[], None]) -> torch.cuda.CUDAGraph:
     return graph
 
 
-def blind(phase_run: PhaseRun) -> PhaseRun:
-    """The phase_run without the clients' lists of rows, of which a step sees its batch alone: they differ in length."""
+def without_rows(phase_run: PhaseRun) -> PhaseRun:
+    """Drop the clients' lists of rows, which differ in length: a step only uses its batch."""
     inputs = phase_run.inputs
     return phase_run._replace(inputs=inputs._replace(rows=inputs.rows[..., :0], mask=inputs.mask[..., :0]))
 
 
-def kind(phase_run: PhaseRun, steps: bool = True) -> str:
-    """What two phase_runs must have in common to share static tensors and graphs."""
+def cache_key(phase_run: PhaseRun, steps: bool = True) -> str:
+    """Return what two phase runs must have in common to share static tensors and graphs."""
     program, table = phase_run.step.program, phase_run.table
     shape = table.rows.shape if steps else table.rows.shape[1:]
-    tensors = spec((phase_run.carry, phase_run.w, phase_run.inputs, table.key))
+    tensors = structure((phase_run.carry, phase_run.w, phase_run.inputs, table.key))
     phase = phase_run.step.phase
     who = (id(program.task), repr(program.algorithm), getattr(phase.loss, "__qualname__", repr(phase.loss)), phase.data)
     return repr((who, phase_run.step.optimizer, phase_run.step.names, shape, tensors))
 
 
 def _most_steps(step: Step) -> int:
-    """The steps of the largest client, so that one runner serves every cohort."""
+    """Return the steps of the largest client, so that one runner serves every cohort."""
     task, phase = step.program.task, step.phase
     if phase.data != "private" or not task.sizes:
         return 0
@@ -234,8 +239,8 @@ def _most_steps(step: Step) -> int:
     return math.ceil(max(task.sizes) / size) * (task.local.epochs if phase.epochs is None else phase.epochs)
 
 
-def static(tree: Any) -> Any:
-    """A copy that owns its memory, for graphs to work on."""
+def static_copy(tree: Any) -> Any:
+    """Return a copy with its own memory, for graphs to work on."""
     return pytree.tree_map(lambda t: t.clone(memory_format=torch.contiguous_format), tree)
 
 
@@ -244,17 +249,17 @@ def _clone(carry: Carry) -> Carry:
 
 
 def copy_into(to: Any, source: Any) -> None:
-    """Overwrite the tensors of one structure with those of another of the same form."""
+    """Overwrite the tensors of one structure with those of another of the same structure."""
     a, b = pytree.tree_leaves(to), pytree.tree_leaves(source)
     torch._foreach_copy_(a, b)
 
 
-def spec(tree: Any) -> list[tuple[Any, ...]]:
-    """The form of a structure of tensors."""
+def structure(tree: Any) -> list[tuple[Any, ...]]:
+    """Return the shapes, dtypes and structure of a tree of tensors."""
     leaves, shape = pytree.tree_flatten(tree)
     return [(tuple(t.shape), t.dtype) for t in leaves] + [(str(shape),)]
 
 
 def first_line(error: BaseException) -> str:
-    """An error in one line."""
+    """Return an error as one line."""
     return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"

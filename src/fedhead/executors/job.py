@@ -1,4 +1,4 @@
-"""A job: what an executor is given to do, the round of some clients of one architecture."""
+"""A job: the work given to an executor, the round of some clients of one architecture."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Job:
-    """The round of some clients: what they receive, hold and see, client by client."""
+    """The round of some clients: what they receive, hold and see, in lists with one entry per client."""
 
     program: Program
     clients: list[int]
@@ -32,39 +32,39 @@ class Job:
     states: list[Tree]
     rows: list[Rows]  # training rows in the pool
     counts: list[Tensor]
-    schedules: list[list[BatchSchedule]]  # a client's phases
+    schedules: list[list[BatchSchedule]]  # one list of phases per client
     public_rows: Rows
     lr: float
     round: int
 
     def take(self, places: list[int]) -> Job:
-        """The same job for the clients at these places."""
+        """Return the same job for the clients at these indices."""
 
-        def pick(items: list[T]) -> list[T]:
+        def select(items: list[T]) -> list[T]:
             return [items[i] for i in places]
 
         return replace(
             self,
-            clients=pick(self.clients),
-            per_client=pick(self.per_client),
-            states=pick(self.states),
-            rows=pick(self.rows),
-            counts=pick(self.counts),
-            schedules=pick(self.schedules),
+            clients=select(self.clients),
+            per_client=select(self.per_client),
+            states=select(self.states),
+            rows=select(self.rows),
+            counts=select(self.counts),
+            schedules=select(self.schedules),
         )
 
-    def first_steps(self, steps: int) -> Job:
-        """The same job cut short after a few steps a phase, for timing."""
+    def truncated(self, steps: int) -> Job:
+        """Return the same job with only a few steps per phase, for timing."""
         short = [[BatchSchedule(s.positions[:steps], s.weight[:steps], s.key) for s in mine] for mine in self.schedules]
         return replace(self, schedules=short)
 
     # -- tensors ----------------------------------------------------------------------------------
     def inputs(self, k: int) -> ClientInputs:
-        """What the client at place `k` sees."""
+        """Return the inputs of the client at index `k`."""
         return self._inputs(self.per_client[k], self.states[k], self.counts[k], *self._padded([k]), squeeze=True)
 
     def stacked_inputs(self) -> ClientInputs:
-        """What all clients see, with a client axis."""
+        """Return the inputs of all clients, with a client axis."""
         places = list(range(len(self.clients)))
         return self._inputs(stack(self.per_client), stack(self.states), torch.stack(self.counts), *self._padded(places))
 
@@ -89,11 +89,11 @@ class Job:
         return rows, mask, torch.tensor(steps, dtype=pool.dtype, device=pool.device)
 
     def tables(self, k: int) -> list[Table]:
-        """The batches of the client at place `k`, a phase each."""
+        """Return the batches of the client at index `k`, one table per phase."""
         return [self._table([k], phase, squeeze=True) for phase in range(len(self.schedules[k]))]
 
     def stacked_tables(self) -> list[Table]:
-        """The batches of all clients with a client axis; they must be sorted, most steps first."""
+        """Return the batches of all clients with a client axis; clients must be sorted by steps, most first."""
         places = list(range(len(self.clients)))
         return [self._table(places, phase) for phase in range(len(self.schedules[0]))]
 
@@ -118,15 +118,20 @@ class Job:
 
 
 class Executor:
-    """Whoever can run jobs."""
+    """Runs jobs.
+
+    Attributes:
+        name: Name of the executor.
+        preparing: Seconds spent so far on compiling and capturing, which do not count as training.
+    """
 
     name: str
-    preparing: float = 0.0  # seconds spent so far on compiling and capturing, which is no training
+    preparing: float = 0.0
 
     def run(self, job: Job) -> list[Reply]:
-        """The replies, in the order of the job's clients."""
+        """Return the replies in the order of the job's clients."""
         raise NotImplementedError
 
     def run_all(self, jobs: list[Job]) -> list[list[Reply]]:
-        """The replies of several jobs, an architecture each."""
+        """Return the replies of several jobs, one per architecture."""
         return [self.run(job) for job in jobs]

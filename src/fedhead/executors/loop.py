@@ -1,4 +1,4 @@
-"""The plain loop: one client after another, the reference that every other executor is held to."""
+"""The plain loop: one client after another, the reference for every other executor."""
 
 from __future__ import annotations
 
@@ -16,45 +16,44 @@ from fedhead.executors.program import Program, Vectorizer
 
 
 class Loop(Executor):
-    """Runs clients one after another, with the fastest memory layout of the device.
+    """Runs clients one after another, with the fastest memory format of the device.
 
-    On a CPU with several threads to use, as many loops run side by side, each on one thread: clients share nothing,
-    while the threads inside an operation wait for each other. A client's numbers don't depend on how many loops
-    there are.
+    On a CPU with several threads, several loops run in parallel, each on one thread: clients are independent, while
+    threads inside an operation wait for each other. A client's numbers don't depend on the number of loops.
     """
 
     name = "loop"
 
     def run(self, job: Job) -> list[Reply]:
-        """The replies, in the order of the job's clients."""
+        """Return the replies in the order of the job's clients."""
         program = replace(job.program, channels_last=True)
         if program.pool.device.type != "cpu":
-            return [_one(program, job, k) for k in range(len(job.clients))]
-        return self._side_by_side(replace(program, in_place=True, pool=program.pool.channels_last()), job)
+            return [_run_client(program, job, k) for k in range(len(job.clients))]
+        return self._run_in_threads(replace(program, in_place=True, pool=program.pool.channels_last()), job)
 
-    def _side_by_side(self, program: Program, job: Job) -> list[Reply]:
+    def _run_in_threads(self, program: Program, job: Job) -> list[Reply]:
         threads = torch.get_num_threads()
         workers = min(len(job.clients), threads)
         if workers == 1:
-            return [_one(program, job, k) for k in range(len(job.clients))]
-        spare: queue.SimpleQueue[Program] = queue.SimpleQueue()
+            return [_run_client(program, job, k) for k in range(len(job.clients))]
+        free_programs: queue.SimpleQueue[Program] = queue.SimpleQueue()
         for _ in range(workers):
-            # a model's tensors are swapped in and out while it runs: each loop needs a model of its own
-            spare.put(replace(program, task=replace(program.task, model=copy.deepcopy(program.task.model))))
+            # a model's tensors are swapped in and out while it runs, so each loop needs each loop needs its own copy
+            free_programs.put(replace(program, task=replace(program.task, model=copy.deepcopy(program.task.model))))
 
-        def one(k: int) -> Reply:
-            own = spare.get()
+        def run(k: int) -> Reply:
+            program_copy = free_programs.get()
             try:
-                return _one(own, job, k)
+                return _run_client(program_copy, job, k)
             finally:
-                spare.put(own)
+                free_programs.put(program_copy)
 
         try:
             with ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-                return list(pool.map(one, range(len(job.clients))))
+                return list(pool.map(run, range(len(job.clients))))
         finally:
-            torch.set_num_threads(threads)  # torch keeps one number for all threads
+            torch.set_num_threads(threads)  # the setting is shared by all threads
 
 
-def _one(program: Program, job: Job, k: int) -> Reply:
+def _run_client(program: Program, job: Job, k: int) -> Reply:
     return local_round(program, job.inputs(k), job.tables(k), Vectorizer())

@@ -1,8 +1,8 @@
 """Runs that train together: the clients of several seeds in one stack, so that small federations fill a GPU too.
 
-Each run goes on in a thread of its own, as it would alone; where it would train its clients, it waits until all the
-others are there, and then one stack trains them all. The broadcast of each run becomes part of what its own clients
-receive, so a stacked client can't tell whose round it is in, and gets the numbers that it would have got alone.
+Each run proceeds in its own thread; when it trains its clients, it waits until all other runs are ready, and one stack
+trains them all. The broadcast of each run becomes part of what its own clients receive, so that each client gets the
+same numbers as it would in a single run.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ T = TypeVar("T")
 
 
 @dataclass
-class _Ticket:
+class _Request:
     jobs: list[Job]
     replies: list[list[Reply]] = field(default_factory=list)
     error: BaseException | None = None
-    served: bool = False
+    done: bool = False
 
     @property
     def round(self) -> int:
@@ -35,73 +35,77 @@ class _Ticket:
 
 
 class MultiRun:
-    """Where runs meet; `enter()` gives each of them its executor."""
+    """Trains the clients of several runs in common stacks.
+
+    Args:
+        worker: Executor that trains the stacks.
+    """
 
     def __init__(self, worker: Executor):
         self.worker = worker
-        self._door = threading.Condition()
+        self._condition = threading.Condition()
         self._members = 0
-        self._waiting: list[_Ticket] = []
-        self._same: dict[tuple[int, int], bool] = {}
+        self._waiting: list[_Request] = []
+        self._same_data_cache: dict[tuple[int, int], bool] = {}
 
-    def enter(self) -> Executor:
-        """An executor for one more run; all must have entered before any of them starts."""
-        with self._door:
+    def join(self) -> Executor:
+        """Return an executor for one more run; all runs must have joined before any of them starts."""
+        with self._condition:
             self._members += 1
         return _Member(self)
 
     def leave(self) -> None:
-        """A run has ended: the others don't wait for it any longer."""
-        with self._door:
+        """Tell that a run has ended, so that the others no longer wait for it."""
+        with self._condition:
             self._members -= 1
-            self._serve_if_all_are_here()
+            self._serve_if_all_wait()
 
     def run_all(self, jobs: list[Job]) -> list[list[Reply]]:
-        """Wait for the other members, then train with them."""
-        ticket = _Ticket(jobs)
-        with self._door:
-            self._waiting.append(ticket)
-            self._serve_if_all_are_here()
-            self._door.wait_for(lambda: ticket.served)
-        if ticket.error is not None:
-            raise ticket.error
-        return ticket.replies
+        """Wait for the other runs, then train with them."""
+        request = _Request(jobs)
+        with self._condition:
+            self._waiting.append(request)
+            self._serve_if_all_wait()
+            self._condition.wait_for(lambda: request.done)
+        if request.error is not None:
+            raise request.error
+        return request.replies
 
-    def _serve_if_all_are_here(self) -> None:
+    def _serve_if_all_wait(self) -> None:
         if not self._waiting or len(self._waiting) < self._members:
             return
-        # runs that were resumed may stand at different rounds: those behind go first, until all are level
-        behind = min(ticket.round for ticket in self._waiting)
-        tickets = [ticket for ticket in self._waiting if ticket.round == behind]
-        self._waiting = [ticket for ticket in self._waiting if ticket.round != behind]
+        # resumed runs may be at different rounds: those behind go first until all are at the same
+        behind = min(request.round for request in self._waiting)
+        requests = [request for request in self._waiting if request.round == behind]
+        self._waiting = [request for request in self._waiting if request.round != behind]
         try:
-            found = iter(self._train([job for ticket in tickets for job in ticket.jobs]))
-            for ticket in tickets:
-                ticket.replies = [next(found) for _ in ticket.jobs]
-        except BaseException as error:  # whoever waits must learn of it, whatever it is
-            for ticket in tickets:
-                ticket.error = error
-        for ticket in tickets:
-            ticket.served = True
-        self._door.notify_all()
+            found = iter(self._train([job for request in requests for job in request.jobs]))
+            for request in requests:
+                request.replies = [next(found) for _ in request.jobs]
+        except BaseException as error:  # any error must reach the waiting threads
+            for request in requests:
+                request.error = error
+        for request in requests:
+            request.done = True
+        self._condition.notify_all()
 
     def _train(self, jobs: list[Job]) -> list[list[Reply]]:
         groups: list[list[int]] = []
-        for place, job in enumerate(jobs):
-            group = next((group for group in groups if self._fit(jobs[group[0]], job)), None)
+        for index, job in enumerate(jobs):
+            group = next((group for group in groups if self._compatible(jobs[group[0]], job)), None)
             if group is None:
                 groups.append(group := [])
-            group.append(place)
-        together = [merged([jobs[place] for place in group]) for group in groups]
+            group.append(index)
+        stacks = [merge_jobs([jobs[index] for index in group]) for group in groups]
         replies: dict[int, list[Reply]] = {}
-        for group, found in zip(groups, self.worker.run_all(together), strict=True):
-            for place in group:
-                count = len(jobs[place].clients)
-                replies[place], found = found[:count], found[count:]
-        return [replies[place] for place in range(len(jobs))]
+        for group, found in zip(groups, self.worker.run_all(stacks), strict=True):
+            for index in group:
+                count = len(jobs[index].clients)
+                replies[index], found = found[:count], found[count:]
+        return [replies[index] for index in range(len(jobs))]
 
-    def _fit(self, a: Job, b: Job) -> bool:
-        """Whether two jobs do the same work on the same data."""
+    def _compatible(self, a: Job, b: Job) -> bool:
+        """Return whether two jobs do the same work on the same data."""
         one, other = [
             (job.round, job.lr, job.program.bf16, repr(job.program.algorithm), repr(job.program.uploads))
             for job in (a, b)
@@ -113,57 +117,64 @@ class MultiRun:
         if schema(a.broadcast.replace(a.per_client[0])) != schema(b.broadcast.replace(b.per_client[0])):
             return False
         key = (id(a.program.pool), id(b.program.pool))
-        if key not in self._same:
-            self._same[key] = _same_data(a, b)
-        return self._same[key]
+        if key not in self._same_data_cache:
+            self._same_data_cache[key] = _same_data(a, b)
+        return self._same_data_cache[key]
 
 
-def together(worker: Executor, runs: Sequence[Callable[[Executor], T]]) -> list[T]:
-    """Carry out runs side by side, each with the executor that it is given, and return what they return.
+def run_together(worker: Executor, runs: Sequence[Callable[[Executor], T]]) -> list[T]:
+    """Run several functions concurrently, each with its own executor, and return their results.
 
     A run that fails does not stop the others; its error is raised when all have ended.
+
+    Args:
+        worker: Executor that trains the clients of all runs.
+        runs: Functions of an executor.
+
+    Returns:
+        The result of each function.
     """
-    joined = MultiRun(worker)
+    multi_run = MultiRun(worker)
     found: dict[int, T] = {}
     errors: dict[int, BaseException] = {}
 
-    def carry_out(place: int, member: Executor) -> None:
+    def run(index: int, member: Executor) -> None:
         try:
-            found[place] = runs[place](member)
+            found[index] = runs[index](member)
         except BaseException as error:  # raised below, in the caller's thread
-            errors[place] = error
+            errors[index] = error
         finally:
-            joined.leave()
+            multi_run.leave()
 
-    members = [joined.enter() for _ in runs]
-    threads = [threading.Thread(target=carry_out, args=pair) for pair in enumerate(members)]
+    members = [multi_run.join() for _ in runs]
+    threads = [threading.Thread(target=run, args=pair) for pair in enumerate(members)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    for place in sorted(errors):
-        raise errors[place]
-    return [found[place] for place in range(len(runs))]
+    for index in sorted(errors):
+        raise errors[index]
+    return [found[index] for index in range(len(runs))]
 
 
 class _Member(Executor):
-    def __init__(self, joined: MultiRun):
-        self.name = joined.worker.name
-        self._joined = joined
+    def __init__(self, multi_run: MultiRun):
+        self.name = multi_run.worker.name
+        self._multi_run = multi_run
 
     def run(self, job: Job) -> list[Reply]:
-        """The replies, in the order of the job's clients."""
+        """Return the replies in the order of the job's clients."""
         return self.run_all([job])[0]
 
     def run_all(self, jobs: list[Job]) -> list[list[Reply]]:
-        """The replies of several jobs."""
-        replies = self._joined.run_all(jobs)
-        self.preparing = self._joined.worker.preparing
+        """Return the replies of several jobs."""
+        replies = self._multi_run.run_all(jobs)
+        self.preparing = self._multi_run.worker.preparing
         return replies
 
 
-def merged(jobs: list[Job]) -> Job:
-    """One job for the clients of several, whose broadcasts become their own."""
+def merge_jobs(jobs: list[Job]) -> Job:
+    """Merge jobs into one, whose broadcasts become part of what each client receives."""
     if len(jobs) == 1:
         return jobs[0]
     return replace(

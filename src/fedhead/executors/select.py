@@ -85,16 +85,14 @@ def executor(name: str | Executor, workload: Workload) -> Executor:
     if sum(len(job.clients) for job in jobs) == 1:
         return Loop()
     names = ["stack", "lanes"] if workload.device.type == "cuda" else ["stack", "loop"]
-    timed = [(seconds_a_client(worker, jobs), worker) for worker in (_made(n, workload) for n in names)]
+    timed = [(seconds_per_client(worker, jobs), worker) for worker in (_made(n, workload) for n in names)]
     seconds, best = min(timed, key=lambda pair: pair[0])
     return best if seconds < float("inf") else Loop()
 
 
-def seconds_a_client(worker: Executor, jobs: list[Job], steps: int = 3) -> float:
+def seconds_per_client(worker: Executor, jobs: list[Job], steps: int = 3) -> float:
     """The best of several timings of a few steps, a client; infinite for an executor that can't take the models."""
-    short = [
-        job.take(_longest(job, 2 if worker.name == "loop" else len(job.clients))).first_steps(steps) for job in jobs
-    ]
+    short = [job.take(_longest(job, 2 if worker.name == "loop" else len(job.clients))).truncated(steps) for job in jobs]
     times: list[float] = []
     # The first only warms up. Small models are timed more often: a moment's load on the machine must not decide.
     while len(times) < 3 or sum(times[1:]) < TIMED_FOR:

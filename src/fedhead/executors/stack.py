@@ -22,41 +22,41 @@ from fedhead.executors.kernels.layers import stacked_layers
 from fedhead.executors.program import Program, Vectorizer
 from fedhead.executors.steps import train_eagerly
 
-# Which tensors of a client's view have a client axis.
-INPUT_DIMS = ClientInputs(broadcast=None, per_client=0, state=0, counts=0, rows=0, mask=0, steps=0, lr=None, round=None)  # type: ignore[arg-type]  # dims stand in for tensors
+# Which tensors of a client's inputs have a client axis.
+INPUT_DIMS = ClientInputs(broadcast=None, per_client=0, state=0, counts=0, rows=0, mask=0, steps=0, lr=None, round=None)  # type: ignore[arg-type]  # dims in place of tensors
 
 
 class VmapVectorizer(Vectorizer):
-    """Carries functions of one client over to a stack of clients."""
+    """Maps functions of one client to a stack of clients."""
 
     def start(self, program: Program) -> Callable[[ClientInputs], Weights]:
-        """`Program.start` over the client axis."""
+        """Vectorize `Program.start` over the client axis."""
         return vmap(program.start, in_dims=(INPUT_DIMS,))
 
     def finish(self, program: Program) -> Callable[[Weights, ClientInputs], Reply]:
-        """`Program.finish` over the client axis."""
+        """Vectorize `Program.finish` over the client axis."""
         return vmap(program.finish, in_dims=(0, INPUT_DIMS))
 
     def correct(self, program: Program) -> Callable[[Tree, ClientInputs], Tree]:
-        """`Program.correct` over the client axis."""
+        """Vectorize `Program.correct` over the client axis."""
         return vmap(program.correct, in_dims=(0, INPUT_DIMS))
 
     def loss(self, program: Program, phase: Phase) -> Callable[..., tuple[Tensor, Tree]]:
-        """`Program.loss` over the client axis, with layers made for stacks."""
+        """Vectorize `Program.loss` over the client axis, with layers made for stacks."""
         loss = vmap(program.loss(phase), in_dims=(0, 0, 0, 0, INPUT_DIMS))
 
-        def with_own_layers(*args: Any) -> tuple[Tensor, Tree]:
+        def with_stacked_layers(*args: Any) -> tuple[Tensor, Tree]:
             with stacked_layers(program.pool.device):
                 return loss(*args)
 
-        return with_own_layers
+        return with_stacked_layers
 
     def init(self, optimizer: Optimizer) -> Callable[[Tree], Tree]:
-        """`Optimizer.init` over the client axis."""
+        """Vectorize `Optimizer.init` over the client axis."""
         return vmap(optimizer.init)
 
     def narrow(self, inputs: ClientInputs, width: int) -> ClientInputs:
-        """The first clients of the stack."""
+        """Return the inputs of the first `width` clients of the stack."""
 
         def cut(value: Any, dim: object) -> Any:
             if dim is None:
@@ -67,31 +67,35 @@ class VmapVectorizer(Vectorizer):
 
 
 class Stack(Executor):
-    """Runs clients in stacks of at most `size`, longest first, so that the active ones are always a prefix.
+    """Runs clients in stacks, longest first, so that the active ones are always a prefix.
 
     On a GPU the steps are compiled and replayed as CUDA graphs. When memory runs out, the stacks are halved.
+
+    Args:
+        size: Maximum number of clients per stack.
+        graphs: Trains the steps on a GPU.
     """
 
     name = "stack"
-    SIZE = 64  # clients at most, unless told
+    SIZE = 64  # default maximum number of clients
 
     def __init__(self, size: int = SIZE, graphs: Graphs | None = None):
         self.size = size
         self.graphs = graphs or Graphs()
 
     def run(self, job: Job) -> list[Reply]:
-        """The replies, in the order of the job's clients."""
+        """Return the replies in the order of the job's clients."""
         order = sorted(range(len(job.clients)), key=lambda k: (-len(job.rows[k]), k))
         replies: dict[int, Reply] = {}
         while len(replies) < len(order):
             places = order[len(replies) : len(replies) + self.size]
             try:
-                replies.update(zip(places, self._together(job.take(places)), strict=True))
+                replies.update(zip(places, self._run_stack(job.take(places)), strict=True))
             except torch.OutOfMemoryError:
                 self._halve(len(places))
         return [replies[k] for k in range(len(order))]
 
-    def _together(self, job: Job) -> list[Reply]:
+    def _run_stack(self, job: Job) -> list[Reply]:
         train = self.graphs if job.program.pool.device.type == "cuda" else train_eagerly
         before = self.graphs.preparing
         reply = local_round(job.program, job.stacked_inputs(), job.stacked_tables(), VmapVectorizer(), train)
@@ -103,5 +107,5 @@ class Stack(Executor):
         if count == 1:
             raise BadInput("not even one client fits into memory: use a smaller batch_size or model")
         self.size = count // 2
-        self.graphs.forget()
-        warn_once(f"out of memory with {count} clients at once: going on with {self.size}")
+        self.graphs.clear()
+        warn_once(f"out of memory with {count} clients at once: continuing with {self.size}")

@@ -17,9 +17,9 @@ from fedhead.engine.metrics import Row, RunMetrics
 from fedhead.engine.rounds import Snapshot
 from fedhead.engine.simulation import Simulation, simulate
 from fedhead.executors import select
-from fedhead.executors.compile import start_helpers
+from fedhead.executors.compile import start_compiler_workers
 from fedhead.executors.job import Executor
-from fedhead.executors.multi_run import together
+from fedhead.executors.multi_run import run_together
 from fedhead.executors.stack import Stack
 from fedhead.experiment import build, environment, reopen
 from fedhead.experiment.recipe import Recipe
@@ -68,7 +68,7 @@ def execute(
     models = build.validate(recipe)
     device = select.device(settings.device)
     if device.type == "cuda" and recipe.rounds * recipe.local_epochs >= LONG:
-        start_helpers()  # while the data is read
+        start_compiler_workers()  # while the data is read
     federation = build.federation(recipe, settings.data)
     for algorithm in (build.method(recipe), *build.stages(recipe)):
         algorithm.check(models, federation)  # before there is a folder
@@ -150,7 +150,7 @@ def execute_together(
     def one(recipe: Recipe, out: Path) -> Callable[[Executor], Row]:
         return lambda member: execute(recipe, out, replace(settings, executor=member), resume=resume, on_row=on_row)
 
-    return together(
+    return run_together(
         _stack_for(recipes, settings), [one(recipe, out) for recipe, out in zip(recipes, outs, strict=True)]
     )
 

@@ -77,6 +77,6 @@ class DryRun:
             clients = self.clients
             downlink = make_downlink(algorithm, server, [client], clients.task_of)
             (job,) = clients.work(algorithm, downlink, ClientStates(clients.initial_state), round=1)
-            (reply,) = Loop().run(job.first_steps(0))
+            (reply,) = Loop().run(job.truncated(0))
             self._schemas[key] = schema(reply.send)
         return self._schemas[key]

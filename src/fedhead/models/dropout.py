@@ -32,7 +32,7 @@ _active = _ActiveKeys()
 
 @contextmanager
 def dropout_key(key: Tensor) -> Iterator[None]:
-    """Let every `Dropout` inside this context stream its masks from `key`.
+    """Let every `Dropout` inside this context draw its masks from `key`.
 
     The n-th dropout call of a forward pass draws from the n-th stream of the key.
 
