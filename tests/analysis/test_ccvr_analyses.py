@@ -199,7 +199,7 @@ def test_local_models_are_those_of_the_round(run: Path) -> None:
 @pytest.mark.parametrize("classes", [3, 10, 15, 40])
 def test_classes_in_the_plane_are_named_as_far_as_colors_can_be_told_apart(classes: int) -> None:
     names, label = [f"class {c}" for c in range(classes)], np.arange(60) % classes
-    fig = plots.planes(draw(0, 60, 2).numpy(), {"truth": label, "after": label}, names)
+    fig = plots.embeddings(draw(0, 60, 2).numpy(), {"truth": label, "after": label}, names)
     if classes > 20:
         assert len(fig.axes) == 3  # the third is the scale of the classes
         return

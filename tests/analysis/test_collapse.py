@@ -78,7 +78,7 @@ def test_agreement_counts_only_classes_that_both_hold() -> None:
 def test_local_views_are_those_of_the_round_that_follows(name: str) -> None:
     model = network("batch", METHODS[name].head)
     simulation = Simulation(federation(), [model], METHODS[name](), rounds=1, local=LOCAL, dtype=torch.float64)
-    loop, stack = (collapse.locally(simulation, executor, 1) for executor in (Loop(), Stack()))
+    loop, stack = (collapse.local_view(simulation, executor, 1) for executor in (Loop(), Stack()))
     assert loop.clients == stack.clients == [0, 1, 3, 4]
     assert loop.prototypes.shape == (4, CLASSES, model.features)
     for a, b in zip(loop[1:], stack[1:], strict=True):
@@ -95,7 +95,7 @@ def test_local_views_are_those_of_the_round_that_follows(name: str) -> None:
 
 def test_a_watch_records_each_round_and_changes_nothing() -> None:
     settings = {"rounds": 3, "local": LOCAL}
-    watch = collapse.Watch(federation(), [network("group")], FedAvg(), executor="loop", **settings)
+    watch = collapse.CollapseRecorder(federation(), [network("group")], FedAvg(), executor="loop", **settings)
     watched = simulate(federation(), network("group"), FedAvg(), executor="loop", on_round=watch, **settings)  # type: ignore[arg-type]  # one dictionary for both
     alone = simulate(federation(), network("group"), FedAvg(), executor="loop", **settings)  # type: ignore[arg-type]  # one dictionary for both
     assert [row["round"] for row in watch.rows] == [1, 2, 3]

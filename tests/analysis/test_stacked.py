@@ -69,7 +69,7 @@ def test_features_of_the_clients_own_samples(models: Callable[[], list[SplitMode
     simulation = trained("fedclassavg", models())
 
     def view(executor: Executor) -> collapse.LocalView:
-        return collapse.locally(simulation, executor, 2)
+        return collapse.local_view(simulation, executor, 2)
 
     stacked, apart = view(Stack()), view(Loop())
     assert stacked.clients == apart.clients == simulation.holders

@@ -195,7 +195,7 @@ def test_the_same_seed_gives_the_same_run_and_another_another(
         (["run"], "RECIPE"),
         (["ls", "moons"], "moons"),
         (["fly"], "fly"),
-        (["report", "nowhere"], "nowhere is not there"),
+        (["report", "nowhere"], "nowhere does not exist"),
         (["partition", "digits", "dirichlet(0)"], "alpha"),
         (["partition", "digits", "iid", "--plot", "a.txt"], "a.txt"),
         (["validate", "digits", "method=scaffold", "optimizer=adam", "momentum=0"], "use optimizer=sgd"),

@@ -80,7 +80,7 @@ def test_graphs_of_one_step_and_of_many_make_as_many_steps_as_wanted(
             captures.append(work)
 
     captures: list[object] = []
-    monkeypatch.setattr(graphs, "captured", Graph)
+    monkeypatch.setattr(graphs, "capture", Graph)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     owner, made = Graphs(), []
     steps = StepGraphs(owner, lambda n: made.extend(range(n)))

@@ -17,7 +17,7 @@ from fedhead.engine.rounds import train_round
 from fedhead.engine.simulation import Simulation
 from fedhead.executors import graphs
 from fedhead.executors.job import Executor
-from fedhead.executors.lanes import MANY, Lanes
+from fedhead.executors.lanes import STEPS_PER_GRAPH, Lanes
 from fedhead.executors.loop import Loop
 from fedhead.methods import METHODS
 
@@ -40,7 +40,7 @@ def captures(monkeypatch: pytest.MonkeyPatch) -> list[object]:
         made.append(work)
         return SimpleNamespace(replay=work)
 
-    monkeypatch.setattr(graphs, "captured", captured)
+    monkeypatch.setattr(graphs, "capture", captured)
     monkeypatch.setattr(torch.cuda, "Stream", Stream)
     monkeypatch.setattr(torch.cuda, "current_stream", Stream)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
@@ -69,7 +69,7 @@ def test_lanes_end_where_the_loop_does(name: str, uploads: Sequence[Upload]) -> 
 def test_graphs_are_captured_in_the_first_round_alone(captures: list[object]) -> None:
     lengths = {-(-len(rows) // LOCAL.batch_size) * LOCAL.epochs for rows in federation().rows if len(rows)}
     assert len(lengths) > 1, "clients must differ in steps, or this says little"
-    assert max(lengths) > MANY
+    assert max(lengths) > STEPS_PER_GRAPH
     executor = Lanes()
     simulation = trained("fedavg", executor)
     first = len(captures)

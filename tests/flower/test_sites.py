@@ -236,7 +236,7 @@ def test_certificates(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="was not issued by"):
         certificates.check(tmp_path, ["north"])
     (tmp_path / "server.crt").write_text("no certificate")
-    with pytest.raises(BadInput, match="is no certificate"):
+    with pytest.raises(BadInput, match="is not a certificate"):
         certificates.check(tmp_path, ["north"])
 
 

@@ -75,5 +75,5 @@ def test_analyses() -> None:
     for name, matrix in apart.layers.items():
         torch.testing.assert_close(stacked.layers[name], matrix, atol=1e-4, rtol=1e-4)
     assert not budget.one_by_one
-    assert collapse.locally(simulation, Loop(), 2).clients == simulation.holders
+    assert collapse.local_view(simulation, Loop(), 2).clients == simulation.holders
     assert not simulation.budgets[0].one_by_one

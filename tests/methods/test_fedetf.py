@@ -123,7 +123,7 @@ def test_other_methods_train_an_etf_head_and_leave_its_frame(method: FedProx) ->
 
 
 @pytest.mark.parametrize("name", ["fedetf", "fednh"])
-def test_a_model_with_another_head_is_refused_with_the_mend(name: str) -> None:
+def test_a_model_with_another_head_is_refused_with_the_fix(name: str) -> None:
     head = METHODS[name].head
     with pytest.raises(BadInput, match=rf"{name} needs a model with the {head} head.*model\.head={head}"):
         Simulation(federation(), [network("group")], METHODS[name](), rounds=1, local=LocalTraining())

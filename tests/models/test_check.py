@@ -38,7 +38,7 @@ def test_every_head_is_usable(head: str) -> None:
     assert check(build("mlp", (4,), 3, head=head), (4,), 3) == []
 
 
-def test_dropout_is_mended() -> None:
+def test_dropout_is_fixed() -> None:
     shared = nn.Dropout(0.25)
     planes = nn.Sequential(nn.Unflatten(1, (6, 1, 1)), nn.Dropout2d(0.5), nn.Flatten())
     model = wrap(nn.Linear(4, 6), shared, nn.ReLU(), shared, planes)
@@ -52,7 +52,7 @@ def test_dropout_is_mended() -> None:
     assert check(model, (4,), 3) == []
 
 
-def test_batchnorm_is_mended() -> None:
+def test_batchnorm_is_fixed() -> None:
     model = wrap(nn.Linear(4, 6), nn.BatchNorm1d(6, momentum=None), nn.BatchNorm1d(6, track_running_stats=False))
     assert "stack" in blocks(model)
     fix(model)
@@ -66,7 +66,7 @@ def test_batchnorm_is_mended() -> None:
     torch.testing.assert_close(alone, together)  # evaluation does not depend on the batch
 
 
-def test_mixed_precision_is_mended() -> None:
+def test_mixed_precision_is_fixed() -> None:
     model = wrap(nn.Linear(4, 6), nn.ReLU())
     model.classifier.double()
     assert "several dtypes (float32, float64)" in str(check(model, (4,), 3)[0])
@@ -75,7 +75,7 @@ def test_mixed_precision_is_mended() -> None:
     assert check(fix(wrap(nn.Linear(4, 6))).double(), (4,), 3) == [], "float64 throughout is fine"
 
 
-def test_split_and_build_mend() -> None:
+def test_split_and_build_fix() -> None:
     net = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Dropout(0.5), nn.Linear(6, 3))
     model = split(net.double(), classifier="4")
     assert check(model, (4,), 3) == []

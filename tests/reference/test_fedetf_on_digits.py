@@ -6,7 +6,7 @@ import statistics
 
 import pytest
 
-from fedhead.analysis.collapse import Watch
+from fedhead.analysis.collapse import CollapseRecorder
 from fedhead.engine.rounds import Result
 from fedhead.engine.simulation import simulate
 from fedhead.experiment import build
@@ -15,7 +15,7 @@ from fedhead.experiment.recipe import Recipe
 SEEDS = range(5)
 
 
-def digits(method: str, seed: int) -> tuple[Result, Watch]:
+def digits(method: str, seed: int) -> tuple[Result, CollapseRecorder]:
     recipe = Recipe(
         dataset="digits",
         partition="dirichlet(0.05)",
@@ -36,7 +36,7 @@ def digits(method: str, seed: int) -> tuple[Result, Watch]:
     )
     federation, models = build.federation(recipe), build.validate(recipe)
     settings = {"rounds": recipe.rounds, "local": build.local(recipe), "seed": seed}
-    watch = Watch(federation, models, build.method(recipe), clients=False, executor="loop", **settings)
+    watch = CollapseRecorder(federation, models, build.method(recipe), clients=False, executor="loop", **settings)
     result = simulate(
         federation,
         models,

@@ -42,11 +42,11 @@ def runs(tmp_path: Path) -> Path:
 
 
 def test_lines_hold_the_last_round_over_seeds_and_the_stages_after_it(runs: Path) -> None:
-    lines = {line.label: line for line in tables.lines(tables.group(tables.read([runs])))}
+    lines = {line.label: line for line in tables.table_rows(tables.group_by_seed(tables.load_runs([runs])))}
     assert list(lines) == ["fedavg", "fedavg + ccvr", "fedprox"]
     assert lines["fedavg"].accuracy == [60.0, 70.0]
     assert lines["fedavg + ccvr"].accuracy == [90.0, 91.0]
-    assert tables.spread(lines["fedavg"].accuracy) == f"65.00 ± {statistics.stdev([60, 70]):.2f}" == "65.00 ± 7.07"
+    assert tables.mean_std(lines["fedavg"].accuracy) == f"65.00 ± {statistics.stdev([60, 70]):.2f}" == "65.00 ± 7.07"
     assert lines["fedavg"].megabytes == 6.0
     assert lines["fedavg"].seconds == 1.0
     assert tables.class_means(lines["fedavg"]) == [65.0, None, 10.0]
@@ -56,12 +56,12 @@ def test_labels_say_what_differs_besides_the_method(tmp_path: Path) -> None:
     for mu in (0.1, 1.0):
         write_run(tmp_path / f"{mu}", Recipe(method="fedprox", method_parameters={"mu": mu}, rounds=2), [1.0, 2.0], {})
     write_run(tmp_path / "avg", Recipe(rounds=2), [1.0, 2.0], {})
-    labels = {group.label for group in tables.group(tables.read([tmp_path]))}
+    labels = {group.label for group in tables.group_by_seed(tables.load_runs([tmp_path]))}
     assert labels == {"fedprox (mu=0.1)", "fedprox (mu=1.0)", "fedavg"}
 
 
 def test_curves_show_the_mean_and_one_deviation(runs: Path) -> None:
-    groups = tables.group(tables.read([runs]))
+    groups = tables.group_by_seed(tables.load_runs([runs]))
     ax = plots.curves(groups).axes[0]
     assert [line.get_label() for line in ax.lines] == ["fedavg", "fedprox"]
     assert np.asarray(ax.lines[0].get_ydata()).tolist() == [45.0, 65.0]
@@ -113,28 +113,28 @@ def test_the_page_holds_everything_and_fetches_nothing(runs: Path, tmp_path: Pat
     for picture in pictures:
         ElementTree.fromstring(picture)  # well-formed
         assert "currentColor" in picture  # readable on dark too
-    assert page.page(tables.read([runs])) == html  # the same runs give the same page
+    assert page.page(tables.load_runs([runs])) == html  # the same runs give the same page
 
 
 def test_words_of_the_user_do_not_become_markup(tmp_path: Path) -> None:
     recipe = Recipe(dataset="<script>alert(1)</script>", rounds=1)
     write_run(tmp_path / "run", recipe, [1.0], {})
-    assert "<script" not in page.page(tables.read([tmp_path]))
+    assert "<script" not in page.page(tables.load_runs([tmp_path]))
 
 
 def test_unfinished_and_empty_runs_can_be_reported(tmp_path: Path) -> None:
     write_run(tmp_path / "half", Recipe(rounds=9, stages=("ccvr",)), [1.0, 2.0])
     RunFolder.create(tmp_path / "none", Recipe(rounds=8))
-    html = page.page(tables.read([tmp_path]))
+    html = page.page(tables.load_runs([tmp_path]))
     assert "stopped after round 2" in html
     assert "stopped after round 0" in html
 
 
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="holds no run"):
-        tables.read([tmp_path])
-    with pytest.raises(BadInput, match="nowhere is not there"):
-        tables.read([tmp_path / "nowhere"])
+    with pytest.raises(BadInput, match="contains no run"):
+        tables.load_runs([tmp_path])
+    with pytest.raises(BadInput, match="nowhere does not exist"):
+        tables.load_runs([tmp_path / "nowhere"])
     with pytest.raises(BadInput, match=r"must end in \.png"):
         plots.save(plots.bubbles(np.ones((2, 2), np.int64)), tmp_path / "picture.gif")
 
@@ -151,10 +151,10 @@ def unlike(tmp_path: Path) -> Path:
 
 
 def test_long_labels_shrink_to_what_tells_runs_of_a_method_apart(unlike: Path) -> None:
-    groups = tables.group(tables.read([unlike]))
+    groups = tables.group_by_seed(tables.load_runs([unlike]))
     assert [g.label for g in groups] == ["fedavg (partition=iid)", "local", "fedavg (partition=dirichlet(0.1))"]
-    assert {"clients", "lr", "model", "optimizer"} <= set(tables.unsaid(groups))
-    html = page.page(tables.read([unlike]))
+    assert {"clients", "lr", "model", "optimizer"} <= set(tables.unlabeled_keys(groups))
+    html = page.page(tables.load_runs([unlike]))
     settings = html[html.index("What differs") : html.index("Learning curves")]
     for shown in ("<td>0.002</td>", "<td>0.5</td>", "<td>adam</td>", "<td>12</td>"):
         assert shown in settings
@@ -164,12 +164,14 @@ def test_stages_of_other_parameters_have_other_labels(tmp_path: Path) -> None:
     for samples in (100, 500):
         recipe = Recipe(rounds=1, stages=("ccvr",), stage_parameters={"ccvr": {"samples": samples}})
         write_run(tmp_path / f"{samples}", recipe, [1.0], {"ccvr": 2.0})
-    labels = [line.label for line in tables.lines(tables.group(tables.read([tmp_path])))]
+    labels = [line.label for line in tables.table_rows(tables.group_by_seed(tables.load_runs([tmp_path])))]
     assert labels == ["fedavg", "fedavg + ccvr (samples=100)", "fedavg", "fedavg + ccvr (samples=500)"]
 
 
 def test_curves_keep_their_room_however_long_the_labels_are(unlike: Path) -> None:
-    groups = [replace(g, label=f"{g.label} {'and=more, ' * 40}") for g in tables.group(tables.read([unlike]))]
+    groups = [
+        replace(g, label=f"{g.label} {'and=more, ' * 40}") for g in tables.group_by_seed(tables.load_runs([unlike]))
+    ]
     figure = plots.curves(groups)
     plots.inline_svg(figure)  # lays it out; a layout that fails is a warning, and so an error here
     budget = figure.axes[0].get_window_extent()

@@ -1,8 +1,8 @@
-"""Linear CKA: how similar the features are that the layers of different clients' models give to the same samples.
+"""Linear CKA: how similar the features of different clients' models are, layer by layer.
 
-CKA(X, Y) = ‖YᵀX‖²_F / (‖XᵀX‖_F · ‖YᵀY‖_F) for features X [n, p] and Y [n, q] whose columns are centered (Kornblith et
-al., 2019); CCVR's appendix prints the denominator squared, which would not give 1 for a model and itself. The products
-are summed up over chunks of samples, so memory depends on the layers' widths and not on the number of samples.
+CKA(X, Y) = ‖YᵀX‖²_F / (‖XᵀX‖_F · ‖YᵀY‖_F) for features X [n, p] and Y [n, q] of the same samples with centered columns
+(Kornblith et al., 2019); CCVR's appendix prints the denominator squared, which would not give 1 for a model and itself.
+The products are summed over chunks of samples, so memory depends on the layers' widths, not on the number of samples.
 """
 
 from __future__ import annotations
@@ -18,11 +18,15 @@ from fedhead.executors.forward import MemoryBudget, map_models
 from fedhead.models.layers import activations
 from fedhead.models.split_model import SplitModel
 
-BUDGET = 1_500_000_000  # bytes for the sums of all layers; wider layers are looked at on fewer samples
+BUDGET = 1_500_000_000  # bytes for the sums of all layers; wider layers use fewer samples
 
 
 def linear_cka(x: Tensor, y: Tensor) -> float:
-    """The linear CKA of two sets of features of the same samples, [n, p] and [n, q].
+    """Compute the linear CKA of two sets of features of the same samples.
+
+    Args:
+        x: Features, [n, p].
+        y: Features, [n, q].
 
     >>> x = torch.tensor([[1.0, 0.0], [0.0, 1.0], [2.0, 2.0]])
     >>> round(linear_cka(x, -3 * x), 6)
@@ -34,7 +38,7 @@ def linear_cka(x: Tensor, y: Tensor) -> float:
 
 
 class Grams:
-    """The sums behind the pairwise CKA of one layer of several models."""
+    """Running sums for the pairwise CKA of one layer of several models."""
 
     def __init__(self, models: int):
         self.models, self.samples = models, 0
@@ -42,7 +46,7 @@ class Grams:
         self._cross: dict[tuple[int, int], Tensor] = {}
 
     def add(self, parts: Sequence[Tensor]) -> None:
-        """Add a chunk of samples: what each model's layer says of them, [chunk, …]."""
+        """Add a chunk of samples: the layer's output of each model, [chunk, …]."""
         flat = [part.reshape(len(part), -1).double() for part in parts]
         if not self._total:
             self._total = [torch.zeros_like(x[0]) for x in flat]
@@ -54,16 +58,16 @@ class Grams:
             cross.addmm_(flat[i].T, flat[j])
 
     def cka(self) -> Tensor:
-        """The CKA of every pair of models, [K, K]."""
+        """Return the CKA of every pair of models, [K, K]."""
         out = torch.ones(self.models, self.models, dtype=torch.float64)
         square = {
-            # centring afterwards: Σ(x − x̄)(y − ȳ)ᵀ = Σxyᵀ − Σx Σyᵀ / n
+            # centered afterwards: Σ(x − x̄)(y − ȳ)ᵀ = Σxyᵀ − Σx Σyᵀ / n
             (i, j): float(torch.addr(cross, self._total[i], self._total[j], alpha=-1 / self.samples).square().sum())
             for (i, j), cross in self._cross.items()
         }
         for (i, j), value in square.items():
             scale = (square[i, i] * square[j, j]) ** 0.5
-            out[i, j] = out[j, i] = value / scale if scale > 0 else float("nan")  # a constant layer is like nothing
+            out[i, j] = out[j, i] = value / scale if scale > 0 else float("nan")  # undefined for a constant layer
         return out
 
     def _pairs(self) -> list[tuple[int, int]]:
@@ -71,7 +75,7 @@ class Grams:
 
 
 class Kernels:
-    """The same for a layer that is wider than there are samples: through the samples' inner products."""
+    """The same as `Grams` for a layer wider than the number of samples, using inner products of samples."""
 
     def __init__(self, models: int, samples: int):
         self.models, self.limit = models, samples
@@ -79,7 +83,7 @@ class Kernels:
         self.samples = 0
 
     def add(self, parts: Sequence[Tensor]) -> None:
-        """Add a chunk of samples, as long as there is budget."""
+        """Add a chunk of samples, up to the limit."""
         take = min(self.limit - self.samples, len(parts[0]))
         if take > 0:
             for held, part in zip(self._held, parts, strict=True):
@@ -87,7 +91,7 @@ class Kernels:
             self.samples += take
 
     def cka(self) -> Tensor:
-        """The CKA of every pair of models, [K, K]: ‖YᵀX‖²_F = ⟨XXᵀ, YYᵀ⟩."""
+        """Return the CKA of every pair of models, [K, K]: ‖YᵀX‖²_F = ⟨XXᵀ, YYᵀ⟩."""
         kernels = []
         for held in self._held:
             x = torch.cat(held).double()
@@ -100,14 +104,14 @@ class Kernels:
 
 @dataclass(frozen=True)
 class Similarity:
-    """The pairwise CKA of several models, layer by layer."""
+    """The pairwise CKA of several models per layer."""
 
     clients: Sequence[int]
     layers: Mapping[str, Tensor]  # layer -> [K, K]
-    samples: Mapping[str, int]  # layer -> how many samples it was taken over
+    samples: Mapping[str, int]  # layer -> number of samples used
 
     def means(self) -> dict[str, float]:
-        """The mean over the pairs of different models, a layer each (Fig. 2)."""
+        """Return the mean over pairs of different models per layer (CCVR, Fig. 2)."""
         off = ~torch.eye(len(self.clients), dtype=torch.bool)
         return {name: float(matrix[off].mean()) for name, matrix in self.layers.items()}
 
@@ -119,9 +123,14 @@ def similarity(
     kernel_samples: int = 1000,
     budget: MemoryBudget | None = None,
 ) -> Similarity:
-    """The CKA between all pairs of clients' models, in every layer, on the same inputs (CCVR, Fig. 1 and 2).
+    """Compute the CKA between all pairs of clients' models in every layer, on the same inputs (CCVR, Fig. 1 and 2).
 
-    With a budget the clients' models are stacked.
+    Args:
+        model: Architecture of the clients.
+        weights: Weights of each client.
+        batches: Inputs, in batches.
+        kernel_samples: Number of samples for the widest layers.
+        budget: Stacks the clients' models if given.
     """
     sums: dict[str, Grams | Kernels] = {}
     for x in batches:
@@ -135,7 +144,7 @@ def similarity(
 
 
 def _plan(widths: Mapping[str, int], models: int, kernel_samples: int) -> dict[str, Grams | Kernels]:
-    """Sums for the narrow layers as far as they fit into the budget, kernels on fewer samples for the widest."""
+    """Use sums for narrow layers as far as memory allows, and kernels on fewer samples for the widest."""
     left, plan = float(BUDGET), {}
     for name, width in sorted(widths.items(), key=lambda item: item[1]):
         left -= 8 * width**2 * models * (models + 1) / 2

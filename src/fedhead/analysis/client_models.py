@@ -1,4 +1,4 @@
-"""The local models of a round, and the features of the global one: what the analyses look at."""
+"""The clients' local models of a round, and the features of the global model, for analyses."""
 
 from __future__ import annotations
 
@@ -27,37 +27,43 @@ if TYPE_CHECKING:
 
 
 class Observer(Algorithm):
-    """Lets clients train as a method has it, on the very batches of the round, and shows their models."""
+    """Trains clients as a method does, on the same batches, and sends their models."""
 
     name = "observer"
 
     def __init__(self, method: Method):
         self.method = method
-        self.broadcast = method.broadcast  # type: ignore[misc]  # what the method broadcasts, which differs by instance
+        self.broadcast = method.broadcast  # type: ignore[misc]  # differs by instance
 
     def per_client(self, server: Tree, client: int, task: Task) -> Tree:
-        """The method's own."""
+        """As the method."""
         return self.method.per_client(server, client, task)
 
     def start(self, client: Client) -> Weights:
-        """The method's own."""
+        """As the method."""
         return self.method.start(client)
 
     def phases(self, task: Task) -> tuple[Phase, ...]:
-        """The method's own."""
+        """As the method."""
         return self.method.phases(task)
 
     def correct(self, g: Tree, client: Client) -> Tree:
-        """The method's own."""
+        """As the method."""
         return self.method.correct(g, client)
 
     def finish(self, w: Weights, client: Client) -> Reply:
-        """Show the model after local training."""
+        """Send the model after local training."""
         return Reply(send=Tree(model=w.part(*PARTS)), keep=client.state)
 
 
 def local_models(simulation: Simulation, executor: Executor, round: int) -> dict[int, Weights]:
-    """Every client's model after local training in a round that begins where the simulation stands, which stays so."""
+    """Return every client's model after local training in the next round, without changing the simulation.
+
+    Args:
+        simulation: The federation in its present state.
+        executor: Trains the clients.
+        round: Number of the round.
+    """
     found: dict[int, Weights] = {}
     observer = Observer(simulation.method)
     for job in simulation.jobs(observer, simulation.server, simulation.states, simulation.holders, round):
@@ -67,29 +73,41 @@ def local_models(simulation: Simulation, executor: Executor, round: int) -> dict
 
 
 def budget(simulation: Simulation, executor: Executor) -> MemoryBudget | None:
-    """MemoryBudget for the clients' models side by side, where they go through them together."""
+    """Return a memory budget if the clients' models are to be stacked, else None."""
     return MemoryBudget() if use_stacks(simulation.device, executor) else None
 
 
 def own_features(
     simulation: Simulation, models: Mapping[int, Weights], executor: Executor
 ) -> dict[int, tuple[Tensor, Tensor]]:
-    """z of every client's training samples from the client's own model, not augmented, and their labels."""
+    """Compute the features z of each client's training samples (not augmented) with its own model.
+
+    Returns:
+        Features and labels per client.
+    """
     found: dict[int, tuple[Tensor, Tensor]] = {}
     for group, task in enumerate(simulation.tasks):
-        mine = [client for client in models if simulation.assign[client] == group]
-        rows = [simulation.federation.rows[client] for client in mine]
-        space = simulation.budgets[group] if use_stacks(simulation.device, executor) else None
-        each = client_features(task.model, [models[client] for client in mine], simulation.pool, rows, space)
-        for client, own, z in zip(mine, rows, each, strict=True):
+        clients = [client for client in models if simulation.assign[client] == group]
+        rows = [simulation.federation.rows[client] for client in clients]
+        memory = simulation.budgets[group] if use_stacks(simulation.device, executor) else None
+        each = client_features(task.model, [models[client] for client in clients], simulation.pool, rows, memory)
+        for client, own, z in zip(clients, rows, each, strict=True):
             found[client] = z, simulation.pool.y[torch.from_numpy(own).to(simulation.device)]
     return {client: found[client] for client in models}
 
 
 def replay(simulation: Simulation, executor: Executor, rounds: Sequence[int]) -> dict[int, dict[int, Weights]]:
-    """The local models of chosen rounds of a run that starts here: {round: {client: weights}}.
+    """Run rounds again from the present state and return the local models of some of them.
 
-    Rounds are run again from the simulation's present state, the first being round 1, to the same numbers as before.
+    The first round is round 1; the numbers are the same as in the original run.
+
+    Args:
+        simulation: The federation in its initial state.
+        executor: Trains the clients.
+        rounds: Rounds whose local models are returned.
+
+    Returns:
+        Weights by round and client.
     """
     found = {}
     for number in range(1, max(rounds, default=0) + 1):
@@ -101,22 +119,33 @@ def replay(simulation: Simulation, executor: Executor, rounds: Sequence[int]) ->
 
 
 def global_weights(simulation: Simulation) -> Weights:
-    """The global model, or `BadInput` if the method leaves none."""
+    """Return the global model.
+
+    Raises:
+        BadInput: If the method has none.
+    """
     w = simulation.method.global_model(simulation.server, simulation.task)
     if w is None:
-        raise BadInput(f"{simulation.method.name} leaves no global model, and this needs one")
+        raise BadInput(f"{simulation.method.name} has no global model, which this analysis needs")
     return w
 
 
 def held_out_features(simulation: Simulation, rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """z and labels of the test samples (of these rows), from the global model."""
+    """Compute z of the test samples (or of some rows) with the global model.
+
+    Returns:
+        Features and labels.
+
+    Raises:
+        BadInput: If there are no test samples, or no global model.
+    """
     if simulation.test is None:
-        raise BadInput("the run has no test samples, and this needs some")
+        raise BadInput("the run has no test samples, which this analysis needs")
     return features(simulation.task.model, global_weights(simulation), simulation.test, rows)
 
 
 def train_statistics(simulation: Simulation, chunk: int = 4096) -> Statistics:
-    """The class statistics of all clients' features, as CCVR would merge them."""
+    """Compute the class statistics of all clients' features, as CCVR would merge them."""
     pool = simulation.task.pool
     assert pool is not None, "a simulation holds all clients' data"
     w, total = global_weights(simulation), None

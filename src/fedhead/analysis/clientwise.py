@@ -1,4 +1,4 @@
-"""Analyses of clients with models of their own, also of different architectures (FedClassAvg, Fig. 2 to 9)."""
+"""Analyses of clients with their own models, also of different architectures (FedClassAvg, Fig. 2 to 9)."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedhead.analysis import client_models, conductance, embed
-from fedhead.analysis import clientwise_plots as figures
+from fedhead.analysis import client_models, clientwise_plots, conductance, embed
 from fedhead.analysis.personal import agreement, outputs, personal_models
 from fedhead.analysis.registry import Options, Report, kind, label
 from fedhead.core.errors import BadInput
@@ -20,45 +19,49 @@ from fedhead.report.plots import bubbles
 
 
 @kind("features", "t-SNE of all clients' features together, colored by class and by client (FedClassAvg, Fig. 8)")
-def look_at_features(runs: Sequence[Trained], options: Options) -> Report:
-    """Features of the same test samples from every client's own model; several runs stand one below the other."""
+def analyze_features(runs: Sequence[Trained], options: Options) -> Report:
+    """Embed the features of the same test samples from every client's own model; one row of panels per run."""
     numbers: dict[str, Any] = {}
-    planes = {}
+    embeddings = {}
     for name, run in _named(runs):
         models, test = personal_models(run.simulation, run.round + 1), _test(run)
         each = max(2, (options.samples or 1000) // len(models))
-        rows = embed.pick(test.y, each, options.seed)
-        said = outputs(models, run.simulation.assign, test, rows, client_models.budget(run.simulation, run.executor))
-        features = [out.z.cpu() for out in said.values()]
+        rows = embed.sample_rows(test.y, each, options.seed)
+        by_client = outputs(
+            models, run.simulation.assign, test, rows, client_models.budget(run.simulation, run.executor)
+        )
+        features = [out.z.cpu() for out in by_client.values()]
         if len({z.shape[1] for z in features}) > 1:
-            raise BadInput(f"{run.path}: clients' features differ in dimension, so they lie in no common space")
+            raise BadInput(f"{run.path}: clients' features differ in dimension, so they have no common space")
         z, y = torch.cat(features), test.y.cpu()[rows].repeat(len(models))
         client = torch.tensor(list(models)).repeat_interleave(len(rows))
-        place = embed.tsne(z, options.seed)
-        planes[name] = (place.numpy(), y.numpy(), client.numpy())
+        points = embed.tsne(z, options.seed)
+        embeddings[name] = (points.numpy(), y.numpy(), client.numpy())
         numbers[name] = {
-            "place": place.tolist(),
+            "place": points.tolist(),
             "class": y.tolist(),
             "client": client.tolist(),
             "neighbors_of_the_same_class": agreement(z, y, client),
         }
-    return Report(numbers, {"": figures.planes(planes, runs[0].simulation.task.classes)})
+    return Report(numbers, {"": clientwise_plots.embeddings(embeddings, runs[0].simulation.task.classes)})
 
 
 @kind("conductance", "which features matter to each client's classifier for one image, as ranks (FedClassAvg, Fig. 9)")
-def look_at_conductance(runs: Sequence[Trained], options: Options) -> Report:
-    """Ranks of the features' conductances for the test image that most clients classify correctly."""
+def analyze_conductance(runs: Sequence[Trained], options: Options) -> Report:
+    """Rank the conductances of features for the test image that most clients classify correctly."""
     numbers: dict[str, Any] = {}
     maps = {}
     for name, run in _named(runs):
         models, test = personal_models(run.simulation, run.round + 1), _test(run)
-        rows = embed.pick(test.y, options.samples or 200, options.seed)
+        rows = embed.sample_rows(test.y, options.samples or 200, options.seed)
         y = test.y[rows.to(test.device)]
-        said = outputs(models, run.simulation.assign, test, rows, client_models.budget(run.simulation, run.executor))
-        right = torch.stack([out.logits.argmax(1) == y for out in said.values()])
+        by_client = outputs(
+            models, run.simulation.assign, test, rows, client_models.budget(run.simulation, run.executor)
+        )
+        right = torch.stack([out.logits.argmax(1) == y for out in by_client.values()])
         best = int(right.sum(dim=0).argmax())
         x, truth = test.view(rows[best : best + 1].to(test.device), None), y[best : best + 1]
-        chosen = [client for client, hit in zip(models, right[:, best], strict=True) if hit]
+        chosen = [client for client, correct in zip(models, right[:, best], strict=True) if correct]
         found = {client: conductance.conductance(models[client], x, truth)[0].cpu() for client in chosen}
         if len({len(v) for v in found.values()}) > 1:
             raise BadInput(f"{run.path}: clients' features differ in dimension, so their ranks can't be compared")
@@ -72,12 +75,12 @@ def look_at_conductance(runs: Sequence[Trained], options: Options) -> Report:
             "conductance": {str(k): v.tolist() for k, v in found.items()},
             "rank_correlation": similar,
         }
-    return Report(numbers, {"": figures.rank_maps(maps)})
+    return Report(numbers, {"": clientwise_plots.rank_maps(maps)})
 
 
 @kind("curves", "accuracy of the clients over local epochs, mean and deviation (FedClassAvg, Fig. 4 to 7)")
-def look_at_curves(runs: Sequence[Trained], options: Options) -> Report:
-    """Learning curves against local epochs, so that methods with more epochs a round compare fairly."""
+def analyze_curves(runs: Sequence[Trained], options: Options) -> Report:
+    """Plot learning curves against local epochs, so that methods with more epochs per round compare fairly."""
     numbers: dict[str, Any] = {}
     for name, run in _named(runs):
         rows = [row for row in RunFolder.open(run.path).metrics() if row.get("clients")]
@@ -89,19 +92,19 @@ def look_at_curves(runs: Sequence[Trained], options: Options) -> Report:
             "mean": [float(np.mean(a)) for a in each],
             "deviation": [float(np.std(a, ddof=1)) if len(a) > 1 else 0.0 for a in each],
         }
-    return Report(numbers, {"": figures.curves(numbers)})
+    return Report(numbers, {"": clientwise_plots.curves(numbers)})
 
 
 @kind("labels", "how many samples of each class every client holds (FedClassAvg, Fig. 2 and 3)")
-def look_at_labels(runs: Sequence[Trained], options: Options) -> Report:
-    """The label distribution over clients, a figure a run."""
-    shown, numbers = {}, {}
+def analyze_labels(runs: Sequence[Trained], options: Options) -> Report:
+    """Plot the label distribution over clients, one figure per run."""
+    plots, numbers = {}, {}
     for i, (name, run) in enumerate(_named(runs)):
         federation = run.simulation.federation
         counts = federation.counts()
         numbers[name] = {"counts": counts.tolist()}
-        shown["" if i == 0 else f"-{i + 1}"] = bubbles(counts, federation.names, name)
-    return Report(numbers, shown)
+        plots["" if i == 0 else f"-{i + 1}"] = bubbles(counts, federation.names, name)
+    return Report(numbers, plots)
 
 
 def _test(run: Trained) -> Pool:
@@ -111,7 +114,7 @@ def _test(run: Trained) -> Pool:
 
 
 def _named(runs: Sequence[Trained]) -> list[tuple[str, Trained]]:
-    """The runs under names that tell them apart."""
+    """Return the runs with unique names."""
     labels = [label(run) for run in runs]
     return [
         (text if labels.count(text) == 1 else f"{text} ({run.path.name})", run)

@@ -1,4 +1,4 @@
-"""The figures of the analyses of clients with models of their own."""
+"""Figures of the analyses of clients with their own models."""
 
 from __future__ import annotations
 
@@ -14,38 +14,38 @@ from fedhead.report.plots import COLORS
 Array = NDArray[Any]
 
 
-def planes(runs: Mapping[str, tuple[Array, Array, Array]], classes: int) -> Figure:
-    """Features in the plane, colored by class and by client, a row a run (FedClassAvg, Fig. 8)."""
+def embeddings(runs: Mapping[str, tuple[Array, Array, Array]], classes: int) -> Figure:
+    """Plot embedded features, colored by class and by client, one row per run (FedClassAvg, Fig. 8)."""
     fig = Figure(figsize=(8, 3.6 * len(runs)), layout="constrained")
-    for row, (name, (place, y, client)) in enumerate(runs.items()):
+    for row, (name, (points, y, client)) in enumerate(runs.items()):
         colorings = (("class", y, classes), ("client", client, int(client.max()) + 1))
-        for column, (title, color, many) in enumerate(colorings):
+        for column, (title, color, colors) in enumerate(colorings):
             ax = fig.add_subplot(len(runs), 2, 2 * row + column + 1)
-            x, height = place.T
-            shown = ax.scatter(x, height, c=color, s=4, cmap="nipy_spectral", vmin=-0.5, vmax=many - 0.5)
+            x, height = points.T
+            image = ax.scatter(x, height, c=color, s=4, cmap="nipy_spectral", vmin=-0.5, vmax=colors - 0.5)
             ax.set(title=f"{name}, by {title}", xticks=[], yticks=[])
-            fig.colorbar(shown, ax=ax, label=title)
+            fig.colorbar(image, ax=ax, label=title)
     return fig
 
 
 def rank_maps(maps: Mapping[str, tuple[Array, Sequence[int]]]) -> Figure:
-    """Ranks of the features' conductances, clients side by side, a panel a run (FedClassAvg, Fig. 9).
+    """Plot the ranks of the features' conductances by client, one panel per run (FedClassAvg, Fig. 9).
 
-    The features stand in the order of their mean rank, so that agreement shows as one gradient over all clients.
+    Features are sorted by their mean rank, so that agreement shows as one gradient over all clients.
     """
     fig = Figure(figsize=(4.2 * len(maps), 5), layout="constrained")
     for i, (name, (ranks, clients)) in enumerate(maps.items()):
         ax = fig.add_subplot(1, len(maps), i + 1)
         order = np.argsort(ranks.mean(axis=0), kind="stable")
-        shown = ax.imshow(ranks[:, order].T, aspect="auto", cmap="viridis", interpolation="nearest")
+        image = ax.imshow(ranks[:, order].T, aspect="auto", cmap="viridis", interpolation="nearest")
         ax.set(title=name, xlabel="client", ylabel="feature, by mean rank")
         ax.set_xticks(range(len(clients)), [str(k) for k in clients], fontsize=7)
-        fig.colorbar(shown, ax=ax, label="rank")
+        fig.colorbar(image, ax=ax, label="rank")
     return fig
 
 
 def curves(runs: Mapping[str, Mapping[str, Sequence[float]]]) -> Figure:
-    """The clients' mean accuracy over local epochs with its deviation over clients (FedClassAvg, Fig. 4 to 7)."""
+    """Plot the clients' mean accuracy over local epochs with its deviation over clients (FedClassAvg, Fig. 4 to 7)."""
     fig = Figure(figsize=(6.4, 3.8), layout="constrained")
     ax = fig.add_subplot()
     for i, (name, run) in enumerate(runs.items()):

@@ -1,7 +1,7 @@
-"""Neural collapse: how close features and classifier have come to one simplex, and how well clients agree on it.
+"""Neural collapse: how close features and classifier are to a simplex, and how well clients agree on it.
 
-The figures of FedETF's section 5.3, on features z, the classifier's input. `measure` looks at the global model,
-`locally` at what the clients make of it in the next round, and `Watch` records both after every round of a run.
+The metrics of FedETF's section 5.3, on features z, the classifier's input. `measure` evaluates the global model,
+`local_view` the clients' models in the next round, and `CollapseRecorder` records both after every round of a run.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Collapse(NamedTuple):
-    """The three properties of neural collapse, each as one number."""
+    """The three properties of neural collapse, one number each."""
 
     nc1: float  # variance within classes over that between them: 0 when features collapse to their prototypes
     nc2: float  # mean square of pairwise prototype cosines minus −1/(C−1): 0 when prototypes form a simplex ETF
@@ -37,14 +37,19 @@ class Collapse(NamedTuple):
 
 # -- pure functions of features ---------------------------------------------------------------------------------------
 def prototypes(z: Tensor, y: Tensor, classes: int) -> tuple[Tensor, Tensor]:
-    """The mean feature of each class [C, d] and the samples behind it [C]; 0 for a class without any."""
+    """Return the mean feature of each class [C, d] and its number of samples [C]; 0 for a class without any."""
     member = (y == torch.arange(classes, device=y.device).unsqueeze(1)).to(z.dtype)
     counts = member.sum(1)
     return member @ z / counts.clamp_min(1).unsqueeze(1), counts
 
 
 def within_over_between(z: Tensor, y: Tensor, classes: int) -> float:
-    """NC1: the mean over classes of tr Σ_W, divided by the variance of the prototypes; it has no unit.
+    """Compute NC1: the mean over classes of tr Σ_W, divided by the variance of the prototypes.
+
+    Args:
+        z: Features, [N, d].
+        y: Labels, [N].
+        classes: Number of classes.
 
     >>> z = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 2.0]])
     >>> within_over_between(z, torch.tensor([0, 0, 1]), classes=2)
@@ -58,10 +63,11 @@ def within_over_between(z: Tensor, y: Tensor, classes: int) -> float:
 
 
 def simplex_error(means: Tensor, center: bool = False) -> float:
-    """NC2: the mean square of the pairwise cosines minus −1/(C−1).
+    """Compute NC2: the mean square of the pairwise cosines minus −1/(C−1).
 
-    The cosines are those of the prototypes themselves, as FedETF's Fig. 5b says; `center` takes their mean off first,
-    as its NC2 does.
+    Args:
+        means: Prototypes, [C, d].
+        center: Whether to subtract their mean first, as the paper's NC2 does; its Fig. 5b does not.
 
     >>> round(simplex_error(torch.tensor([[1.0, 0.0], [-1.0, 0.0]])), 6)
     0.0
@@ -75,24 +81,28 @@ def simplex_error(means: Tensor, center: bool = False) -> float:
 
 
 def alignment(means: Tensor, vectors: Tensor) -> float:
-    """NC3: the mean cosine of each classifier vector with its class's centered prototype."""
+    """Compute NC3: the mean cosine of each classifier vector with the centered prototype of its class."""
     return float(F.cosine_similarity(means - means.mean(0), vectors, dim=1).mean())
 
 
 def agreement(vectors: Tensor, held: Tensor | None = None) -> Tensor:
-    """How alike the clients' vectors of one class are: pairwise cosines [K, K], the mean over the classes.
+    """Compute how similar the clients' vectors of the same class are: pairwise cosines, averaged over classes.
 
-    `vectors` is [K, C, d]: prototypes (Fig. 5a) or classifier rows (Fig. 1). Only classes that both clients of a pair
-    hold (`held`, [K, C]) count; a pair without any is nan.
+    Args:
+        vectors: [K, C, d]: prototypes (Fig. 5a) or classifier rows (Fig. 1).
+        held: Which classes each client has, [K, C]; only classes that both clients of a pair have count.
+
+    Returns:
+        Cosines [K, K]; nan for a pair without common classes.
     """
     unit = F.normalize(vectors, dim=-1)
-    there = torch.ones_like(unit[..., 0]) if held is None else held.to(unit.dtype)
-    cosines = torch.einsum("icd,jcd,ic,jc->ij", unit, unit, there, there)
-    return cosines / (there @ there.T)
+    present = torch.ones_like(unit[..., 0]) if held is None else held.to(unit.dtype)
+    cosines = torch.einsum("icd,jcd,ic,jc->ij", unit, unit, present, present)
+    return cosines / (present @ present.T)
 
 
 def consistency(vectors: Tensor, held: Tensor | None = None) -> float:
-    """The mean of `agreement` over all pairs of clients that can be compared."""
+    """Return the mean of `agreement` over all pairs of clients that can be compared."""
     pairs = agreement(vectors, held)
     other = torch.ones_like(pairs).triu(1).bool()
     return float(pairs[other].nanmean())
@@ -100,7 +110,7 @@ def consistency(vectors: Tensor, held: Tensor | None = None) -> float:
 
 # -- on a federation --------------------------------------------------------------------------------------------------
 def measure(simulation: Simulation) -> Collapse:
-    """Neural collapse of the global model on the global test set."""
+    """Measure neural collapse of the global model on the global test set."""
     z, y = held_out_features(simulation)
     classes = simulation.task.classes
     means, counts = prototypes(z, y, classes)
@@ -112,44 +122,52 @@ def measure(simulation: Simulation) -> Collapse:
 
 
 class LocalView(NamedTuple):
-    """What the clients' own models say after local training; the clients that hold data, in order."""
+    """The clients' models after local training, for the clients that have data."""
 
     clients: list[int]
     prototypes: Tensor  # [K, C, d], of the client's own samples
-    held: Tensor  # [K, C], which classes the client holds
+    held: Tensor  # [K, C], which classes the client has
     vectors: Tensor  # [K, C, d], the rows of its classifier
 
 
-def locally(simulation: Simulation, executor: Executor, round: int) -> LocalView:
-    """Prototypes and classifiers of all clients after a round that begins where the simulation stands."""
+def local_view(simulation: Simulation, executor: Executor, round: int) -> LocalView:
+    """Return prototypes and classifiers of all clients after local training in the next round."""
     models = local_models(simulation, executor, round)
     sizes = {task.model.features for task in simulation.tasks}
     if len(sizes) > 1:
         raise BadInput(f"clients' features differ in dimension ({sorted(sizes)}), so they can't be compared")
     means, held = [], []
     for z, y in own_features(simulation, models, executor).values():
-        mine, counts = prototypes(z, y, simulation.task.classes)
-        means.append(mine)
+        own, counts = prototypes(z, y, simulation.task.classes)
+        means.append(own)
         held.append(counts > 0)
     vectors = torch.stack([w["classifier.weight"] for w in models.values()])
     return LocalView(list(models), torch.stack(means), torch.stack(held), vectors)
 
 
-def observe(simulation: Simulation, executor: Executor, round: int, clients: bool = True) -> dict[str, float]:
-    """All figures after a round: those of the global model, and of the clients' models in the next one."""
+def round_metrics(simulation: Simulation, executor: Executor, round: int, clients: bool = True) -> dict[str, float]:
+    """Compute all metrics after a round: of the global model, and of the clients' models in the next round."""
     row: dict[str, float] = {"round": round, **measure(simulation)._asdict()}
     if clients:
-        view = locally(simulation, executor, round + 1)
+        view = local_view(simulation, executor, round + 1)
         row["prototype_consistency"] = consistency(view.prototypes, view.held)
         row["classifier_consistency"] = consistency(view.vectors)
     return row
 
 
-class Watch:
-    """Records neural collapse after every round: give it to a run as `on_round`, then read `rows`.
+class CollapseRecorder:
+    """Records neural collapse after every round: pass it to a run as `on_round`, then read `rows`.
 
-    It holds a simulation of its own, so that it can look without touching the run. For the clients' consistency each
-    client trains once more; `clients=False` leaves that out.
+    It has its own simulation, so that the run is not affected. For the consistency of the clients each client trains
+    once more.
+
+    Args:
+        federation: The federation of the run.
+        models: Its models.
+        method: Its method.
+        executor: Name of the executor that trains the clients.
+        clients: Whether to measure the consistency of the clients.
+        **settings: Further arguments of `Simulation`.
     """
 
     def __init__(
@@ -168,7 +186,7 @@ class Watch:
         self.rows: list[dict[str, float]] = []
 
     def __call__(self, now: Snapshot) -> None:
-        """Look at the state after a round."""
+        """Record the state after a round."""
         self.simulation.server = now.server
         self.simulation.states = ClientStates(self.simulation.initial_state, now.clients)
-        self.rows.append(observe(self.simulation, self.executor, now.round, self.clients))
+        self.rows.append(round_metrics(self.simulation, self.executor, now.round, self.clients))

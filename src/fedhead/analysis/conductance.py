@@ -1,4 +1,4 @@
-"""Which features a client's classifier lives by: layer conductance of its inputs (FedClassAvg, Fig. 9)."""
+"""Layer conductance: which features matter to a client's classifier (FedClassAvg, Fig. 9)."""
 
 from __future__ import annotations
 
@@ -13,22 +13,34 @@ from fedhead.models.split_model import SplitModel
 
 
 class Logits(nn.Module):
-    """A model that gives its logits alone, as attribution methods want it."""
+    """A model that returns only its logits, as attribution methods expect."""
 
     def __init__(self, model: SplitModel):
         super().__init__()
         self.model = model
 
     def forward(self, x: Tensor) -> Tensor:
-        """The logits of a batch."""
+        """Return the logits of a batch."""
         return cast(Tensor, self.model(x).logits)
 
 
 def conductance(model: SplitModel, x: Tensor, y: Tensor, steps: int = 50) -> Tensor:
-    """The conductance (Dhamdhere et al., 2019) of each of the classifier's inputs for class y, [B, d].
+    """Compute the conductance (Dhamdhere et al., 2019) of each classifier input.
 
-    Gradients of the logit through a feature are summed along the way from a blank input to x, so that the features'
-    conductances add up to the logit's rise.
+    Gradients of the logit through a feature are summed along the path from a blank input to x, so that the
+    conductances of all features add up to the change of the logit.
+
+    Args:
+        model: The model.
+        x: Inputs, [B, ...].
+        y: Classes whose logits are explained, [B].
+        steps: Steps along the path.
+
+    Returns:
+        Conductances, [B, d].
+
+    Raises:
+        BadInput: If captum is not installed.
     """
     try:
         from captum.attr import LayerConductance
@@ -41,12 +53,12 @@ def conductance(model: SplitModel, x: Tensor, y: Tensor, steps: int = 50) -> Ten
 
 
 def ranks(values: Tensor) -> Tensor:
-    """The rank of each feature along the last axis, 0 for the least; ties in their order."""
+    """Return the rank of each feature along the last axis, 0 for the smallest; ties keep their order."""
     return values.argsort(dim=-1, stable=True).argsort(dim=-1, stable=True)
 
 
 def similarity(by_client: Mapping[int, Tensor]) -> float:
-    """The mean rank correlation (Spearman's) of all pairs of clients."""
+    """Return the mean rank correlation (Spearman) over all pairs of clients."""
     rows = torch.stack([ranks(v).double() for v in by_client.values()])
     if len(rows) < 2:
         raise BadInput(f"conductance compares clients: only {len(rows)} classifies the image correctly")

@@ -1,4 +1,4 @@
-"""Features in the plane: t-SNE, to be colored by truth and by what a classifier says (CCVR, Fig. 5 and 13)."""
+"""Embedding of features in the plane with t-SNE (CCVR, Fig. 5 and 13)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,16 @@ from fedhead.core.errors import BadInput
 
 
 def tsne(z: Tensor, seed: int = 0, perplexity: float = 30.0) -> Tensor:
-    """Features in the plane, [n, 2]; the same for the same seed."""
+    """Embed features in the plane.
+
+    Args:
+        z: Features, [n, d].
+        seed: Seed; the same seed gives the same result.
+        perplexity: Perplexity of t-SNE; reduced for few samples.
+
+    Returns:
+        Points, [n, 2].
+    """
     from sklearn.manifold import TSNE
 
     if len(z) < 4:
@@ -24,11 +33,11 @@ def tsne(z: Tensor, seed: int = 0, perplexity: float = 30.0) -> Tensor:
         n_jobs=1,
     )
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # scikit-learn warns of its own internals
+        warnings.simplefilter("ignore")  # warnings about scikit-learn's internals
         return torch.from_numpy(fit.fit_transform(z.double().cpu().numpy())).double()
 
 
-def pick(y: Tensor, count: int, seed: int = 0) -> Tensor:
-    """`count` rows drawn by key, in rising order; all if there are no more."""
+def sample_rows(y: Tensor, count: int, seed: int = 0) -> Tensor:
+    """Draw up to `count` random rows, sorted."""
     order = torch.from_numpy(random.permutation(random.key(seed, "embed"), len(y)))
     return order[:count].sort().values

@@ -27,14 +27,14 @@ TITLES = {
 
 
 @kind("collapse", "neural collapse and the clients' consistency, in chosen rounds and at the end (FedETF, Fig. 5)")
-def look_at_collapse(runs: Sequence[Trained], options: Options) -> Report:
-    """NC1 to NC3 and consistency; the rounds up to the last chosen one are run again, to the same numbers."""
-    numbers = {name: course(run, options.rounds) for name, run in named(runs).items()}
+def analyze_collapse(runs: Sequence[Trained], options: Options) -> Report:
+    """Measure NC1 to NC3 and consistency; earlier rounds are run again, with the same numbers."""
+    numbers = {name: collapse_over_rounds(run, options.rounds) for name, run in by_unique_name(runs).items()}
     return Report(numbers, {"": curves(numbers)})
 
 
-def course(run: Trained, rounds: Sequence[int]) -> list[dict[str, float]]:
-    """The figures after each chosen round, and after the last."""
+def collapse_over_rounds(run: Trained, rounds: Sequence[int]) -> list[dict[str, float]]:
+    """Return the metrics after each chosen round, and after the last."""
     late = [r for r in rounds if not 1 <= r <= run.round]
     if late:
         raise BadInput(f"round {late[0]} is not among the run's 1 … {run.round}")
@@ -43,36 +43,36 @@ def course(run: Trained, rounds: Sequence[int]) -> list[dict[str, float]]:
     for number in range(1, max(early, default=0) + 1):
         train_round(simulation.using(run.executor), number)
         if number in early:
-            found.append(collapse.observe(simulation, run.executor, number))
-    return [*found, collapse.observe(run.simulation, run.executor, run.round)]
+            found.append(collapse.round_metrics(simulation, run.executor, number))
+    return [*found, collapse.round_metrics(run.simulation, run.executor, run.round)]
 
 
 @kind("classifiers", "cosines of the clients' classifiers, and their vectors in the plane (FedETF, Fig. 1)")
-def look_at_classifiers(runs: Sequence[Trained], options: Options) -> Report:
-    """Pairwise cosines of the classifiers after one more local round, and t-SNE of their vectors, class by class."""
+def analyze_classifiers(runs: Sequence[Trained], options: Options) -> Report:
+    """Compare the classifiers after one more local round by pairwise cosines, and embed their vectors with t-SNE."""
     numbers: dict[str, Any] = {}
     panels = {}
-    for name, run in named(runs).items():
-        view = collapse.locally(run.simulation, run.executor, run.round + 1)
+    for name, run in by_unique_name(runs).items():
+        view = collapse.local_view(run.simulation, run.executor, run.round + 1)
         cosines = collapse.agreement(view.vectors).cpu()
         clients, classes, size = view.vectors.shape
-        # a vector's neighbors are its class's at the other clients; looking further tears equal vectors apart
-        near = max((clients - 1) / 3, 1.0)
-        place = embed.tsne(view.vectors.reshape(clients * classes, size).cpu(), options.seed, near)
-        own = torch.arange(classes).repeat(clients)
-        panels[name] = (cosines.numpy(), place.numpy(), own.numpy())
+        # a vector's neighbors are those of its class at other clients; a larger perplexity separates equal vectors
+        perplexity = max((clients - 1) / 3, 1.0)
+        points = embed.tsne(view.vectors.reshape(clients * classes, size).cpu(), options.seed, perplexity)
+        labels = torch.arange(classes).repeat(clients)
+        panels[name] = (cosines.numpy(), points.numpy(), labels.numpy())
         numbers[name] = {
             "clients": view.clients,
             "cosines": cosines.tolist(),
             "mean_cosine": collapse.consistency(view.vectors),
-            "place": place.tolist(),
-            "class": own.tolist(),
+            "place": points.tolist(),
+            "class": labels.tolist(),
         }
     return Report(numbers, {"": classifiers(panels)})
 
 
-def named(runs: Sequence[Trained]) -> dict[str, Trained]:
-    """The runs under names that tell them apart."""
+def by_unique_name(runs: Sequence[Trained]) -> dict[str, Trained]:
+    """Return the runs by unique names."""
     labels = [label(run) for run in runs]
     return {
         text if labels.count(text) == 1 else f"{text} ({run.path})": run for text, run in zip(labels, runs, strict=True)
@@ -81,32 +81,32 @@ def named(runs: Sequence[Trained]) -> dict[str, Trained]:
 
 # -- figures ----------------------------------------------------------------------------------------------------------
 def curves(runs: Mapping[str, Rows]) -> Figure:
-    """Each figure over the rounds, a panel each, a line a run."""
+    """Plot each metric over the rounds, one panel per metric, one line per run."""
     fig = Figure(figsize=(3.2 * len(TITLES), 3.2), layout="constrained")
-    for place, (key, title) in enumerate(TITLES.items()):
-        ax = fig.add_subplot(1, len(TITLES), place + 1)
+    for points, (key, title) in enumerate(TITLES.items()):
+        ax = fig.add_subplot(1, len(TITLES), points + 1)
         for i, (name, rows) in enumerate(runs.items()):
-            there = [row for row in rows if key in row]
-            x, y = [row["round"] for row in there], [row[key] for row in there]
+            present = [row for row in rows if key in row]
+            x, y = [row["round"] for row in present], [row[key] for row in present]
             ax.plot(x, y, ".-", color=COLORS[i % len(COLORS)], label=name)
         ax.set(xlabel="round")
         ax.set_title(title, fontsize=9)
-        if place == 0:
+        if points == 0:
             ax.legend(frameon=False, fontsize=8)
     return fig
 
 
 def classifiers(runs: Mapping[str, tuple[Any, Any, Any]]) -> Figure:
-    """The cosines as a map and the vectors in the plane, colored by class, a row a run."""
+    """Plot the cosines as a map and the embedded vectors, colored by class, one row per run."""
     fig = Figure(figsize=(7.2, 3.4 * len(runs)), layout="constrained")
-    for row, (name, (cosines, place, own)) in enumerate(runs.items()):
+    for row, (name, (cosines, points, labels)) in enumerate(runs.items()):
         left = fig.add_subplot(len(runs), 2, 2 * row + 1)
         shown = left.imshow(cosines, vmin=-1, vmax=1, cmap="coolwarm")
         left.set(title=name, xlabel="client", ylabel="client")
         fig.colorbar(shown, ax=left, label="mean cosine over classes")
         right = fig.add_subplot(len(runs), 2, 2 * row + 2)
-        x, y = np.asarray(place).T
-        dots = right.scatter(x, y, c=own, s=14, cmap="nipy_spectral", vmin=-0.5, vmax=own.max() + 0.5)
+        x, y = np.asarray(points).T
+        dots = right.scatter(x, y, c=labels, s=14, cmap="nipy_spectral", vmin=-0.5, vmax=labels.max() + 0.5)
         right.set(title="classifier vectors, by class", xticks=[], yticks=[])
         fig.colorbar(dots, ax=right, label="class")
     return fig

@@ -1,4 +1,4 @@
-"""Feature inversion: what can be seen of an input, given its feature or a mean of features (CCVR, appendix C)."""
+"""Feature inversion: how much of an input its feature, or a mean of features, reveals (CCVR, appendix C)."""
 
 from __future__ import annotations
 
@@ -26,9 +26,20 @@ def invert(
     smooth: float = 1e-3,
     seed: int = 0,
 ) -> Tensor:
-    """Inputs whose features come close to the target ones [n, d], by gradient descent: argmin ‖f(x) − z‖² + λ·TV(x).
+    """Find inputs whose features are close to given ones, by gradient descent: argmin ‖f(x) − z‖² + λ·TV(x).
 
-    `shape` is that of one input; TV, the total variation, asks neighboring pixels to be alike.
+    Args:
+        model: The model.
+        w: Its weights.
+        target: Features z, [n, d].
+        shape: Shape of one input.
+        steps: Number of gradient steps.
+        lr: Learning rate.
+        smooth: λ, the weight of the total variation.
+        seed: Seed of the initial noise.
+
+    Returns:
+        Inputs, [n, *shape].
     """
     noise = torch.randn(len(target), *shape, generator=random.generator(random.key(seed, "inversion")))
     x = Tree(x=(0.1 * noise).to(target.device, target.dtype))
@@ -47,7 +58,7 @@ def invert(
 
 
 def variation(x: Tensor) -> Tensor:
-    """The total variation of images [n, c, h, w], 0 for inputs that are no images."""
+    """Return the total variation of images [n, c, h, w]; 0 for other inputs."""
     if x.dim() != 4:
         return x.new_zeros(())
     return x.diff(dim=2).abs().sum() + x.diff(dim=3).abs().sum()
@@ -55,14 +66,14 @@ def variation(x: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Inversions:
-    """One input, and what is seen of it in its own feature and in means of more and more features of its class."""
+    """An input, and its reconstructions from its own feature and from means of several features of its class."""
 
     original: Tensor  # [c, h, w]
-    numbers: Sequence[int]  # how many features each mean is of; 1 is the raw feature
+    numbers: Sequence[int]  # number of features in each mean; 1 is the raw feature
     found: Tensor  # [len(numbers), c, h, w]
 
     def errors(self) -> list[float]:
-        """The squared distance to the original over that of a blank input's mean: 0 the same, 1 nothing seen."""
+        """Return the squared distance to the original relative to that of its mean: 0 is identical, 1 shows nothing."""
         blank = (self.original - self.original.mean()).square().sum().clamp_min(1e-12)
         return [float((x - self.original).square().sum() / blank) for x in self.found]
 

@@ -1,4 +1,4 @@
-"""The figures of the analyses."""
+"""Figures of the analyses."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _grid(panels: int, size: float = 3.0, height: float | None = None) -> tuple[
 
 
 def heat_maps(matrices: Mapping[str, Matrix], clients: Sequence[int]) -> Figure:
-    """Pairwise similarities of clients, a map a layer (CCVR, Fig. 1)."""
+    """Plot pairwise similarities of clients, one map per layer (CCVR, Fig. 1)."""
     fig, axes = _grid(len(matrices))
     shown: Any = None
     for ax, (name, matrix) in zip(axes, matrices.items(), strict=True):
@@ -36,7 +36,7 @@ def heat_maps(matrices: Mapping[str, Matrix], clients: Sequence[int]) -> Figure:
 
 
 def layer_means(means: Mapping[str, Mapping[str, float]]) -> Figure:
-    """The mean similarity of every layer, a line a run (CCVR, Fig. 2 and 11)."""
+    """Plot the mean similarity of every layer, one line per run (CCVR, Fig. 2 and 11)."""
     fig, (ax,) = _grid(1, 6.4, 3.8)
     for i, (run, values) in enumerate(means.items()):
         ax.plot(list(values), list(values.values()), "o-", color=COLORS[i % len(COLORS)], label=run)
@@ -47,7 +47,7 @@ def layer_means(means: Mapping[str, Mapping[str, float]]) -> Figure:
 
 
 def by_client_and_class(maps: Mapping[str, Matrix], clients: Sequence[int]) -> Figure:
-    """Label counts and classifier norms, clients against classes, a map each (CCVR, Fig. 3 and 12)."""
+    """Plot label counts and classifier norms by client and class, one map each (CCVR, Fig. 3 and 12)."""
     fig, axes = _grid(len(maps), 3.4)
     for ax, (name, matrix) in zip(axes, maps.items(), strict=True):
         shown = ax.imshow(matrix, aspect="auto", cmap="magma_r")
@@ -58,18 +58,18 @@ def by_client_and_class(maps: Mapping[str, Matrix], clients: Sequence[int]) -> F
 
 
 def norms_before_after(before: Matrix, after: Matrix) -> Figure:
-    """The global classifier's norms, before and after calibration (CCVR, Fig. 10)."""
+    """Plot the norms of the global classifier before and after calibration (CCVR, Fig. 10)."""
     fig, (ax,) = _grid(1, 6.4, 3.4)
-    place = np.arange(len(before))
-    ax.bar(place - 0.2, before, 0.4, color=COLORS[0], label="before calibration")
-    ax.bar(place + 0.2, after, 0.4, color=COLORS[1], label="after")
+    points = np.arange(len(before))
+    ax.bar(points - 0.2, before, 0.4, color=COLORS[0], label="before calibration")
+    ax.bar(points + 0.2, after, 0.4, color=COLORS[1], label="after")
     ax.set(xlabel="class", ylabel="norm of the weight vector", ylim=(0, 1.25 * max(before.max(), after.max())))
     ax.legend(frameon=False, ncols=2, loc="upper center")
     return fig
 
 
 def separability(distance: Sequence[float], gains: Mapping[str, Sequence[float]], names: Sequence[str]) -> Figure:
-    """Gains of calibration against the separability of the classes, a point a run (CCVR, Fig. 6)."""
+    """Plot the gains of calibration against the separability of the classes, one point per run (CCVR, Fig. 6)."""
     fig, (ax,) = _grid(1, 5.6, 3.8)
     for i, (label, values) in enumerate(gains.items()):
         ax.scatter(distance, values, color=COLORS[i], label=label)
@@ -80,15 +80,15 @@ def separability(distance: Sequence[float], gains: Mapping[str, Sequence[float]]
     return fig
 
 
-def planes(place: Matrix, colors: Mapping[str, Matrix], names: Sequence[str]) -> Figure:
-    """The same samples in the plane, colored by class in several ways (CCVR, Fig. 5 and 13)."""
+def embeddings(points: Matrix, colors: Mapping[str, Matrix], names: Sequence[str]) -> Figure:
+    """Plot the same embedded samples, colored by class in several ways (CCVR, Fig. 5 and 13)."""
     fig, axes = _grid(len(colors), 3.6)
-    many = len(names) > 20  # more than a legend can tell apart
-    wheel = colormaps["nipy_spectral" if many else "tab20" if len(names) > 10 else "tab10"]
-    color = wheel.resampled(len(names)) if many else ListedColormap([wheel(i) for i in range(len(names))])
+    many = len(names) > 20  # more than a legend can distinguish
+    palette = colormaps["nipy_spectral" if many else "tab20" if len(names) > 10 else "tab10"]
+    color = palette.resampled(len(names)) if many else ListedColormap([palette(i) for i in range(len(names))])
     shown: Any = None
     for ax, (title, label) in zip(axes, colors.items(), strict=True):
-        shown = ax.scatter(*place.T, c=label, s=4, cmap=color, vmin=-0.5, vmax=len(names) - 0.5)
+        shown = ax.scatter(*points.T, c=label, s=4, cmap=color, vmin=-0.5, vmax=len(names) - 0.5)
         ax.set(title=title, xticks=[], yticks=[])
     if many:
         fig.colorbar(shown, ax=axes, label="class")
@@ -98,13 +98,13 @@ def planes(place: Matrix, colors: Mapping[str, Matrix], names: Sequence[str]) ->
     return fig
 
 
-def pictures(images: Mapping[str, Matrix]) -> Figure:
-    """Images side by side, each [c, h, w], stretched to its own range (CCVR, Fig. 8 and 9)."""
+def images(images: Mapping[str, Matrix]) -> Figure:
+    """Plot images [c, h, w], each scaled to its own range (CCVR, Fig. 8 and 9)."""
     fig, axes = _grid(len(images), 2.0)
     for ax, (title, image) in zip(axes, images.items(), strict=True):
         low, high = float(image.min()), float(image.max())
-        stretched = (image - low) / max(high - low, 1e-12)
-        ax.imshow(stretched.transpose(1, 2, 0) if len(image) == 3 else stretched[0], cmap="gray")
+        scaled = (image - low) / max(high - low, 1e-12)
+        ax.imshow(scaled.transpose(1, 2, 0) if len(image) == 3 else scaled[0], cmap="gray")
         ax.set_title(title, fontsize=8)
         ax.set_axis_off()
     return fig

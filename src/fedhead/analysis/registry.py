@@ -83,7 +83,7 @@ def look_at_cka(runs: Sequence[Trained], options: Options) -> Report:
         if len(set(simulation.assign)) > 1:
             raise BadInput(f"{run.path}: clients differ in architecture, so their layers have no counterparts")
         models = client_models.local_models(simulation, run.executor, run.round + 1)
-        rows = embed.pick(test.y, options.samples or len(test), options.seed)
+        rows = embed.sample_rows(test.y, options.samples or len(test), options.seed)
         batches = (test.view(part.to(test.device), None) for part in torch.split(rows, 256))
         found.append(
             cka.similarity(
@@ -184,7 +184,7 @@ def look_at_embedding(runs: Sequence[Trained], options: Options) -> Report:
     simulation = run.simulation
     if simulation.test is None:
         raise BadInput(f"{run.path} has no test samples to show")
-    rows = embed.pick(simulation.test.y, options.samples or 1000, options.seed)
+    rows = embed.sample_rows(simulation.test.y, options.samples or 1000, options.seed)
     z, y = client_models.held_out_features(simulation, rows)
     stage = own_stage(run, CCVR).after(simulation.method)
     calibrated = run.run(stage).weights
@@ -207,7 +207,7 @@ def look_at_embedding(runs: Sequence[Trained], options: Options) -> Report:
         "accuracy_after": 100 * float((after == y).double().mean()),
     }
     names = simulation.federation.names or [str(c) for c in range(simulation.task.classes)]
-    return Report(numbers, {"": plots.planes(place.numpy(), colors, names)})
+    return Report(numbers, {"": plots.embeddings(place.numpy(), colors, names)})
 
 
 @kind("inversion", "inputs reconstructed from a raw feature and from means of features (CCVR, Fig. 8, 9)")
@@ -238,7 +238,7 @@ def look_at_inversion(runs: Sequence[Trained], options: Options) -> Report:
         "error": found.errors(),
     }
     shown = {title: image.cpu().numpy() for title, image in zip(titles, images, strict=True)}
-    return Report(numbers, {"": plots.pictures(shown)})
+    return Report(numbers, {"": plots.images(shown)})
 
 
 def _only(runs: Sequence[Trained], name: str) -> Trained:

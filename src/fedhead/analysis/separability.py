@@ -1,4 +1,4 @@
-"""How separable the classes' Gaussians are, and from it what calibration may gain (CCVR, Section 5.4)."""
+"""How separable the Gaussians of the classes are, and what calibration may gain from that (CCVR, Section 5.4)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,20 @@ from fedhead.models.split_model import SplitModel, classify
 
 
 def sliced_wasserstein(statistics: Statistics, samples: int = 500, projections: int = 100, seed: int = 0) -> Tensor:
-    """The sliced Wasserstein distance between the Gaussians of every two classes, [C, C]; NaN for absent classes."""
+    """Compute the sliced Wasserstein distance between the Gaussians of every two classes.
+
+    Args:
+        statistics: Class statistics.
+        samples: Samples drawn per class.
+        projections: Number of projections.
+        seed: Seed of the draws.
+
+    Returns:
+        Distances, [C, C]; NaN for absent classes.
+
+    Raises:
+        BadInput: If POT is not installed, or fewer than two classes have samples.
+    """
     try:
         import ot
     except ImportError as error:
@@ -25,27 +38,27 @@ def sliced_wasserstein(statistics: Statistics, samples: int = 500, projections: 
     present = torch.nonzero(statistics.count > 0).flatten().tolist()
     if len(present) < 2:
         raise BadInput("separability needs samples of at least two classes")
-    number = [samples if c in present else 0 for c in range(statistics.classes)]
-    z, y = virtual_features(statistics, number, random.key(seed, "separability"))
-    clouds = {c: z[y == c].cpu().numpy() for c in present}
+    counts = [samples if c in present else 0 for c in range(statistics.classes)]
+    z, y = virtual_features(statistics, counts, random.key(seed, "separability"))
+    draws = {c: z[y == c].cpu().numpy() for c in present}
     distance = torch.full((statistics.classes, statistics.classes), float("nan"), dtype=torch.float64)
     for c in present:
         distance[c, c] = 0
     for a, b in combinations(present, 2):
-        found = float(ot.sliced_wasserstein_distance(clouds[a], clouds[b], n_projections=projections, seed=seed))
+        found = float(ot.sliced_wasserstein_distance(draws[a], draws[b], n_projections=projections, seed=seed))
         distance[a, b] = distance[b, a] = found
     return distance
 
 
 def mean_distance(distance: Tensor) -> float:
-    """The mean over the pairs of different classes that are there: the farther, the more separable."""
+    """Return the mean over pairs of different classes; the larger, the more separable."""
     upper = distance[tuple(torch.triu_indices(len(distance), len(distance), offset=1))]
     return float(upper[~upper.isnan()].mean())
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """What calibration can be expected to do, from class statistics and the present head alone, in per cent."""
+    """The expected effect of calibration, from class statistics and the present head alone, in percent."""
 
     separability: float  # the mean sliced Wasserstein distance between classes
     present: float  # the present head's accuracy on virtual features
@@ -53,19 +66,26 @@ class Forecast:
 
     @property
     def gain(self) -> float:
-        """The points that calibration is expected to gain."""
+        """Expected gain of calibration, in points."""
         return self.reachable - self.present
 
 
 def forecast(model: SplitModel, head: Tree, statistics: Statistics, samples: int = 500, seed: int = 0) -> Forecast:
-    """Forecast calibration's gain without training or testing anything.
+    """Forecast the gain of calibration without training or testing anything.
 
-    Virtual features stand in for a balanced test set: on them the present head is compared with the linear classifier
-    that suits the classes' Gaussians best. The more separable the Gaussians, the higher that bound (CCVR, Fig. 6); how
-    far the present head stays below it is what calibration can fix.
+    Virtual features replace a balanced test set: on them the present head is compared with the best linear classifier
+    for the classes' Gaussians. The more separable the Gaussians, the higher that bound (CCVR, Fig. 6); calibration can
+    gain what the present head lacks.
+
+    Args:
+        model: Supplies the classifier's architecture.
+        head: The classifier's parameters by full name.
+        statistics: Class statistics.
+        samples: Virtual features per class.
+        seed: Seed of the draws.
     """
-    number = [samples if n > 0 else 0 for n in statistics.count.tolist()]
-    z, y = virtual_features(statistics, number, random.key(seed, "forecast"))
+    counts = [samples if n > 0 else 0 for n in statistics.count.tolist()]
+    z, y = virtual_features(statistics, counts, random.key(seed, "forecast"))
     weight = next(iter(head.values()))
     present = classify(model, head, z.to(weight.dtype)).argmax(1) == y
     reachable = discriminant(statistics, z).argmax(1) == y
@@ -77,10 +97,10 @@ def forecast(model: SplitModel, head: Tree, statistics: Statistics, samples: int
 
 
 def discriminant(statistics: Statistics, z: Tensor) -> Tensor:
-    """Scores of features by linear discriminant analysis with equal priors, [n, C]: μᵀΣ⁻¹z − ½ μᵀΣ⁻¹μ.
+    """Compute scores by linear discriminant analysis with equal priors, [n, C]: μᵀΣ⁻¹z − ½ μᵀΣ⁻¹μ.
 
-    Σ is the mean covariance within classes, weighted by their counts, with a little of the identity so that it can be
-    inverted where features have more dimensions than there are samples.
+    Σ is the mean covariance within classes, weighted by their counts, with a small multiple of the identity added so
+    that it is invertible if features have more dimensions than there are samples.
     """
     mean, covariance = statistics.mean(), statistics.covariance()
     if covariance.dim() == 2:

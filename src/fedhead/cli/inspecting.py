@@ -228,8 +228,8 @@ def report(
     """
     from fedhead.report import page, tables
 
-    groups = tables.group(tables.read(runs))
-    print_results(tables.lines(groups))
-    if unsaid := tables.unsaid(groups):
-        print(f"they also differ in {', '.join(unsaid)}: the report says how")
+    groups = tables.group_by_seed(tables.load_runs(runs))
+    print_results(tables.table_rows(groups))
+    if unlabeled := tables.unlabeled_keys(groups):
+        print(f"they also differ in {', '.join(unlabeled)}: the report says how")
     print(f"report: {page.write(runs, out)}")

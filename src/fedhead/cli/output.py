@@ -34,8 +34,8 @@ def print_results(lines: list[Any]) -> None:
     for column in ("accuracy", *(["personal"] if personal else []), "seeds"):
         table.add_column(column, justify="right", no_wrap=True)
     for line in lines:
-        own = [tables.spread(line.personal)] if personal else []
-        table.add_row(Text(line.label), tables.spread(line.accuracy), *own, str(len(line.seeds)))
+        own = [tables.mean_std(line.personal)] if personal else []
+        table.add_row(Text(line.label), tables.mean_std(line.accuracy), *own, str(len(line.seeds)))
     console().print(table)
 
 

@@ -135,5 +135,5 @@ def demo(
             execute(recipe, folder, Settings(), on_row=functools.partial(on_row, label))
     recipe = recipes[0][1]
     print(f"{recipe.dataset}, {recipe.clients} clients by {recipe.partition}, {recipe.rounds} rounds; accuracy in %")
-    print_results(tables.lines(tables.group(tables.read([out]))))
+    print_results(tables.table_rows(tables.group_by_seed(tables.load_runs([out]))))
     print(f"runs:   {out}\nreport: {page.write([out], out / 'report.html')}")

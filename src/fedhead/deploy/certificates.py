@@ -1,4 +1,4 @@
-"""Certificates and keys for a federation: a certificate authority, the server's certificate, a key a site."""
+"""Certificates and keys of a federation: a certificate authority, the server's certificate, one key per site."""
 
 from __future__ import annotations
 
@@ -18,7 +18,19 @@ DAYS = 365
 
 
 def write(folder: Path, hosts: Sequence[str], sites: Sequence[str]) -> list[Path]:
-    """Write what is not there yet, and the server's certificate anew for these hosts; what was written is returned."""
+    """Write certificates and keys that do not exist yet, and a new server certificate.
+
+    Args:
+        folder: Where to write.
+        hosts: Host names and addresses of the server; the first is its common name.
+        sites: Names of the sites.
+
+    Returns:
+        The files written.
+
+    Raises:
+        BadInput: If Flower's libraries are missing, or the authority's key is not one written by this function.
+    """
     try:
         from cryptography import x509
         from cryptography.hazmat.primitives import hashes, serialization
@@ -34,9 +46,9 @@ def write(folder: Path, hosts: Sequence[str], sites: Sequence[str]) -> list[Path
     def name(common: str) -> x509.Name:
         return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common)])
 
-    def keep(path: Path, content: bytes, secret: bool) -> None:
+    def save(path: Path, content: bytes, secret: bool) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        # made with its final rights: a secret is at no moment readable to others
+        # created with its final permissions: a secret is never readable by others
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600 if secret else 0o644)
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)
@@ -66,13 +78,13 @@ def write(folder: Path, hosts: Sequence[str], sites: Sequence[str]) -> list[Path
             .add_extension(
                 x509.KeyUsage(
                     False, False, False, False, False, True, True, False, False
-                ),  # signs certificates, no more
+                ),  # may only sign certificates
                 critical=True,
             )
             .sign(ca_key, hashes.SHA384())
         )
-        keep(ca_key_file, private(ca_key, serialization.PrivateFormat.PKCS8), secret=True)
-        keep(ca_file, authority.public_bytes(serialization.Encoding.PEM), secret=False)
+        save(ca_key_file, private(ca_key, serialization.PrivateFormat.PKCS8), secret=True)
+        save(ca_file, authority.public_bytes(serialization.Encoding.PEM), secret=False)
 
     server_key = ec.generate_private_key(ec.SECP384R1())
     server = (
@@ -89,21 +101,25 @@ def write(folder: Path, hosts: Sequence[str], sites: Sequence[str]) -> list[Path
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), critical=False)
         .sign(ca_key, hashes.SHA384())
     )
-    keep(folder / "server.key", private(server_key, serialization.PrivateFormat.PKCS8), secret=True)
-    keep(folder / "server.crt", server.public_bytes(serialization.Encoding.PEM), secret=False)
+    save(folder / "server.key", private(server_key, serialization.PrivateFormat.PKCS8), secret=True)
+    save(folder / "server.crt", server.public_bytes(serialization.Encoding.PEM), secret=False)
 
     for site in sites:
         if (folder / "sites" / site).exists():
-            continue  # a site's key is its identity: it is never replaced by itself
+            continue  # a site's key is its identity: it is never replaced automatically
         key = ec.generate_private_key(ec.SECP384R1())
         public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
-        keep(folder / "sites" / site, private(key, serialization.PrivateFormat.OpenSSH), secret=True)
-        keep(folder / "sites" / f"{site}.pub", public + f" {site}\n".encode(), secret=False)
+        save(folder / "sites" / site, private(key, serialization.PrivateFormat.OpenSSH), secret=True)
+        save(folder / "sites" / f"{site}.pub", public + f" {site}\n".encode(), secret=False)
     return written
 
 
 def check(folder: Path, sites: Sequence[str]) -> None:
-    """Refuse certificates and keys that are missing, unreadable, outdated or not of one authority, by name."""
+    """Check that certificates and keys exist, are readable and valid, and belong to one authority.
+
+    Raises:
+        BadInput: With the file and what to do.
+    """
     from cryptography import x509
     from cryptography.exceptions import InvalidSignature
 
@@ -115,17 +131,17 @@ def check(folder: Path, sites: Sequence[str]) -> None:
         authority = x509.load_pem_x509_certificate((folder / "ca.crt").read_bytes())
         server = x509.load_pem_x509_certificate((folder / "server.crt").read_bytes())
     except ValueError as error:
-        raise BadInput(f"{folder}: ca.crt or server.crt is no certificate ({error}): write them anew") from error
+        raise BadInput(f"{folder}: ca.crt or server.crt is not a certificate ({error}): write them again") from error
     try:
         server.verify_directly_issued_by(authority)
     except (InvalidSignature, ValueError, TypeError) as error:
-        raise BadInput(f"{folder / 'server.crt'} was not issued by {folder / 'ca.crt'}: write them anew") from error
+        raise BadInput(f"{folder / 'server.crt'} was not issued by {folder / 'ca.crt'}: write them again") from error
     now = datetime.datetime.now(datetime.UTC)
     for file, certificate in (("ca.crt", authority), ("server.crt", server)):
         if not certificate.not_valid_before_utc <= now <= certificate.not_valid_after_utc:
             raise BadInput(
                 f"{folder / file} is valid from {certificate.not_valid_before_utc:%Y-%m-%d} to "
-                f"{certificate.not_valid_after_utc:%Y-%m-%d} only: write it anew with fedhead deploy certs"
+                f"{certificate.not_valid_after_utc:%Y-%m-%d} only: write it again with fedhead deploy certs"
             )
 
 

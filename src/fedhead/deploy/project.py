@@ -23,9 +23,9 @@ _PYPROJECT = """\
 [project]
 name = "{name}"
 version = "1.0.0"
-description = "A federation of fedhead's"
+description = "A fedhead federation"
 license = "Apache-2.0"
-dependencies = []  # fedhead[flower] is installed on every machine beforehand
+dependencies = []  # fedhead[flower] must be installed on every machine
 
 [tool.flwr.app]
 publisher = "fedhead"
@@ -39,48 +39,52 @@ clientapp = "fedhead.flower.client_app:app"
 server = "{server}"  # server.yaml, as the SuperLink's machine sees it
 resume = false
 insecure = false  # true: nodes have no keys, so that a site's name is not held against its key
-state = ""  # for Flower's own simulation: where clients keep their states
+state = ""  # for Flower's own simulation: where clients keep their state
 """
 
 _SERVER = """\
 # What the server runs. Paths are relative to this file.
 recipe: {recipe}
 set: {set}  # key=value on top of the recipe
-out: run  # the run folder: figures, checkpoint, final models
-sites: {sites}  # their names; a place in this list is the client's number
+out: run  # the run folder: metrics, checkpoint, final models
+sites: {sites}  # their names; the position in this list is the client's index
 test: {test}  # the server's own test samples: an .npz, a folder, a CSV, module:function; recipe: the data set's
-quorum: {quorum}  # the fewest sites with which a round counts
-round_seconds: 600  # for a site's answer
-join_seconds: 120  # for all sites to come
+quorum: {quorum}  # minimum number of sites for a round
+round_seconds: 600  # to wait for a site's answer
+join_seconds: 120  # to wait for all sites to join
 keys: certs/sites  # the sites' public keys, NAME.pub: a node with another key can't use a site's name
-# For data of your own, say what every site's samples are:
+# For your own data, describe the samples of every site:
 # classes: [cat, dog]  # names, or their number
 # shape: [3, 32, 32]  # channels, height, width
 """
 
 _SITE = """\
-# What this site is. Paths are relative to this file; this file and the data never leave the site.
+# Settings of this site. Paths are relative to this file; this file and the data never leave the site.
 name: {name}
 data: {data}  # a folder of class folders, an .npz (x, y), a .csv (path,label), module:function; recipe: its share
-# test: test.npz  # test samples of its own, or a share of `data`:
+# test: test.npz  # the site's own test samples, or a share of `data`:
 # client_test: 0.2
-# model: resnet20  # an architecture of its own, where the method allows it
-state: state  # what must not be lost between rounds
+# model: resnet20  # the site's own architecture, if the method allows it
+state: state  # folder of the state kept between rounds
 """
 
 
 @dataclass(frozen=True)
 class Project:
-    """A deployment's folder."""
+    """The folder of a deployment."""
 
     path: Path
 
     @classmethod
     def open(cls, path: str | Path) -> Project:
-        """An existing one."""
+        """Open an existing project.
+
+        Raises:
+            BadInput: If the folder is not a deployment.
+        """
         project = cls(Path(path).resolve())
         if not project.server_file.is_file():
-            raise BadInput(f"{path} is no deployment: it has no server.yaml; make one with: fedhead deploy init {path}")
+            raise BadInput(f"{path} is not a deployment: it has no server.yaml; try fedhead deploy init {path}")
         return project
 
     @classmethod
@@ -93,13 +97,25 @@ class Project:
         data: Sequence[str] = (),
         out: str | None = None,
     ) -> Project:
-        """Write a ready project; a folder that holds anything is refused."""
+        """Create a project.
+
+        Args:
+            path: Folder; it must be empty or not exist.
+            recipe: Recipe name or file.
+            sites: Names of the sites.
+            assignments: `key=value` settings on top of the recipe.
+            data: One data source per site, or none to use the recipe's data set.
+            out: Run folder; by default `run` in the project.
+
+        Raises:
+            BadInput: If the folder is not empty, or the recipe is invalid.
+        """
         project = cls(Path(path).resolve())
         if project.path.exists() and any(project.path.iterdir()):
-            raise BadInput(f"{path} is not empty: select a new folder")
+            raise BadInput(f"{path} is not empty: give a new folder")
         if data and len(data) != len(sites):
-            raise BadInput(f"{len(data)} data sources for {len(sites)} sites: give one a site, or none")
-        build.stages(load(recipe, [*assignments, f"clients={len(sites)}"]))  # refuses what is wrong with it now
+            raise BadInput(f"{len(data)} data sources for {len(sites)} sites: give one per site, or none")
+        build.stages(load(recipe, [*assignments, f"clients={len(sites)}"]))  # fail now if the recipe is invalid
         named = str(Path(recipe).resolve()) if Path(recipe).is_file() else recipe
         project.path.mkdir(parents=True, exist_ok=True)
         name = "".join(c if c.isalnum() else "-" for c in project.path.name.lower()).strip("-") or "federation"
@@ -113,18 +129,18 @@ class Project:
             quorum=max(1, (len(sites) + 1) // 2),
         )
         project.server_file.write_text(text if out is None else text.replace("out: run ", f"out: {json.dumps(out)} "))
-        for place, site in enumerate(sites):
+        for index, site in enumerate(sites):
             folder = project.path / "sites" / site
             folder.mkdir(parents=True)
-            source = data[place] if data else RECIPE_DATA
+            source = data[index] if data else RECIPE_DATA
             given = str(Path(source).resolve()) if Path(source).exists() else source
             (folder / "site.yaml").write_text(_SITE.format(name=site, data=json.dumps(given)))
-        project.server()  # what was written must be readable
+        project.server()  # check that it can be read
         return project
 
     @property
     def server_file(self) -> Path:
-        """The server's file."""
+        """Path of server.yaml."""
         return self.path / "server.yaml"
 
     @property
@@ -134,19 +150,19 @@ class Project:
 
     @property
     def private(self) -> Path:
-        """Where `up` keeps its own files."""
+        """Folder of the files that `up` writes."""
         return self.path / ".deploy"
 
     @property
     def certs(self) -> Path:
-        """Where certificates and keys are."""
+        """Folder of certificates and keys."""
         return self.path / "certs"
 
     def server(self) -> ServerFile:
-        """What the server runs."""
+        """Read server.yaml."""
         return ServerFile.read(self.server_file)
 
     def sites(self) -> dict[str, SiteFile]:
-        """The sites whose files are here, in the server's order."""
+        """Read the site files in this folder, in the server's order."""
         found = {name: self.path / "sites" / name / "site.yaml" for name in self.server().sites}
         return {name: SiteFile.read(path) for name, path in found.items() if path.is_file()}

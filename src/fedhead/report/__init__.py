@@ -1,1 +1,1 @@
-"""Reports: tables, figures and one page about finished or running runs."""
+"""Reports: tables, figures and an HTML page about finished or running runs."""

@@ -1,4 +1,4 @@
-"""The report: one HTML file that holds everything, asks the network for nothing, and reads well on light and dark."""
+"""The report: one self-contained HTML file that needs no network and is readable in light and dark mode."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fedhead.core.treefile import atomic
 from fedhead.report import plots, tables
-from fedhead.report.tables import Group, Line, Run
+from fedhead.report.tables import Group, Run, TableRow
 
 _CSS = """
 :root { color-scheme: light dark; --ink: #1a2230; --soft: #5b6675; --rule: #d9dee6; --paper: #ffffff; --card: #f6f8fa; }
@@ -33,9 +33,17 @@ pre { overflow-x: auto; font-size: .85rem; margin: .6rem 0; } summary { cursor: 
 
 
 def write(paths: Sequence[str | Path], out: str | Path) -> Path:
-    """Write the report about these run folders to `out`."""
+    """Write the report about runs.
+
+    Args:
+        paths: Run folders, or folders that contain them.
+        out: HTML file to write.
+
+    Returns:
+        The path of the file.
+    """
     out = Path(out)
-    html = page(tables.read(paths))
+    html = page(tables.load_runs(paths))
     out.parent.mkdir(parents=True, exist_ok=True)
     with atomic(out) as draft:
         draft.write_text(html, encoding="utf-8")
@@ -43,20 +51,20 @@ def write(paths: Sequence[str | Path], out: str | Path) -> Path:
 
 
 def page(runs: Sequence[Run]) -> str:
-    """The report as HTML text."""
-    groups = tables.group(runs)
-    lines = tables.lines(groups)
+    """Return the report as HTML."""
+    groups = tables.group_by_seed(runs)
+    table_rows = tables.table_rows(groups)
     recipes = [run.recipe for run in runs]
     title = " · ".join(sorted({r.dataset for r in recipes})) + " · " + ", ".join(sorted({r.partition for r in recipes}))
     parts = [
         f"<h1>{escape(title)}</h1>",
         f"<p>{len(runs)} runs, {len(groups)} settings. Accuracies in per cent, mean ± deviation over seeds.</p>",
         "<h2>Results</h2>",
-        _results(lines),
+        _results(table_rows),
         _settings(groups),
         "<h2>Learning curves</h2>",
         _curves(groups),
-        _classes(lines),
+        _classes(table_rows),
         _partitions(runs),
         "<h2>Runs</h2>",
         *(_details(run) for run in runs),
@@ -82,31 +90,31 @@ def _table(head: Sequence[str], body: Sequence[Sequence[str]], best: set[tuple[i
     return f'<div class="wide"><table><thead><tr>{top}</tr></thead>\n<tbody>\n{rows}\n</tbody></table></div>'
 
 
-def _results(lines: Sequence[Line]) -> str:
-    head = ["method", "accuracy", "personal", "seeds", "traffic (MB)", "a client a round (kB)", "seconds"]
+def _results(table_rows: Sequence[TableRow]) -> str:
+    head = ["method", "accuracy", "personal", "seeds", "traffic (MB)", "per client and round (kB)", "seconds"]
     body = [
         [
-            line.label,
-            tables.spread(line.accuracy),
-            tables.spread(line.personal),
-            str(len(line.seeds)),
-            "" if line.megabytes is None else f"{line.megabytes:,.1f}",
-            "" if line.client_kilobytes is None else f"{line.client_kilobytes:,.1f}",
-            "" if line.seconds is None else f"{line.seconds:.1f}",
+            row.label,
+            tables.mean_std(row.accuracy),
+            tables.mean_std(row.personal),
+            str(len(row.seeds)),
+            "" if row.megabytes is None else f"{row.megabytes:,.1f}",
+            "" if row.client_kilobytes is None else f"{row.client_kilobytes:,.1f}",
+            "" if row.seconds is None else f"{row.seconds:.1f}",
         ]
-        for line in lines
+        for row in table_rows
     ]
     best = set()
-    for column, values in ((1, [line.accuracy for line in lines]), (2, [line.personal for line in lines])):
+    for column, values in ((1, [row.accuracy for row in table_rows]), (2, [row.personal for row in table_rows])):
         means = [sum(v) / len(v) if v else float("-inf") for v in values]
-        if len(lines) > 1 and max(means) > float("-inf"):
+        if len(table_rows) > 1 and max(means) > float("-inf"):
             best.add((means.index(max(means)), column))
     return _table(head, body, best)
 
 
 def _settings(groups: Sequence[Group]) -> str:
-    """What the groups differ in, where their labels do not say it."""
-    if not tables.unsaid(groups):
+    """Return a table of the settings that differ between groups and that their labels leave out."""
+    if not tables.unlabeled_keys(groups):
         return ""
     keys = list(dict.fromkeys(k for g in groups for k in g.settings))
     body = [[g.label, *(str(g.settings.get(k, "")) for k in keys)] for g in groups]
@@ -119,46 +127,46 @@ def _curves(groups: Sequence[Group]) -> str:
     ]
     if not found:
         return "<p>No round has been evaluated yet.</p>"
-    drawn = "\n".join(f"<figure>{plots.inline_svg(plots.curves(groups, name))}</figure>" for name in found)
-    return f'<div class="pair">{drawn}</div>' if len(found) > 1 else drawn
+    figures = "\n".join(f"<figure>{plots.inline_svg(plots.curves(groups, name))}</figure>" for name in found)
+    return f'<div class="pair">{figures}</div>' if len(found) > 1 else figures
 
 
-def _classes(lines: Sequence[Line]) -> str:
-    with_classes = [line for line in lines if line.per_class]
+def _classes(table_rows: Sequence[TableRow]) -> str:
+    with_classes = [row for row in table_rows if row.per_class]
     if not with_classes:
         return ""
-    means = [tables.class_means(line) for line in with_classes]
+    means = [tables.class_means(row) for row in with_classes]
     if len({len(m) for m in means}) > 1 or len(means[0]) > 30:
-        return ""  # of different data sets, or too many classes for a table
+        return ""  # different data sets, or too many classes for a table
     head = ["method", *(str(c) for c in range(len(means[0])))]
     body = [
-        [line.label, *("–" if v is None else f"{v:.1f}" for v in mean)]
-        for line, mean in zip(with_classes, means, strict=True)
+        [row.label, *("–" if v is None else f"{v:.1f}" for v in mean)]
+        for row, mean in zip(with_classes, means, strict=True)
     ]
     return "<h2>Accuracy by class</h2>\n" + _table(head, body)
 
 
 def _partitions(runs: Sequence[Run]) -> str:
-    """One picture for every split that occurs, at most six."""
-    drawn: dict[str, str] = {}
+    """Return one figure per partition, at most six."""
+    figures: dict[str, str] = {}
     for run in runs:
         r = run.recipe
         label = f"{r.dataset}, {r.partition}, {r.clients} clients, seed {r.seed}"
-        counts = run.folder.counts() if label not in drawn and len(drawn) < 6 else None
+        counts = run.folder.counts() if label not in figures and len(figures) < 6 else None
         if counts is not None and counts.shape[0] <= 100:
             picture = plots.inline_svg(plots.bubbles(counts))
-            drawn[label] = f"<figure>{picture}<figcaption>{escape(label)}</figcaption></figure>"
-    inner = "\n".join(drawn.values())
-    return f'<h2>Who holds what</h2>\n<div class="pair">{inner}</div>' if drawn else ""
+            figures[label] = f"<figure>{picture}<figcaption>{escape(label)}</figcaption></figure>"
+    inner = "\n".join(figures.values())
+    return f'<h2>Samples per client and class</h2>\n<div class="pair">{inner}</div>' if figures else ""
 
 
 def _details(run: Run) -> str:
-    surroundings = run.folder.environment()
+    environment = run.folder.environment()
     state = "finished" if run.result else f"stopped after round {run.rows[-1]['round'] if run.rows else 0}"
-    facts = [f"executor {surroundings.get('executor', '–')}", f"device {surroundings.get('device', '–')}"]
-    facts += [f"{name} {version}" for name, version in surroundings.get("versions", {}).items() if version]
-    facts += [f"commit {surroundings['commit']}"] if surroundings.get("commit") else []
+    details = [f"executor {environment.get('executor', '–')}", f"device {environment.get('device', '–')}"]
+    details += [f"{name} {version}" for name, version in environment.get("versions", {}).items() if version]
+    details += [f"commit {environment['commit']}"] if environment.get("commit") else []
     return (
         f"<details><summary>{escape(str(run.folder.path))} – {escape(state)}</summary>"
-        f"<p>{escape(', '.join(facts))}</p><pre>{escape(run.recipe.to_yaml())}</pre></details>"
+        f"<p>{escape(', '.join(details))}</p><pre>{escape(run.recipe.to_yaml())}</pre></details>"
     )

@@ -1,4 +1,4 @@
-"""Plots: learning curves with a band over seeds, a partition as bubbles, our figures against published ones."""
+"""Figures: learning curves with a band over seeds, bubble plots of partitions, our results against published ones."""
 
 from __future__ import annotations
 
@@ -21,61 +21,72 @@ if TYPE_CHECKING:
 
     from fedhead.report.tables import Group
 
-# Of middling lightness, to be read on white and on black; lines also differ in their dashes.
+# Medium lightness, readable on white and on black; lines also differ in their dashes.
 COLORS = ("#3b82f6", "#e08a00", "#10a37f", "#ef4444", "#a855f7", "#0ea5b7", "#ec4899", "#7c9a0e")
 DASHES = ("-", "--", "-.", ":")
-_LEGEND_WIDTH = 90  # characters that fit beside each other in a figure of 7 inches
-_INK = "#123456"  # stands for the text's color until the figure is written
+_LEGEND_WIDTH = 90  # characters that fit in one line of a figure of 7 inches
+_INK = "#123456"  # placeholder for the text color until the figure is written
 _STYLE: dict[Any, Any] = {
     "font.size": 10,
     "font.family": "sans-serif",
-    "svg.fonttype": "none",  # text stays text: it can be searched and takes the page's font
-    "svg.hashsalt": "fedhead",  # the same figure gives the same file
+    "svg.fonttype": "none",  # keep text as text: searchable, in the page's font
+    "svg.hashsalt": "fedhead",  # reproducible files
     "axes.spines.top": False,
     "axes.spines.right": False,
 }
 
 
-def curves(groups: Sequence[Group], figure: str = "accuracy") -> Figure:
-    """A figure's course over the rounds: the mean over seeds, with a band of one deviation around it."""
+def curves(groups: Sequence[Group], metric: str = "accuracy") -> Figure:
+    """Plot a metric over the rounds: the mean over seeds, with a band of one standard deviation.
+
+    Args:
+        groups: Groups of runs, see `fedhead.report.tables.group_by_seed`.
+        metric: "accuracy" or "personal".
+    """
     fig, ax = _blank(7.0, 3.8)
-    names = 0  # lines of text in the legend
+    legend_lines = 0  # lines of text in the legend
     for i, g in enumerate(groups):
-        rounds, values = _aligned([run.rows for run in g.runs], figure)
+        rounds, values = _aligned([run.rows for run in g.runs], metric)
         if not len(rounds):
             continue
         color, mean = COLORS[i % len(COLORS)], values.mean(axis=0)
         dash = DASHES[i // len(COLORS) % len(DASHES)]
         label = textwrap.fill(g.label, _LEGEND_WIDTH)
-        names += 1 + label.count("\n")
+        legend_lines += 1 + label.count("\n")
         ax.plot(rounds, mean, dash, color=color, lw=1.8, label=label, marker="o" if len(rounds) == 1 else "")
         if len(values) > 1:
             deviation = values.std(axis=0, ddof=1)
             ax.fill_between(rounds, mean - deviation, mean + deviation, color=color, alpha=0.18, lw=0)
-    ax.set(xlabel="round", ylabel=f"{'personal ' if figure == 'personal' else ''}accuracy (%)")
+    ax.set(xlabel="round", ylabel=f"{'personal ' if metric == 'personal' else ''}accuracy (%)")
     ax.grid(color=_INK, alpha=0.12, lw=0.6)
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
-    if ax.lines:  # below the curves, in space of its own: it hides none of them, however long the labels are
-        fig.set_figheight(fig.get_figheight() + 0.18 * names)
+    if ax.lines:  # below the curves, so that it never hides them, however long the labels are
+        fig.set_figheight(fig.get_figheight() + 0.18 * legend_lines)
         fig.legend(loc="outside lower left", frameon=False, labelcolor=_INK, fontsize=9)
     return fig
 
 
-def _aligned(histories: list[list[dict[str, Any]]], figure: str) -> tuple[NDArray[Any], NDArray[Any]]:
-    """The rounds at which every run has the figure, and its values [runs, rounds]."""
-    found = [{r["round"]: r[figure] for r in rows if r.get(figure) is not None} for rows in histories]
+def _aligned(histories: list[list[dict[str, Any]]], metric: str) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return the rounds in which every run has the metric, and its values [runs, rounds]."""
+    found = [{r["round"]: r[metric] for r in rows if r.get(metric) is not None} for rows in histories]
     found = [f for f in found if f]
     common = sorted(set.intersection(*(set(f) for f in found))) if found else []
     return np.array(common), np.array([[f[r] for r in common] for f in found])
 
 
 def bubbles(counts: NDArray[np.int64], names: Sequence[str] | None = None, title: str = "") -> Figure:
-    """A partition as the papers show it: a bubble a client and class, its area the number of samples."""
+    """Plot a partition as in the papers: one bubble per client and class, its area proportional to the samples.
+
+    Args:
+        counts: Samples per client and class, [clients, classes].
+        names: Class names.
+        title: Title of the plot.
+    """
     clients, classes = counts.shape
     fig, ax = _blank(min(2.2 + 0.38 * clients, 14.0), min(1.4 + 0.3 * classes, 12.0))
     k, c = np.nonzero(counts)
-    budget = min(72 * 0.34, 72 * (fig.get_figwidth() - 1.4) / clients, 72 * (fig.get_figheight() - 1.0) / classes)
-    area = counts[k, c] / max(int(counts.max()), 1) * budget**2
+    diameter = min(72 * 0.34, 72 * (fig.get_figwidth() - 1.4) / clients, 72 * (fig.get_figheight() - 1.0) / classes)
+    area = counts[k, c] / max(int(counts.max()), 1) * diameter**2
     ax.scatter(k, c, s=area, color=COLORS[0], alpha=0.75, lw=0)
     ax.set(xlabel="client", ylabel="class", xlim=(-0.7, clients - 0.3), ylim=(-0.7, classes - 0.3), title=title)
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -119,7 +130,7 @@ def _blank(width: float, height: float) -> tuple[Figure, Axes]:
 
 
 def inline_svg(fig: Figure) -> str:
-    """The figure as SVG to stand inside a page, its text and axes in the page's own color."""
+    """Return a figure as SVG for an HTML page, with text and axes in the page's text color."""
     with matplotlib.rc_context(_STYLE):
         buffer = io.StringIO()
         fig.savefig(buffer, format="svg", metadata={"Date": None})
@@ -128,15 +139,23 @@ def inline_svg(fig: Figure) -> str:
 
 
 def save(fig: Figure, path: str | Path) -> None:
-    """The figure as a file of its own, dark on white; the name's ending says which kind."""
+    """Save a figure with a white background.
+
+    Args:
+        fig: The figure.
+        path: File to write; its suffix (.png, .svg or .pdf) selects the format.
+
+    Raises:
+        BadInput: If the suffix is unknown or the file can't be written.
+    """
     path = Path(path)
     if path.suffix.lower() not in (".png", ".svg", ".pdf"):
-        raise BadInput(f"{path}: a picture's name must end in .png, .svg or .pdf")
+        raise BadInput(f"{path}: a figure's name must end in .png, .svg or .pdf")
     metadata = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(path.suffix.lower(), {})
     try:
         with matplotlib.rc_context(_STYLE):
             path.parent.mkdir(parents=True, exist_ok=True)
-            fig.patch.set_alpha(1)  # figures made for a page are see-through there
+            fig.patch.set_alpha(1)  # figures for a page are transparent
             fig.savefig(path, dpi=150, facecolor="white", metadata=metadata)
     except OSError as error:
         raise BadInput(f"{path} can't be written to: {error.strerror}") from error
