@@ -1,4 +1,4 @@
-"""What the kernels have in common: whether there are any, how exact they are, how large their blocks."""
+"""Functions shared by the kernels: availability, precision and block sizes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 @cache
 def available() -> bool:
-    """Whether the compiler of the kernels is installed."""
+    """Return whether the compiler of the kernels (Triton) is installed."""
     try:
         import triton  # noqa: F401  (only whether it can be imported)
     except ImportError:
@@ -17,15 +17,15 @@ def available() -> bool:
     return True
 
 
-def exactness() -> str:
-    """How float32 factors are multiplied: rounded to TF32, or split in three for float32's own accuracy."""
+def dot_precision() -> str:
+    """Return how float32 factors are multiplied: rounded to TF32, or split in three for full float32 accuracy."""
     return "tf32" if torch.backends.cudnn.allow_tf32 else "tf32x3"
 
 
-def power(count: int, most: int) -> int:
-    """The next power of two, from 16 up to `most`.
+def next_power_of_two(count: int, most: int) -> int:
+    """Return the next power of two, at least 16 and at most `most`.
 
-    >>> power(3, 64), power(33, 64), power(400, 64)
+    >>> next_power_of_two(3, 64), next_power_of_two(33, 64), next_power_of_two(400, 64)
     (16, 64, 64)
     """
     return max(16, min(most, 1 << (count - 1).bit_length()))

@@ -1,10 +1,10 @@
 """Convolutions of stacked clients, all clients in one kernel.
 
-Under `vmap` a convolution with a filter of its own for every client becomes a grouped one, which cuDNN mostly runs
-client by client. Here it is one implicit matrix product a client, all of them launched at once: pixels are gathered
-where they are multiplied, so no patches are laid out in memory. One kernel serves the forward pass and the gradient of
-the input, which is a convolution of the gradient with the filters turned round; a second one the gradient of the
-filters. Images keep their channels last, and what lies between convolutions follows them.
+Under `vmap` a convolution with different filters per client becomes a grouped one, which cuDNN mostly runs client by
+client. Here it is one implicit matrix product per client, all launched at once: pixels are gathered where they are
+multiplied, so no patches are stored in memory. One kernel serves the forward pass and the gradient of the input, which
+is a convolution of the gradient with the flipped filters; a second one the gradient of the filters. Images are channels
+last, and the layers between convolutions keep that format.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from fedhead.executors.kernels.common import available
 from fedhead.executors.kernels.convolve_launch import gradients, launch_forward, launch_input, launch_weight, sides
 
 
-def takes(x: Tensor, stride: Any, padding: Any, dilation: Any, groups: int) -> bool:
-    """Whether the kernels here know such an input and these settings of `conv2d`, and their compiler is installed."""
+def supports(x: Tensor, stride: Any, padding: Any, dilation: Any, groups: int) -> bool:
+    """Return whether the kernels support such an input and settings of `conv2d`, and their compiler is installed."""
     plain = isinstance(padding, tuple) and stride[0] == stride[1] and tuple(dilation) == (1, 1) and groups == 1
     return plain and x.dim() == 4 and x.dtype != torch.float64 and available()
 
 
 def conv2d(x: Tensor, weight: Tensor, bias: Tensor | None, stride: tuple[int, int], padding: tuple[int, int]) -> Tensor:
-    """`torch.conv2d` for a client in a stack."""
+    """Compute `torch.conv2d` for a client in a stack."""
     kind = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else x.dtype
     images = x.to(kind).permute(0, 2, 3, 1).contiguous()
     y: Tensor = convolve(images, weight, bias, stride[0], *padding).permute(0, 3, 1, 2)
@@ -35,7 +35,7 @@ def conv2d(x: Tensor, weight: Tensor, bias: Tensor | None, stride: tuple[int, in
 # -- operators ------------------------------------------------------------------------------------------------------
 @torch.library.custom_op("fedhead::convolve", mutates_args=())
 def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, top: int, left: int) -> Tensor:
-    """One client's convolution in the type of x, [B, H, W, C], with [O, C, k, l]; `top` and `left` are its padding."""
+    """Convolve one client's images in the dtype of x: [B, H, W, C] with [O, C, k, l]; `top` and `left` are padding."""
     return _ordinary(x, weight, bias, stride, top, left)
 
 
@@ -49,7 +49,7 @@ def _ordinary(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, top: 
 def _(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int]:
     x, weight, bias, stride, top, left = args
     across, own, own_bias = in_dims[:3]
-    if own is None and own_bias is None:  # filters of all clients, as a frozen global model's: one larger batch
+    if own is None and own_bias is None:  # shared filters, as of a frozen global model: one larger batch
         x = x.movedim(across, 0)
         y = _ordinary(x.flatten(0, 1), weight, bias, stride, top, left)
         return y.reshape(*x.shape[:2], *y.shape[1:]), 0
@@ -63,7 +63,7 @@ def _(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, i
 
 @torch.library.custom_op("fedhead::stacked_convolve", mutates_args=())
 def stacked(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, top: int, left: int) -> Tensor:
-    """The convolution of every client: x [K, B, H, W, C], weight [K, O, C, k, l], bias [K, O]."""
+    """Compute the convolution of every client: x [K, B, H, W, C], weight [K, O, C, k, l], bias [K, O]."""
     return launch_forward(x, weight, bias, stride, top, left)
 
 

@@ -1,8 +1,8 @@
-"""The kernels behind `fedhead.executors.kernels.convolve`, in Triton; imported only where there is a GPU.
+"""The kernels behind `fedhead.executors.kernels.convolve`, in Triton; imported only if there is a GPU.
 
-Images are [k, b, h, w, c], channels last, for clients k. Where a row of a filter meets an image, its taps (t, c) lie
-side by side in memory: such a run is what is read and multiplied at a time, so a place in it costs one addition and
-one comparison. A group of neighboring pixels shares one run, as if it were one pixel with more channels: the filters
+Images are [k, b, h, w, c], channels last, for clients k. Where a row of a filter meets an image, its taps (t, c) are
+contiguous in memory: such a run is read and multiplied at a time, so an index in it costs one addition and one
+comparison. A group of neighboring pixels shares one run, as if it were one pixel with more channels: the filters
 are laid out for that by `expand`, and their gradients gathered again by `collect`.
 """
 
@@ -176,7 +176,7 @@ def filter_gradient(
         total = tl.dot(tl.trans(patch), slope, total, input_precision=EXACTNESS)
         if BIASED:
             plain += slope.to(tl.float32)
-    if BIASED:  # noqa: SIM102  (this is asked when it is compiled, the next when it runs)
+    if BIASED:  # noqa: SIM102  (evaluated at compile time, the next one at run time)
         if column == 0:
             tl.store(bias_part + (k * SLICES + s) * M + m, tl.sum(plain, 0), mask=m < M)
     spot = part + ((k * SLICES + s) * RUNS + run) * (RUN * M) + r[:, None] * M + m[None, :]

@@ -1,4 +1,4 @@
-"""Launching the kernels of stacked convolutions: how the work is laid out and cut into tiles."""
+"""Launching the kernels of stacked convolutions: memory layout and tiling."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedhead.executors.kernels.common import exactness, power
+from fedhead.executors.kernels.common import dot_precision, next_power_of_two
 
 
 class Tiles(NamedTuple):
-    """What one program works on at a time, and how."""
+    """The tile that one program processes at a time."""
 
     group: int  # neighboring pixels that share a run
     pixels: int  # groups of them
     filters: int  # at most
     taps: int  # at most
     warps: int
-    stages: int  # how far ahead it reads
+    stages: int  # pipeline stages
 
 
 def launch_forward(
@@ -81,7 +81,7 @@ def launch_weight(
     group = tiles.group
     span = stride * (group - 1) + wide
     p, q, many = grad.shape[2], grad.shape[3] // group, group * filters
-    block_m, block_r = power(many, tiles.filters), power(span * channels, tiles.taps)
+    block_m, block_r = next_power_of_two(many, tiles.filters), next_power_of_two(span * channels, tiles.taps)
     columns = tall * -(-span * channels // block_r) * -(-many // block_m)
     pixels = batch * p * q
     slices = max(1, min(-(-PROGRAMS // (columns * clients)), pixels // (4 * tiles.pixels)))
@@ -90,7 +90,7 @@ def launch_weight(
     bias_part = x.new_empty(clients, slices, many if biased else 0, dtype=torch.float32)
     over = left > 0 or (q - 1) * stride * group + span > width
     sizes = (channels, height, width, many, p, q, tall, span, stride, stride * group, top, left, over, biased)
-    blocks = (tiles.pixels, block_m, block_r, exactness())
+    blocks = (tiles.pixels, block_m, block_r, dot_precision())
     _kernels().filter_gradient[columns, slices, clients](
         x.contiguous(), grad.contiguous(), part, bias_part, pixels, slices, turns, *sizes, *blocks, **_how(tiles)
     )
@@ -105,11 +105,11 @@ def _convolve(
     x: Tensor, laid_out: Tensor, bias: Tensor | None, y: Tensor, pixels: int, sizes: tuple[int, ...], tiles: Tiles
 ) -> None:
     channels, filters, rows, span = sizes[0], sizes[3], sizes[6], sizes[8]
-    block_m, block_r = power(rows * filters, tiles.filters), power(span * channels, tiles.taps)
+    block_m, block_r = next_power_of_two(rows * filters, tiles.filters), next_power_of_two(span * channels, tiles.taps)
     grid = (-(-pixels // tiles.pixels), -(-rows * filters // block_m), len(x))
-    blocks = (tiles.pixels, block_m, block_r, exactness())
+    blocks = (tiles.pixels, block_m, block_r, dot_precision())
     biased = 0 if bias is None else bias.shape[1]
-    bias = y if bias is None else bias.contiguous()  # a stand-in that is never read
+    bias = y if bias is None else bias.contiguous()  # a placeholder that is never read
     _kernels().convolution[grid](x.contiguous(), laid_out, bias, y, pixels, *sizes, biased, *blocks, **_how(tiles))
 
 
@@ -137,7 +137,7 @@ def _expanded(
     return laid_out
 
 
-BLOCK, COLLECTED = 512, 64  # elements a program of the kernels that only move them
+BLOCK, COLLECTED = 512, 64  # elements per program of the kernels that only move them
 PROGRAMS = 1024  # enough to fill a large GPU several times
 
 
@@ -145,7 +145,7 @@ def _tiles(x: Tensor, channels: int, filters: int, wide: int, stride: int, colum
     """Tiles of a convolution, as they were fastest on an H200."""
     exact = x.dtype == torch.float32
     group = _group(channels, filters, stride, columns, exact)
-    ahead = 3 if channels % 16 == 0 else 1  # what lies at odd places is not read ahead
+    ahead = 3 if channels % 16 == 0 else 1  # unaligned data is not prefetched
     run, many = (stride * (group - 1) + wide) * channels, group * filters
     if exact:
         return Tiles(group, 64, 64, _taps(run), 4, ahead) if many <= 32 else Tiles(group, 128, 64, _taps(run), 8, ahead)

@@ -1,4 +1,4 @@
-"""The kernels behind `fedhead.executors.kernels.linear`, in Triton; imported only where there is a GPU.
+"""The kernels behind `fedhead.executors.kernels.linear`, in Triton; imported only if there is a GPU.
 
 A layer's way back is two products that need not wait for each other, so one launch computes both.
 """
