@@ -224,9 +224,9 @@ def test_one_known_model_is_enough_to_refuse_another() -> None:
     one, other = replace(unknown, extractor="one"), replace(unknown, extractor="other")
     for found in (unknown + one, one + unknown, statistics.merge([unknown, one]), statistics.merge([one, unknown])):
         assert found.extractor == found.diagonal().extractor == "one"
-        with pytest.raises(BadInput, match="weights that gave the features differ"):
+        with pytest.raises(BadInput, match="extractors' weights differ"):
             found + other
-    with pytest.raises(BadInput, match="weights that gave the features differ"):
+    with pytest.raises(BadInput, match="extractors' weights differ"):
         statistics.merge([unknown, one, other])
     with pytest.raises(BadInput, match="different model: kind"):
         unknown + unknown.diagonal()

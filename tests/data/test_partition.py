@@ -213,5 +213,5 @@ def test_stratified_keeps_each_class_at_its_share():
     assert np.bincount(y[rows]).tolist() == [60, 30, 10]
     assert np.array_equal(rows, stratified(y, 100, seed=3))
     assert not np.array_equal(rows, stratified(y, 100, seed=4))
-    with pytest.raises(BadInput, match="between 1 and the 1000"):
+    with pytest.raises(BadInput, match="between 1 and 1000"):
         stratified(y, 1001, 0)
