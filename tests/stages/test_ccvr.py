@@ -202,7 +202,7 @@ def test_calibration_of_a_head_that_is_not_linear_is_refused_before_any_round() 
     for stage in (CCVR(), Recalibrate()):
         with pytest.raises(BadInput, match="Squared is not linear in the features"):
             stage.check([model], federation())
-    with pytest.raises(BadInput, match=r"ETFHead holds 'classifier\.weight' fixed"):
+    with pytest.raises(BadInput, match=r"ETFHead keeps 'classifier\.weight' fixed"):
         CCVR().check([build("mlp", (1, 6, 6), 3, head="etf")], federation())
 
 
