@@ -132,9 +132,9 @@ def test_virtual_features_have_the_moments_of_their_classes() -> None:
     z = torch.randn(400, 3, generator=draw, dtype=torch.float64)
     y = torch.arange(400) % 2
     z = torch.stack([mix[c] @ v + 2 * c for c, v in zip(y.tolist(), z, strict=True)])
-    known = class_statistics.of(z, y, 3)
+    known = class_statistics.from_features(z, y, 3)
     drawn, labels = virtual_features(known, [20_000, 20_000, 0], key=1)
-    again = class_statistics.of(drawn, labels, 3)
+    again = class_statistics.from_features(drawn, labels, 3)
     assert again.count.tolist() == [20_000, 20_000, 0]
     torch.testing.assert_close(again.mean(), known.mean(), atol=0.1, rtol=0.05)
     torch.testing.assert_close(again.covariance(), known.covariance(), atol=0.15, rtol=0.05)
@@ -145,7 +145,7 @@ def test_virtual_features_have_the_moments_of_their_classes() -> None:
 def test_singular_covariances_are_sampled_inside_their_subspace() -> None:
     draw = torch.Generator().manual_seed(0)
     z = torch.randn(4, 50, generator=draw, dtype=torch.float64)
-    known = class_statistics.of(z, torch.zeros(4, dtype=torch.long), 1)
+    known = class_statistics.from_features(z, torch.zeros(4, dtype=torch.long), 1)
     drawn, _ = virtual_features(known, [30], key=0)
     basis = torch.linalg.qr((z - z.mean(0)).T[:, :3]).Q
     off = drawn - z.mean(0)
@@ -225,7 +225,7 @@ def test_where_tukeys_transformation_is_applied(
     assert simulation.task.pool is not None
     assert simulation.test is not None
     z, y = features(simulation.task.model, simulation.server["model"], simulation.task.pool)
-    known = class_statistics.of(tukey(z, 0.5) if on_statistics else z, y, 3)
+    known = class_statistics.from_features(tukey(z, 0.5) if on_statistics else z, y, 3)
     bare = dataclasses.replace(stage, tukey="both" if on_virtual else "none")
     head = bare.calibrate(simulation.task.model, simulation.server["model"].part("classifier"), known, 0)
     torch.testing.assert_close(outcome.weights["classifier.weight"], head["classifier.weight"])
@@ -271,7 +271,7 @@ def test_a_client_that_sends_nonsense_is_named_and_nothing_is_changed() -> None:
     replies = Loop().run(jobs[0])
     before = {n: t.clone() for n, t in simulation.server.leaves().items()}
 
-    narrow = class_statistics.of(torch.eye(4, dtype=torch.float64), torch.arange(4) % 3, 3).tree()
+    narrow = class_statistics.from_features(torch.eye(4, dtype=torch.float64), torch.arange(4) % 3, 3).tree()
 
     def aggregate(change: Any) -> None:
         sent = [Tree(r.send) for r in replies]
@@ -311,7 +311,7 @@ def test_settings_out_of_range_are_refused() -> None:
 
 def test_statistics_are_a_plain_sum() -> None:
     z, y = torch.randn(9, 2, dtype=torch.float64), torch.arange(9) % 3
-    a = class_statistics.of(z, y, 3)
+    a = class_statistics.from_features(z, y, 3)
     b = a + a
     assert isinstance(b, Statistics)
     torch.testing.assert_close(b.mean(), a.mean())
