@@ -270,7 +270,7 @@ def test_up_status_and_down(tmp_path: Path) -> None:
         assert up.returncode == 0, up.stderr
         again = fedhead("up", folder, "--insecure")
         assert again.returncode == 2
-        assert "is already up" in again.stderr
+        assert "is up already" in again.stderr
         found = json.loads(fedhead("status", folder, "--json").stdout)
         assert found["link"]
         assert all(node["alive"] for node in found["nodes"].values())

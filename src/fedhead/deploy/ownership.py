@@ -41,7 +41,7 @@ def release(project: Project) -> None:
 def owner(project: Project) -> ProcessIdentity | None:
     """Return the process that watches over a deployment, None if there is none."""
     path = project.private / OWNER
-    found = ProcessIdentity.read(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else None
+    found = ProcessIdentity.from_dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else None
     return found if found is not None and found.alive() else None
 
 

@@ -90,9 +90,9 @@ def report(project: Project) -> dict[str, Any]:
         "run": state["run"],
         "address": state["address"],
         "secure": state["secure"],
-        "link": ProcessIdentity.read(state["link"]).alive(),
+        "link": ProcessIdentity.from_dict(state["link"]).alive(),
         "nodes": {
-            name: {"alive": ProcessIdentity.read(entry).alive(), "starts": entry["starts"]}
+            name: {"alive": ProcessIdentity.from_dict(entry).alive(), "starts": entry["starts"]}
             for name, entry in state["nodes"].items()
         },
         "last": lines[-1] if lines else None,

@@ -33,5 +33,5 @@ class ServerStatus:
         if not path.exists():
             return None
         entry: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        found = cls(entry["run"], ProcessIdentity.read(entry["process"]), entry["failure"])
+        found = cls(entry["run"], ProcessIdentity.from_dict(entry["process"]), entry["failure"])
         return found if found.run == run else None
