@@ -1,4 +1,4 @@
-"""`fedhead run RECIPE --engine flower`: a recipe over local processes, into the same run folder as a simulation's."""
+"""`fedhead run RECIPE --engine flower`: a recipe run by local processes, with the same run folder as a simulation."""
 
 from __future__ import annotations
 
@@ -25,9 +25,12 @@ def execute(
     on_row: Callable[[Row], None] = lambda row: None,
     log: Callable[[str], None] = lambda line: None,
 ) -> Row:
-    """Carry out a recipe with a process a site; logs, sites' states and models lie beside `out`, in OUT.flower."""
+    """Run a recipe with one process per site.
+
+    Logs, states of the sites and models are in OUT.flower, next to `out`.
+    """
     try:
-        import flwr  # noqa: F401 (only to say early what is missing)
+        import flwr  # noqa: F401 (only to fail early if it is missing)
     except ImportError as error:
         raise BadInput("--engine flower needs Flower: pip install 'fedhead[flower]'") from error
     out = Path(out).resolve()

@@ -1,4 +1,4 @@
-"""A whole federation on one machine: a SuperLink, a SuperNode a site, and the run, watched over until it ends."""
+"""A federation on one machine: a SuperLink, one SuperNode per site, and the run, supervised until it ends."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from fedhead.flower import server_status
 from fedhead.flower.server_status import ServerStatus
 
 READY_SECONDS = 90.0
-RESTART_SECONDS = 5.0  # between attempts to start a fallen node again: Flower holds its place for a minute
-ASK_SECONDS = 20.0  # without a server's process, before Flower is asked whether the run still lives
-RESUMES = 5  # how often a run that makes no progress is begun again by itself
+RESTART_SECONDS = 5.0  # before a failed node is restarted: Flower keeps it registered for a minute
+ASK_SECONDS = 20.0  # without a server process, before Flower is asked whether the run still exists
+MAX_RESUMES = 5  # how often a run that makes no progress is resumed automatically
 
 
 @dataclass
 class Node:
-    """A site's SuperNode."""
+    """The SuperNode of a site."""
 
     site: str
     port: int
@@ -41,7 +41,14 @@ class Node:
 
 @dataclass
 class LocalFederation:
-    """Starts and watches the processes; everything it starts ends with `close`."""
+    """Starts and supervises the processes; `close` ends everything it started.
+
+    Args:
+        project: Folder of the deployment.
+        secure: Whether to use TLS and authenticated nodes.
+        resume: Whether to continue an interrupted run.
+        log: Called with each progress message.
+    """
 
     project: Project
     secure: bool = False
@@ -51,7 +58,7 @@ class LocalFederation:
     link: subprocess.Popen[bytes] | None = None
     run_id: str | None = None
     status: str = "starting"
-    resumes: int = 0  # of the run, by this supervisor, all in all …
+    resumes: int = 0  # how often the run was resumed in total …
     vain: int = 0  # … and since its last round
     port: int = 0
 
@@ -121,7 +128,7 @@ class LocalFederation:
         self.log(f"SuperLink is ready on 127.0.0.1:{self.port}")
 
     def healthy(self) -> bool:
-        """Whether the link answers."""
+        """Return whether the SuperLink answers."""
         context = ssl.create_default_context(cafile=str(self.project.certs / "ca.crt")) if self.secure else None
         address = f"{'https' if self.secure else 'http'}://127.0.0.1:{self.port}/health"
         try:
@@ -155,7 +162,11 @@ class LocalFederation:
         self.log(f"run {self.run_id} has begun")
 
     def flwr(self, *words: str) -> dict[str, Any]:
-        """A `flwr` command against this link; its JSON output, or nothing."""
+        """Run a `flwr` command against this SuperLink and return its JSON output, or an empty dictionary.
+
+        Raises:
+            FedheadError: If the command fails.
+        """
         done = subprocess.run(
             ["flwr", *words],
             env=self.env,
@@ -176,11 +187,18 @@ class LocalFederation:
     # -- watching ---------------------------------------------------------------------------------
     @property
     def finished(self) -> bool:
-        """Whether the run has its final figures."""
+        """Whether the run has its final metrics."""
         return (self.out / RESULT).exists()
 
     def watch(self, on_tick: Callable[[], None] = lambda: None) -> None:
-        """Keep the processes up until the run has ended; raises with the server's reason if it failed."""
+        """Keep the processes running until the run has ended.
+
+        Args:
+            on_tick: Called several times per second.
+
+        Raises:
+            FedheadError: With the server's reason, if the run failed.
+        """
         while not self.finished:
             on_tick()
             self._fix_link()
@@ -212,7 +230,7 @@ class LocalFederation:
             return
         if not self._may_resume():
             raise FedheadError(
-                f"the SuperLink has fallen {RESUMES + 1} times without a round in between: "
+                f"the SuperLink has fallen {MAX_RESUMES + 1} times without a round in between: "
                 f"see {self.private / 'link.log'}"
             )
         self.log(f"the SuperLink has ended with code {self.link.returncode}; it is started again, and the run resumed")
@@ -229,7 +247,7 @@ class LocalFederation:
         self.vain = 1 if written != self._resumed_at else self.vain + 1
         self._resumed_at = written
         self.resumes += 1
-        return self.vain <= RESUMES
+        return self.vain <= MAX_RESUMES
 
     def _server_failure(self) -> str | None:
         """Why the run can't go on, None if it does; a server that is gone without a word is started again."""
@@ -242,10 +260,10 @@ class LocalFederation:
         if now - self._unheard_since < ASK_SECONDS:
             return None
         self._unheard_since = now
-        return self._lost_run()  # a command of its own, so asked for only when there is no server
+        return self._lost_run()  # runs a command, so only if there is no server
 
     def _lost_run(self) -> str | None:
-        """Begin a run that Flower itself ended again from its checkpoint, a few times."""
+        """Resume a run that Flower ended from its checkpoint, a limited number of times; else return the reason."""
         try:
             runs = self.flwr("ls", "--run-id", str(self.run_id), "--format", "json").get("runs", [])
         except (FedheadError, subprocess.TimeoutExpired) as error:
@@ -262,7 +280,7 @@ class LocalFederation:
 
     # -- the end ----------------------------------------------------------------------------------
     def save(self) -> None:
-        """Write down what runs, for `status` and `down`."""
+        """Write the running processes to the state file, for `status` and `down`."""
 
         def entry(process: subprocess.Popen[bytes] | None) -> dict[str, Any]:
             return vars(ProcessIdentity.of(process.pid)) if process is not None else {"pid": 0, "started": ""}
@@ -279,7 +297,7 @@ class LocalFederation:
             draft.write_text(json.dumps(state, indent=2) + "\n", encoding="utf-8")
 
     def close(self) -> None:
-        """End everything that was started here."""
+        """End all processes started here."""
         if not self._claimed:
             return
         nodes = [node.process for node in self.nodes if node.process is not None]

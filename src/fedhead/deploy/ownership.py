@@ -1,4 +1,4 @@
-"""Who watches over a deployment: one process at a time, known by its identity, and what a killed one has left."""
+"""The supervisor of a deployment: one process at a time, known by its identity, and what a killed one left behind."""
 
 from __future__ import annotations
 
@@ -34,23 +34,27 @@ def claim(project: Project) -> None:
 
 
 def release(project: Project) -> None:
-    """Leave a deployment to whoever starts it next."""
+    """Give up the deployment, so that another process can claim it."""
     (project.private / OWNER).unlink(missing_ok=True)
 
 
 def owner(project: Project) -> ProcessIdentity | None:
-    """Return the process that watches over a deployment, None if there is none."""
+    """Return the process that supervises a deployment, or None."""
     path = project.private / OWNER
     found = ProcessIdentity.from_dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else None
     return found if found is not None and found.alive() else None
 
 
 def end_leftovers(project: Project) -> bool:
-    """End all processes of a deployment; says whether there were any."""
+    """End all processes of a deployment.
+
+    Returns:
+        Whether there were any.
+    """
     return processes.end(lambda: processes.marked(project.private))
 
 
 def read_state(project: Project) -> dict[str, Any] | None:
-    """Return what was written down of the deployment's processes, None if it was never started."""
+    """Read the state file of a deployment; None if it was never started."""
     path = project.private / STATE
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None

@@ -113,7 +113,7 @@ def leaving_on_term(code: int) -> Iterator[None]:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of the loopback interface that are free now."""
+    """Return ports of the loopback interface that are free now."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for s in sockets:
@@ -122,7 +122,12 @@ def free_ports(count: int) -> list[int]:
 
 
 def environment(home: Path, **more: str) -> dict[str, str]:
-    """The environment of Flower's processes: offline, silent, with this fedhead and this Python's commands."""
+    """Return the environment of Flower's processes: offline, without telemetry, with this fedhead and this Python.
+
+    Args:
+        home: Flower's home folder.
+        **more: Further variables.
+    """
     bin_folder, package = Path(sys.executable).parent, Path(__file__).parents[2]
     paths = [str(package), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {

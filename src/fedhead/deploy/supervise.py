@@ -1,4 +1,4 @@
-"""The supervisor: `fedhead deploy up` leaves it behind to keep a federation running, `down` ends it and all else."""
+"""The supervisor: started by `fedhead deploy up` to keep a federation running, ended by `fedhead deploy down`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,17 @@ START_SECONDS = 240.0
 
 
 def launch(project: Project, secure: bool, resume: bool) -> None:
-    """Start the supervisor in the background and wait until the run has been handed to the link."""
+    """Start the supervisor in the background and wait until the run has been submitted.
+
+    Args:
+        project: Folder of the deployment.
+        secure: Whether to use TLS and authenticated nodes.
+        resume: Whether to continue an interrupted run.
+
+    Raises:
+        BadInput: If the project is already running, or holds a run and `resume` is false.
+        FedheadError: If the run does not start.
+    """
     if owner(project) is not None:
         raise BadInput(f"{project.path} is up already: see fedhead deploy status, end it with fedhead deploy down")
     if not resume and _holds_run(project):
@@ -29,11 +39,11 @@ def launch(project: Project, secure: bool, resume: bool) -> None:
     project.private.mkdir(parents=True, exist_ok=True)
     for name in (STATE, "server.log"):
         (project.private / name).unlink(missing_ok=True)
-    words = [sys.executable, "-m", "fedhead.deploy.supervise", str(project.path)]
-    words += ["--secure"] if secure else []
-    words += ["--resume"] if resume else []
+    command = [sys.executable, "-m", "fedhead.deploy.supervise", str(project.path)]
+    command += ["--secure"] if secure else []
+    command += ["--resume"] if resume else []
     process = processes.start(
-        words,
+        command,
         project.private / "supervisor.log",
         processes.environment(project.private),
         project.path,
@@ -53,30 +63,38 @@ def launch(project: Project, secure: bool, resume: bool) -> None:
 
 
 def wait(project: Project, log: Callable[[str], None]) -> int:
-    """Follow the server's log until the supervisor has ended; the exit code says whether the run finished."""
-    told, file = 0, project.private / "server.log"
+    """Follow the server's log until the supervisor has ended.
+
+    Returns:
+        The exit code: 0 if the run finished.
+    """
+    shown, file = 0, project.private / "server.log"
     while True:
         running = owner(project) is not None
         lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
-        for line in lines[told:]:
+        for line in lines[shown:]:
             log(line)
-        told = len(lines)
+        shown = len(lines)
         if not running:
             return 0 if (read_state(project) or {}).get("status") == "finished" else 1
         time.sleep(0.3)
 
 
 def bring_down(project: Project) -> bool:
-    """End whatever runs of a deployment, by whichever command it was started; says whether anything ran."""
+    """End everything that runs of a deployment, by whichever command it was started.
+
+    Returns:
+        Whether anything was running.
+    """
     found = owner(project)
     if found is not None:
-        processes.end(lambda: [found], seconds=60.0)  # it ends what it started, then itself
+        processes.end(lambda: [found], seconds=60.0)  # it ends what it started, then exits
     left = end_leftovers(project)  # a process that was killed could not end what it had started
     return found is not None or left
 
 
 def report(project: Project) -> dict[str, Any]:
-    """What runs now, as `fedhead deploy status` shows it."""
+    """Return what is running, as shown by `fedhead deploy status`."""
     state = read_state(project)
     if state is None:
         return {"status": "never started", "supervisor": False, "nodes": {}}
@@ -106,7 +124,7 @@ def _holds_run(project: Project) -> bool:
 
 
 def main(arguments: list[str]) -> int:
-    """Run a federation to its end, or until told to leave."""
+    """Run a federation until it ends or a SIGTERM arrives."""
     project = Project.open(arguments[0])
 
     def log(line: str) -> None:
