@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from inprocess import InProcess, World
 from small import federation, network
 
 from fedhead.algorithm.base import Stage
@@ -23,6 +22,7 @@ from fedhead.flower.site_store import SiteStore
 from fedhead.methods import METHODS
 from fedhead.models.split_model import SplitModel
 from fedhead.stages import STAGES
+from fedhead.testing.inprocess import InProcess, World
 
 ROUNDS = 3
 LOCAL = LocalTraining(epochs=1, batch_size=4, optimizer=SGD(lr=0.05, momentum=0.9), lr_decay=0.9)

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from flwr.app import Error, Message, RecordDict
-from inprocess import Fault, InProcess, World, spoiled
 from partial import Partial
 from small import federation, network
 
@@ -22,6 +21,7 @@ from fedhead.engine.rounds import Snapshot, run, train_round
 from fedhead.flower import protocol, wire
 from fedhead.flower.site_store import SiteStore
 from fedhead.methods import METHODS
+from fedhead.testing.inprocess import Fault, InProcess, World, spoiled
 
 SETTINGS = {"rounds": 3, "local": LocalTraining(epochs=1, batch_size=4, optimizer=SGD(lr=0.05))}
 Change = Callable[[dict[str, Any], dict[str, Any]], None]

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from inprocess import InProcess
 from safetensors import SafetensorError
 
 import fedhead.experiment.run_folder as store
@@ -22,6 +21,7 @@ from fedhead.experiment import build
 from fedhead.experiment.run import Settings, execute
 from fedhead.flower import assemble
 from fedhead.flower.serving import serve
+from fedhead.testing.inprocess import InProcess
 
 SMALL = ["subset=120", "rounds=3", "local_epochs=1", "partition=dirichlet(1.0)", "batch_size=16"]
 

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from inprocess import World
 from PIL import Image
 from small import federation, network
 
@@ -23,6 +22,7 @@ from fedhead.flower.files import ServerFile, SiteFile
 from fedhead.flower.protocol import Request, RunSpec, read_request, to_json
 from fedhead.flower.site_store import SiteStore
 from fedhead.methods import METHODS
+from fedhead.testing.inprocess import World
 
 SPEC = RunSpec("ab" * 8, {"seed": 0}, ["north", "south"], 2, [1, 4, 4], ["cat", "dog"], [0.5], [0.5])
 

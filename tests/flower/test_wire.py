@@ -13,11 +13,11 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from hypothesis import given
 from hypothesis import strategies as st
-from inprocess import carried
 
 from fedhead.core.tree import Tree, Weights
 from fedhead.engine.reply_check import Refused
 from fedhead.flower import wire
+from fedhead.testing.inprocess import carried
 
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool]
 

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from inprocess import carried
 
 from fedhead.core.tree import Tree, Weights
 from fedhead.deploy.project import Project
 from fedhead.flower import assemble, wire, worker_client
 from fedhead.flower.protocol import Request, read_response, to_json
+from fedhead.testing.inprocess import carried
 
 
 def test_content_crosses_the_socket_unchanged() -> None:

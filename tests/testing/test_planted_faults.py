@@ -143,6 +143,38 @@ def test_methods(method: type[fh.Method]) -> None:
         check_method(method, flower=False)
 
 
+@dataclass(frozen=True)
+class KnowsTheOthers(fh.Method):
+    """What only a simulation knows: a real site has neither the others' sizes nor their data."""
+
+    def finish(self, w: fh.Weights, client: fh.Client) -> fh.Reply:
+        reply = super().finish(w, client)
+        return reply._replace(send=reply.send.replace(share=client.samples / sum(client.task.sizes)))
+
+
+def test_a_method_that_only_simulations_can_run() -> None:
+    pytest.importorskip("flwr")
+    with pytest.raises(CheckFailed, match=r"^KnowsTheOthers runs in a simulation and fails over Flower.*task\.sizes"):
+        check_method(KnowsTheOthers)
+
+
+@dataclass(frozen=True)
+class NoSum(fh.Method):
+    sums: ClassVar[tuple[str, ...]] = ("model",)
+
+
+@dataclass(frozen=True)
+class UnsentSum(fh.Method):
+    sums: ClassVar[tuple[str, ...]] = ("counts",)
+
+
+def test_sums_that_are_none() -> None:
+    with pytest.raises(CheckFailed, match=r"^NoSum\.aggregate looks at single clients' entries of model, declared as"):
+        check_method(NoSum, flower=False)
+    with pytest.raises(CheckFailed, match=r"^UnsentSum\.sums names 'counts', which finish does not send; it sends"):
+        check_method(UnsentSum, flower=False)
+
+
 def test_something_else_is_no_method() -> None:
     with pytest.raises(CheckFailed, match=r"^dict is no method: let it inherit from fh\.Method$"):
         check_method(dict)  # type: ignore[arg-type]  # the fault

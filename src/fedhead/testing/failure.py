@@ -6,6 +6,7 @@ import linecache
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
@@ -41,6 +42,14 @@ def run_checks(checks: dict[str, Callable[[], None]]) -> list[Check]:
         else:
             done.append(Check(name))
     return done
+
+
+def need_flower(wanted: bool) -> None:
+    """Skip a check that needs Flower where it is not wanted or not installed."""
+    if not wanted:
+        raise Skipped("flower=False")
+    if find_spec("flwr") is None:
+        raise Skipped("flwr is not installed: pip install 'fedhead[flower]'")
 
 
 @contextmanager

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import tempfile
-from importlib.util import find_spec
 from pathlib import Path
 
 from torch import Tensor
@@ -18,7 +17,7 @@ from fedhead.engine.rounds import evaluate
 from fedhead.executors.loop import Loop
 from fedhead.executors.stack import Stack
 from fedhead.testing.components import check_options, instance
-from fedhead.testing.failure import Check, CheckFailed, Skipped, run_checks, told
+from fedhead.testing.failure import Check, CheckFailed, Skipped, need_flower, run_checks, told
 from fedhead.testing.purity import check_tree, watched
 from fedhead.testing.small import small_model, small_perceptron
 from fedhead.testing.trial import LOCAL, PlainLoop, Trial, check_padding, difference, left
@@ -145,8 +144,7 @@ def _checkpoint(trial: Trial, owner: str) -> None:
 
 
 def _flower(trial: Trial, owner: str, wanted: bool) -> None:
-    if not wanted:
-        raise Skipped("flower=False")
-    if find_spec("flwr") is None:
-        raise Skipped("flwr is not installed: pip install 'fedhead[flower]'")
-    raise Skipped("not yet")
+    need_flower(wanted)
+    from fedhead.testing.over_flower import check_over_flower
+
+    check_over_flower(trial, [], owner)

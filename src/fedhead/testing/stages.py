@@ -16,7 +16,7 @@ from fedhead.executors.job import Executor
 from fedhead.executors.loop import Loop
 from fedhead.executors.stack import Stack
 from fedhead.testing.components import check_options, instance
-from fedhead.testing.failure import Check, CheckFailed, run_checks, told
+from fedhead.testing.failure import Check, CheckFailed, Skipped, need_flower, run_checks, told
 from fedhead.testing.purity import watched
 from fedhead.testing.small import small_model
 from fedhead.testing.trial import LOCAL, PlainLoop, Trial, check_padding, difference, left, load, store
@@ -59,6 +59,7 @@ def check_stage(
         "padding": lambda: _padding(trial, made, owner),
         "executors": lambda: _executors(trial, made, owner),
         "checkpoint": lambda: _checkpoint(trial, made, owner),
+        "flower": lambda: _flower(trial, made, owner, flower),
     }
     return run_checks(checks)
 
@@ -100,6 +101,15 @@ def _checkpoint(trial: Trial, stage: Stage, owner: str) -> None:
         store(simulation, file)
         if gap := difference(_outcome(simulation, stage), _outcome(load(trial.simulation(), file), stage)):
             raise CheckFailed(f"{owner} gives other numbers after a checkpoint than without one ({gap})")
+
+
+def _flower(trial: Trial, stage: Stage, owner: str, wanted: bool) -> None:
+    need_flower(wanted)
+    if stage.oracle:
+        raise Skipped("it needs all clients' data in one place (oracle = True)")
+    from fedhead.testing.over_flower import check_over_flower
+
+    check_over_flower(trial, [stage], owner)
 
 
 def _outcome(simulation: Simulation, stage: Stage, executor: Executor | None = None) -> dict[str, Tensor]:

@@ -29,6 +29,8 @@ from fedhead.testing.small import small_federation
 
 LOCAL = LocalTraining(epochs=2, batch_size=4, optimizer=SGD(lr=0.05, momentum=0.9, weight_decay=1e-3), lr_decay=0.9)
 
+PARTICIPATION = 0.6  # of the clients, in each round
+
 
 @dataclass(frozen=True)
 class Trial:
@@ -48,7 +50,7 @@ class Trial:
             self.method,
             rounds=self.rounds,
             local=self.local,
-            participation=0.6,
+            participation=PARTICIPATION,
             dtype=self.dtype,
         )
 

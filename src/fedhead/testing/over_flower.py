@@ -1,0 +1,60 @@
+"""A short run over Flower's messages, inside this process, against the same run in a simulation."""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedhead.algorithm.base import Stage
+from fedhead.core.errors import FedheadError
+from fedhead.core.tree import Tree
+from fedhead.engine.rounds import Result, run
+from fedhead.executors.loop import Loop
+from fedhead.flower.site_store import SiteStore
+from fedhead.testing.failure import CheckFailed
+from fedhead.testing.inprocess import World
+from fedhead.testing.small import small_federation
+from fedhead.testing.trial import PARTICIPATION, Trial, difference
+
+
+def check_over_flower(trial: Trial, stages: list[Stage], owner: str) -> None:
+    """Raise `CheckFailed` where a run over Flower differs by more than 1e-6 from a simulation, both in float32.
+
+    Args:
+        trial: The run, with one architecture.
+        stages: What follows its rounds.
+        owner: The name of the component that is checked.
+    """
+    trial = dataclasses.replace(trial, dtype=torch.float32)
+    settings: dict[str, Any] = {"rounds": trial.rounds, "local": trial.local, "participation": PARTICIPATION}
+    simulation = trial.simulation().using(Loop())
+    expected = run(simulation, stages=stages)
+    with tempfile.TemporaryDirectory() as folder:
+        world = World(small_federation(), {"own": trial.models[0]}, trial.method, settings, Path(folder), stages)
+        transport = world.transport(world.grid(), round_seconds=60.0, attempts=1)
+        try:
+            found = run(transport, stages=stages)
+        except FedheadError as error:
+            raise CheckFailed(
+                f"{owner} runs in a simulation and fails over Flower's messages: a site knows only its own data, so "
+                f"that task.sizes and task.pool are empty there ({error})"
+            ) from error
+        kept = {
+            k: SiteStore(world.folder / "state", world.experiment, f"site-{k}").state(int(transport.states[k]))
+            for k in simulation.states.kept
+        }
+    if gap := difference(_left(expected, simulation.states.kept), _left(found, kept), 1e-6):
+        raise CheckFailed(f"{owner} gives other numbers over Flower's messages than in a simulation ({gap})")
+
+
+def _left(result: Result, clients: Mapping[int, Tree | None]) -> dict[str, Tensor]:
+    servers = {"the server's state": result.server}
+    servers |= {f"the server's state after {name}": outcome.server for name, outcome in result.outcomes.items()}
+    trees = servers | {f"client {k}'s state": state or Tree() for k, state in clients.items()}
+    return {f"{where}: {name}": t for where, tree in trees.items() for name, t in tree.leaves().items()}
