@@ -23,3 +23,14 @@ class FedNova(fh.Method):
         effective = sum(n / total * a for n, a in zip(replies.samples, steps, strict=True))  # τ_eff
         moved = old.replace(replies.mean("model", shares)).params - old.params
         return server.replace(model=new.replace(old.params + effective * sum(shares) * moved))
+
+
+if __name__ == "__main__":
+    from sklearn.datasets import load_digits
+
+    x, y = load_digits(return_X_y=True)
+    x = x / 16
+    federation = fh.Federation.dirichlet(x[300:], y[300:], clients=10, alpha=0.1, test=(x[:300], y[:300]), seed=0)
+    for method in (fh.FedAvg(), FedNova()):
+        result = fh.run(federation, "mlp", method, rounds=20, local_epochs=5, lr=0.1)
+        print(f"{type(method).__name__}: {result.accuracy:.1f} %")
