@@ -297,7 +297,7 @@ def unsplit(input_shape: tuple[int, ...], classes: int) -> nn.Module:
     [
         (
             not_last,
-            r"^not_last: classifier: it is not what the module applies last, or not once; name the module's last",
+            r"^not_last: classifier: the module does not apply it last, or not exactly once; name the",
         ),
         (not_last_traced, r"^not_last_traced: classifier '1' is not the last layer applied in Sequential: name the"),
         (mixing, r"^mixing: in evaluation mode a sample's logits depend on the others of its batch: "),
