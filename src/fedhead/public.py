@@ -38,10 +38,19 @@ from fedhead.core.optimizers import Adam as Adam
 from fedhead.core.tree import Tree as Tree
 from fedhead.core.tree import Weights as Weights
 from fedhead.data.augment import Transform as Transform
+from fedhead.data.datasets import DATASETS as DATASETS
+from fedhead.data.datasets import Dataset as Dataset
+from fedhead.data.datasets import dataset as dataset
 from fedhead.data.federation import Federation as Federation
 from fedhead.data.partition import Partition as Partition
+from fedhead.data.partition_registry import PARTITIONS as PARTITIONS
+from fedhead.data.partition_registry import partition as partition
+from fedhead.engine.classification_metrics import METRICS as METRICS
+from fedhead.engine.classification_metrics import metric as metric
 from fedhead.engine.rounds import Result as Result
+from fedhead.executors.job import Executor as Executor
 from fedhead.executors.malloc import tune_malloc as tune_malloc
+from fedhead.executors.select import EXECUTORS as EXECUTORS
 from fedhead.methods import METHODS as METHODS
 from fedhead.methods.clsprox import ClsProx as ClsProx
 from fedhead.methods.ditto import Ditto as Ditto
@@ -60,7 +69,12 @@ from fedhead.methods.ktpfl import KTpFL as KTpFL
 from fedhead.methods.local_only import LocalOnly as LocalOnly
 from fedhead.methods.moon import Moon as Moon
 from fedhead.methods.scaffold import Scaffold as Scaffold
+from fedhead.models.heads import HEADS as HEADS
+from fedhead.models.heads import head as head
+from fedhead.models.registry import MODELS as MODELS
+from fedhead.models.registry import Body as Body
 from fedhead.models.registry import build as build
+from fedhead.models.registry import register as register_model
 from fedhead.models.registry import with_head as with_head
 from fedhead.models.split_model import SplitModel as SplitModel
 from fedhead.models.wrap import split as split
@@ -70,3 +84,6 @@ from fedhead.stages.finetune import FineTune as FineTune
 from fedhead.stages.finetune import FineTuneCCVR as FineTuneCCVR
 from fedhead.stages.finetune import FineTuneETF as FineTuneETF
 from fedhead.stages.recalibrate import Recalibrate as Recalibrate
+
+executor = EXECUTORS.decorator
+model = register_model

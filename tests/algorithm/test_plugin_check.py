@@ -12,7 +12,7 @@ from fedhead.stages import STAGES
 
 HEADER = "from abc import abstractmethod\nfrom dataclasses import dataclass\nimport fedhead as fh\n"
 WRONG = {
-    "def Mine(): ...": "a function, not a class: name a subclass of fedhead.Method",
+    "def Mine(): ...": "of type function, not a class: name a subclass of fedhead.Method",
     "Mine = fh.FedAvg()": "one of the class FedAvg, not a class",
     "class Mine: ...": "no method: let Mine inherit from fedhead.Method",
     "class Mine(fh.Stage): ...": "no method: let Mine inherit from fedhead.Method",

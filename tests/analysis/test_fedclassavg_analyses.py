@@ -11,10 +11,9 @@ import torch
 from mixed import RECIPE
 from scipy.stats import spearmanr
 
-from fedhead.analysis import clientwise  # noqa: F401 (registers its kinds)
 from fedhead.analysis.conductance import conductance, ranks, similarity
 from fedhead.analysis.personal import agreement, personal_models
-from fedhead.analysis.registry import KINDS, Options
+from fedhead.analysis.registry import ANALYSES, Options
 from fedhead.cli import call
 from fedhead.core.errors import BadInput
 from fedhead.experiment.reopen import Trained, reopen
@@ -76,7 +75,7 @@ def test_personal_models_are_the_clients_own_of_either_architecture(run: Trained
 
 
 def test_features_of_all_clients_lie_in_one_plane(run: Trained) -> None:
-    report = KINDS["features"].look([run], Options(samples=60))
+    report = ANALYSES["features"].look([run], Options(samples=60))
     (numbers,) = report.numbers.values()
     assert len(numbers["place"]) == len(numbers["class"]) == len(numbers["client"]) == 60
     assert set(numbers["client"]) == set(run.simulation.holders)
@@ -85,7 +84,7 @@ def test_features_of_all_clients_lie_in_one_plane(run: Trained) -> None:
 
 
 def test_conductance_compares_the_clients_that_are_right(run: Trained) -> None:
-    (numbers,) = KINDS["conductance"].look([run], Options(samples=50)).numbers.values()
+    (numbers,) = ANALYSES["conductance"].look([run], Options(samples=50)).numbers.values()
     models = personal_models(run.simulation, 3)
     test = run.simulation.test
     x = test.view(torch.tensor([numbers["sample"]]), None)
@@ -96,7 +95,7 @@ def test_conductance_compares_the_clients_that_are_right(run: Trained) -> None:
 
 
 def test_curves_count_local_epochs(run: Trained) -> None:
-    (numbers,) = KINDS["curves"].look([run], Options()).numbers.values()
+    (numbers,) = ANALYSES["curves"].look([run], Options()).numbers.values()
     assert numbers["epochs"] == [1, 2]
     last = json.loads((run.path / "result.json").read_text())
     assert numbers["mean"][-1] == pytest.approx(last["personal"])
@@ -104,7 +103,7 @@ def test_curves_count_local_epochs(run: Trained) -> None:
 
 
 def test_labels_are_the_federations_counts(run: Trained) -> None:
-    (numbers,) = KINDS["labels"].look([run], Options()).numbers.values()
+    (numbers,) = ANALYSES["labels"].look([run], Options()).numbers.values()
     assert numbers["counts"] == run.simulation.federation.counts().tolist()
 
 

@@ -21,7 +21,7 @@ def small(monkeypatch):
     monkeypatch.setattr(readers, "MD5", {})
     for name, entry in datasets.DATASETS.items():
         if name != "digits":
-            monkeypatch.setitem(datasets.DATASETS, name, dataclasses.replace(entry, sizes=None))
+            monkeypatch.setitem(datasets.DATASETS._held, name, dataclasses.replace(entry, sizes=None))
 
 
 def write_idx(path, array):

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from fedhead.core.errors import BadInput
 from fedhead.data import partition
 from fedhead.data.allocation import apportion, log_gamma, softmax, stratified
+from fedhead.data.partition_registry import PARTITIONS, parse
 
 ALPHAS = st.sampled_from([1e-300, 1e-12, 1e-3, 0.05, 0.5, 5.0, 1e6])
 
@@ -34,10 +35,10 @@ def test_every_sample_goes_to_exactly_one_client(drawn, alpha, more, seed):
     text = more.draw(
         st.sampled_from(["iid", "dirichlet({})", "dirichlet({}, equal)", "dirichlet({}, capped, minimum=0)"])
     )
-    rule = partition.parse(text.format(alpha))
+    rule = parse(text.format(alpha))
     rows = rule.split(y, classes, clients, seed)
     assert_partition(rows, y, clients)
-    again = partition.parse(str(rule)).split(y, classes, clients, seed)
+    again = parse(str(rule)).split(y, classes, clients, seed)
     assert all(np.array_equal(a, b) for a, b in zip(rows, again, strict=True))
 
 
@@ -75,7 +76,7 @@ def test_skewed_pairs_differ_between_clients_and_seeds():
 def test_capped_keeps_its_minimum_and_its_cap():
     y = np.repeat(np.arange(10), 500)
     for seed in range(5):
-        rows = partition.parse("dirichlet(0.1, capped)").split(y, 10, 20, seed)
+        rows = parse("dirichlet(0.1, capped)").split(y, 10, 20, seed)
         assert_partition(rows, y, 20)
         sizes = np.array([len(r) for r in rows])
         assert sizes.min() >= 10
@@ -86,9 +87,9 @@ def test_capped_keeps_its_minimum_and_its_cap():
 def test_capped_gives_up_with_advice_instead_of_hanging():
     y = np.repeat(np.arange(2), 500)
     with pytest.raises(BadInput, match=r"larger alpha, fewer clients"):
-        partition.parse("dirichlet(1e-9, capped)").split(y, 2, 50, 0)
+        parse("dirichlet(1e-9, capped)").split(y, 2, 50, 0)
     with pytest.raises(BadInput, match=r"need 1100 samples, there are 1000"):
-        partition.parse("dirichlet(0.5, capped)").split(y, 2, 110, 0)
+        parse("dirichlet(0.5, capped)").split(y, 2, 110, 0)
     assert len(partition.CappedDirichlet(0.5, minimum=1000).split(y, 2, 1, 0)[0]) == 1000  # just enough
 
 
@@ -143,7 +144,7 @@ def test_equal_clients_follow_their_draw_while_classes_last():
 def test_the_splits_never_change(text, digest):
     """Frozen: a change here would silently change every published run."""
     y = np.repeat(np.arange(10), 300)
-    rows = partition.parse(text).split(y, 10, 10, 7)
+    rows = parse(text).split(y, 10, 10, 7)
     told = hashlib.sha256(b"".join(r.astype("<i8").tobytes() + b"|" for r in rows)).hexdigest()[:16]
     assert told == digest
 
@@ -151,7 +152,7 @@ def test_the_splits_never_change(text, digest):
 def test_seeds_differ():
     y = np.repeat(np.arange(10), 30)
     for text in ("iid", "dirichlet(0.5)", "dirichlet(0.5, capped)", "dirichlet(0.5, equal)", "skewed(3)"):
-        a, b = (partition.parse(text).split(y, 10, 5, seed) for seed in (0, 1))
+        a, b = (parse(text).split(y, 10, 5, seed) for seed in (0, 1))
         assert any(not np.array_equal(p, q) for p, q in zip(a, b, strict=True))
 
 
@@ -175,7 +176,7 @@ def test_seeds_differ():
 )
 def test_wrong_partitions_are_refused(text, says):
     with pytest.raises(BadInput, match=says):
-        partition.parse(text)
+        parse(text)
 
 
 def test_wrong_arguments_are_refused():
@@ -189,14 +190,14 @@ def test_wrong_arguments_are_refused():
     with pytest.raises(BadInput, match=r"labels must lie in 0 … 2, they span -1 … 1"):
         partition.IID().split(y - 1, 3, 2, 0)
     with pytest.raises(BadInput, match="not split by site"):
-        partition.parse("given").split(y, 3, 2, 0)
+        parse("given").split(y, 3, 2, 0)
 
 
 def test_the_registry_tells_each_form():
-    for name, entry in partition.PARTITIONS.items():
-        example = name.replace("alpha", "0.3").replace("classes", "2")
-        assert str(partition.parse(example)) == example
-        assert entry.description
+    for form in (form for entry in PARTITIONS.values() for form in entry.forms):
+        example = form.text.replace("alpha", "0.3").replace("classes", "2")
+        assert str(parse(example)) == example
+        assert form.description
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=9).filter(lambda s: sum(s) > 0.01), st.integers(0, 500))

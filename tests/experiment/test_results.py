@@ -17,7 +17,7 @@ import pytest
 
 from fedhead.cli import call
 from fedhead.core.errors import BadInput, Diverged
-from fedhead.data import partition
+from fedhead.data.partition_registry import parse as parse_partition
 from fedhead.experiment import clock, measure, tables
 from fedhead.experiment import reproduce as reproducing
 from fedhead.experiment.recipe import Recipe
@@ -234,7 +234,7 @@ def test_the_seeds_of_fedetf_leave_no_client_empty() -> None:
     for dataset, text, clients, seed in splits:
         classes = {"cifar10": 10, "cifar100": 100, "tinyimagenet": 200}[dataset]
         y = np.repeat(np.arange(classes), 50_000 // classes)  # balanced, as all three are
-        assert min(map(len, partition.parse(text).split(y, classes, clients, seed))) > 0, (dataset, text, seed)
+        assert min(map(len, parse_partition(text).split(y, classes, clients, seed))) > 0, (dataset, text, seed)
 
 
 # -- time ---------------------------------------------------------------------------------------------

@@ -26,7 +26,9 @@ def component_class(found: Any, name: str, base: type[A]) -> type[A]:
     """
     kind = base.__name__
     if not isinstance(found, type):
-        what = f"one of the class {type(found).__name__}" if isinstance(found, base) else f"a {type(found).__name__}"
+        what = (
+            f"one of the class {type(found).__name__}" if isinstance(found, base) else f"of type {type(found).__name__}"
+        )
         raise BadInput(f"{name} is {what}, not a class: name a subclass of fedhead.{kind}")
     if not issubclass(found, base):
         raise BadInput(f"{name} is no {kind.lower()}: let {found.__name__} inherit from fedhead.{kind}")

@@ -10,7 +10,7 @@ import torch
 
 from fedhead.analysis import client_models, clientwise_plots, conductance, embed
 from fedhead.analysis.personal import agreement, outputs, personal_models
-from fedhead.analysis.registry import Options, Report, kind, label
+from fedhead.analysis.registry import Options, Report, analysis, label
 from fedhead.core.errors import BadInput
 from fedhead.data.pool import Pool
 from fedhead.experiment.reopen import Trained
@@ -18,7 +18,7 @@ from fedhead.experiment.run_folder import RunFolder
 from fedhead.report.plots import bubbles
 
 
-@kind("features", "t-SNE of all clients' features together, colored by class and by client (FedClassAvg, Fig. 8)")
+@analysis("features", "t-SNE of all clients' features together, colored by class and by client (FedClassAvg, Fig. 8)")
 def analyze_features(runs: Sequence[Trained], options: Options) -> Report:
     """Embed the features of the same test samples from every client's own model; one row of panels per run."""
     numbers: dict[str, Any] = {}
@@ -46,7 +46,9 @@ def analyze_features(runs: Sequence[Trained], options: Options) -> Report:
     return Report(numbers, {"": clientwise_plots.embeddings(embeddings, runs[0].simulation.task.classes)})
 
 
-@kind("conductance", "which features matter to each client's classifier for one image, as ranks (FedClassAvg, Fig. 9)")
+@analysis(
+    "conductance", "which features matter to each client's classifier for one image, as ranks (FedClassAvg, Fig. 9)"
+)
 def analyze_conductance(runs: Sequence[Trained], options: Options) -> Report:
     """Rank the conductances of features for the test image that most clients classify correctly."""
     numbers: dict[str, Any] = {}
@@ -78,7 +80,7 @@ def analyze_conductance(runs: Sequence[Trained], options: Options) -> Report:
     return Report(numbers, {"": clientwise_plots.rank_maps(maps)})
 
 
-@kind("curves", "accuracy of the clients over local epochs, mean and deviation (FedClassAvg, Fig. 4 to 7)")
+@analysis("curves", "accuracy of the clients over local epochs, mean and deviation (FedClassAvg, Fig. 4 to 7)")
 def analyze_curves(runs: Sequence[Trained], options: Options) -> Report:
     """Plot learning curves against local epochs, so that methods with more epochs per round compare fairly."""
     numbers: dict[str, Any] = {}
@@ -95,7 +97,7 @@ def analyze_curves(runs: Sequence[Trained], options: Options) -> Report:
     return Report(numbers, {"": clientwise_plots.curves(numbers)})
 
 
-@kind("labels", "how many samples of each class every client holds (FedClassAvg, Fig. 2 and 3)")
+@analysis("labels", "how many samples of each class every client holds (FedClassAvg, Fig. 2 and 3)")
 def analyze_labels(runs: Sequence[Trained], options: Options) -> Report:
     """Plot the label distribution over clients, one figure per run."""
     plots, numbers = {}, {}

@@ -10,7 +10,7 @@ import torch
 from matplotlib.figure import Figure
 
 from fedhead.analysis import collapse, embed
-from fedhead.analysis.registry import Options, Report, kind, label
+from fedhead.analysis.registry import Options, Report, analysis, label
 from fedhead.core.errors import BadInput
 from fedhead.engine.rounds import train_round
 from fedhead.experiment.reopen import Trained, fresh
@@ -26,7 +26,7 @@ TITLES = {
 }
 
 
-@kind("collapse", "neural collapse and the clients' consistency, in chosen rounds and at the end (FedETF, Fig. 5)")
+@analysis("collapse", "neural collapse and the clients' consistency, in chosen rounds and at the end (FedETF, Fig. 5)")
 def analyze_collapse(runs: Sequence[Trained], options: Options) -> Report:
     """Measure NC1 to NC3 and consistency; earlier rounds are run again, with the same numbers."""
     numbers = {name: collapse_over_rounds(run, options.rounds) for name, run in by_unique_name(runs).items()}
@@ -47,7 +47,7 @@ def collapse_over_rounds(run: Trained, rounds: Sequence[int]) -> list[dict[str, 
     return [*found, collapse.round_metrics(run.simulation, run.executor, run.round)]
 
 
-@kind("classifiers", "cosines of the clients' classifiers, and their vectors in the plane (FedETF, Fig. 1)")
+@analysis("classifiers", "cosines of the clients' classifiers, and their vectors in the plane (FedETF, Fig. 1)")
 def analyze_classifiers(runs: Sequence[Trained], options: Options) -> Report:
     """Compare the classifiers after one more local round by pairwise cosines, and embed their vectors with t-SNE."""
     numbers: dict[str, Any] = {}

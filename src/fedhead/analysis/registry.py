@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -14,6 +14,8 @@ from fedhead.algorithm.base import Algorithm, Stage
 from fedhead.analysis import cka, client_models, embed, inversion, norms, plots, separability
 from fedhead.core.batch import Output
 from fedhead.core.errors import BadInput
+from fedhead.core.parameters import parameters
+from fedhead.core.registry import Registry
 from fedhead.core.tree import Weights
 from fedhead.engine.server import global_accuracy
 from fedhead.experiment import build
@@ -39,27 +41,48 @@ class Report(NamedTuple):
     figures: Mapping[str, Figure]  # by the ending of their file's name, "" for the main one
 
 
-@dataclass(frozen=True)
-class Kind:
-    """An analysis, a line of `fedhead analyse --help`."""
+class Kind(NamedTuple):
+    """An analysis, one line of `fedhead ls analyses`."""
 
     description: str
-    look: Callable[[Sequence[Trained], Options], Report] = field(repr=False)
+    look: Look
 
 
 S = TypeVar("S", bound=Stage)
-KINDS: dict[str, Kind] = {}
 Look = Callable[[Sequence[Trained], Options], Report]
+L = TypeVar("L", bound=Callable[..., Any])
+ANALYSES = Registry[Kind](
+    "analysis",
+    "fedhead.analyses",
+    lambda found, name: _checked(found, name),
+    home=["fedhead.analysis.registry", "fedhead.analysis.clientwise", "fedhead.analysis.geometry"],
+)
 
 
-def kind(name: str, description: str) -> Callable[[Look], Look]:
-    """Register an analysis under a name, for the command line."""
+def analysis(name: str, description: str = "") -> Callable[[L], L]:
+    """Register an analysis under a name: a function (runs, options) that returns a `Report`.
 
-    def enter(look: Look) -> Look:
-        KINDS[name] = Kind(description, look)
-        return look
+    Args:
+        name: The name on the command line.
+        description: One line for `fedhead ls analyses`; without it the docstring's first.
+    """
+
+    def enter(look: L) -> L:
+        if description:
+            vars(look)["description"] = description
+        return ANALYSES.register(name, look)
 
     return enter
+
+
+def _checked(found: Any, name: str) -> Kind:
+    if isinstance(found, type) or not callable(found):
+        kind = found.__name__ if isinstance(found, type) else type(found).__name__
+        raise BadInput(f"{name} is {kind}, no analysis: name a function (runs, options) that returns a fedhead.Report")
+    taken = parameters(found)
+    if len(taken) != 2:
+        raise BadInput(f"{name} takes ({', '.join(taken)}), an analysis is called with (runs, options)")
+    return Kind(getattr(found, "description", "") or (found.__doc__ or "").strip().partition("\n")[0], found)
 
 
 def label(run: Trained) -> str:
@@ -72,7 +95,7 @@ def own_stage(run: Trained, kind: type[S]) -> S:
     return next((stage for stage in build.stages(run.recipe) if type(stage) is kind), kind())
 
 
-@kind("cka", "similarity of the clients' models, layer by layer (CCVR, Fig. 1, 2, 11)")
+@analysis("cka", "similarity of the clients' models, layer by layer (CCVR, Fig. 1, 2, 11)")
 def look_at_cka(runs: Sequence[Trained], options: Options) -> Report:
     """Pairwise linear CKA of the local models on the test samples; several runs are compared layer by layer."""
     found = []
@@ -108,7 +131,9 @@ def look_at_cka(runs: Sequence[Trained], options: Options) -> Report:
     return Report(numbers, {"": maps, "-means": means})
 
 
-@kind("norms", "label counts and classifier norms by client and round, and after calibration (CCVR, Fig. 3, 10, 12)")
+@analysis(
+    "norms", "label counts and classifier norms by client and round, and after calibration (CCVR, Fig. 3, 10, 12)"
+)
 def look_at_norms(runs: Sequence[Trained], options: Options) -> Report:
     """Norms of the local classifiers in chosen rounds, which are run again, and in the round after the last."""
     run = _only(runs, "norms")
@@ -146,7 +171,7 @@ def look_at_norms(runs: Sequence[Trained], options: Options) -> Report:
     return Report(numbers, shown)
 
 
-@kind("separability", "distances between the classes' Gaussians against the gain of calibration (CCVR, Fig. 6)")
+@analysis("separability", "distances between the classes' Gaussians against the gain of calibration (CCVR, Fig. 6)")
 def look_at_separability(runs: Sequence[Trained], options: Options) -> Report:
     """Mean sliced Wasserstein distance and the gains of CCVR and of all real data, a point a run."""
     numbers: dict[str, Any] = {}
@@ -177,7 +202,9 @@ def look_at_separability(runs: Sequence[Trained], options: Options) -> Report:
     return Report(numbers, {"": plots.separability([r["distance"] for r in rows], gains, list(numbers))})
 
 
-@kind("embed", "t-SNE of test features, colored by truth and by predictions before and after CCVR (CCVR, Fig. 5, 13)")
+@analysis(
+    "embed", "t-SNE of test features, colored by truth and by predictions before and after CCVR (CCVR, Fig. 5, 13)"
+)
 def look_at_embedding(runs: Sequence[Trained], options: Options) -> Report:
     """Test features in the plane with three colorings."""
     run = _only(runs, "embed")
@@ -210,7 +237,7 @@ def look_at_embedding(runs: Sequence[Trained], options: Options) -> Report:
     return Report(numbers, {"": plots.embeddings(place.numpy(), colors, names)})
 
 
-@kind("inversion", "inputs reconstructed from a raw feature and from means of features (CCVR, Fig. 8, 9)")
+@analysis("inversion", "inputs reconstructed from a raw feature and from means of features (CCVR, Fig. 8, 9)")
 def look_at_inversion(runs: Sequence[Trained], options: Options) -> Report:
     """What gradient descent sees of a training sample in its feature, and in means over its class."""
     run = _only(runs, "inversion")

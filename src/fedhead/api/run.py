@@ -13,6 +13,7 @@ from fedhead.algorithm.upload import Upload
 from fedhead.core.errors import BadInput, unknown
 from fedhead.core.optimizers import SGD, Adam, Optimizer
 from fedhead.data.federation import Federation
+from fedhead.engine.classification_metrics import METRICS, Metric
 from fedhead.engine.rounds import Result
 from fedhead.engine.simulation import simulate
 from fedhead.experiment import build
@@ -43,13 +44,16 @@ def run(
     persistent_optimizer: bool = False,
     stages: Sequence[Stage | str] = (),
     uploads: Sequence[Upload | str] = (),
+    metrics: Sequence[str | Metric] = (),
     seed: int = 0,
     **options: Any,
 ) -> Result:
     """Train a federated classifier.
 
-    `model` is a `SplitModel` (see `fedhead.split`), the name of a built-in architecture, or a list of n such for
+    `model` is a `SplitModel` (see `fedhead.split`), the name of an architecture, or a list of n such for
     clients of different architectures: client i has model i mod n, or the one that `assign` gives it.
+    Methods, stages, models and metrics are named as in recipes: a built-in name, package.module:Name or file.py:Name.
+    `metrics` of the global model are recorded in every evaluated round, besides the accuracy.
     `options` go to `fedhead.engine.simulation.simulate`: participation, executor, device, precision, evaluate_every,
     last_rounds, on_round, assign and the rest.
     """
@@ -71,8 +75,18 @@ def run(
     local = LocalTraining(local_epochs, batch_size, rule, lr_decay, drop_last, persistent_optimizer)
     steps = [STAGES.find(s)() if isinstance(s, str) else s for s in stages]
     chain = [build.upload(u) if isinstance(u, str) else u for u in uploads]
+    measured = {m if isinstance(m, str) else m.__name__: METRICS.find(m) if isinstance(m, str) else m for m in metrics}
     return simulate(
-        federation, models, chosen, rounds=rounds, local=local, stages=steps, uploads=chain, seed=seed, **options
+        federation,
+        models,
+        chosen,
+        rounds=rounds,
+        local=local,
+        stages=steps,
+        uploads=chain,
+        metrics=measured,
+        seed=seed,
+        **options,
     )
 
 
@@ -114,7 +128,7 @@ def _models(
     given: list[Any] = [model] if isinstance(model, nn.Module | str) else list(model)
     if not given:
         raise BadInput("model is an empty list: give at least one")
-    names = [(one, {"head": head or "linear"}) for one in given if isinstance(one, str)]
+    names = [(one, {} if head is None else {"head": head}) for one in given if isinstance(one, str)]
     built = iter(build_many(names, federation.input_shape, federation.classes, seed) if names else [])
     models = []
     for number, one in enumerate(given):

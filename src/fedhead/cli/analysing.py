@@ -10,13 +10,14 @@ import typer
 
 from fedhead.cli.app import app
 from fedhead.cli.options import DataFolder, Device
-from fedhead.core.errors import BadInput, unknown
+from fedhead.core.errors import BadInput
 
 
 @app.command()
 def analyse(
     kind: Annotated[
-        str | None, typer.Argument(metavar="[KIND]", help="What to look at; none: list the registry.")
+        str | None,
+        typer.Argument(metavar="[KIND]", help="What to look at: a name, or file.py:function; none: list the names."),
     ] = None,
     runs: Annotated[list[Path] | None, typer.Argument(metavar="[RUN]...", help="Run folders.")] = None,
     samples: Annotated[int | None, typer.Option(min=2, help="How many samples to look at.")] = None,
@@ -40,24 +41,21 @@ def analyse(
       fedhead analyse features runs/local runs/fedclassavg
       fedhead analyse collapse runs/fedavg runs/fedetf --rounds 1-10
     """
-    import fedhead.analysis.clientwise
-    import fedhead.analysis.geometry  # noqa: F401 (importing the two registers their kinds)
-    from fedhead.analysis.registry import KINDS, Options
+    from fedhead.analysis.registry import ANALYSES, Options
     from fedhead.core.treefile import atomic
     from fedhead.experiment.reopen import reopen
     from fedhead.report.plots import save
 
     if kind is None:
-        for name, entry in KINDS.items():
+        for name, entry in ANALYSES.items():
             print(f"{name:<14}{entry.description}")
         return
-    if kind not in KINDS:
-        raise unknown("analysis", kind, KINDS)
+    found = ANALYSES.find(kind)
     if not runs:
         raise BadInput(f"fedhead analyse {kind} needs a run: give its folder")
     trained = [reopen(path, data, device.value) for path in runs]
-    report = KINDS[kind].look(trained, Options(samples, _numbers(rounds), seed))
-    folder = out or runs[0] / "analysis"
+    report = found.look(trained, Options(samples, _numbers(rounds), seed))
+    folder, kind = out or runs[0] / "analysis", kind.rpartition(":")[2]
     folder.mkdir(parents=True, exist_ok=True)
     with atomic(folder / f"{kind}.json") as draft:
         draft.write_text(json.dumps(report.numbers, indent=1) + "\n", encoding="utf-8")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
-from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,6 +14,7 @@ import typer
 from fedhead.cli.app import app
 from fedhead.cli.options import Assignments, DataFolder, RecipeName
 from fedhead.cli.output import console, print_results
+from fedhead.core.registry import Listed
 from fedhead.report import plots
 
 if TYPE_CHECKING:
@@ -29,7 +29,12 @@ class Kind(StrEnum):
     stages = "stages"
     datasets = "datasets"
     models = "models"
+    heads = "heads"
     partitions = "partitions"
+    executors = "executors"
+    analyses = "analyses"
+    metrics = "metrics"
+    uploads = "uploads"
     recipes = "recipes"
 
 
@@ -38,14 +43,14 @@ def ls(
     kind: Annotated[Kind, typer.Argument(help="What to list.")],
     as_json: Annotated[bool, typer.Option("--json", help="One line of JSON.")] = False,
 ) -> None:
-    """List methods, stages, datasets, models, partitions or recipes.
+    """List what can be named: fedhead's own and what installed packages add, with where each comes from.
 
     \b
     Examples:
       fedhead ls methods
       fedhead ls recipes --json
     """
-    entries = _LISTS[kind]()
+    entries = _recipes() if kind is Kind.recipes else _components(kind)
     if as_json:
         print(json.dumps(entries))
         return
@@ -53,85 +58,58 @@ def ls(
     from rich.text import Text
 
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("name", "parameters", "description"):
+    for column in ("name", "parameters", "description", "from"):
         table.add_column(column, no_wrap=column == "name")
     for entry in entries:
         words = entry["parameters"]
         given = words if isinstance(words, str) else ", ".join(f"{k}={v}" for k, v in words.items())
-        table.add_row(Text(entry["name"]), Text(given), Text(entry["description"]))
-    if entries:
-        console().print(table)
-    else:
-        print(f"no {kind.value} yet")
+        table.add_row(Text(entry["name"]), Text(given), Text(entry["description"]), Text(entry["from"]))
+    console().print(table)
 
 
-def _exchanges(kind: str) -> list[dict[str, Any]]:
-    from fedhead.algorithm.base import Method, Stage
-    from fedhead.methods import METHODS
-    from fedhead.stages import STAGES
+def _components(kind: Kind) -> list[dict[str, Any]]:
+    from fedhead.analysis.registry import ANALYSES
+    from fedhead.experiment.components import registries
 
-    registry: Mapping[str, type[Method] | type[Stage]] = METHODS if kind == "methods" else STAGES
-    return [
-        {
-            "name": name,
-            "parameters": {
-                f.name: f.default
-                for f in dataclasses.fields(cls)
-                if f.init and f.repr and f.default is not dataclasses.MISSING
-            },
-            "description": _first_line(cls),
-        }
-        for name, cls in sorted(registry.items())
-    ]
+    entries = []
+    for listed in {**registries(), "analyses": ANALYSES}[kind.value].listed():
+        if listed.problem is not None:
+            entries.append({"name": listed.name, "parameters": {}, "description": listed.problem, "from": "broken"})
+            continue
+        forms = getattr(listed.component, "forms", None)  # a built-in partition is written in several ways
+        texts = [(f.text, f.parameters, f.description) for f in forms] if forms else [_told(kind, listed)]
+        entries += [
+            {"name": name, "parameters": words, "description": description, "from": listed.source}
+            for name, words, description in texts
+        ]
+    return entries
 
 
-def _datasets() -> list[dict[str, Any]]:
-    from fedhead.data.datasets import DATASETS
-
-    return [
-        {
-            "name": d.name,
-            "parameters": {"classes": d.classes, "shape": "x".join(map(str, d.shape))},
-            "description": d.description,
-        }
-        for d in DATASETS.values()
-    ]
-
-
-def _models() -> list[dict[str, Any]]:
-    from fedhead.models import MODELS
-
-    return [
-        {
-            "name": name,
-            "parameters": {word: _plain(p.default) for word, p in entry.parameters().items()},
-            "description": entry.description,
-        }
-        for name, entry in sorted(MODELS.items())
-    ]
-
-
-def _partitions() -> list[dict[str, Any]]:
-    from fedhead.data.partition import PARTITIONS
-
-    return [{"name": e.name, "parameters": e.parameters, "description": e.description} for e in PARTITIONS.values()]
+def _told(kind: Kind, listed: Listed) -> tuple[str, dict[str, Any] | str, str]:
+    """A component's name, parameters and description."""
+    thing: Any = listed.component
+    description = str(getattr(thing, "description", "") or _first_line(thing))
+    if kind is Kind.datasets:
+        shape = getattr(thing, "shape", None)
+        known = {"classes": thing.classes, "shape": "x".join(map(str, shape))} if shape else {}
+        return listed.name, known, description
+    if dataclasses.is_dataclass(thing):
+        fields = [f for f in dataclasses.fields(thing) if f.init and f.repr and f.default is not dataclasses.MISSING]
+        return listed.name, {f.name: f.default for f in fields}, description
+    skipped = {Kind.models: ("classes",)}.get(kind, ())
+    own = {} if kind in (Kind.executors, Kind.analyses, Kind.metrics) else inspect.signature(thing).parameters
+    words = {word: _plain(p.default) for word, p in own.items() if p.default is not p.empty and word not in skipped}
+    return listed.name, words, description
 
 
 def _recipes() -> list[dict[str, Any]]:
     from fedhead.experiment.recipe import builtin, describe, paper_tables
 
     every = {**builtin(), **paper_tables()}
-    return [{"name": name, "parameters": {}, "description": describe(path)} for name, path in every.items()]
-
-
-_LISTS = {
-    Kind.methods: lambda: _exchanges("methods"),
-    Kind.stages: lambda: _exchanges("stages"),
-    Kind.datasets: _datasets,
-    Kind.models: _models,
-    Kind.partitions: _partitions,
-    Kind.recipes: _recipes,
-}
+    return [
+        {"name": name, "parameters": {}, "description": describe(path), "from": "built in"}
+        for name, path in every.items()
+    ]
 
 
 def _first_line(thing: Any) -> str:

@@ -11,6 +11,9 @@ import typer
 Assignments = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Overrides; values are YAML.")]
 RecipeName = Annotated[str, typer.Argument(metavar="RECIPE", help="A built-in recipe's name, or a YAML file.")]
 DataFolder = Annotated[Path | None, typer.Option("--data", help="Where data sets lie. [default: $FEDHEAD_DATA]")]
+ExecutorName = Annotated[
+    str, typer.Option(help="loop: clients one by one; stack; lanes: one GPU stream each; auto; or your own.")
+]
 
 
 class Device(StrEnum):
@@ -19,15 +22,6 @@ class Device(StrEnum):
     auto = "auto"
     cpu = "cpu"
     cuda = "cuda"
-
-
-class Executor(StrEnum):
-    """How clients are computed."""
-
-    auto = "auto"
-    loop = "loop"
-    stack = "stack"
-    lanes = "lanes"
 
 
 class Engine(StrEnum):

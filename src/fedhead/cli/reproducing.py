@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedhead.cli.app import app
-from fedhead.cli.options import Assignments, DataFolder, Device, Executor, Precision
+from fedhead.cli.options import Assignments, DataFolder, Device, ExecutorName, Precision
 from fedhead.cli.output import console
 from fedhead.core.errors import BadInput
 
@@ -56,7 +56,7 @@ def reproduce(
     out: Annotated[Path | None, typer.Option(help="Where its runs go. [default: runs/PAPER/TABLE]")] = None,
     data: DataFolder = None,
     device: Annotated[Device, typer.Option(help="Where to compute.")] = Device.auto,
-    executor: Annotated[Executor, typer.Option(help="One client after another, or stacked.")] = Executor.auto,
+    executor: ExecutorName = "auto",
     precision: Annotated[Precision, typer.Option(help="What to compute in.")] = Precision.fp32,
     together: Annotated[
         bool | None,
@@ -100,7 +100,7 @@ def reproduce(
 
         print(f"written: {write(_needed(results, '--summary'))}")
         return
-    settings = (data, device.value, executor.value, precision.value)
+    settings = (data, device.value, executor, precision.value)
     how_many, partitions = _numbers("--seeds", seeds), _numbers("--splits", splits)
     if upcoming is not None:
         if table is not None:

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from fedhead.cli.app import app
-from fedhead.cli.options import Assignments, DataFolder, Device, Engine, Executor, Precision, RecipeName
+from fedhead.cli.options import Assignments, DataFolder, Device, Engine, ExecutorName, Precision, RecipeName
 from fedhead.cli.output import print_results, progress
 from fedhead.core.errors import BadInput
 from fedhead.engine.metrics import Row
@@ -28,11 +28,12 @@ def run(
     assignments: Assignments = None,
     out: Annotated[Path | None, typer.Option(help="The run folder. [default: a new one under runs/]")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out where it was stopped.")] = False,
+    allow_changed_code: Annotated[
+        bool, typer.Option("--allow-changed-code", help="Resume although your own code has changed since.")
+    ] = False,
     data: DataFolder = None,
     device: Annotated[Device, typer.Option(help="Where to compute.")] = Device.auto,
-    executor: Annotated[
-        Executor, typer.Option(help="Clients one by one, stacked, or one GPU stream each.")
-    ] = Executor.auto,
+    executor: ExecutorName = "auto",
     precision: Annotated[Precision, typer.Option(help="What to compute in.")] = Precision.fp32,
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads. [default: by the model's size]")] = None,
     engine: Annotated[
@@ -54,7 +55,6 @@ def run(
       fedhead run digits 'seeds=[0, 1, 2]' --together
       fedhead run digits clients=3 rounds=3 --engine flower
     """
-    from fedhead.experiment.build import validate
     from fedhead.experiment.recipe import load
     from fedhead.experiment.run import Settings
     from fedhead.experiment.seeds import execute_seeds
@@ -62,9 +62,10 @@ def run(
     if resume and out is None:
         raise BadInput("--resume needs --out: name the run folder that is to go on")
     found = load(recipe, assignments or [])
-    validate(found)
-    settings = Settings(data, device.value, executor.value, precision.value, threads, tensorboard, engine.value)
-    out = out or _free(Path("runs") / f"{Path(recipe).stem}-{found.method}-seed{found.seed}")
+    settings = Settings(
+        data, device.value, executor, precision.value, threads, tensorboard, engine.value, allow_changed_code
+    )
+    out = out or _free(Path("runs") / f"{Path(recipe).stem}-{found.method.rpartition(':')[2]}-seed{found.seed}")
     if together and not found.seeds:
         raise BadInput("--together joins several seeds: give them, as in 'seeds=[0, 1, 2]'")
     with progress(found.rounds * max(len(found.seeds), 1), quiet) as tell:

@@ -1,17 +1,24 @@
-"""The registry of data sets: what each is, where its standard files come from, and how they are read."""
+"""The registry of data sets: what each is, where its standard files come from, and how they are read.
+
+A user's own data set is a function without arguments that returns `(x, y, x_test, y_test)`, or a `Dataset`.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from os import PathLike
 from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
+import torch
 
-from fedhead.core.errors import BadInput, unknown
-from fedhead.data import readers
+from fedhead.core.errors import BadInput, FedheadError
+from fedhead.core.registry import Registry
+from fedhead.data import arrays, readers
 from fedhead.data.allocation import stratified
 from fedhead.data.arrays import Samples, inputs, labels
 from fedhead.data.augment import Transform
@@ -29,7 +36,7 @@ class Dataset:
 
     name: str
     classes: int
-    shape: tuple[int, int, int]  # channels, height, width
+    shape: tuple[int, ...]  # of one sample; of images: channels, height, width
     transform: Transform
     description: str
     source: str  # where its files come from
@@ -60,11 +67,55 @@ def folder(data_dir: str | PathLike[str] | None = None) -> Path:
     return Path(data_dir or os.environ.get("FEDHEAD_DATA") or Path.home() / ".cache" / "fedhead").expanduser()
 
 
-def get(name: str) -> Dataset:
-    """The data set of that name."""
-    if name not in DATASETS:
-        raise unknown("dataset", name, DATASETS)
-    return DATASETS[name]
+def get(name: str, folders: Iterable[str | Path] = ()) -> Dataset:
+    """Return the data set of a name, as `Registry.find` finds it."""
+    return DATASETS.find(name, folders)
+
+
+def dataset(name: str) -> Callable[[C], C]:
+    """Register a data set under a name: a function that returns `(x, y, x_test, y_test)`."""
+    return DATASETS.decorator(name)
+
+
+def _checked(found: Any, name: str) -> Dataset:
+    if isinstance(found, Dataset):
+        return found
+    if isinstance(found, type) or not callable(found):
+        kind = found.__name__ if isinstance(found, type) else type(found).__name__
+        raise BadInput(f"{name} is {kind}, no data set: name a function that returns (x, y, x_test, y_test)")
+    return _from_function(found, name)
+
+
+@lru_cache(maxsize=4)
+def _from_function(function: Callable[[], Any], name: str) -> Dataset:
+    """What a user's function returns, as a data set; it is called once."""
+    try:
+        made = function()
+    except FedheadError:
+        raise
+    except Exception as error:  # the user's own code may raise anything
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise BadInput(f"dataset {name}: the function raised {reason}") from error
+    if not isinstance(made, tuple) or len(made) != 4:
+        raise BadInput(f"dataset {name}: the function must return (x, y, x_test, y_test)")
+    train, names = arrays.samples(made[0], made[1], None, f"{name}, training")
+    test, _ = arrays.samples(made[2], made[3], names, f"{name}, test")
+    classes = len(names) if names is not None else 1 + max(int(part.y.max()) for part in (train, test))
+    shape = tuple(train.x.shape[1:])
+    return Dataset(
+        name,
+        classes,
+        shape,
+        Transform.named(normalize="half") if len(shape) == 3 and train.x.dtype == torch.uint8 else Transform(),
+        (function.__doc__ or "").partition("\n")[0],
+        name,
+        lambda root, part, download: test if part == "test" else train,
+        None if names is None else tuple(names),
+    )
+
+
+C = TypeVar("C")
+DATASETS = Registry[Dataset]("dataset", "fedhead.datasets", _checked)
 
 
 def _digits(root: Path, part: Part, download: bool) -> Samples:
@@ -77,105 +128,103 @@ def _digits(root: Path, part: Part, download: bool) -> Samples:
     return everything.take(test if part == "test" else np.setdiff1d(np.arange(len(y)), test))
 
 
-DATASETS: dict[str, Dataset] = {
-    d.name: d
-    for d in (
-        Dataset(
-            "digits",
-            10,
-            (1, 8, 8),
-            Transform((0.3053,), (0.376,)),
-            "1,797 handwritten digits, 8x8, inside scikit-learn: needs no file",
-            "https://scikit-learn.org/stable/datasets/toy_dataset.html",
-            _digits,
-            _DIGITS,
-            (1437, 360),
-        ),
-        Dataset(
-            "cifar10",
-            10,
-            (3, 32, 32),
-            Transform.named("cifar", "cifar10"),
-            "60,000 color photographs of 10 kinds of things, 32x32",
-            readers.CIFAR10.url,
-            readers.cifar10,
-            _CIFAR10,
-            (50_000, 10_000),
-        ),
-        Dataset(
-            "cifar100",
-            100,
-            (3, 32, 32),
-            Transform.named("cifar100", "cifar100"),
-            "60,000 color photographs of 100 kinds of things, 32x32",
-            readers.CIFAR100.url,
-            readers.cifar100,
-            None,
-            (50_000, 10_000),
-        ),
-        Dataset(
-            "cinic10",
-            10,
-            (3, 32, 32),
-            Transform.named("cifar", "cinic10"),
-            "CIFAR-10's classes with ImageNet's photographs added, 32x32: 90,000 to train on, 90,000 to test on",
-            readers.CINIC10.url,
-            readers.cinic10,
-            _CIFAR10,
-            (90_000, 90_000),
-        ),
-        Dataset(
-            "tinyimagenet",
-            200,
-            (3, 64, 64),
-            Transform.named("none", "imagenet"),
-            "100,000 photographs of 200 kinds of things, 64x64; its val part is for testing",
-            readers.TINY.url,
-            readers.tinyimagenet,
-            None,
-            (100_000, 10_000),
-        ),
-        Dataset(
-            "mnist",
-            10,
-            (1, 28, 28),
-            Transform.named("none", "half"),
-            "70,000 handwritten digits, 28x28",
-            readers.MNIST,
-            readers.mnist,
-            _DIGITS,
-            (60_000, 10_000),
-        ),
-        Dataset(
-            "fashionmnist",
-            10,
-            (1, 28, 28),
-            Transform.named("none", "half"),
-            "70,000 pictures of clothes, 28x28 (also from Debian's package dataset-fashion-mnist)",
-            readers.FASHION,
-            readers.fashionmnist,
-            _FASHION,
-            (60_000, 10_000),
-        ),
-        Dataset(
-            "emnist-letters",
-            26,
-            (1, 28, 28),
-            Transform.named("none", "half"),
-            "145,600 handwritten letters, 28x28, set upright",
-            readers.EMNIST.url,
-            readers.emnist_letters,
-            _LETTERS,
-        ),
-        Dataset(
-            "emnist-letters-union",
-            26,
-            (1, 28, 28),
-            Transform.named("none", "half"),
-            f"127,648 real EMNIST letters of {readers.UNION}: NOT the official split, classes unbalanced",
-            readers.EMNIST.url,
-            readers.emnist_letters_union,
-            _LETTERS,
-        ),
-    )
-}
+for _dataset in (
+    Dataset(
+        "digits",
+        10,
+        (1, 8, 8),
+        Transform((0.3053,), (0.376,)),
+        "1,797 handwritten digits, 8x8, inside scikit-learn: needs no file",
+        "https://scikit-learn.org/stable/datasets/toy_dataset.html",
+        _digits,
+        _DIGITS,
+        (1437, 360),
+    ),
+    Dataset(
+        "cifar10",
+        10,
+        (3, 32, 32),
+        Transform.named("cifar", "cifar10"),
+        "60,000 color photographs of 10 kinds of things, 32x32",
+        readers.CIFAR10.url,
+        readers.cifar10,
+        _CIFAR10,
+        (50_000, 10_000),
+    ),
+    Dataset(
+        "cifar100",
+        100,
+        (3, 32, 32),
+        Transform.named("cifar100", "cifar100"),
+        "60,000 color photographs of 100 kinds of things, 32x32",
+        readers.CIFAR100.url,
+        readers.cifar100,
+        None,
+        (50_000, 10_000),
+    ),
+    Dataset(
+        "cinic10",
+        10,
+        (3, 32, 32),
+        Transform.named("cifar", "cinic10"),
+        "CIFAR-10's classes with ImageNet's photographs added, 32x32: 90,000 to train on, 90,000 to test on",
+        readers.CINIC10.url,
+        readers.cinic10,
+        _CIFAR10,
+        (90_000, 90_000),
+    ),
+    Dataset(
+        "tinyimagenet",
+        200,
+        (3, 64, 64),
+        Transform.named("none", "imagenet"),
+        "100,000 photographs of 200 kinds of things, 64x64; its val part is for testing",
+        readers.TINY.url,
+        readers.tinyimagenet,
+        None,
+        (100_000, 10_000),
+    ),
+    Dataset(
+        "mnist",
+        10,
+        (1, 28, 28),
+        Transform.named("none", "half"),
+        "70,000 handwritten digits, 28x28",
+        readers.MNIST,
+        readers.mnist,
+        _DIGITS,
+        (60_000, 10_000),
+    ),
+    Dataset(
+        "fashionmnist",
+        10,
+        (1, 28, 28),
+        Transform.named("none", "half"),
+        "70,000 pictures of clothes, 28x28 (also from Debian's package dataset-fashion-mnist)",
+        readers.FASHION,
+        readers.fashionmnist,
+        _FASHION,
+        (60_000, 10_000),
+    ),
+    Dataset(
+        "emnist-letters",
+        26,
+        (1, 28, 28),
+        Transform.named("none", "half"),
+        "145,600 handwritten letters, 28x28, set upright",
+        readers.EMNIST.url,
+        readers.emnist_letters,
+        _LETTERS,
+    ),
+    Dataset(
+        "emnist-letters-union",
+        26,
+        (1, 28, 28),
+        Transform.named("none", "half"),
+        f"127,648 real EMNIST letters of {readers.UNION}: NOT the official split, classes unbalanced",
+        readers.EMNIST.url,
+        readers.emnist_letters_union,
+        _LETTERS,
+    ),
+):
+    DATASETS.register(_dataset.name, _dataset)

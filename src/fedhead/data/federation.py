@@ -13,13 +13,14 @@ import torch
 from numpy.typing import NDArray
 
 from fedhead.core.errors import BadInput
-from fedhead.data import arrays, sources
-from fedhead.data import partition as partitions
+from fedhead.data import arrays, datasets, sources
 from fedhead.data.allocation import Rows, stratified
 from fedhead.data.arrays import Samples as Samples
 from fedhead.data.augment import Transform
 from fedhead.data.client_test import ClientTest, Fraction, parse
-from fedhead.data.partition import Partition
+from fedhead.data.datasets import Dataset
+from fedhead.data.partition import Dirichlet, Partition
+from fedhead.data.partition_registry import parse as parse_partition
 
 Pair = tuple[Any, Any] | Samples
 
@@ -114,7 +115,7 @@ class Federation:
             seed: Seed of the partition.
             **settings: Further arguments of `from_arrays`.
         """
-        return cls.from_arrays(x, y, partitions.Dirichlet(alpha), clients, test, seed, **settings)
+        return cls.from_arrays(x, y, Dirichlet(alpha), clients, test, seed, **settings)
 
     @classmethod
     def from_arrays(
@@ -153,7 +154,7 @@ class Federation:
             BadInput: If the data is inconsistent or can't be partitioned.
         """
         train, names = arrays.samples(x, y, names, "training")
-        rule = partitions.parse(partition)
+        rule = parse_partition(partition)
         held = None if test is None else arrays.samples(test[0], test[1], names, "test")[0]
         classes = _classes(classes, names, train, held)
         arrays.check_classes(train, classes, "training data")
@@ -293,7 +294,7 @@ class Federation:
     @classmethod
     def load(
         cls,
-        name: str,
+        name: str | Dataset,
         partition: str | Partition = "iid",
         clients: int = 10,
         seed: int = 0,
@@ -304,7 +305,7 @@ class Federation:
         samples: int | None = None,
         test_samples: int | None = None,
         download: bool = True,
-        public: str | None = None,
+        public: str | Dataset | None = None,
         public_samples: int | None = None,
     ) -> Federation:
         """Partition a registered data set (`fedhead ls datasets`) over clients.
@@ -328,22 +329,23 @@ class Federation:
         Raises:
             BadInput: If a name is unknown or the data can't be found.
         """
-        from fedhead.data import datasets
-
-        entry = datasets.get(name)
+        entry = datasets.get(name) if isinstance(name, str) else name
+        other = datasets.get(public) if isinstance(public, str) else public
         train, test = entry.load(data_dir, download=download)
         if samples is not None:
             train = train.take(stratified(train.y.numpy(), samples, seed))
         if test_samples is not None:
             test = test.take(stratified(test.y.numpy(), test_samples, seed))
         shared = None
-        if public == name:
+        if other is not None and other.name == entry.name:
             held = stratified(train.y.numpy(), public_samples or max(1, len(train.y) // 5), seed)
             shared, train = train.take(held), train.take(np.setdiff1d(np.arange(len(train.y)), held))
             if not len(train.y):
-                raise BadInput(f"public_samples: {public_samples} leaves no training samples of {name} for the clients")
-        elif public is not None:
-            shared = datasets.get(public).part("test", data_dir, download)
+                raise BadInput(
+                    f"public_samples: {public_samples} leaves no training samples of {entry.name} for the clients"
+                )
+        elif other is not None:
+            shared = other.part("test", data_dir, download)
             shared = shared.take(stratified(shared.y.numpy(), min(public_samples or 3000, len(shared.y)), seed))
         return cls.from_arrays(
             train.x,
@@ -357,7 +359,7 @@ class Federation:
             entry.classes,
             entry.names,
             shared,
-            title=name,
+            title=entry.name,
         )
 
     # -- modified copies --------------------------------------------------------------------------

@@ -1,22 +1,21 @@
 """Partitions: how the samples of one data set are dealt out to clients.
 
 Every sample goes to exactly one client. The draws come from numpy's `RandomState`, whose streams are frozen, so a
-seed gives the same split on every machine for good. `parse("dirichlet(0.1, capped)")` reads what a recipe says.
+seed gives the same split on every machine for good.
 """
 
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedhead.core import random
-from fedhead.core.errors import BadInput, unknown
+from fedhead.core.errors import BadInput
 from fedhead.data.allocation import Rows, apportion, assign_rows, log_gamma, softmax
 
 
@@ -36,7 +35,7 @@ class Partition:
         if y.min() < 0 or y.max() >= classes:
             raise BadInput(f"labels must lie in 0 … {classes - 1}, they span {y.min()} … {y.max()}")
         rng = np.random.RandomState(random.key(seed, "partition") & 0xFFFFFFFF)
-        return [np.sort(rows).astype(np.int64) for rows in self.deal(y, classes, clients, rng)]
+        return _sound(self.deal(y, classes, clients, rng), len(y), clients, self)
 
     def deal(self, y: NDArray[Any], classes: int, clients: int, rng: np.random.RandomState) -> list[Rows]:
         """The rows of every client, in any order; the arguments are already checked."""
@@ -211,72 +210,22 @@ class Given(Partition):
         return "given"
 
 
-class Entry(NamedTuple):
-    """A line of `fedhead ls partitions`, and how its text is read."""
-
-    name: str  # how a recipe writes it
-    parameters: str
-    description: str
-    pattern: str
-    make: Callable[..., Partition]
-
-
-_VALUE = r"\s*([^\s,()]+)\s*"
-PARTITIONS: dict[str, Entry] = {
-    e.name: e
-    for e in (
-        Entry("iid", "", "shuffled and dealt out evenly", r"iid", IID),
-        Entry(
-            "dirichlet(alpha)",
-            "alpha > 0",
-            "each class is cut by its own Dir(alpha) over clients (FedETF); may leave clients empty",
-            rf"dirichlet\({_VALUE}\)",
-            lambda alpha: Dirichlet(_number(alpha)),
-        ),
-        Entry(
-            "dirichlet(alpha, capped)",
-            "alpha > 0, minimum=10",
-            "the same, with a cap of N/K samples a client and a minimum (MOON, CCVR)",
-            rf"dirichlet\({_VALUE},\s*capped\s*(?:,\s*minimum\s*={_VALUE})?\)",
-            lambda alpha, minimum: CappedDirichlet(_number(alpha), _whole(minimum or "10")),
-        ),
-        Entry(
-            "dirichlet(alpha, equal)",
-            "alpha > 0",
-            "clients of equal size, class proportions from Dir(alpha) (FedClassAvg)",
-            rf"dirichlet\({_VALUE},\s*equal\s*\)",
-            lambda alpha: EqualDirichlet(_number(alpha)),
-        ),
-        Entry(
-            "skewed(classes)",
-            "classes >= 1",
-            "a few distinct classes a client, each shared evenly by those who hold it",
-            rf"skewed\({_VALUE}\)",
-            lambda classes: Skewed(_whole(classes)),
-        ),
-        Entry("given", "", "the data is already split by site", r"given", Given),
-    )
-}
-
-
-def parse(text: str | Partition) -> Partition:
-    """Read a partition as recipes write it.
-
-    >>> parse("dirichlet(0.1, equal)")
-    EqualDirichlet(alpha=0.1)
-    >>> str(parse("skewed( 2 )"))
-    'skewed(2)'
-    """
-    if isinstance(text, Partition):
-        return text
-    for entry in PARTITIONS.values():
-        if match := re.fullmatch(entry.pattern, str(text).strip()):
-            return entry.make(*match.groups())
-    name = str(text).split("(")[0].strip()
-    forms = [form for form in PARTITIONS if form.split("(")[0] == name]
-    if not forms:
-        raise unknown("partition", name, {form.split("(")[0] for form in PARTITIONS})
-    raise BadInput(f"partition {str(text)!r} can't be read; write it as {' or '.join(forms)}")
+def _sound(dealt: Sequence[Any], samples: int, clients: int, deal: Partition) -> list[Rows]:
+    """The rows in rising order, after a check that every sample went to exactly one client."""
+    if len(dealt) != clients:
+        raise BadInput(f"partition {deal}: it dealt to {len(dealt)} clients, there are {clients}")
+    rows = [np.sort(np.asarray(own)) for own in dealt]
+    odd = next((k for k, own in enumerate(rows) if own.ndim != 1 or (len(own) and own.dtype.kind not in "iu")), None)
+    if odd is not None:
+        raise BadInput(f"partition {deal}: the rows of client {odd} are no list of whole numbers")
+    every = np.concatenate(rows).astype(np.int64)
+    if len(every) and (every.min() < 0 or every.max() >= samples):
+        raise BadInput(f"partition {deal}: rows must lie in 0 … {samples - 1}, they span {every.min()} … {every.max()}")
+    times = np.bincount(every, minlength=samples)
+    if (times != 1).any():
+        row = int(np.argmax(times != 1))
+        raise BadInput(f"partition {deal}: row {row} went to {times[row]} clients, every row goes to exactly one")
+    return [own.astype(np.int64) for own in rows]
 
 
 def _check_alpha(alpha: float) -> None:
@@ -286,17 +235,3 @@ def _check_alpha(alpha: float) -> None:
         raise BadInput(
             f"partition dirichlet: alpha={alpha:g} must be a positive, finite number (for even clients: iid)"
         )
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise BadInput(f"partition: {text!r} is not a number") from None
-
-
-def _whole(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise BadInput(f"partition: {text!r} is not a whole number") from None

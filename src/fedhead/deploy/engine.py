@@ -66,7 +66,7 @@ def _project(recipe: Recipe, beside: Path, out: Path, data: str | Path | None) -
     file = beside.with_name(f"{beside.name}.yaml")
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(recipe.to_yaml(), encoding="utf-8")
-    project = Project.init(beside, str(file), site_names(recipe.clients), out=str(out))
+    project = Project.init(beside, str(file), site_names(recipe.clients), out=str(out), folders=recipe.folders)
     inside = project.path / "recipe.yaml"
     file.rename(inside)
     text = project.server_file.read_text(encoding="utf-8").replace(str(file.resolve()), "recipe.yaml")

@@ -10,13 +10,14 @@ certs/                what `fedhead deploy certs` writes
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fedhead.core.errors import BadInput
-from fedhead.experiment import build
-from fedhead.experiment.recipe import load
+from fedhead.experiment import build, components
+from fedhead.experiment.recipe import Recipe, load
 from fedhead.flower.files import RECIPE_DATA, ServerFile, SiteFile
 
 _PYPROJECT = """\
@@ -65,6 +66,7 @@ data: {data}  # a folder of class folders, an .npz (x, y), a .csv (path,label), 
 # test: test.npz  # the site's own test samples, or a share of `data`:
 # client_test: 0.2
 # model: resnet20  # the site's own architecture, if the method allows it
+allow: {allow}  # code besides fedhead's own that the server may name here: modules, and files beside this one
 state: state  # folder of the state kept between rounds
 """
 
@@ -96,8 +98,12 @@ class Project:
         assignments: Sequence[str] = (),
         data: Sequence[str] = (),
         out: str | None = None,
+        folders: Sequence[Path] = (),
     ) -> Project:
         """Create a project.
+
+        Files of the user's own that the recipe names (`method: file.py:Name`) are copied beside server.yaml and each
+        site.yaml, which allows them; modules of installed packages are allowed by name.
 
         Args:
             path: Folder; it must be empty or not exist.
@@ -106,6 +112,7 @@ class Project:
             assignments: `key=value` settings on top of the recipe.
             data: One data source per site, or none to use the recipe's data set.
             out: Run folder; by default `run` in the project.
+            folders: Where files that the recipe names are looked for, besides its own folder.
 
         Raises:
             BadInput: If the folder is not empty, or the recipe is invalid.
@@ -115,7 +122,10 @@ class Project:
             raise BadInput(f"{path} is not empty: give a new folder")
         if data and len(data) != len(sites):
             raise BadInput(f"{len(data)} data sources for {len(sites)} sites: give one per site, or none")
-        build.stages(load(recipe, [*assignments, f"clients={len(sites)}"]))  # fail now if the recipe is invalid
+        found = load(recipe, [*assignments, f"clients={len(sites)}"])
+        found = replace(found, folders=(*found.folders, *folders))
+        build.stages(found)  # fail now if the recipe is invalid
+        files, modules = _own_code(found)
         named = str(Path(recipe).resolve()) if Path(recipe).is_file() else recipe
         project.path.mkdir(parents=True, exist_ok=True)
         name = "".join(c if c.isalnum() else "-" for c in project.path.name.lower()).strip("-") or "federation"
@@ -134,7 +144,12 @@ class Project:
             folder.mkdir(parents=True)
             source = data[index] if data else RECIPE_DATA
             given = str(Path(source).resolve()) if Path(source).exists() else source
-            (folder / "site.yaml").write_text(_SITE.format(name=site, data=json.dumps(given)))
+            allow = json.dumps([*files, *modules])
+            (folder / "site.yaml").write_text(_SITE.format(name=site, data=json.dumps(given), allow=allow))
+        for where, file in files.items():
+            for folder in (project.path, *(project.path / "sites" / site for site in sites)):
+                (folder / where).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(file, folder / where)
         project.server()  # check that it can be read
         return project
 
@@ -166,3 +181,23 @@ class Project:
         """Read the site files in this folder, in the server's order."""
         found = {name: self.path / "sites" / name / "site.yaml" for name in self.server().sites}
         return {name: SiteFile.read(path) for name, path in found.items() if path.is_file()}
+
+
+def _own_code(recipe: Recipe) -> tuple[dict[str, str], list[str]]:
+    """The files that a recipe names, by the paths it writes, and the modules of installed packages."""
+    files: dict[str, str] = {}
+    modules: list[str] = []
+    for entry in components.sources(recipe):
+        where = entry["name"].rpartition(":")[0]
+        if "file" not in entry:
+            continue
+        if not where.endswith(".py"):
+            modules.append(entry["module"])
+        elif Path(where).is_absolute() or ".." in Path(where).parts:
+            raise BadInput(
+                f"{entry['name']}: a deployment copies the file to every site, so its path must be relative, beside "
+                "the recipe or in the working directory"
+            )
+        else:
+            files[where] = entry["file"]
+    return files, list(dict.fromkeys(modules))

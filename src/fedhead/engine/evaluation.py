@@ -9,16 +9,14 @@ import torch
 from torch import Tensor
 
 from fedhead.data.pool import Pool
-from fedhead.executors.job import Rows
 
 
 @torch.no_grad()
-def hits(scores: Callable[[Tensor], Tensor], pool: Pool, rows: Rows | None = None, batch: int = 1024) -> Tensor:
-    """Whether each sample (of these rows) gets its own class as the best score."""
-    places = torch.arange(len(pool)) if rows is None else torch.from_numpy(rows)
-    places = places.to(pool.device)
-    found = [scores(pool.view(part, None)).argmax(-1) == pool.y[part] for part in torch.split(places, batch)]
-    return torch.cat(found) if found else torch.zeros(0, dtype=torch.bool)
+def predictions(scores: Callable[[Tensor], Tensor], pool: Pool, batch: int = 1024) -> Tensor:
+    """The class with the best score, for each sample."""
+    places = torch.arange(len(pool), device=pool.device)
+    found = [scores(pool.view(part, None)).argmax(-1) for part in torch.split(places, batch)]
+    return torch.cat(found) if found else torch.zeros(0, dtype=torch.int64, device=pool.device)
 
 
 def accuracy(right: Tensor) -> float | None:

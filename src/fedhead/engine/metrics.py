@@ -33,6 +33,11 @@ class RunMetrics:
         return sum(found) / len(found) if found else None
 
     @property
+    def metrics(self) -> dict[str, float]:
+        """The metrics that were asked for, after the last round."""
+        return next((dict(row["metrics"]) for row in reversed(self.history) if row.get("metrics")), {})
+
+    @property
     def personal(self) -> float | None:
         """Per cent on the clients' own test sets after the last round, the mean over clients."""
         return self._last("personal")

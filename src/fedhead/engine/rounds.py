@@ -20,7 +20,7 @@ it in the record; without one, as in simulations, the failure ends the run.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,6 +30,7 @@ from fedhead.core.errors import FedheadError
 from fedhead.core.schema import Schema, schema
 from fedhead.core.tree import Tree, Weights
 from fedhead.engine import evaluation, reply_check, sampling
+from fedhead.engine.classification_metrics import NO_METRICS, Metric
 from fedhead.engine.metrics import Row, RunMetrics
 from fedhead.engine.server import aggregate, global_accuracy
 from fedhead.engine.transport import ClientReply, Quorum, Received, Transport
@@ -111,6 +112,7 @@ def run(
     stages: Sequence[Stage] = (),
     evaluate_every: int = 1,
     last_rounds: int = 1,
+    metrics: Mapping[str, Metric] = NO_METRICS,
     resume: Snapshot | None = None,
     on_round: Callable[[Snapshot], None] | None = None,
     on_start: Callable[[str], None] | None = None,
@@ -122,6 +124,7 @@ def run(
         stages: What follows the rounds, in order.
         evaluate_every: Evaluate after every so many rounds; the last one is always evaluated.
         last_rounds: Over how many evaluated rounds `Result.accuracy_mean` is taken.
+        metrics: Further metrics of the global model, recorded wherever its accuracy is.
         resume: Where to go on, from an earlier run's `on_round`.
         on_round: Called with a snapshot after each round.
         on_start: Called with the transport's name once it is ready.
@@ -153,18 +156,26 @@ def run(
                 number,
                 evaluated=last or number % evaluate_every == 0,
                 deliver=last and not stages,
+                metrics=metrics,
             )
         )
         if on_round is not None:
             on_round(Snapshot(number, transport.server, transport.states.kept, history))
     result = Result(transport, history, transport.name, last_rounds=last_rounds)
     for stage in stages:
-        result.outcomes[stage.name] = run_stage(transport, stage)
+        result.outcomes[stage.name] = run_stage(transport, stage, metrics)
     result.preparing = transport.preparing
     return result
 
 
-def train_round(transport: AnyTransport, number: int, *, evaluated: bool = False, deliver: bool = False) -> Row:
+def train_round(
+    transport: AnyTransport,
+    number: int,
+    *,
+    evaluated: bool = False,
+    deliver: bool = False,
+    metrics: Mapping[str, Metric] = NO_METRICS,
+) -> Row:
     """Carry out one round of training, and return its record; without a quorum nothing changes."""
     clock, clients = _Clock(transport), transport.clients
     row: Row = {"round": number, "lr": clients.lr(number)}
@@ -178,12 +189,12 @@ def train_round(transport: AnyTransport, number: int, *, evaluated: bool = False
     )
     row |= record
     if evaluated:
-        row |= evaluate(transport, clients.method, transport.server, transport.states, number, deliver)
+        row |= evaluate(transport, clients.method, transport.server, transport.states, number, deliver, metrics)
     row["seconds"] = clock.seconds()
     return row
 
 
-def run_stage(transport: AnyTransport, stage: Stage) -> StageResult:
+def run_stage(transport: AnyTransport, stage: Stage, metrics: Mapping[str, Metric] = NO_METRICS) -> StageResult:
     """Carry out one stage on top of a trained federation, which stays as it is."""
     clock, task = _Clock(transport), transport.clients.task
     stage = stage.after(transport.clients.method)
@@ -193,12 +204,12 @@ def run_stage(transport: AnyTransport, stage: Stage) -> StageResult:
         earlier = earlier.after(transport.clients.method)
         calibrated, _, before = _stage_exchange(transport, earlier, server)
         server = server.replace(model=server["model"].replace(earlier.global_model(calibrated, task)))
-    server, states, metrics = _stage_exchange(transport, stage, server)
+    server, states, row = _stage_exchange(transport, stage, server)
     for way in ("bytes_up", "bytes_down"):
-        metrics[way] += before[way]
-    metrics |= evaluate(transport, stage, server, states, task.rounds + 1, deliver=True)
-    metrics["seconds"] = clock.seconds()
-    return StageResult(stage.name, server, states, metrics, stage.global_model(server, task))
+        row[way] += before[way]
+    row |= evaluate(transport, stage, server, states, task.rounds + 1, deliver=True, metrics=metrics)
+    row["seconds"] = clock.seconds()
+    return StageResult(stage.name, server, states, row, stage.global_model(server, task))
 
 
 def _stage_exchange(transport: AnyTransport, stage: Stage, server: Tree) -> tuple[Tree, Any, Row]:
@@ -210,10 +221,16 @@ def _stage_exchange(transport: AnyTransport, stage: Stage, server: Tree) -> tupl
 
 
 def evaluate(
-    transport: AnyTransport, algorithm: Algorithm, server: Tree, states: Any, round: int, deliver: bool = False
+    transport: AnyTransport,
+    algorithm: Algorithm,
+    server: Tree,
+    states: Any,
+    round: int,
+    deliver: bool = False,
+    metrics: Mapping[str, Metric] = NO_METRICS,
 ) -> Row:
     """Return the accuracies of the global model and of every client's own, as entries of a record."""
-    row = global_accuracy(algorithm, server, transport.clients.task, transport.test, transport.clients.bf16)
+    row = global_accuracy(algorithm, server, transport.clients.task, transport.test, transport.clients.bf16, metrics)
     found = transport.evaluate(algorithm, server, states, round, deliver)
     row |= {"personal": None, "clients": None}
     if found is not None:

@@ -14,7 +14,8 @@ from fedhead.algorithm.task import Task
 from fedhead.core.batch import Output
 from fedhead.core.tree import Tree, Weights
 from fedhead.data.pool import Pool
-from fedhead.engine import evaluation
+from fedhead.engine import classification_metrics, evaluation
+from fedhead.engine.classification_metrics import NO_METRICS, Metric
 from fedhead.engine.metrics import Row
 
 
@@ -43,13 +44,25 @@ def aggregate(
     return algorithm.aggregate(server, Replies(order, [samples[k] for k in order], [sent[k] for k in order]), task)
 
 
-def global_accuracy(algorithm: Algorithm, server: Tree, task: Task, pool: Pool | None, bf16: bool = False) -> Row:
-    """Return the global model's accuracy, overall and by class, where there is such a model and a test set."""
+def global_accuracy(
+    algorithm: Algorithm,
+    server: Tree,
+    task: Task,
+    pool: Pool | None,
+    bf16: bool = False,
+    metrics: Mapping[str, Metric] = NO_METRICS,
+) -> Row:
+    """Return the global model's accuracy, overall and by class, and its metrics, where it exists and can be tested."""
     model = algorithm.global_model(server, task)
     if model is None or pool is None:
         return {"accuracy": None, "per_class": None}
-    right = evaluation.hits(lambda x: _scores(algorithm, model, x, task, bf16), pool)
-    return {"accuracy": evaluation.accuracy(right), "per_class": evaluation.per_class(right, pool.y, task.classes)}
+    predicted = evaluation.predictions(lambda x: _scores(algorithm, model, x, task, bf16), pool)
+    right = predicted == pool.y
+    row: Row = {"accuracy": evaluation.accuracy(right), "per_class": evaluation.per_class(right, pool.y, task.classes)}
+    if metrics:
+        counts = classification_metrics.confusion(pool.y, predicted, task.classes)
+        row["metrics"] = classification_metrics.measure(metrics, counts)
+    return row
 
 
 def _scores(algorithm: Algorithm, w: Weights, x: Tensor, task: Task, bf16: bool) -> Tensor:

@@ -12,6 +12,7 @@ from fedhead.core.log import warn_once
 from fedhead.core.tree import Tree
 from fedhead.engine import rounds as loop
 from fedhead.engine import sampling
+from fedhead.engine.classification_metrics import NO_METRICS, Metric
 from fedhead.engine.client_states import ClientStates
 from fedhead.engine.clients import Clients
 from fedhead.engine.rounds import Result, Snapshot
@@ -169,6 +170,7 @@ def simulate(
     precision: str = "fp32",
     evaluate_every: int = 1,
     last_rounds: int = 1,
+    metrics: Mapping[str, Metric] = NO_METRICS,
     resume: Snapshot | None = None,
     on_round: Callable[[Snapshot], None] | None = None,
     on_start: Callable[[str], None] | None = None,
@@ -191,6 +193,7 @@ def simulate(
         precision: `fp32` or `bf16`.
         evaluate_every: Evaluate after every so many rounds, and after the last.
         last_rounds: Over how many evaluated rounds the mean accuracy is taken.
+        metrics: Further metrics of the global model, recorded wherever its accuracy is.
         resume: Where to go on, from an earlier run's `on_round`.
         on_round: Called with a snapshot after each round.
         on_start: Called with the executor's name before the first round.
@@ -218,6 +221,7 @@ def simulate(
         stages=stages,
         evaluate_every=evaluate_every,
         last_rounds=last_rounds,
+        metrics=metrics,
         resume=resume,
         on_round=on_round,
         on_start=on_start,

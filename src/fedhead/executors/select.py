@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import time
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
 from fedhead.algorithm.task import Task
 from fedhead.core.errors import BadInput, unknown
 from fedhead.core.log import warn_once
+from fedhead.core.registry import Registry
 from fedhead.executors.graphs import Graphs, first_line
 from fedhead.executors.job import Executor, Job
 from fedhead.executors.lanes import Lanes
 from fedhead.executors.loop import Loop
 from fedhead.executors.stack import Stack
 
-EXECUTORS: dict[str, type[Executor]] = {"loop": Loop, "stack": Stack, "lanes": Lanes}
+
+def _checked(found: Any, name: str) -> type[Executor]:
+    if not (isinstance(found, type) and issubclass(found, Executor)) or found.run is Executor.run:
+        raise BadInput(f"{name} is no executor: name a subclass of fedhead.Executor that defines run(self, job)")
+    return found
+
+
+EXECUTORS = Registry[type[Executor]]("executor", "fedhead.executors", _checked)
+for _name, _executor in (("loop", Loop), ("stack", Stack), ("lanes", Lanes)):
+    EXECUTORS.register(_name, _executor)
 
 
 class Workload(Protocol):
@@ -52,8 +62,6 @@ TIMED_FOR = 0.1  # seconds that an executor is timed for, at least
 
 def by_name(name: str, workload: Workload, compile: bool | None = None) -> Executor:
     """The executor of a name; on a GPU, stacks are compiled for long runs only, unless told."""
-    if name not in EXECUTORS:
-        raise unknown("executor", name, [*EXECUTORS, "auto"])
     if name == "lanes" and workload.device.type != "cuda":
         raise BadInput("executor lanes: its streams need a GPU; use --executor stack, loop or auto")
     return _made(name, workload, compile)
@@ -61,7 +69,9 @@ def by_name(name: str, workload: Workload, compile: bool | None = None) -> Execu
 
 def _made(name: str, workload: Workload, compile: bool | None = None) -> Executor:
     if name != "stack":
-        return EXECUTORS[name]()
+        made = EXECUTORS.find(name)()
+        made.name = name  # by which a run folder finds it again
+        return made
     return Stack(graphs=Graphs(compile=client_steps(workload) >= COMPILED_FROM if compile is None else compile))
 
 

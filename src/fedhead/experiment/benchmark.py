@@ -104,12 +104,13 @@ def bench(
     """
     for kind, names, known in (
         ("workload", workloads, WORKLOADS),
-        ("executor", executors, select.EXECUTORS),
         ("precision", precisions, PRECISIONS),
     ):
         for name in names:
             if name not in known:
                 raise unknown(kind, name, known)
+    for name in executors:
+        select.EXECUTORS.find(name)
     where = select.device(device)
     steps = steps or (100 if where.type == "cuda" else 20)
     bandwidth = copy_bandwidth(where)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,14 +13,16 @@ from fedhead import models
 from fedhead.algorithm.base import Algorithm, Method, Stage
 from fedhead.algorithm.task import LocalTraining
 from fedhead.algorithm.upload import UPLOADS, Upload
-from fedhead.core.errors import BadInput, unknown
+from fedhead.core.calls import split_call
+from fedhead.core.errors import BadInput
 from fedhead.core.optimizers import SGD, Adam
 from fedhead.core.parameters import check_parameters, parameters
 from fedhead.core.registry import Registry
 from fedhead.data import client_test, datasets, partition
 from fedhead.data.augment import Transform
 from fedhead.data.federation import Federation
-from fedhead.engine import compatibility
+from fedhead.data.partition_registry import parse as parse_partition
+from fedhead.engine import classification_metrics, compatibility
 from fedhead.experiment.recipe import Recipe, read_yaml
 from fedhead.methods import METHODS
 from fedhead.models.build_many import build_many
@@ -93,54 +94,49 @@ def architectures(recipe: Recipe, shape: tuple[int, ...], classes: int) -> list[
     `model.<parameter>` goes to every model that takes it; in the list, name(parameter=value) is for that model alone.
     """
     texts = recipe.model if isinstance(recipe.model, tuple) else (recipe.model,)
-    asked = [_model_and_parameters(text) for text in texts]
-    hints = [_model_parameters(name) for name, _ in asked]
+    asked = [_model_and_parameters(text, recipe.folders) for text in texts]
+    hints = [_model_parameters(entry) for entry, _ in asked]
     common = {word: value for word, value in recipe.model_parameters.items() if any(word in own for own in hints)}
     if recipe.model_parameters.keys() - common.keys():
-        check_parameters("model", asked[0][0], recipe.model_parameters, hints[0])  # says which word is unknown
+        check_parameters("model", asked[0][0].name, recipe.model_parameters, hints[0])  # says which word is unknown
     needed = method(recipe).head
     checked = []
-    for (name, special), own in zip(asked, hints, strict=True):
+    for (entry, special), own in zip(asked, hints, strict=True):
         given = {word: value for word, value in common.items() if word in own} | special
-        given = check_parameters("model", name, given, own)
+        given = check_parameters("model", entry.name, given, own)
         if needed is not None:
             given.setdefault("head", needed)
-        checked.append((name, given))
+        checked.append((entry, given))
     return build_many(checked, shape, classes, recipe.seed)
 
 
-def _model_and_parameters(text: str) -> tuple[str, dict[str, Any]]:
-    """The name and the parameters of a text such as `protocnn(channels=18)`."""
-    match = re.fullmatch(r"([\w-]+)(?:\((.*)\))?", text.strip())
-    if match is None:
-        raise BadInput(f"model: {text!r} is no name, nor of the form name(parameter=value)")
+def _model_and_parameters(text: str, folders: Sequence[Path]) -> tuple[models.Entry, dict[str, Any]]:
+    """The model and the parameters of a text such as `protocnn(channels=18)`."""
+    name, inside = split_call(text)
     # the inside is a YAML mapping but for its equals signs
-    return match[1], read_yaml("{" + re.sub(r"(\w+)\s*=", r"\1: ", match[2] or "") + "}", f"model {text}")
+    given = read_yaml("{" + re.sub(r"(\w+)\s*=", r"\1: ", inside or "") + "}", f"model {text}")
+    return models.MODELS.find(name, folders), given
 
 
-def _model_parameters(name: str) -> dict[str, Any]:
+def _model_parameters(entry: models.Entry) -> dict[str, Any]:
     """What a model takes, with the type of each."""
-    if name not in models.MODELS:
-        raise unknown("model", name, models.MODELS)
-    entry = models.MODELS[name]
-    own = typing.get_type_hints(entry.builder)
-    common = parameters(models.build, leave_out=("name", "input_shape", "classes", "seed"))
-    return common | {word: own.get(word, Any) for word in entry.parameters()}
+    return parameters(models.build, leave_out=("name", "input_shape", "classes", "seed")) | entry.hints()
 
 
 def federation(recipe: Recipe, data: str | Path | None = None) -> Federation:
     """The recipe's data, dealt out to its clients; `dataset` may also be your own .npz file or folder of images."""
     seed = recipe.seed if recipe.partition_seed is None else recipe.partition_seed
     settings: dict[str, Any] = {"seed": seed, "client_test": _local_test(recipe)}
+    deal = parse_partition(recipe.partition, recipe.folders)
     if not own_data(recipe.dataset):
         return Federation.load(
-            recipe.dataset,
-            recipe.partition,
+            datasets.get(recipe.dataset, recipe.folders),
+            deal,
             recipe.clients,
             data_dir=data,
             augment=recipe.augment,
             normalize=recipe.normalize,
-            public=recipe.public,
+            public=None if recipe.public is None else datasets.get(recipe.public, recipe.folders),
             public_samples=recipe.public_samples,
             samples=recipe.subset,
             **settings,
@@ -148,7 +144,7 @@ def federation(recipe: Recipe, data: str | Path | None = None) -> Federation:
     if recipe.public is not None:
         raise BadInput("public: your own data comes with its own public samples only in Python (public=(x, y))")
     if recipe.partition != "given":  # sites that are folders already come with theirs
-        settings |= {"partition": recipe.partition, "clients": recipe.clients}
+        settings |= {"partition": deal, "clients": recipe.clients}
     path = Path(recipe.dataset)
     made = Federation.from_npz(path, **settings) if path.is_file() else Federation.from_folder(path, **settings)
     if recipe.partition == "given" and len(made) != recipe.clients:
@@ -167,13 +163,14 @@ def validate(recipe: Recipe) -> list[SplitModel]:
     """Check a recipe's names and parameters, and that data and models fit, without any data; returns the models."""
     stages(recipe)
     local(recipe)
-    deal = partition.parse(recipe.partition)
+    classification_metrics.find(recipe.metrics, recipe.folders)
+    deal = parse_partition(recipe.partition, recipe.folders)
     _local_test(recipe)
     if own_data(recipe.dataset):
         made = federation(recipe)
         shape, classes = made.input_shape, made.classes
     else:
-        entry = datasets.get(recipe.dataset)
+        entry = datasets.get(recipe.dataset, recipe.folders)
         shape, classes = entry.shape, entry.classes
         if isinstance(deal, partition.Given):
             raise BadInput(f"partition: given is for data that is split by site already, {recipe.dataset} is not")
@@ -187,9 +184,10 @@ def validate(recipe: Recipe) -> list[SplitModel]:
             raise BadInput(f"clients: {recipe.clients} clients can't share {samples} samples; use at most {samples}")
         transform: Transform = entry.transform.replace(recipe.augment, recipe.normalize)
         transform.check(shape)
-        if recipe.public is not None and datasets.get(recipe.public).shape != shape:
+        public = None if recipe.public is None else datasets.get(recipe.public, recipe.folders)
+        if public is not None and public.shape != shape:
             raise BadInput(
-                f"public: samples of {recipe.public} have shape {datasets.get(recipe.public).shape}, client 0 and all "
+                f"public: samples of {public.name} have shape {public.shape}, client 0 and all "
                 f"others hold {recipe.dataset} of {shape}: select a data set of the same shape"
             )
     made_models = architectures(recipe, shape, classes)

@@ -55,6 +55,7 @@ class Recipe:
     stages: tuple[str, ...] = ()  # what follows the rounds
     stage_parameters: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     uploads: tuple[str, ...] = ()  # what replies pass before they leave a client, such as clip(1.0) or half
+    metrics: tuple[str, ...] = ()  # of the global model on the test set, besides the accuracy
     evaluate_every: int = 1
     last_rounds: int = 1  # k of the mean over the last k rounds
     subset: int | None = None  # train on only so many samples; null: all

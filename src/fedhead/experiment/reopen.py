@@ -11,6 +11,7 @@ from typing import Any
 
 from fedhead.algorithm.base import Stage
 from fedhead.core.errors import BadInput
+from fedhead.core.log import warn_once
 from fedhead.core.tree import Tree
 from fedhead.core.treefile import atomic, load_tree
 from fedhead.data.federation import Federation
@@ -18,7 +19,7 @@ from fedhead.engine.rounds import StageResult, run_stage
 from fedhead.engine.simulation import Simulation
 from fedhead.executors import select
 from fedhead.executors.job import Executor
-from fedhead.experiment import build
+from fedhead.experiment import build, components
 from fedhead.experiment.recipe import Recipe
 from fedhead.experiment.run_folder import CHECKPOINT, RunFolder, finite
 
@@ -48,6 +49,10 @@ def reopen(path: str | Path, data: str | Path | None = None, device: str = "auto
     number, state = checkpoint_state(folder.path)
     recipe = folder.recipe
     begun = folder.environment()
+    recorded = begun.get("components", [])
+    components.check_present(recipe, recorded, folder.path)
+    if lines := components.changed(recipe, recorded):
+        warn_once(f"{', '.join(lines)} changed since {folder.path} was begun: what is seen now is the new code's")
     simulation = begin(recipe, build.federation(recipe, data), device, begun.get("precision") == "bf16")
     folder.save_partition(simulation.federation)  # refuses data that has changed since
     simulation.restore(state["server"], {int(k): kept for k, kept in state["clients"].items()})

@@ -13,6 +13,7 @@ from fedhead.core.errors import BadInput
 from fedhead.core.tree import Tree
 from fedhead.core.treefile import save_tree
 from fedhead.deploy import engine
+from fedhead.engine import classification_metrics
 from fedhead.engine.metrics import Row, RunMetrics
 from fedhead.engine.rounds import Snapshot
 from fedhead.engine.simulation import Simulation, simulate
@@ -21,7 +22,7 @@ from fedhead.executors.compile import start_compiler_workers
 from fedhead.executors.job import Executor
 from fedhead.executors.multi_run import run_together
 from fedhead.executors.stack import Stack
-from fedhead.experiment import build, environment, reopen
+from fedhead.experiment import build, components, environment, reopen
 from fedhead.experiment.recipe import Recipe
 from fedhead.experiment.run_folder import RunFolder
 from fedhead.experiment.tensorboard import Board
@@ -41,7 +42,8 @@ class Settings:
     precision: str = "fp32"
     threads: int | None = None  # None: one for small models, torch's own choice for others
     tensorboard: bool = False
-    engine: str = "simulation"  # or flower: a process a client
+    engine: str = "simulation"  # or flower: one process per client
+    allow_changed_code: bool = False  # resume also where code of the user's own differs from what the run began with
 
 
 def execute(
@@ -63,8 +65,16 @@ def execute(
     existing = RunFolder.open(out, recipe) if resume and out.exists() and any(out.iterdir()) else None
     if existing is not None and existing.finished:
         return existing.result() or {}
+    own = settings.executor if isinstance(settings.executor, str) and settings.executor != "auto" else None
+    if own is not None:
+        select.EXECUTORS.find(own)
     if existing is None:
         RunFolder.refuse_taken(out)
+    else:
+        recipe = replace(recipe, folders=(*recipe.folders, *existing.recipe.folders))
+        recorded = existing.environment().get("components", [])
+        components.check_present(recipe, recorded, out)
+        components.check_unchanged(out, recipe, recorded, own, settings.allow_changed_code)
     models = build.validate(recipe)
     device = select.device(settings.device)
     if device.type == "cuda" and recipe.rounds * recipe.local_epochs >= LONG:
@@ -77,6 +87,7 @@ def execute(
     with folder.locked():
         folder.save_partition(federation)
         facts = _settle(folder, settings, device)
+        folder.save_environment({"components": components.sources(recipe, own)})
         snapshot = _snapshot(folder)
         board = Board(out, snapshot.history if snapshot else ()) if settings.tensorboard else None
         for row in snapshot.history if snapshot else ():
@@ -107,6 +118,7 @@ def execute(
                 precision=facts["precision"],
                 evaluate_every=recipe.evaluate_every,
                 last_rounds=recipe.last_rounds,
+                metrics=classification_metrics.find(recipe.metrics, recipe.folders),
                 resume=snapshot,
                 on_round=after_round,
                 on_start=lambda name: folder.save_environment({"executor": name}),
@@ -233,6 +245,7 @@ def final_metrics(out: Path, recipe: Recipe, result: RunMetrics) -> Row:
         "rounds": recipe.rounds,
         "accuracy": result.accuracy,
         "accuracy_mean": result.accuracy_mean,
+        "metrics": result.metrics,
         "personal": result.personal,
         "stages": result.stages,
         "personal_stages": result.personal_stages,

@@ -4,7 +4,7 @@
     partition.npz           which rows each client trains and tests on
     metrics.jsonl           one line of figures a round, flushed at once
     checkpoint.safetensors  the state after a round, replaced whole
-    environment.json        versions, device, commit, and the executor that was chosen
+    environment.json        versions, device, commit, where each component came from, and the executor that was chosen
     result.json             the final figures; a run that has them is finished
 
 A run that is killed at any moment goes on from its checkpoint: rounds that were counted after it are cut from the
@@ -79,7 +79,7 @@ class RunFolder:
         path = Path(path)
         if CONFIG not in _contents(path):
             raise BadInput(f"{path} is no run folder: it has no {CONFIG}")
-        stored = Recipe.from_yaml(_read(path / CONFIG), str(path / CONFIG))
+        stored = Recipe.from_yaml(_read(path / CONFIG), str(path / CONFIG), [path.resolve(), *_code_folders(path)])
         if recipe is not None and recipe != stored:
             old, new = stored.flat(), recipe.flat()
             key = next(k for k in [*new, *old] if old.get(k) != new.get(k))
@@ -228,6 +228,16 @@ class RunFolder:
         except json.JSONDecodeError as error:
             raise BadInput(f"{path} can't be read: {error}") from error
         return out
+
+
+def _code_folders(path: Path) -> list[Path]:
+    """The folders in which the files of a run's own components were when it was begun."""
+    found = []
+    for entry in RunFolder(path, Recipe()).environment().get("components", ()):
+        where = Path(entry["name"].rpartition(":")[0])
+        if where.suffix == ".py" and "file" in entry and ".." not in where.parts:
+            found.append(Path(entry["file"]).parents[len(where.parts) - 1])
+    return list(dict.fromkeys(found))
 
 
 def finite(value: Any) -> Any:

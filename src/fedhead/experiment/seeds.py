@@ -45,12 +45,12 @@ def execute_seeds(
     means = {name: _mean([r[name] for r in results]) for name in ("accuracy", "accuracy_mean", "personal")}
     totals = {name: sum(r[name] for r in results) for name in ("bytes_up", "bytes_down", "seconds")}
     totals["preparing"] = max(r.get("preparing") or 0.0 for r in results)  # runs that train together share it
-    stages = {name: _mean([r["stages"][name] for r in results]) for name in recipe.stages}
+    stages = {name: _mean([r["stages"][name] for r in results]) for name in results[0]["stages"]}
     measured = {
         name: {
             figure: _mean([r["stage_metrics"][name][figure] for r in results]) for figure in ("accuracy", "personal")
         }
-        for name in recipe.stages
+        for name in stages
     }
     return {
         "run": str(out),

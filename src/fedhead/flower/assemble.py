@@ -17,7 +17,7 @@ from fedhead.data.federation import Federation
 from fedhead.data.pool import Pool
 from fedhead.engine.clients import Clients
 from fedhead.executors import select
-from fedhead.experiment import build
+from fedhead.experiment import build, components
 from fedhead.experiment.recipe import Recipe
 from fedhead.flower import data as own_data
 from fedhead.flower.dry_run import DryRun
@@ -77,7 +77,9 @@ def site(file: SiteFile) -> Site:
         )
 
     def fresh(spec: RunSpec, number: int) -> SiteRun:
-        recipe = spec.recipe_of_run()
+        recipe = spec.recipe_of_run([file.path.parent])
+        with coded("code"):
+            _check_code(recipe, spec, file)
         with coded("data"):
             federation = samples(spec, number, recipe)
         choices = _models(recipe, spec, file.own_model())
@@ -112,7 +114,7 @@ def run_spec(file: ServerFile, experiment: str | None = None) -> RunSpec:
             whole = _recipe_data(recipe, file.data)
             shape, classes, names, transform = whole.input_shape, whole.classes, whole.names, whole.transform
         else:
-            entry = datasets.get(recipe.dataset)
+            entry = datasets.get(recipe.dataset, recipe.folders)
             shape, classes, names = entry.shape, entry.classes, entry.names
             transform = entry.transform.replace(recipe.augment)
     elif file.classes is None or file.shape is None:
@@ -135,12 +137,13 @@ def run_spec(file: ServerFile, experiment: str | None = None) -> RunSpec:
         mean=list(transform.mean),
         std=list(transform.std),
         augment=list(transform.augment),
+        code=_digests(recipe),
     )
 
 
 def transport(file: ServerFile, spec: RunSpec, grid: Grid, log: Callable[[str], None] = print) -> FlowerTransport:
     """Return the server's way to the sites of a run, over a grid."""
-    recipe = spec.recipe_of_run()
+    recipe = file.recipe_of_run()
     stages = build.stages(recipe)  # refuses a stage that does not go with the method before any site is asked
     shared = file.public
     public = None if shared is None else own_data.load(shared, spec, file.path.parent)[0]
@@ -151,9 +154,42 @@ def transport(file: ServerFile, spec: RunSpec, grid: Grid, log: Callable[[str], 
     elif file.test is not None:
         test, _ = own_data.load(file.test, spec, file.path.parent)
     pool = None if test is None else Pool(test, spec.transform())
-    dry_run = DryRun(spec, lambda own: _models(recipe, spec, own), _clients(recipe), public)
+
+    def models(own: Mapping[str, Any]) -> list[SplitModel]:
+        _check_own_model(own, file.allow)
+        return _models(recipe, spec, own)
+
+    dry_run = DryRun(spec, models, _clients(recipe), public)
     keys = {} if file.keys is None else site_keys(file.at(file.keys), file.sites)
     return FlowerTransport(grid, spec, dry_run, file.timeouts(), stages, pool, log, keys)
+
+
+# -- code that fedhead does not bring ---------------------------------------------------------------
+SITE_KINDS = ("method", "stage", "model", "head", "upload")
+FOREIGN = "the run names code that this site's site.yaml does not allow"
+FOREIGN_MODEL = "the site's own model names code that the server's server.yaml does not allow"
+
+
+def _check_code(recipe: Recipe, spec: RunSpec, file: SiteFile) -> None:
+    """Refuse code that the site does not allow, before any of it is imported, and code that is not the server's."""
+    data = ("dataset", "partition") if file.data == RECIPE_DATA else ()
+    components.refuse_foreign(recipe, [*SITE_KINDS, *data], file.allow, FOREIGN)
+    own = _digests(recipe)
+    for name, digest in spec.code.items():
+        if own.get(name) != digest:
+            raise BadInput(f"{name} is not the same code at this site as at the server: install the server's version")
+
+
+def _check_own_model(own: Mapping[str, Any], allow: Sequence[str]) -> None:
+    if any(key != "model" and not key.startswith("model.") for key in own):
+        raise BadInput("the site replaces keys of the recipe that are no model's")
+    components.refuse_foreign(Recipe.from_flat(own), ["model", "head"], allow, FOREIGN_MODEL)
+
+
+def _digests(recipe: Recipe) -> dict[str, str]:
+    """The digests of the code that the sites run and fedhead does not bring, by name."""
+    found = components.sources(recipe, kinds=SITE_KINDS)
+    return {entry["name"]: entry["digest"] for entry in found if "digest" in entry}
 
 
 # -- both -------------------------------------------------------------------------------------------
@@ -163,7 +199,7 @@ def _models(recipe: Recipe, spec: RunSpec, own: Mapping[str, Any]) -> list[Split
         keys = {
             key: value for key, value in recipe.flat().items() if "model" not in own or not key.startswith("model.")
         }
-        recipe = Recipe.from_flat({**keys, **own})
+        recipe = Recipe.from_flat({**keys, **own}, recipe.folders)
     return build.architectures(recipe, tuple(spec.shape), spec.classes)
 
 

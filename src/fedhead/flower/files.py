@@ -73,6 +73,8 @@ class ServerFile(_File):
     test: str | None = None  # the server's own test samples: an .npz, a folder, a CSV, module:function, or recipe
     public: str | None = None  # samples that all parties hold, likewise
     data: str | None = None  # folder of the recipe's data set
+    allow: tuple[str, ...] = ()  # code besides fedhead's own that a site's own model may name: modules and files
+    allow_changed_code: bool = False  # resume also where code of the user's own differs from what the run began with
     quorum: int = 1  # the fewest sites with which a round counts
     round_seconds: float = 600.0
     join_seconds: float = 120.0
@@ -94,6 +96,7 @@ class ServerFile(_File):
         """The recipe, with as many clients as there are sites."""
         beside = self.at(self.recipe)
         recipe = load(beside if beside.is_file() else self.recipe, [*self.set, f"clients={len(self.sites)}"])
+        recipe = dataclasses.replace(recipe, folders=(*recipe.folders, self.path.parent))
         if recipe.seeds:
             raise BadInput("seeds: a deployment is one run; set a single seed")
         return recipe
@@ -114,6 +117,7 @@ class SiteFile(_File):
     size: int | None = None  # image files are brought to size x size
     public: str | None = None
     data_folder: str | None = None  # of the recipe's data set, with data: recipe
+    allow: tuple[str, ...] = ()  # code besides fedhead's own that the server may name here: modules and files
     state: str = "state"  # the folder of what must not be lost
     model: str | None = None  # its own architecture …
     model_parameters: dict[str, Any] = field(default_factory=dict)  # … and its parameters

@@ -20,6 +20,7 @@ TEXTS = {
     "request": "it can't read the request",
     "name": "its name is not among the server's sites",
     "settings": "its site.yaml can't be read",
+    "code": "the run names code that its site.yaml does not allow, or that differs from the server's",
     "data": "its data can't be used for this run",
     "no-samples": "it holds no training samples",
     "setup": "it can't set up the run's method, stages or model",

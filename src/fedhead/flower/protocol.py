@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
+from pathlib import Path
 from typing import Any, Literal, get_origin, get_type_hints
 
 from fedhead.algorithm.base import Algorithm, Method, Stage
@@ -52,6 +53,7 @@ class RunSpec:
     mean: list[float] = field(default_factory=list)
     std: list[float] = field(default_factory=list)
     augment: list[str] = field(default_factory=list)
+    code: dict[str, Any] = field(default_factory=dict)  # digests of what the sites run and fedhead does not bring
     fedhead: str = field(default_factory=version)
 
     def number(self, site: str) -> int:
@@ -67,9 +69,9 @@ class RunSpec:
         """From stored samples to a model's input, the same at every site."""
         return Transform(tuple(self.mean), tuple(self.std), tuple(self.augment))
 
-    def recipe_of_run(self) -> Recipe:
-        """The run's recipe."""
-        return Recipe.from_flat(self.recipe)
+    def recipe_of_run(self, folders: Iterable[Path] = ()) -> Recipe:
+        """The run's recipe; files that it names are looked for in `folders`."""
+        return Recipe.from_flat(self.recipe, folders)
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,10 @@ from safetensors import SafetensorError
 from fedhead.core.errors import BadInput, FedheadError
 from fedhead.core.tree import Tree
 from fedhead.core.treefile import save_tree
-from fedhead.engine import rounds
+from fedhead.engine import classification_metrics, rounds
 from fedhead.engine.metrics import Row
 from fedhead.engine.rounds import Snapshot
-from fedhead.experiment import build, environment
+from fedhead.experiment import build, components, environment
 from fedhead.experiment.recipe import Recipe
 from fedhead.experiment.run import STAGES, final_metrics
 from fedhead.experiment.run_folder import RunFolder
@@ -46,6 +46,10 @@ def serve(file: ServerFile, grid: Grid, resume: bool = False, log: Callable[[str
         raise BadInput(
             f"{out} was begun with other sites or in simulation: select another 'out', or resume it as it was"
         )
+    if existing is not None:
+        recorded = begun.get("components", [])
+        components.check_present(recipe, recorded, out)
+        components.check_unchanged(out, recipe, recorded, None, file.allow_changed_code)
     spec = assemble.run_spec(file, begun.get("experiment"))
     folder = existing or RunFolder.create(out, recipe)
     with folder.locked(), _disk(out):
@@ -53,6 +57,7 @@ def serve(file: ServerFile, grid: Grid, resume: bool = False, log: Callable[[str
             **as_now,
             "precision": "fp32",
             "experiment": spec.experiment,
+            "components": components.sources(recipe),
         }
         folder.save_environment(facts)
         transport = assemble.transport(file, spec, grid, log)
@@ -79,6 +84,7 @@ def _run(folder: RunFolder, transport: FlowerTransport, recipe: Recipe, out: Pat
         stages=build.stages(recipe),
         evaluate_every=recipe.evaluate_every,
         last_rounds=recipe.last_rounds,
+        metrics=classification_metrics.find(recipe.metrics, recipe.folders),
         resume=resume,
         on_round=after_round,
     )

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedhead.models.registry import Shape, build
+from fedhead.models.registry import Entry, Shape, build
 from fedhead.models.split_model import SplitModel
 
 FEATURES = 512  # width of the feature layer that lets all architectures share one classifier (FedClassAvg)
 
 
 def build_many(
-    specs: Sequence[tuple[str, Mapping[str, Any]]], input_shape: Shape, classes: int, seed: int
+    specs: Sequence[tuple[str | Entry, Mapping[str, Any]]], input_shape: Shape, classes: int, seed: int
 ) -> list[SplitModel]:
-    """Build one model per name, all with the same initial classifier.
+    """Build one model per name (or entry of the registry), all with the same initial classifier.
 
     If the models differ in feature dimension and no feature layer was requested, each gets one of 512 features.
 

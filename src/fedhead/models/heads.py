@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -10,15 +12,52 @@ from torch.nn import functional as F
 
 from fedhead.core import random
 from fedhead.core.errors import BadInput
+from fedhead.core.parameters import parameters
+from fedhead.core.registry import Registry
 
-HEADS = {
-    "linear": "a linear layer with bias",
-    "normalized": "a linear layer whose weight rows have unit norm, no bias (CCVR's clsnorm)",
-    "etf": "a fixed simplex equiangular tight frame behind a projection layer (FedETF)",
-    "prototype": "unit prototypes, fixed for SGD, against unit features (FedNH)",
-}
+HEADS = Registry[Callable[..., nn.Module]]("head", "fedhead.heads", lambda found, name: _checked(found, name))
+C = TypeVar("C")
 
 
+def head(name: str) -> Callable[[C], C]:
+    """Register a head under a name: a class of `nn.Module` or a function, called with (features, classes).
+
+    One that also takes `scale` or `key` gets the model's first temperature and the key of its random numbers.
+    """
+    return HEADS.decorator(name)
+
+
+def make_head(name: str, features: int, classes: int, key: int, scale: float) -> nn.Module:
+    """Return the head of a name for features of a dimension."""
+    make = HEADS.find(name)
+    more = {word: value for word, value in (("key", key), ("scale", scale)) if word in parameters(make)}
+    made = make(features, classes, **more)
+    if not isinstance(made, nn.Module):
+        raise BadInput(f"head {name} made {type(made).__name__}, not a torch module")
+    for word, value in (("in_features", features), ("out_features", classes), ("kind", name)):
+        if not hasattr(made, word):
+            setattr(made, word, value)
+    return made
+
+
+def _checked(found: Any, name: str) -> Callable[..., nn.Module]:
+    if not callable(found) or (isinstance(found, type) and not issubclass(found, nn.Module)):
+        kind = found.__name__ if isinstance(found, type) else type(found).__name__
+        raise BadInput(
+            f"{name} is {kind}, no head: name a subclass of torch.nn.Module or a function (features, classes)"
+        )
+    if len(parameters(found)) < 2:
+        raise BadInput(f"{name} takes ({', '.join(parameters(found))}), a head is called with (features, classes)")
+    return found  # type: ignore[no-any-return]
+
+
+@head("linear")
+def linear(features: int, classes: int) -> nn.Linear:
+    """Return a linear layer with bias."""
+    return nn.Linear(features, classes)
+
+
+@head("normalized")
 class NormalizedLinear(nn.Linear):
     """A linear classifier whose weight vectors are scaled to unit norm, so that no class wins by norm (clsnorm)."""
 
@@ -62,6 +101,7 @@ def _simplex_basis(classes: int) -> Tensor:
     return basis / torch.sqrt(step * (step + 1))
 
 
+@head("etf")
 class ETFHead(nn.Module):
     """A fixed simplex-ETF classifier on unit features, with a learnable temperature (FedETF, Eq. 3-6)."""
 
@@ -80,6 +120,7 @@ class ETFHead(nn.Module):
         return self.scale * F.linear(F.normalize(z, dim=-1), self.weight)
 
 
+@head("prototype")
 class PrototypeHead(nn.Module):
     """Cosines between a feature and one prototype a class, times a learnable scale (FedNH).
 

@@ -7,15 +7,16 @@ import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 import torch
 from torch import nn
 
 from fedhead.core import errors, random
 from fedhead.core.errors import BadInput
+from fedhead.core.registry import Registry
 from fedhead.models.check import fix
-from fedhead.models.heads import HEADS, ETFHead, NormalizedLinear, PrototypeHead
+from fedhead.models.heads import HEADS, ETFHead, make_head
 from fedhead.models.split_model import SplitModel
 
 Shape = Sequence[int]  # of one input, without the batch axis
@@ -31,40 +32,76 @@ class Body(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """A registered architecture."""
+    """An architecture by name."""
 
     name: str
     description: str
-    builder: Callable[..., Body]
+    builder: Callable[..., Body | SplitModel]
 
     def parameters(self) -> dict[str, inspect.Parameter]:
-        """The architecture's own parameters."""
-        return dict(list(inspect.signature(self.builder).parameters.items())[1:])
+        """The architecture's own parameters, behind the input shape and, where it takes them, the classes."""
+        own = dict(list(inspect.signature(self.builder).parameters.items())[1:])
+        return {word: parameter for word, parameter in own.items() if word != "classes"}
+
+    def hints(self) -> dict[str, Any]:
+        """The types of its own parameters."""
+        known = get_type_hints(self.builder)
+        return {word: known.get(word, Any) for word in self.parameters()}
+
+    def make(self, shape: Shape, classes: int, params: Mapping[str, Any]) -> Body | SplitModel:
+        """Call the builder."""
+        more = {"classes": classes} if "classes" in inspect.signature(self.builder).parameters else {}
+        made = self.builder(tuple(shape), **more, **params)
+        if isinstance(made, Body | SplitModel):
+            return made
+        raise BadInput(
+            f"model {self.name!r} made {type(made).__name__}: return fedhead.Body(extractor, width), "
+            "or fedhead.split(module, classifier='…')"
+        )
 
 
-MODELS: dict[str, Entry] = {}
+B = TypeVar("B", bound=Callable[..., Any])
+MODELS = Registry[Entry]("model", "fedhead.models", lambda found, name: _checked(found, name), home=["fedhead.models"])
 
 
-def register(name: str, description: str) -> Callable[[Callable[..., Body]], Callable[..., Body]]:
-    """Make an architecture known by name: a function (input_shape, parameters with defaults) -> Body.
+def register(name: str, description: str = "") -> Callable[[B], B]:
+    """Register an architecture under a name: a function (input_shape, parameters with defaults).
 
-    Parameters are checked against their type hints before the function is called; integers must be positive.
+    It returns a `Body`, to which any head is attached, or a whole `SplitModel`; one that takes `classes` is told their
+    number. Parameters are checked against their type hints before the function is called; integers must be positive.
+
+    Args:
+        name: The name in recipes.
+        description: One line for `fedhead ls models`; without it the docstring's first.
     """
 
-    def enter(builder: Callable[..., Body]) -> Callable[..., Body]:
-        if name in MODELS:
-            raise ValueError(f"model {name!r} is registered twice")
-        MODELS[name] = Entry(name, description, builder)
-        return builder
+    def enter(builder: B) -> B:
+        if description:
+            vars(builder)["description"] = description
+        return MODELS.register(name, builder)
 
     return enter
 
 
+def _checked(found: Any, name: str) -> Entry:
+    if isinstance(found, type) or not callable(found):
+        kind = f"the class {found.__name__}" if isinstance(found, type) else type(found).__name__
+        raise BadInput(f"{name} is {kind}, no model: name a function (input_shape) that returns a fedhead.Body")
+    taken = list(inspect.signature(found).parameters.values())
+    needed = [p.name for p in taken[1:] if p.default is p.empty and p.name != "classes" and p.kind != p.VAR_KEYWORD]
+    if not taken or needed:
+        shown = ", ".join(p.name for p in taken)
+        fix = f"give {needed[0]!r} a default value" if needed else "it needs one argument"
+        raise BadInput(f"{name} takes ({shown}), a model is called with (input_shape): {fix}")
+    description = getattr(found, "description", "") or (found.__doc__ or "").strip().partition("\n")[0]
+    return Entry(name, description, found)
+
+
 def build(
-    name: str,
+    name: str | Entry,
     input_shape: Shape,
     classes: int,
-    head: str = "linear",
+    head: str | None = None,
     seed: int = 0,
     *,
     feature_layer: int | None = None,
@@ -73,8 +110,9 @@ def build(
     projected: bool = True,
     **params: Any,
 ) -> SplitModel:
-    """A registered model with its initial weights, which depend on the seed and the names alone.
+    """A model by name with its initial weights, which depend on the seed and the names alone.
 
+    `head` is the classifier's kind (see `fedhead ls heads`), linear unless the architecture brings its own.
     `feature_layer` ends the extractor in a Linear layer of that width, with a ReLU between it and the classifier, so
     that architectures of any width can share one classifier (FedClassAvg). `dim` is the ETF head's dimension (the
     number of classes unless told), `scale` the first temperature of an ETF or prototype head; `projected=False` leaves
@@ -84,29 +122,33 @@ def build(
     >>> model.features, model.classes
     (32, 10)
     """
-    entry = MODELS.get(name)
-    if entry is None:
-        raise errors.unknown("model", name, MODELS)
-    if head not in HEADS:
-        raise errors.unknown("head", head, HEADS)
+    entry = MODELS.find(name) if isinstance(name, str) else name
+    name = entry.name
+    if head is not None:
+        HEADS.find(head)
     if classes < 2:
         raise BadInput(f"model {name!r} needs at least 2 classes, not {classes}")
     if feature_layer is not None and feature_layer < 1:
         raise BadInput(f"feature_layer of model {name!r} must be at least 1, not {feature_layer}")
     if head != "etf" and (dim is not None or not projected):
         odd = "dim" if dim is not None else "projected"
-        raise BadInput(f"{odd} is a parameter of the etf head alone; model {name!r} has head {head!r}")
+        raise BadInput(f"{odd} is a parameter of the etf head alone; model {name!r} has head {head or 'linear'!r}")
     if dim is not None and not projected:
         raise BadInput(f"dim={dim} needs the projection layer: without it the ETF has the extractor's dimension")
     _check_parameters(entry, params)
     with seeded(random.key(seed, "init")):
-        body = entry.builder(tuple(input_shape), **params)
+        made = entry.make(input_shape, classes, params)
+        if isinstance(made, SplitModel):
+            if head in (None, made.head) and feature_layer is None:
+                return _whole(fix(made), classes, name)
+            head = head or made.head
+        body = _body(made) if isinstance(made, SplitModel) else made
         if feature_layer is not None:
             extractor = nn.Sequential(body.extractor, nn.Linear(body.width, feature_layer))
             body = Body(extractor, feature_layer, nn.ReLU(), feature_layer)
     # the head has a key of its own: clients of different architectures start from one classifier
     with seeded(random.key(seed, "init", "head")):
-        return fix(_attach(body, head, classes, random.key(seed, "etf"), dim, scale, projected))
+        return fix(_attach(body, head or "linear", classes, random.key(seed, "etf"), dim, scale, projected))
 
 
 def with_head(model: SplitModel, head: str, seed: int = 0, *, dim: int | None = None, scale: float = 1.0) -> SplitModel:
@@ -115,13 +157,23 @@ def with_head(model: SplitModel, head: str, seed: int = 0, *, dim: int | None = 
     >>> with_head(build("mlp", (1, 8, 8), classes=10), "etf").fixed
     frozenset({'classifier.weight'})
     """
-    if head not in HEADS:
-        raise errors.unknown("head", head, HEADS)
+    HEADS.find(head)
     own = copy.deepcopy(model)
-    plain = isinstance(own.projection, nn.Identity)
-    body = Body(own.extractor if plain else nn.Sequential(own.extractor, own.projection), own.features)
+    body = _body(own)
     with seeded(random.key(seed, "init", "head")):
         return fix(_attach(body, head, own.classes, random.key(seed, "etf"), dim, scale))
+
+
+def _body(model: SplitModel) -> Body:
+    """All of a model but its classifier."""
+    plain = isinstance(model.projection, nn.Identity)
+    return Body(model.extractor if plain else nn.Sequential(model.extractor, model.projection), model.features)
+
+
+def _whole(model: SplitModel, classes: int, name: str) -> SplitModel:
+    if model.classes != classes:
+        raise BadInput(f"model {name!r} has {model.classes} classes, the data has {classes}: let it take `classes`")
+    return model
 
 
 @contextmanager
@@ -144,11 +196,7 @@ def _attach(
         layer = nn.Linear(body.width, width)
         before = body.projection if isinstance(body.projection, nn.ReLU) else None
         return SplitModel(body.extractor, classifier, layer if before is None else nn.Sequential(before, layer))
-    if head == "prototype":
-        return SplitModel(body.extractor, PrototypeHead(features, classes, scale), body.projection)
-    if head == "normalized":
-        return SplitModel(body.extractor, NormalizedLinear(features, classes), body.projection)
-    return SplitModel(body.extractor, nn.Linear(features, classes), body.projection)
+    return SplitModel(body.extractor, make_head(head, features, classes, key, scale), body.projection)
 
 
 # -- input and parameter checks -------------------------------------------------------------------------------------
@@ -172,7 +220,7 @@ def flat(shape: Shape) -> int:
 
 def _check_parameters(entry: Entry, params: Mapping[str, Any]) -> None:
     known = entry.parameters()
-    hints = get_type_hints(entry.builder)
+    hints = entry.hints()
     for name, value in params.items():
         if name not in known:
             raise (

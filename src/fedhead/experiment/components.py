@@ -1,0 +1,147 @@
+"""The components that a recipe names: where each comes from, and whether its code is that which a run began with."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from fedhead.algorithm.upload import UPLOADS
+from fedhead.core.calls import split_call
+from fedhead.core.errors import BadInput
+from fedhead.core.log import warn_once
+from fedhead.core.registry import Registry, find_file
+from fedhead.data.datasets import DATASETS
+from fedhead.data.partition_registry import PARTITIONS
+from fedhead.engine.classification_metrics import METRICS
+from fedhead.executors.select import EXECUTORS
+from fedhead.experiment.recipe import Recipe
+from fedhead.methods import METHODS
+from fedhead.models import HEADS, MODELS
+from fedhead.stages import STAGES
+
+
+def registries() -> dict[str, Registry[Any]]:
+    """Return the registries that recipes and settings name components of, by the kind's plural."""
+    return {
+        "methods": METHODS,
+        "stages": STAGES,
+        "models": MODELS,
+        "heads": HEADS,
+        "datasets": DATASETS,
+        "partitions": PARTITIONS,
+        "executors": EXECUTORS,
+        "metrics": METRICS,
+        "uploads": UPLOADS,
+    }
+
+
+def named(recipe: Recipe) -> list[tuple[Registry[Any], str]]:
+    """Return all components that a recipe names."""
+    texts = recipe.model if isinstance(recipe.model, tuple) else (recipe.model,)
+    heads = [str(recipe.model_parameters.get("head") or "")]
+    heads += [head for text in texts for head in re.findall(r"\bhead\s*=\s*([^,()\s]+)", split_call(text)[1] or "")]
+    data = [name for name in (recipe.dataset, recipe.public) if name is not None and not is_path(name)]
+    kinds: list[tuple[Registry[Any], Iterable[str]]] = [
+        (METHODS, [recipe.method]),
+        (STAGES, recipe.stages),
+        (MODELS, [split_call(text)[0] for text in texts]),
+        (HEADS, filter(None, heads)),
+        (DATASETS, data),
+        (PARTITIONS, [split_call(recipe.partition)[0]]),
+        (METRICS, recipe.metrics),
+        (UPLOADS, [split_call(text)[0] for text in recipe.uploads]),
+    ]
+    return [(registry, name) for registry, names in kinds for name in dict.fromkeys(names)]
+
+
+def is_path(dataset: str) -> bool:
+    """Whether a data set's name is a path to the user's own data."""
+    return dataset not in DATASETS and Path(dataset).exists()
+
+
+def sources(recipe: Recipe, executor: str | None = None, kinds: Iterable[str] | None = None) -> list[dict[str, str]]:
+    """Return where each component of a recipe (and the executor, where it is the user's own) comes from.
+
+    Args:
+        recipe: What names the components.
+        executor: The executor's name, where the user chose one.
+        kinds: Only components of these kinds, such as "method"; None: of all.
+    """
+    chosen = [(registry, name) for registry, name in named(recipe) if kinds is None or registry.kind in kinds]
+    found = [(registry.kind, registry.source(name, recipe.folders)) for registry, name in chosen]
+    if executor is not None and executor not in EXECUTORS:
+        found.append((EXECUTORS.kind, EXECUTORS.source(executor, recipe.folders)))
+    return [{"kind": kind, **source.to_json()} for kind, source in found]
+
+
+def check_present(recipe: Recipe, recorded: Iterable[Mapping[str, str]], run: Path) -> None:
+    """Refuse a run whose code is not here any more, and say what to install or where to put it."""
+    by_name = {(registry.kind, name): registry for registry, name in named(recipe)}
+    for entry in recorded:
+        registry = by_name.get((entry["kind"], entry["name"]))
+        if registry is None or "file" not in entry:
+            continue
+        where = entry["name"].rpartition(":")[0]
+        title = f"{run} needs the {entry['kind']} {entry['name']}"
+        if where.endswith(".py"):
+            if find_file(where, recipe.folders) is None:
+                raise BadInput(f"{title}, which was in {entry['file']}: put the file back there, or into {run}")
+            continue
+        try:
+            registry.source(entry["name"], recipe.folders)
+        except BadInput as error:
+            package = entry.get("distribution")
+            version = f"=={entry['version']}" if "version" in entry else ""
+            fix = f"install {package}{version}" if package else f"put the module {entry['module']} on PYTHONPATH"
+            raise BadInput(f"{title}, which is not here: {fix} ({error})") from error
+
+
+def changed(recipe: Recipe, recorded: Iterable[Mapping[str, str]], executor: str | None = None) -> list[str]:
+    """Return one line for each component whose code differs from what was recorded."""
+    now = {(entry["kind"], entry["name"]): entry for entry in sources(recipe, executor)}
+    lines = []
+    for old in recorded:
+        new = now.get((old["kind"], old["name"]))
+        if new is None or "file" not in old:
+            continue
+        if old.get("digest") != new.get("digest"):
+            lines.append(f"{new['file']} ({old['kind']} {old['name']})")
+        elif old.get("version") != new.get("version"):
+            versions = f"{old.get('version')} to {new.get('version')}"
+            lines.append(f"{old.get('distribution')} {versions} ({old['kind']} {old['name']})")
+    return lines
+
+
+def check_unchanged(
+    run: Path, recipe: Recipe, recorded: Iterable[Mapping[str, str]], executor: str | None, allow: bool
+) -> None:
+    """Refuse to go on with a run whose code has changed, unless that is allowed: then it is only said."""
+    lines = changed(recipe, recorded, executor)
+    if not lines:
+        return
+    what = f"{', '.join(lines)} changed since {run} was begun"
+    if not allow:
+        raise BadInput(
+            f"{what}, and figures of two versions must not be mixed: put the old code back, start a new run, "
+            "or resume with --allow-changed-code (allow_changed_code: true in a server.yaml)"
+        )
+    warn_once(f"{what}: its figures are from both versions")
+
+
+def refuse_foreign(recipe: Recipe, kinds: Iterable[str], allow: Iterable[str], text: str) -> None:
+    """Refuse a recipe that names code which is neither built in nor allowed; none of that code is imported.
+
+    Args:
+        recipe: A recipe that another party wrote.
+        kinds: The kinds of components that would be loaded, such as "method".
+        allow: Modules and files, as `Registry.permits` takes them.
+        text: The error's fixed text.
+
+    Raises:
+        BadInput: With that text.
+    """
+    kinds, allow = set(kinds), list(allow)
+    if not all(registry.permits(name, allow) for registry, name in named(recipe) if registry.kind in kinds):
+        raise BadInput(text)

@@ -1,0 +1,100 @@
+"""The code of a plugin package as a user would write it: one file with one component of each kind."""
+
+CODE = '''
+"""A plugin package for fedhead."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from torch import nn
+
+import fedhead as fh
+
+
+@dataclass(frozen=True)
+class FedMine(fh.Method):
+    """FedAvg with a proximal term."""
+
+    mu: float = 0.01
+
+    def loss(self, w, batch, client):
+        return super().loss(w, batch, client) + self.mu / 2 * (w - client.received["model"]).sq()
+
+
+@dataclass(frozen=True)
+class Shrink(fh.Stage):
+    """Scale the classifier down."""
+
+    factor: float = 0.5
+
+    def aggregate(self, server, replies, task):
+        model = server["model"]
+        return server.replace(model=model.replace(model.part("classifier") * self.factor))
+
+
+def net(shape, width: int = 12):
+    """One hidden layer."""
+    return fh.Body(nn.Sequential(nn.Flatten(), nn.Linear(int(np.prod(shape)), width), nn.Tanh()), width)
+
+
+def whole_net(shape, classes, width: int = 12):
+    """The same as a user's own module."""
+    inputs = int(np.prod(shape))
+    module = nn.Sequential(nn.Flatten(), nn.Linear(inputs, width), nn.Tanh(), nn.Linear(width, classes))
+    return fh.split(module, classifier="3")
+
+
+def moons():
+    """Two half circles."""
+    from sklearn.datasets import make_moons
+
+    x, y = make_moons(240, noise=0.1, random_state=0)
+    return x[:200], y[:200], x[200:], y[200:]
+
+
+def halves(y, clients, rng, share: float = 0.5):
+    """The first client has a share of the samples, the others the rest."""
+    order = rng.permutation(len(y))
+    first = int(share * len(y))
+    return [order[:first], *np.array_split(order[first:], clients - 1)]
+
+
+class Cosine(nn.Linear):
+    """A linear head without bias."""
+
+    def __init__(self, features, classes):
+        super().__init__(features, classes, bias=False)
+
+
+class MyLoop(fh.Executor):
+    """The plain loop under another name."""
+
+    def run(self, job):
+        from fedhead.executors.loop import Loop
+
+        return Loop().run(job)
+
+
+def recall_of_first(confusion):
+    """The first class's recall."""
+    return confusion[0, 0] / confusion[0].sum()
+
+
+def sizes(runs, options):
+    """How many parameters each run's model has."""
+    from fedhead.analysis.registry import Report
+
+    return Report({str(run.path): sum(p.numel() for p in run.simulation.task.model.parameters()) for run in runs}, {})
+'''
+
+ENTRY_POINTS = {
+    "fedhead.methods": {"fedmine": "federal:FedMine"},
+    "fedhead.stages": {"shrink": "federal:Shrink"},
+    "fedhead.models": {"tinynet": "federal:net"},
+    "fedhead.datasets": {"moons": "federal:moons"},
+    "fedhead.partitions": {"halves": "federal:halves"},
+    "fedhead.heads": {"cosine": "federal:Cosine"},
+    "fedhead.executors": {"myloop": "federal:MyLoop"},
+    "fedhead.metrics": {"first_recall": "federal:recall_of_first"},
+    "fedhead.analyses": {"sizes": "federal:sizes"},
+}
