@@ -56,7 +56,7 @@ def draw(measured: dict[str, list[dict[str, float]]]) -> Figure:
     axes.set_xscale("log")
     axes.set_xticks([float(a) for a in measured], list(measured))
     axes.minorticks_off()
-    axes.set_xlabel("Dirichlet α of the split: clients' classes differ ← → are alike")
+    axes.set_xlabel("Dirichlet α of the split (small: clients hold different classes)")
     axes.set_ylabel("test accuracy (%)")
     axes.grid(axis="y", alpha=0.3)
     axes.legend(loc="lower right", frameon=False)
