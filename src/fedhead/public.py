@@ -35,6 +35,11 @@ from fedhead.core.errors import Diverged as Diverged
 from fedhead.core.errors import FedheadError as FedheadError
 from fedhead.core.optimizers import SGD as SGD
 from fedhead.core.optimizers import Adam as Adam
+from fedhead.core.ranges import Above as Above
+from fedhead.core.ranges import AtLeast as AtLeast
+from fedhead.core.ranges import AtMost as AtMost
+from fedhead.core.ranges import Below as Below
+from fedhead.core.ranges import Between as Between
 from fedhead.core.tree import Tree as Tree
 from fedhead.core.tree import Weights as Weights
 from fedhead.data.augment import Transform as Transform

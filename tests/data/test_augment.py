@@ -228,7 +228,7 @@ def test_float_images_are_not_scaled_again(keys):
     ("make", "says"),
     [
         (lambda: Transform((0.5,), ()), "1 means but 0"),
-        (lambda: Transform((0.5,), (0.0,)), "positive"),
+        (lambda: Transform((0.5,), (0.0,)), "std: 0.0 is out of range, it must be above 0"),
         (lambda: Transform.named("cifra"), "did you mean 'cifar'"),
         (lambda: Transform.named("rotate(x)"), "augmentation step"),
         (lambda: Transform.named("none", "halve"), "did you mean 'half'"),

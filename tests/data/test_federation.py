@@ -49,7 +49,7 @@ def test_bytes_as_labels_are_words():
     [
         (lambda x, y: Federation.from_arrays(x, y, clients="4"), "clients: '4' is not a whole number"),
         (lambda x, y: Federation.from_arrays(x, y, clients=2.5), r"clients: 2\.5 is not a whole number"),
-        (lambda x, y: Federation.dirichlet(x, y, clients=2, alpha="a"), "alpha='a' is not a number"),
+        (lambda x, y: Federation.dirichlet(x, y, clients=2, alpha="a"), "alpha: 'a' is not a number"),
         (lambda x, y: Federation.from_arrays([[1, 2], [3]], [0, 1]), "training x .* differ in shape"),
         (lambda x, y: Federation.from_sites([x, x]), r"site 0 is ndarray: give each as a pair \(x, y\)"),
         (lambda x, y: Federation.from_huggingface([1, 2]), "list is not a Hugging Face Dataset"),
@@ -101,7 +101,7 @@ NAN = np.array([[0.0, 1.0], [np.nan, 0.0]])
         (np.zeros((2, 2)), [0, 1], {"test": (np.zeros((1, 3)), [0])}, "do not match"),
         (np.zeros((2, 2)), [0, 1], {"test": (np.zeros((1, 2)), [4]), "classes": 2}, "test data: label 4"),
         (np.zeros((2, 2)), [0, 1], {"client_test": "matched"}, "there is none"),
-        (np.zeros((2, 2)), [0, 1], {"client_test": 1.5}, "between 0 and 1"),
+        (np.zeros((2, 2)), [0, 1], {"client_test": 1.5}, "share: 1.5 is out of range"),
         (np.zeros((2, 2)), [0, 1], {"client_test": "half"}, "can't be read"),
         (np.zeros((2, 2)), [0, 1], {"transform": Transform.named("flip")}, "is for images"),
     ],
@@ -145,9 +145,9 @@ def test_local_tests_are_written_as_they_are_read(rule):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        (0, "between 0 and 1"),
-        (1.0, "between 0 and 1"),
-        ("stratified(1)", "between 0 and 1"),
+        (0, "share: 0.0 is out of range, it must be above 0 and below 1"),
+        (1.0, "share: 1.0 is out of range"),
+        ("stratified(1)", "share: 1.0 is out of range"),
         ("stratified", "can't be read"),
         ("matched(0)", "at least 1"),
         ("matched(0.5)", "can't be read"),

@@ -159,10 +159,10 @@ def test_seeds_differ():
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("dirichlet(-0.1)", "positive"),
-        ("dirichlet(0)", "positive"),
-        ("dirichlet(nan)", "positive"),
-        ("dirichlet(inf, equal)", "iid"),
+        ("dirichlet(-0.1)", "alpha: -0.1 is out of range, it must be above 0"),
+        ("dirichlet(0)", "alpha: 0 is out of range"),
+        ("dirichlet(nan)", "alpha: nan is not finite"),
+        ("dirichlet(inf, equal)", "alpha: inf is not finite"),
         ("dirichlet(0.1, cappd)", r"write it as dirichlet\(alpha\) or"),
         ("dirichlet", r"write it as dirichlet\(alpha\)"),
         ("dirichlet(0.1, 0.2)", "can't be read"),
@@ -170,7 +170,7 @@ def test_seeds_differ():
         ("skewed(0)", "at least 1"),
         ("skewed(2.5)", "whole number"),
         ("dirichlt(0.1)", "did you mean 'dirichlet'"),
-        ("dirichlet(0.1, capped, minimum=-1)", "negative"),
+        ("dirichlet(0.1, capped, minimum=-1)", "minimum: -1 is out of range, it must be at least 0"),
         ("", "unknown partition"),
     ],
 )

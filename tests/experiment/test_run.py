@@ -12,6 +12,7 @@ from mixed import perceptron
 from small import network
 
 from fedhead.core.errors import BadInput
+from fedhead.deploy import engine
 from fedhead.experiment import run
 from fedhead.experiment.recipe import load
 from fedhead.experiment.run import Settings, execute, execute_together
@@ -72,14 +73,13 @@ def test_what_a_run_was_begun_with_holds_unless_something_else_is_asked_for(tmp_
 def test_processes_have_no_settings_of_simulations(tmp_path: Path, name: str) -> None:
     asked: dict[str, Any] = {"device": "cuda", "executor": "stack", "precision": "bf16", "tensorboard": True}
     with pytest.raises(BadInput, match=f"--{name} .* is for simulations"):
-        execute(RECIPE, tmp_path / "run", Settings(engine="flower", **{name: asked[name]}))
+        engine.execute(RECIPE, tmp_path / "run", Settings(**{name: asked[name]}))
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("settings", [Settings(executor="loop"), Settings(engine="flower")], ids=["loop", "flower"])
-def test_runs_train_together_in_a_stack_only(tmp_path: Path, settings: Settings) -> None:
+def test_runs_train_together_in_a_stack_only(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="train together in a stack"):
-        execute_together([RECIPE], [tmp_path / "run"], settings)
+        execute_together([RECIPE], [tmp_path / "run"], Settings(executor="loop"))
     assert not (tmp_path / "run").exists()
 
 

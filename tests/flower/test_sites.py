@@ -129,9 +129,9 @@ def test_bad_data_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         ("recipe: digits\n", "'sites' is missing"),
         ("recipe: digits\nsites: [a, a]\n", "each once"),
         ("recipe: digits\nsites: ['../x']\n", "letters, digits"),
-        ("recipe: digits\nsites: [a]\nquorum: 2\n", "between 1 and the 1 sites"),
+        ("recipe: digits\nsites: [a]\nquorum: 2\n", "at most the 1 sites"),
         ("recipe: digits\nsites: [a]\nround_second: 2\n", "did you mean 'round_seconds'"),
-        ("recipe: digits\nsites: [a]\nround_seconds: 0\n", "over 0"),
+        ("recipe: digits\nsites: [a]\nround_seconds: 0\n", "round_seconds: 0 is out of range, it must be above 0"),
         ("- a\n", "expected lines"),
     ],
 )

@@ -37,20 +37,20 @@ def test_the_head_does_not_change_the_extractor() -> None:
     [
         ("simplecn", (3, 32, 32), {}, "unknown model 'simplecn': did you mean 'simplecnn'"),
         ("mlp", (4,), {"head": "eft"}, "unknown head 'eft': did you mean 'etf'"),
-        ("mlp", (4,), {"hiden": 3}, "unknown parameter of model 'mlp' 'hiden': did you mean 'hidden'"),
-        ("efficientnetb0", (3, 32, 32), {"width": 3}, "has no parameters, so 'width' can't be set"),
-        ("mlp", (4,), {"hidden": 3}, "'hidden' of model 'mlp' must be a list of positive integers, not 3"),
-        ("mlp", (4,), {"hidden": [3, -1]}, "list of positive integers"),
-        ("mlp", (4,), {"dropout": 1.0}, r"dropout's probability must be in \[0, 1\), not 1.0"),
-        ("mlp", (4,), {"dropout": "much"}, "'dropout' of model 'mlp' must be a number, not 'much'"),
-        ("resnet20", (3, 32, 32), {"norm": "layer"}, "must be one of 'batch', 'group', not 'layer'"),
-        ("resnet18", (3, 32, 32), {"strides": [1]}, "must be two numbers"),
-        ("digitscnn", (1, 8, 8), {"channels": True}, "must be a positive integer, not True"),
+        ("mlp", (4,), {"hiden": 3}, "unknown parameter of model mlp 'hiden': did you mean 'hidden'"),
+        ("efficientnetb0", (3, 32, 32), {"width": 3}, "unknown parameter of model efficientnetb0 'width'"),
+        ("mlp", (4,), {"hidden": 3}, "model mlp: hidden: 3 is not a list in brackets, each a whole number"),
+        ("mlp", (4,), {"hidden": [3, -1]}, "model mlp: hidden: -1 is out of range, it must be at least 1"),
+        ("mlp", (4,), {"dropout": 1.0}, r"model mlp: dropout: 1.0 is out of range, it must be at least 0 and below 1"),
+        ("mlp", (4,), {"dropout": "much"}, "model mlp: dropout: 'much' is not a number"),
+        ("resnet20", (3, 32, 32), {"norm": "layer"}, "norm: 'layer' is not one of batch, group"),
+        ("resnet18", (3, 32, 32), {"strides": [1]}, r"strides: \[1\] is not a list of 2 in brackets"),
+        ("digitscnn", (1, 8, 8), {"channels": True}, "channels: True is not a whole number"),
         ("simplecnn", (1, 8, 8), {}, "'simplecnn' can't take 8x8 images: it needs at least 16x16.*'digitscnn'"),
         ("resnet18", (3, 8, 8), {"stem": "7x7"}, "'resnet18' can't take 8x8 images"),
         ("resnet20", (64,), {}, r"'resnet20' takes images of \(channels, height, width\), not inputs of \(64,\)"),
         ("mlp", (4,), {"dim": 4}, "dim is a parameter of the etf head alone"),
-        ("mlp", (4,), {"feature_layer": 0}, "feature_layer of model 'mlp' must be at least 1"),
+        ("mlp", (4,), {"feature_layer": 0}, "model mlp: feature_layer: 0 is out of range, it must be at least 1"),
     ],
 )
 def test_bad_input_is_refused_by_name(name: str, shape: tuple[int, ...], options: Any, message: str) -> None:
@@ -59,7 +59,7 @@ def test_bad_input_is_refused_by_name(name: str, shape: tuple[int, ...], options
 
 
 def test_one_class_is_refused() -> None:
-    with pytest.raises(BadInput, match="at least 2 classes, not 1"):
+    with pytest.raises(BadInput, match="model mlp: classes: 1 is out of range, it must be at least 2"):
         build("mlp", (4,), 1)
 
 
@@ -99,7 +99,7 @@ def test_a_model_of_ones_own() -> None:
 
     try:
         assert build("tiny", (3,), 2, width=2, extra=[None]).features == 8
-        with pytest.raises(BadInput, match="'mode' of model 'tiny' must be a word, not 3"):
+        with pytest.raises(BadInput, match="model tiny: mode: 3 is not text"):
             build("tiny", (3,), 2, mode=3)
     finally:
         del MODELS["tiny"]

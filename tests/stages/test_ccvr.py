@@ -301,7 +301,7 @@ def test_settings_out_of_range_are_refused() -> None:
         ({"epochs": -1}, "epochs"),
         ({"power": 0.0}, "power"),
     ):
-        with pytest.raises(BadInput, match=f"stage.ccvr.{words}"):
+        with pytest.raises(BadInput, match=f"^CCVR: {words}: .* is out of range"):
             CCVR(**wrong)  # type: ignore[arg-type]  # wrong on purpose
     with pytest.raises(BadInput, match="rank: 9 is more than the features' 8"):
         CCVR(covariance="low-rank", rank=9).check([network("group")], federation())

@@ -20,6 +20,7 @@ from fedhead.algorithm.task import LocalTraining, Task
 from fedhead.core.batch import PARTS, Batch, Output
 from fedhead.core.errors import BadInput
 from fedhead.core.losses import cross_entropy
+from fedhead.core.parameters import Checked
 from fedhead.core.registry import Registry
 from fedhead.core.tree import Tree, Weights
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from fedhead.models.split_model import SplitModel
 
 
-class Algorithm:
+class Algorithm(Checked):
     """One exchange between server and clients: a download, local work, an upload."""
 
     name: ClassVar[str] = ""  # in records and errors: the registered one, or the class's own

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,12 +19,14 @@ from fedhead.algorithm.client import Client
 from fedhead.algorithm.plugin_check import component_class
 from fedhead.algorithm.task import Task
 from fedhead.core.errors import BadInput
+from fedhead.core.parameters import Checked
+from fedhead.core.ranges import Above
 from fedhead.core.registry import Registry
 from fedhead.core.tree import Tree
 
 
 @dataclass(frozen=True)
-class Upload:
+class Upload(Checked):
     """One step on the way of a reply from a client to the server; this one changes nothing.
 
     Which of the sent entries are plain sums (`Algorithm.sums`) decides what an upload may do to them: masks that
@@ -79,12 +81,8 @@ class Clip(Upload):
     statistics included), over all such entries together. Entries without a counterpart pass as they are.
     """
 
-    norm: float = 1.0
+    norm: Annotated[float, Above(0)] = 1.0
     spares_sums: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        if not self.norm > 0:
-            raise BadInput(f"clip.norm: {self.norm} is out of range, it must be over 0")
 
     def check(self, method: Method) -> None:
         """Refuse methods that send no part of a model."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import nn
@@ -10,12 +10,13 @@ from torch import nn
 from fedhead.algorithm.base import Method, Stage
 from fedhead.algorithm.task import LocalTraining
 from fedhead.algorithm.upload import Upload
-from fedhead.core.errors import BadInput, unknown
-from fedhead.core.optimizers import SGD, Adam, Optimizer
+from fedhead.core.errors import BadInput
+from fedhead.core.optimizers import SGD, Adam, Optimizer, make_optimizer
 from fedhead.data.federation import Federation
 from fedhead.engine.classification_metrics import METRICS, Metric
-from fedhead.engine.rounds import Result
+from fedhead.engine.rounds import Result, Snapshot
 from fedhead.engine.simulation import simulate
+from fedhead.executors.job import Executor
 from fedhead.experiment import build
 from fedhead.experiment.recipe import Recipe
 from fedhead.methods import METHODS
@@ -23,8 +24,6 @@ from fedhead.models.build_many import build_many
 from fedhead.models.check import require
 from fedhead.models.split_model import SplitModel
 from fedhead.stages import STAGES
-
-OPTIMIZERS = ("sgd", "adam")
 
 
 def run(
@@ -38,56 +37,124 @@ def run(
     lr: float = 0.01,
     optimizer: str | Optimizer = "sgd",
     momentum: float = 0.0,
+    betas: tuple[float, float] = (0.9, 0.999),
     weight_decay: float = 0.0,
     lr_decay: float = 1.0,
     drop_last: bool = False,
     persistent_optimizer: bool = False,
+    participation: float = 1.0,
     stages: Sequence[Stage | str] = (),
     uploads: Sequence[Upload | str] = (),
     metrics: Sequence[str | Metric] = (),
     seed: int = 0,
-    **options: Any,
+    assign: Sequence[int] | None = None,
+    evaluate_every: int = 1,
+    last_rounds: int = 1,
+    executor: str | Executor = "auto",
+    device: str = "auto",
+    precision: str = "fp32",
+    resume: Snapshot | None = None,
+    on_round: Callable[[Snapshot], None] | None = None,
 ) -> Result:
     """Train a federated classifier.
 
-    `model` is a `SplitModel` (see `fedhead.split`), the name of an architecture, or a list of n such for
-    clients of different architectures: client i has model i mod n, or the one that `assign` gives it.
-    Methods, stages, models and metrics are named as in recipes: a built-in name, package.module:Name or file.py:Name.
-    `metrics` of the global model are recorded in every evaluated round, besides the accuracy.
-    `options` go to `fedhead.engine.simulation.simulate`: participation, executor, device, precision, evaluate_every,
-    last_rounds, on_round, assign and the rest.
+    Components are named as in recipes: a built-in name, package.module:Name or file.py:Name.
+
+    Args:
+        federation: The clients' data.
+        model: A `SplitModel` (see `fedhead.split`), the name of an architecture, or a list of n such for
+            clients of different architectures: client i has model i mod n, or the one that `assign` gives it.
+        method: A method, or its name for the method with its defaults.
+        rounds: How many rounds are trained.
+        local_epochs: Epochs of each client's local training per round.
+        batch_size: Samples per local step.
+        lr: The learning rate of local training.
+        optimizer: `"sgd"`, `"adam"`, or an optimizer with its own settings, such as `fedhead.SGD(0.1, nesterov=True)`,
+            which takes the place of `lr`, `momentum`, `betas` and `weight_decay`.
+        momentum: SGD's momentum; Adam has none, its averages are set by `betas`.
+        betas: The decay of Adam's averages.
+        weight_decay: The weight of the L2 penalty.
+        lr_decay: The learning rate is multiplied by this after every round.
+        drop_last: Leave an epoch's last, partial batch out.
+        persistent_optimizer: Keep each client's optimizer state from round to round.
+        participation: The share of the clients that train in a round.
+        stages: What follows the rounds, in order: stages, or their names.
+        uploads: What each reply passes before it leaves its client, in order: uploads, or texts such as `clip(1.0)`.
+        metrics: Metrics of the global model in every evaluated round, besides the accuracy: names, or functions.
+        seed: Decides initial weights, batches and who takes part.
+        assign: The number of each client's model in the list `model`.
+        evaluate_every: Evaluate after every so many rounds; the last one is always evaluated.
+        last_rounds: Over how many of the last rounds `Result.accuracy_mean` is taken.
+        executor: `"auto"`, `"loop"`, `"stack"`, `"lanes"`, or an executor: how clients are computed.
+        device: `"auto"`, `"cpu"` or `"cuda"`.
+        precision: `"fp32"`, `"tf32"` or `"bf16"`.
+        resume: Where to go on, from an earlier run's `on_round`.
+        on_round: Called with a snapshot after each round.
+
+    Returns:
+        The finished run.
+
+    Raises:
+        BadInput: Something can't be used, or not with the rest; nothing was computed yet.
+        Diverged: Training left the finite numbers.
     """
     _refuse_kinds(federation, model, method, stages, uploads)
-    Recipe(  # whose ranges hold here too
+    told = Recipe(  # whose ranges hold here too
         rounds=rounds,
         local_epochs=local_epochs,
         batch_size=batch_size,
         lr=lr,
         momentum=momentum,
+        betas=betas,
         weight_decay=weight_decay,
         lr_decay=lr_decay,
+        drop_last=drop_last,
+        persistent_optimizer=persistent_optimizer,
+        participation=participation,
         seed=seed,
-        **{name: options[name] for name in ("participation", "evaluate_every", "last_rounds") if name in options},
+        evaluate_every=evaluate_every,
+        last_rounds=last_rounds,
     )
     chosen = METHODS.find(method)() if isinstance(method, str) else method
-    models = _models(federation, model, chosen.head, seed, options.get("assign"))
-    rule = optimizer if isinstance(optimizer, SGD | Adam) else make_optimizer(optimizer, lr, momentum, weight_decay)
-    local = LocalTraining(local_epochs, batch_size, rule, lr_decay, drop_last, persistent_optimizer)
-    steps = [STAGES.find(s)() if isinstance(s, str) else s for s in stages]
-    chain = [build.upload(u) if isinstance(u, str) else u for u in uploads]
-    measured = {m if isinstance(m, str) else m.__name__: METRICS.find(m) if isinstance(m, str) else m for m in metrics}
+    local = LocalTraining(
+        told.local_epochs, told.batch_size, _optimizer(optimizer, told), told.lr_decay, drop_last, persistent_optimizer
+    )
     return simulate(
         federation,
-        models,
+        _models(federation, model, chosen.head, told.seed, assign),
         chosen,
-        rounds=rounds,
+        rounds=told.rounds,
         local=local,
-        stages=steps,
-        uploads=chain,
-        metrics=measured,
-        seed=seed,
-        **options,
+        participation=told.participation,
+        stages=[STAGES.find(s)() if isinstance(s, str) else s for s in stages],
+        uploads=[build.upload(u) if isinstance(u, str) else u for u in uploads],
+        metrics={
+            m if isinstance(m, str) else m.__name__: METRICS.find(m) if isinstance(m, str) else m for m in metrics
+        },
+        seed=told.seed,
+        executor=executor,
+        device=device,
+        precision=precision,
+        evaluate_every=told.evaluate_every,
+        last_rounds=told.last_rounds,
+        resume=resume,
+        on_round=on_round,
+        assign=assign,
     )
+
+
+def _optimizer(asked: Any, told: Recipe) -> Optimizer:
+    """The optimizer itself, or the one of a name with the settings beside it."""
+    if isinstance(asked, str):
+        return make_optimizer(asked, told.lr, told.momentum, told.weight_decay, told.betas)
+    if not isinstance(asked, SGD | Adam):
+        kind = asked.__name__ if isinstance(asked, type) else type(asked).__name__
+        raise BadInput(f"optimizer is {kind}: give a name, 'sgd' or 'adam', or fedhead.SGD(…) or fedhead.Adam(…)")
+    plain = Recipe()
+    for name in ("lr", "momentum", "betas", "weight_decay"):
+        if getattr(told, name) != getattr(plain, name):
+            raise BadInput(f"{name}: {getattr(told, name)} would have no effect, the optimizer {asked} has its own")
+    return asked
 
 
 def _refuse_kinds(federation: Any, model: Any, method: Any, stages: Any, uploads: Any) -> None:
@@ -107,15 +174,6 @@ def _refuse_kinds(federation: Any, model: Any, method: Any, stages: Any, uploads
                 raise BadInput(f"{what} is the class {thing.__name__}: give one of it, {thing.__name__}()")
             if not isinstance(thing, kind | str):
                 raise BadInput(f"{what} is {type(thing).__name__}: give a name or a {what}, see `fedhead ls {what}s`")
-
-
-def make_optimizer(name: str, lr: float, momentum: float, weight_decay: float) -> Optimizer:
-    """The optimizer of a name; Adam's first coefficient is the momentum where one is given."""
-    if name == "sgd":
-        return SGD(lr, momentum, weight_decay)
-    if name == "adam":
-        return Adam(lr, (momentum or 0.9, 0.999), weight_decay=weight_decay)
-    raise unknown("optimizer", name, OPTIMIZERS)
 
 
 def _models(

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fedhead.core import batching, random
-from fedhead.core.errors import BadInput, outside
+from fedhead.core.errors import BadInput
 from fedhead.core.losses import cross_entropy
 from fedhead.core.optimizers import Optimizer
 from fedhead.core.tree import Tree
@@ -41,16 +41,6 @@ def check_head(model: SplitModel, free: bool, who: str) -> None:
             f"{who}: the head {kind} is not linear in the features, as calibration assumes; "
             f"use a linear head (model.head=linear), or free=true to train it all the same"
         )
-
-
-def check_sgd(key: str, lr: float, momentum: float, weight_decay: float) -> None:
-    """Check the optimizer settings of head training; `key` is their prefix in error messages."""
-    if not lr > 0:
-        raise outside(f"{key}.lr", lr, "over 0")
-    if not 0 <= momentum < 1:
-        raise outside(f"{key}.momentum", momentum, "at least 0 and under 1")
-    if not weight_decay >= 0:
-        raise outside(f"{key}.weight_decay", weight_decay, "at least 0")
 
 
 def linear(model: SplitModel) -> bool:

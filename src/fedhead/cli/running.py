@@ -55,22 +55,26 @@ def run(
       fedhead run digits 'seeds=[0, 1, 2]' --together
       fedhead run digits clients=3 rounds=3 --engine flower
     """
+    from fedhead.deploy import engine as over_processes
     from fedhead.experiment.recipe import load
     from fedhead.experiment.run import Settings
+    from fedhead.experiment.run import execute as simulate
     from fedhead.experiment.seeds import execute_seeds
 
     if resume and out is None:
         raise BadInput("--resume needs --out: name the run folder that is to go on")
     found = load(recipe, assignments or [])
-    settings = Settings(
-        data, device.value, executor, precision.value, threads, tensorboard, engine.value, allow_changed_code
-    )
+    settings = Settings(data, device.value, executor, precision.value, threads, tensorboard, allow_changed_code)
     out = out or _free(Path("runs") / f"{Path(recipe).stem}-{found.method.rpartition(':')[2]}-seed{found.seed}")
     if together and not found.seeds:
         raise BadInput("--together joins several seeds: give them, as in 'seeds=[0, 1, 2]'")
+    over_flower = engine is Engine.flower
+    if together and over_flower:
+        raise BadInput("--together joins runs in one stack, in this process: leave out --engine flower")
+    execute = over_processes.execute if over_flower else simulate
     with progress(found.rounds * max(len(found.seeds), 1), quiet) as tell:
         on_row = functools.partial(tell, found.method)
-        result = execute_seeds(found, out, settings, resume=resume, together=together, on_row=on_row)
+        result = execute_seeds(found, out, settings, execute, resume=resume, together=together, on_row=on_row)
     if as_json:
         print(json.dumps(result))
     else:

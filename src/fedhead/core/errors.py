@@ -18,15 +18,6 @@ class Diverged(FedheadError, ArithmeticError):
     """Training produced non-finite numbers; the command line exits with code 1."""
 
 
-def outside(key: str, value: object, wanted: str) -> BadInput:
-    """Return the error for a number outside its range.
-
-    >>> str(outside("method.mu", -1.0, "at least 0"))
-    'method.mu: -1.0 is out of range, it must be at least 0'
-    """
-    return BadInput(f"{key}: {value} is out of range, it must be {wanted}")
-
-
 def unknown(kind: str, name: str, known: Iterable[str]) -> BadInput:
     """Return the error for an unknown name, suggesting the closest known one.
 

@@ -7,15 +7,21 @@ for callers that own the tensors, on a CPU: one pass over each tensor instead of
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
+from fedhead.core.errors import BadInput, unknown
+from fedhead.core.parameters import Checked
+from fedhead.core.ranges import AtLeast, Below
 from fedhead.core.tree import Tree
+
+Decay = Annotated[float, AtLeast(0), Below(1)]  # of a moving average
 
 
 @dataclass(frozen=True)
-class SGD:
+class SGD(Checked):
     """Stochastic gradient descent with momentum and L2 weight decay, as in `torch.optim.SGD`.
 
     Args:
@@ -25,9 +31,9 @@ class SGD:
         nesterov: Whether to use Nesterov momentum.
     """
 
-    lr: float = 0.01
-    momentum: float = 0.0
-    weight_decay: float = 0.0
+    lr: Annotated[float, AtLeast(0)] = 0.01
+    momentum: Decay = 0.0
+    weight_decay: Annotated[float, AtLeast(0)] = 0.0
     nesterov: bool = False
 
     def init(self, params: Tree) -> Tree:
@@ -74,7 +80,7 @@ class SGD:
 
 
 @dataclass(frozen=True)
-class Adam:
+class Adam(Checked):
     """Adam with L2 weight decay, as in `torch.optim.Adam`.
 
     Args:
@@ -84,10 +90,10 @@ class Adam:
         weight_decay: L2 penalty.
     """
 
-    lr: float = 1e-3
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-8
-    weight_decay: float = 0.0
+    lr: Annotated[float, AtLeast(0)] = 1e-3
+    betas: tuple[Decay, Decay] = (0.9, 0.999)
+    eps: Annotated[float, AtLeast(0)] = 1e-8
+    weight_decay: Annotated[float, AtLeast(0)] = 0.0
 
     def init(self, params: Tree) -> Tree:
         """Return the optimizer state before the first step."""
@@ -159,3 +165,35 @@ def _expand_like(scalar: Tensor, like: Tensor) -> Tensor:
 
 
 Optimizer = SGD | Adam
+OPTIMIZERS = ("sgd", "adam")
+
+
+def make_optimizer(
+    name: str,
+    lr: float,
+    momentum: float = 0.0,
+    weight_decay: float = 0.0,
+    betas: tuple[float, float] = (0.9, 0.999),
+) -> Optimizer:
+    """Make an optimizer by its name.
+
+    Args:
+        name: `sgd` or `adam`.
+        lr: The learning rate.
+        momentum: SGD's; Adam has none, its averages are set by `betas`.
+        weight_decay: The weight of the L2 penalty.
+        betas: Adam's, the decay of its averages of gradients and of their squares.
+
+    Raises:
+        BadInput: There is no such optimizer, or it has no momentum.
+
+    >>> make_optimizer("sgd", 0.1, momentum=0.9)
+    SGD(lr=0.1, momentum=0.9, weight_decay=0.0, nesterov=False)
+    """
+    if name == "sgd":
+        return SGD(lr, momentum, weight_decay)
+    if name != "adam":
+        raise unknown("optimizer", str(name), OPTIMIZERS)
+    if momentum:
+        raise BadInput(f"momentum: {momentum} is for sgd; adam's averages are set by betas, leave momentum at 0")
+    return Adam(lr, betas, weight_decay=weight_decay)

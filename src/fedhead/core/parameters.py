@@ -1,23 +1,53 @@
-"""Values against type hints: a recipe's values are checked against the fields of what they configure."""
+"""Parameters: values against the type hints and ranges of the fields or arguments that take them.
+
+This is the only checker: Python, recipes, the command line and messages between machines all come here, and the error
+names the parameter as that caller wrote it.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import math
 import numbers
 import types
 import typing
-from collections.abc import Callable, Mapping
-from typing import Any, Literal, Union
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, Literal, Union
 
 from fedhead.core.errors import BadInput, unknown
+from fedhead.core.ranges import Range
 
 _WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text", type(None): "null"}
 
 
-def check(key: str, value: Any, hint: Any) -> Any:
-    """The value in the form that the hint asks for, or `BadInput` with the key's name.
+class Checked:
+    """A dataclass whose values are checked against its fields' type hints and ranges when it is made.
+
+    >>> from fedhead.core.optimizers import SGD
+    >>> SGD(lr=-1)
+    Traceback (most recent call last):
+    fedhead.core.errors.BadInput: SGD: lr: -1 is out of range, it must be at least 0
+    """
+
+    def __post_init__(self) -> None:
+        """Check every value, and bring it to its field's type."""
+        for name, hint in parameters(type(self)).items():
+            value = check(f"{type(self).__name__}: {name}", getattr(self, name), hint)
+            object.__setattr__(self, name, value)
+
+
+def check(name: str, value: Any, hint: Any) -> Any:
+    """Bring a value to the form that a type hint asks for.
+
+    Args:
+        name: What the value is called in an error.
+        value: The value.
+        hint: A type, or `Annotated` with ranges.
+
+    Raises:
+        BadInput: It is of another type, not finite, or out of range.
 
     >>> check("lr", 1, float)
     1.0
@@ -25,88 +55,167 @@ def check(key: str, value: Any, hint: Any) -> Any:
     Traceback (most recent call last):
     fedhead.core.errors.BadInput: rounds: 'ten' is not a whole number
     """
-    fits, out = _fit(value, hint)
-    if not fits:
-        raise BadInput(f"{key}: {value!r} is not {_say(hint)}")
-    if isinstance(out, float) and not math.isfinite(out):
-        raise BadInput(f"{key}: {value!r} is not finite")
-    return out
+    try:
+        return _fit(value, hint)
+    except _Misfit as misfit:
+        raise BadInput(f"{name}: {misfit}") from None
 
 
-def parameters(target: Callable[..., Any], leave_out: tuple[str, ...] = ()) -> dict[str, Any]:
-    """What a class or function takes by name, with the type of each.
+def check_all(given: Mapping[str, Any], hints: Mapping[str, Any], owner: str, prefix: str = "") -> dict[str, Any]:
+    """Check named values against the hints of what takes them; an unknown name is answered with the nearest.
+
+    Args:
+        given: The values by name.
+        hints: Every name that there is, with its type.
+        owner: What takes them, such as `method fedprox`.
+        prefix: What stands before a name where the user wrote it, such as `method.`.
+    """
+    for word in given:
+        if word not in hints:
+            if not hints:
+                raise BadInput(f"{prefix}{word}: {owner} takes no parameters")
+            raise unknown(f"parameter of {owner}", word, hints)
+    return {word: check(f"{prefix}{word}", value, hints[word]) for word, value in given.items()}
+
+
+def parameters(target: Callable[..., Any]) -> Mapping[str, Any]:
+    """What a class or function takes by name, with the type and ranges of each.
 
     >>> from fedhead.core.optimizers import SGD
     >>> list(parameters(SGD))
     ['lr', 'momentum', 'weight_decay', 'nesterov']
     """
+    return _parameters(target)
+
+
+@functools.cache
+def _parameters(target: Any) -> Mapping[str, Any]:
     if dataclasses.is_dataclass(target):
         names = [f.name for f in dataclasses.fields(target) if f.init and f.repr]  # others are the program's own
-        hints = typing.get_type_hints(target)
     else:
         kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
         names = [p.name for p in inspect.signature(target).parameters.values() if p.kind in kinds]
-        hints = typing.get_type_hints(target if inspect.isroutine(target) else getattr(target, "__init__"))  # noqa: B009 (mypy: unsound)
-    return {name: hints.get(name, Any) for name in names if name not in leave_out and name != "self"}
+    function = inspect.isroutine(target) or dataclasses.is_dataclass(target)
+    try:
+        hints = typing.get_type_hints(target if function else getattr(target, "__init__"), include_extras=True)  # noqa: B009 (mypy: unsound)
+    except NameError as error:
+        raise BadInput(
+            f"{getattr(target, '__name__', target)}: its type hints can't be read ({error}): import at run time what "
+            "they name, not under TYPE_CHECKING"
+        ) from error
+    return types.MappingProxyType({name: hints.get(name, Any) for name in names if name != "self"})
 
 
-def check_parameters(kind: str, name: str, given: Mapping[str, Any], hints: Mapping[str, Any]) -> dict[str, Any]:
-    """Every given parameter checked against its hint; an unknown one is answered with the nearest that there is."""
-    prefix = f"stage.{name}" if kind == "stage" else kind
-    for word in given:
-        if word not in hints:
-            if not hints:
-                raise BadInput(f"{prefix}.{word}: {kind} {name!r} takes no parameters")
-            raise unknown(f"parameter of {kind} {name}", word, hints)
-    return {word: check(f"{prefix}.{word}", value, hints[word]) for word, value in given.items()}
+class _Misfit(Exception):
+    """Why a value does not fit; `exact` if its type does, so that no other reading of it is meant."""
+
+    def __init__(self, text: str, exact: bool = False):
+        super().__init__(text)
+        self.exact = exact
 
 
-def _fit(value: Any, hint: Any) -> tuple[bool, Any]:
+def _fit(value: Any, hint: Any) -> Any:
     if hint is Any:
-        return True, value
+        return value
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Annotated:
+        return _in_ranges(_fit(value, arguments[0]), value, [a for a in arguments[1:] if isinstance(a, Range)])
     if origin in (Union, types.UnionType):
-        # an exact fit first, so that 1 stays a whole number where both int and float are welcome
-        fitting = [out for fits, out in (_fit(value, a) for a in arguments) if fits]
-        exact = [out for out in fitting if type(out) is type(value)]
-        return bool(fitting), (exact or fitting or [value])[0]
-    if origin is Literal:
-        return value in arguments and not isinstance(value, bool), value
-    if origin in (tuple, list) or hint in (tuple, list):
-        return _fit_sequence(value, origin or hint, arguments)
-    if hint is float:
+        return _fit_any(value, hint, arguments)
+    if origin in (tuple, list, Sequence) or hint in (tuple, list):
+        return _fit_sequence(value, hint, arguments)
+    if origin in (dict, Mapping):
+        return _fit_mapping(value, hint, arguments)
+    kind = hint if origin is None else origin
+    if kind is float:
         fits = isinstance(value, numbers.Real) and not isinstance(value, bool)  # numpy's are such too
-        return fits, float(value) if fits else value
-    if hint is int:
+    elif kind is int:
         fits = isinstance(value, numbers.Integral) and not isinstance(value, bool)
-        return fits, int(value) if fits else value
-    if hint in (None, type(None)):
-        return value is None, value
-    return (isinstance(value, hint), value) if isinstance(hint, type) else (True, value)
+    elif kind is Literal:
+        fits = value in arguments and not isinstance(value, bool)
+    elif kind in (None, type(None)):
+        fits = value is None
+    else:
+        fits = not isinstance(kind, type) or isinstance(value, kind)
+    if not fits:
+        raise _Misfit(f"{value!r} is not {_say(hint)}")
+    if kind is float:
+        return _finite(value)
+    return int(value) if kind is int else value
 
 
-def _fit_sequence(value: Any, kind: Any, arguments: tuple[Any, ...]) -> tuple[bool, Any]:
+def _in_ranges(fitted: Any, written: Any, ranges: Sequence[Range]) -> Any:
+    if not all(fitted in each for each in ranges):
+        raise _Misfit(f"{written!r} is out of range, it must be {' and '.join(map(str, ranges))}", exact=True)
+    return fitted
+
+
+def _finite(value: Any) -> float:
+    try:
+        out = float(value)
+    except OverflowError:  # a whole number beyond the largest float
+        out = math.inf
+    if not math.isfinite(out):
+        raise _Misfit(f"{value!r} is not finite", exact=True)
+    return out
+
+
+def _fit_any(value: Any, hint: Any, arguments: tuple[Any, ...]) -> Any:
+    """The value as one of several types."""
+    fitting, misfits = [], []
+    for argument in arguments:
+        try:
+            fitting.append(_fit(value, argument))
+        except _Misfit as misfit:
+            misfits.append(misfit)
+    if not fitting:
+        raise next((m for m in misfits if m.exact), _Misfit(f"{value!r} is not {_say(hint)}"))
+    # an exact fit first, so that 1 stays a whole number where both int and float are welcome
+    return next((out for out in fitting if type(out) is type(value)), fitting[0])
+
+
+def _fit_sequence(value: Any, hint: Any, arguments: tuple[Any, ...]) -> Any:
+    misfit = _Misfit(f"{value!r} is not {_say(hint)}")
     if not isinstance(value, list | tuple):
-        return False, value
-    if not arguments:
-        return True, kind(value)
-    each: tuple[Any, ...] = arguments
-    if kind is list or (len(arguments) == 2 and arguments[1] is Ellipsis):
-        each = (arguments[0],) * len(value)
+        raise misfit
+    origin = typing.get_origin(hint) or hint
+    if origin is tuple and arguments and Ellipsis not in arguments:
+        each: tuple[Any, ...] = arguments
+    else:
+        each = (arguments[0] if arguments else Any,) * len(value)
     if len(each) != len(value):
-        return False, value
-    items = [_fit(v, a) for v, a in zip(value, each, strict=True)]
-    return all(fits for fits, _ in items), kind(out for _, out in items)
+        raise misfit
+    try:
+        items = [_fit(v, a) for v, a in zip(value, each, strict=True)]
+    except _Misfit as inner:
+        raise inner if inner.exact else misfit from None
+    return items if origin is list else tuple(items)
+
+
+def _fit_mapping(value: Any, hint: Any, arguments: tuple[Any, ...]) -> Any:
+    misfit = _Misfit(f"{value!r} is not {_say(hint)}")
+    if not isinstance(value, Mapping):
+        raise misfit
+    try:
+        return {_fit(k, arguments[0]): _fit(v, arguments[1]) for k, v in value.items()}
+    except _Misfit as inner:
+        raise inner if inner.exact else misfit from None
 
 
 def _say(hint: Any) -> str:
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Annotated:
+        return _say(arguments[0])
     if origin in (Union, types.UnionType):
         return " or ".join(_say(a) for a in arguments)
     if origin is Literal:
         return "one of " + ", ".join(str(a) for a in arguments)
-    if origin in (tuple, list):
-        if origin is list or Ellipsis in arguments:
+    if origin in (tuple, list, Sequence):
+        if origin is not tuple or Ellipsis in arguments:
             return f"a list in brackets, each {_say(arguments[0])}"
         return f"a list of {len(arguments)} in brackets: " + ", ".join(_say(a) for a in arguments)
+    if origin in (dict, Mapping):
+        return f"a mapping from names, each {_say(arguments[1])}"
+    if hint is Any:
+        return "any value"
     return _WORDS.get(hint, getattr(hint, "__name__", str(hint)))

@@ -10,28 +10,33 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
 from fedhead.core import random
 from fedhead.core.errors import BadInput, unknown
+from fedhead.core.parameters import Checked, check
+from fedhead.core.ranges import Above, AtLeast, AtMost, Between
 from fedhead.data import color
 from fedhead.data.geometry import Grid, crop, cutout, flip, resized_crop, rotate
 
-# Steps that move pixels: (grid, keys, number) -> grid. The number is the step's argument, as in rotate(15).
-_GRID_STEPS: dict[str, tuple[Callable[[Grid, Tensor, float], Grid], float]] = {
-    "crop": (lambda g, k, pad: crop(g, k, int(pad), reflect=False), 4),
-    "crop-reflect": (lambda g, k, pad: crop(g, k, int(pad), reflect=True), 4),
-    "flip": (lambda g, k, p: flip(g, k, p), 0.5),
-    "rotate": (lambda g, k, degrees: rotate(g, k, degrees), 15),
-    "cutout": (lambda g, k, side: cutout(g, k, int(side)), 16),
+# A step has one number, as in rotate(15): its default and its type with its range.
+_PIXELS, _PROBABILITY = Annotated[int, AtLeast(0)], Annotated[float, Between(0, 1)]
+# Steps that move pixels: (grid, keys, number) -> grid.
+_GRID_STEPS: dict[str, tuple[Callable[[Grid, Tensor, Any], Grid], float, Any]] = {
+    "crop": (lambda g, k, pad: crop(g, k, pad, reflect=False), 4, _PIXELS),
+    "crop-reflect": (lambda g, k, pad: crop(g, k, pad, reflect=True), 4, _PIXELS),
+    "flip": (lambda g, k, p: flip(g, k, p), 0.5, _PROBABILITY),
+    "rotate": (lambda g, k, degrees: rotate(g, k, degrees), 15, Annotated[float, Between(0, 180)]),
+    "cutout": (lambda g, k, side: cutout(g, k, side), 16, _PIXELS),
 }
 # Steps that compute new pixel values: (images in 0 … 1, keys, number) -> images.
-_PIXEL_STEPS: dict[str, tuple[Callable[[Tensor, Tensor, float], Tensor], float]] = {
-    "resized-crop": (lambda x, k, smallest: resized_crop(x, k, smallest), 0.2),
-    "jitter": (lambda x, k, p: color.jitter(x, k, p), 0.8),
-    "grayscale": (lambda x, k, p: color.grayscale(x, k, p), 0.2),
+_PIXEL_STEPS: dict[str, tuple[Callable[[Tensor, Tensor, Any], Tensor], float, Any]] = {
+    "resized-crop": (lambda x, k, smallest: resized_crop(x, k, smallest), 0.2, Annotated[float, Above(0), AtMost(1)]),
+    "jitter": (lambda x, k, p: color.jitter(x, k, p), 0.8, _PROBABILITY),
+    "grayscale": (lambda x, k, p: color.grayscale(x, k, p), 0.2, _PROBABILITY),
 }
 STEPS = tuple(_GRID_STEPS) + tuple(_PIXEL_STEPS)
 
@@ -57,7 +62,7 @@ NORMALIZATIONS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
 
 
 @dataclass(frozen=True)
-class Transform:
+class Transform(Checked):
     """Augments and normalizes a batch: `transform(x, key)` for training, `transform(x)` for evaluation.
 
     Args:
@@ -76,17 +81,17 @@ class Transform:
     """
 
     mean: tuple[float, ...] = ()
-    std: tuple[float, ...] = ()
+    std: tuple[Annotated[float, Above(0)], ...] = ()
     augment: tuple[str, ...] = ()
     dtype: torch.dtype = torch.float32
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if len(self.mean) != len(self.std):
             raise BadInput(f"transform: {len(self.mean)} means but {len(self.std)} deviations")
-        if not all(s > 0 for s in self.std):
-            raise BadInput(f"transform: deviations must be positive, not {self.std}")
         for step in self.augment:
-            _parse_step(step)
+            name, number = _parse_step(step)
+            check(f"augmentation {step}", number, {**_GRID_STEPS, **_PIXEL_STEPS}[name][2])
 
     @classmethod
     def named(cls, augment: str = "none", normalize: str = "unit") -> Transform:
@@ -196,7 +201,7 @@ def _parse_step(step: str) -> tuple[str, float]:
     if not match or match[1] not in STEPS:
         raise unknown("augmentation step", step, STEPS)
     default = {**_GRID_STEPS, **_PIXEL_STEPS}[match[1]][1]
-    return match[1], float(match[2]) if match[2] else default
+    return match[1], default if match[2] is None else float(match[2]) if "." in match[2] else int(match[2])
 
 
 def _move(x: Tensor, moves: list[tuple[Callable[[Grid, Tensor, float], Grid], Tensor, float]]) -> Tensor:

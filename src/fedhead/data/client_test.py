@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedhead.core import random
 from fedhead.core.errors import BadInput
+from fedhead.core.parameters import Checked, check
+from fedhead.core.ranges import Above, AtLeast, Below
 from fedhead.data.allocation import Rows, apportion
+
+SHARE = Annotated[float, Above(0), Below(1)]
+SIZE = Annotated[int, AtLeast(1)]
 
 
 @dataclass(frozen=True)
-class Fraction:
+class Fraction(Checked):
     """A share of each client's own samples, random or stratified by class (FedETF: 0.3, random).
 
     Args:
@@ -22,12 +28,8 @@ class Fraction:
         stratified: Whether each class contributes its share.
     """
 
-    share: float
+    share: SHARE
     stratified: bool = False
-
-    def __post_init__(self) -> None:
-        if not 0 < self.share < 1:
-            raise BadInput(f"client_test: the share {self.share} must be between 0 and 1")
 
     def split(self, rows: Rows, y: NDArray[np.int64], seed: int, client: int) -> tuple[Rows, Rows]:
         """Split the rows of a client into training and test rows; at least one sample is kept for training."""
@@ -46,7 +48,7 @@ class Fraction:
 
 
 @dataclass(frozen=True)
-class Matched:
+class Matched(Checked):
     """Samples of the global test set, drawn with the client's class distribution (FedClassAvg).
 
     Their number is in proportion to the client's share of the training data unless a size is given, and limited by the
@@ -56,11 +58,7 @@ class Matched:
         size: Number of samples per client.
     """
 
-    size: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.size is not None and self.size < 1:
-            raise BadInput(f"client_test: a size of {self.size} is too small, give at least 1")
+    size: SIZE | None = None
 
     def draw(self, counts: NDArray[np.int64], total: int, y: NDArray[np.int64], seed: int, client: int) -> Rows:
         """Draw rows of the test set for one client.
@@ -102,9 +100,9 @@ def parse(text: str | float | ClientTest | None) -> ClientTest | None:
     match = re.fullmatch(r"(stratified|matched)?\s*(\()?\s*(\d*\.?\d+)?\s*(?(2)\))", str(text).strip())
     word, number = (match[1], match[3]) if match else (None, None)
     if word == "matched" and (number is None or number.isdigit()):
-        return Matched(int(number) if number else None)
+        return Matched(None if number is None else check(f"client_test {text}: size", int(number), SIZE))
     if word != "matched" and number is not None:
-        return Fraction(float(number), stratified=word == "stratified")
+        return Fraction(check(f"client_test {text}: share", float(number), SHARE), stratified=word == "stratified")
     raise BadInput(
         f"client_test {text!r} can't be read; write a share such as 0.3, stratified(0.3), matched or matched(500)"
     )

@@ -9,27 +9,26 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedhead.core import random
 from fedhead.core.errors import BadInput
+from fedhead.core.parameters import Checked, check
+from fedhead.core.ranges import Above, AtLeast
 from fedhead.data.allocation import Rows, apportion, assign_rows, log_gamma, softmax
 
 
 @dataclass(frozen=True)
-class Partition:
+class Partition(Checked):
     """A way to deal samples out to clients."""
 
     def split(self, y: NDArray[Any], classes: int, clients: int, seed: int) -> list[Rows]:
         """The rows of every client, in rising order; together they are all rows of `y`, each once."""
         y = np.asarray(y)
-        if not isinstance(clients, int | np.integer):
-            raise BadInput(f"clients: {clients!r} is not a whole number")
-        if clients < 1:
-            raise BadInput(f"clients: {clients} is too few, give at least 1")
+        check("clients", clients, Annotated[int, AtLeast(1)])
         if clients > len(y):
             raise BadInput(f"clients: {clients} clients can't share {len(y)} samples; use at most {len(y)} clients")
         if y.min() < 0 or y.max() >= classes:
@@ -57,10 +56,7 @@ class IID(Partition):
 class Dirichlet(Partition):
     """Each class is cut by its own Dir(α) over clients, as in FedETF: no cap, no minimum; clients may stay empty."""
 
-    alpha: float  # α: the smaller, the fewer clients share a class
-
-    def __post_init__(self) -> None:
-        _check_alpha(self.alpha)
+    alpha: Annotated[float, Above(0)]  # α: the smaller, the fewer clients share a class
 
     def deal(self, y: NDArray[Any], classes: int, clients: int, rng: np.random.RandomState) -> list[Rows]:
         share = softmax(log_gamma(rng, self.alpha, (classes, clients)))
@@ -78,14 +74,10 @@ class Dirichlet(Partition):
 class CappedDirichlet(Partition):
     """Dir(α) per class, but a client that holds N/K samples gets no more, and all get a minimum (MOON, CCVR)."""
 
-    alpha: float  # α
-    minimum: int = 10  # samples every client must hold: the whole split is drawn again until it does
-    tries: int = 20_000  # how often at most
-
-    def __post_init__(self) -> None:
-        _check_alpha(self.alpha)
-        if self.minimum < 0:
-            raise BadInput(f"partition: minimum={self.minimum} must not be negative")
+    alpha: Annotated[float, Above(0)]  # α
+    # samples that every client must hold: the whole split is drawn again until it does
+    minimum: Annotated[int, AtLeast(0)] = 10
+    tries: Annotated[int, AtLeast(1)] = 20_000  # how often at most
 
     def deal(self, y: NDArray[Any], classes: int, clients: int, rng: np.random.RandomState) -> list[Rows]:
         if self.minimum * clients > len(y):
@@ -131,10 +123,7 @@ class EqualDirichlet(Partition):
     those that are left are normalized again (Hsu et al., 2019), so late clients stray from their draw.
     """
 
-    alpha: float  # α
-
-    def __post_init__(self) -> None:
-        _check_alpha(self.alpha)
+    alpha: Annotated[float, Above(0)]  # α
 
     def deal(self, y: NDArray[Any], classes: int, clients: int, rng: np.random.RandomState) -> list[Rows]:
         left = np.bincount(y, minlength=classes)
@@ -163,11 +152,7 @@ class Skewed(Partition):
     each of its c classes (FedClassAvg); where that doesn't come out even, a class's holders differ by one sample.
     """
 
-    per_client: int  # c
-
-    def __post_init__(self) -> None:
-        if self.per_client < 1:
-            raise BadInput(f"partition skewed: {self.per_client} classes a client is too few, give at least 1")
+    per_client: Annotated[int, AtLeast(1)]  # c
 
     def check(self, held: int, clients: int) -> None:
         """Refuse more classes a client than the data's `held` ones, and too few for all of them to have a client."""
@@ -226,12 +211,3 @@ def _sound(dealt: Sequence[Any], samples: int, clients: int, deal: Partition) ->
         row = int(np.argmax(times != 1))
         raise BadInput(f"partition {deal}: row {row} went to {times[row]} clients, every row goes to exactly one")
     return [own.astype(np.int64) for own in rows]
-
-
-def _check_alpha(alpha: float) -> None:
-    if not isinstance(alpha, int | float | np.number):
-        raise BadInput(f"partition dirichlet: alpha={alpha!r} is not a number")
-    if not (alpha > 0 and math.isfinite(alpha)):
-        raise BadInput(
-            f"partition dirichlet: alpha={alpha:g} must be a positive, finite number (for even clients: iid)"
-        )

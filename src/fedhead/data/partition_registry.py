@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from fedhead.core.calls import read_call, split_call
 from fedhead.core.errors import BadInput, FedheadError
-from fedhead.core.parameters import check_parameters, parameters
+from fedhead.core.parameters import check_all, parameters
 from fedhead.core.registry import Registry
 from fedhead.data.allocation import Rows
 from fedhead.data.partition import IID, CappedDirichlet, Dirichlet, EqualDirichlet, Given, Partition, Skewed
@@ -50,8 +50,8 @@ class Form(NamedTuple):
     text: str
     parameters: str
     description: str
-    pattern: str
-    make: Callable[..., Partition]
+    pattern: str  # its groups are named as the fields of `kind`
+    kind: type[Partition]
 
 
 class Entry(NamedTuple):
@@ -111,20 +111,22 @@ def _arguments(text: str, hints: Mapping[str, Any]) -> dict[str, Any]:
     first = dict(zip(hints, call.positional, strict=False))
     if twice := first.keys() & call.named.keys():
         raise BadInput(f"partition {text!r}: {min(twice)} is given twice")
-    return check_parameters("partition", call.name, first | call.named, hints)
+    return check_all(first | call.named, hints, f"partition {call.name}", f"partition {text}: ")
 
 
 def _built_in(name: str, *forms: Form) -> None:
     def make(text: str) -> Partition:
         for form in forms:
             if match := re.fullmatch(form.pattern, text):
-                return form.make(*match.groups())
+                given = {word: _number(value) for word, value in match.groupdict().items() if value is not None}
+                return form.kind(**check_all(given, parameters(form.kind), f"partition {name}", f"partition {text}: "))
         raise BadInput(f"partition {text!r} can't be read; write it as {' or '.join(form.text for form in forms)}")
 
     PARTITIONS.register(name, Entry(make, forms))
 
 
-_VALUE = r"\s*([^\s,()]+)\s*"
+_VALUE = r"[^\s,()]+"
+_ALPHA = rf"\s*(?P<alpha>{_VALUE})\s*"
 _built_in("iid", Form("iid", "", "shuffled and dealt out evenly", r"iid", IID))
 _built_in(
     "dirichlet",
@@ -132,22 +134,22 @@ _built_in(
         "dirichlet(alpha)",
         "alpha > 0",
         "each class is cut by its own Dir(alpha) over clients (FedETF); may leave clients empty",
-        rf"dirichlet\({_VALUE}\)",
-        lambda alpha: Dirichlet(_number(alpha)),
+        rf"dirichlet\({_ALPHA}\)",
+        Dirichlet,
     ),
     Form(
         "dirichlet(alpha, capped)",
         "alpha > 0, minimum=10",
         "the same, with a cap of N/K samples per client and a minimum (MOON, CCVR)",
-        rf"dirichlet\({_VALUE},\s*capped\s*(?:,\s*minimum\s*={_VALUE})?\)",
-        lambda alpha, minimum: CappedDirichlet(_number(alpha), _whole(minimum or "10")),
+        rf"dirichlet\({_ALPHA},\s*capped\s*(?:,\s*minimum\s*=\s*(?P<minimum>{_VALUE})\s*)?\)",
+        CappedDirichlet,
     ),
     Form(
         "dirichlet(alpha, equal)",
         "alpha > 0",
         "clients of equal size, class proportions from Dir(alpha) (FedClassAvg)",
-        rf"dirichlet\({_VALUE},\s*equal\s*\)",
-        lambda alpha: EqualDirichlet(_number(alpha)),
+        rf"dirichlet\({_ALPHA},\s*equal\s*\)",
+        EqualDirichlet,
     ),
 )
 _built_in(
@@ -156,22 +158,18 @@ _built_in(
         "skewed(classes)",
         "classes >= 1",
         "a few distinct classes per client, each shared evenly by those who hold it",
-        rf"skewed\({_VALUE}\)",
-        lambda classes: Skewed(_whole(classes)),
+        rf"skewed\(\s*(?P<per_client>{_VALUE})\s*\)",
+        Skewed,
     ),
 )
 _built_in("given", Form("given", "", "the data is already split by site", r"given", Given))
 
 
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise BadInput(f"partition: {text!r} is not a number") from None
-
-
-def _whole(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise BadInput(f"partition: {text!r} is not a whole number") from None
+def _number(text: str) -> int | float | str:
+    """Return the number that a text stands for; other text stays as it is, for its parameter to refuse."""
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text

@@ -11,15 +11,20 @@ from fedhead.deploy import processes
 from fedhead.deploy.local_federation import LocalFederation
 from fedhead.deploy.project import Project
 from fedhead.engine.metrics import Row
+from fedhead.experiment import build
 from fedhead.experiment.recipe import Recipe
+from fedhead.experiment.run import Settings
 from fedhead.experiment.run_folder import RunFolder
 from fedhead.flower.assemble import site_names
+
+# What a simulation alone lets one choose: each site has a device of its own, and trains its one client in a loop.
+FIXED = {"device": ("auto", "cpu"), "executor": ("auto", "loop"), "precision": ("fp32",), "tensorboard": (False,)}
 
 
 def execute(
     recipe: Recipe,
     out: str | Path,
-    data: str | Path | None = None,
+    settings: Settings | None = None,
     *,
     resume: bool = False,
     on_row: Callable[[Row], None] = lambda row: None,
@@ -29,10 +34,15 @@ def execute(
 
     Logs, states of the sites and models are in OUT.flower, next to `out`.
     """
+    settings = settings or Settings()
+    for name, allowed in FIXED.items():
+        if getattr(settings, name) not in allowed:
+            raise BadInput(f"--{name} {getattr(settings, name)} is for simulations; leave it out with --engine flower")
     try:
         import flwr  # noqa: F401 (only to fail early if it is missing)
     except ImportError as error:
         raise BadInput("--engine flower needs Flower: pip install 'fedhead[flower]'") from error
+    build.validate(recipe)
     out = Path(out).resolve()
     beside = out.with_name(f"{out.name}.flower")
     if resume and out.exists():
@@ -42,7 +52,7 @@ def execute(
         project = Project.open(beside)
     else:
         RunFolder.refuse_taken(out)
-        project = _project(recipe, beside, out, data)
+        project = _project(recipe, beside, out, settings.data)
     federation = LocalFederation(project, resume=resume, log=log)
     told = 0
 

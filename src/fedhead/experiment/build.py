@@ -15,15 +15,16 @@ from fedhead.algorithm.task import LocalTraining
 from fedhead.algorithm.upload import UPLOADS, Upload
 from fedhead.core.calls import split_call
 from fedhead.core.errors import BadInput
-from fedhead.core.optimizers import SGD, Adam
-from fedhead.core.parameters import check_parameters, parameters
+from fedhead.core.optimizers import make_optimizer
+from fedhead.core.parameters import check_all, parameters
 from fedhead.core.registry import Registry
 from fedhead.data import client_test, datasets, partition
 from fedhead.data.augment import Transform
 from fedhead.data.federation import Federation
 from fedhead.data.partition_registry import parse as parse_partition
 from fedhead.engine import classification_metrics, compatibility
-from fedhead.experiment.recipe import Recipe, read_yaml
+from fedhead.experiment.recipe import Recipe
+from fedhead.experiment.yaml_text import read_yaml
 from fedhead.methods import METHODS
 from fedhead.models.build_many import build_many
 from fedhead.models.split_model import SplitModel
@@ -67,17 +68,12 @@ def upload(text: str, folders: Sequence[Path] = ()) -> Upload:
                 raise BadInput(f"uploads: {text!r} gives more values than {match[1]} takes")
             word, value = list(hints)[place], word
         given[word.strip()] = read_yaml(value, f"upload {text}")
-    return found(**check_parameters("upload", found.name, given, hints))
+    return found(**check_all(given, hints, f"upload {found.name}", f"upload {text}: "))
 
 
 def local(recipe: Recipe) -> LocalTraining:
     """How the clients train."""
-    if recipe.optimizer == "adam":
-        if recipe.momentum:
-            raise BadInput("momentum: adam has none, its averages are set by betas; leave momentum at 0")
-        chosen: SGD | Adam = Adam(recipe.lr, recipe.betas, weight_decay=recipe.weight_decay)
-    else:
-        chosen = SGD(recipe.lr, recipe.momentum, recipe.weight_decay)
+    chosen = make_optimizer(recipe.optimizer, recipe.lr, recipe.momentum, recipe.weight_decay, recipe.betas)
     return LocalTraining(
         epochs=recipe.local_epochs,
         batch_size=recipe.batch_size,
@@ -98,12 +94,14 @@ def architectures(recipe: Recipe, shape: tuple[int, ...], classes: int) -> list[
     hints = [_model_parameters(entry) for entry, _ in asked]
     common = {word: value for word, value in recipe.model_parameters.items() if any(word in own for own in hints)}
     if recipe.model_parameters.keys() - common.keys():
-        check_parameters("model", asked[0][0].name, recipe.model_parameters, hints[0])  # says which word is unknown
+        check_all(
+            recipe.model_parameters, hints[0], f"model {asked[0][0].name}", "model."
+        )  # says which word is unknown
     needed = method(recipe).head
     checked = []
     for (entry, special), own in zip(asked, hints, strict=True):
         given = {word: value for word, value in common.items() if word in own} | special
-        given = check_parameters("model", entry.name, given, own)
+        given = check_all(given, own, f"model {entry.name}", "model.")
         if needed is not None:
             given.setdefault("head", needed)
         checked.append((entry, given))
@@ -120,7 +118,7 @@ def _model_and_parameters(text: str, folders: Sequence[Path]) -> tuple[models.En
 
 def _model_parameters(entry: models.Entry) -> dict[str, Any]:
     """What a model takes, with the type of each."""
-    return parameters(models.build, leave_out=("name", "input_shape", "classes", "seed")) | entry.hints()
+    return entry.parameters()
 
 
 def federation(recipe: Recipe, data: str | Path | None = None) -> Federation:
@@ -222,5 +220,5 @@ def _local_test(recipe: Recipe) -> client_test.ClientTest | None:
 
 def _make(registry: Registry[type[E]], name: str, given: Mapping[str, Any], folders: Sequence[Path]) -> E:
     found = registry.find(name, folders)
-    hints = parameters(found, leave_out=("method",) if registry.kind == "stage" else ())
-    return found(**check_parameters(registry.kind, name, given, hints))
+    prefix = f"stage.{name}." if registry.kind == "stage" else "method."
+    return found(**check_all(given, parameters(found), f"{registry.kind} {name}", prefix))

@@ -12,7 +12,6 @@ import torch
 from fedhead.core.errors import BadInput
 from fedhead.core.tree import Tree
 from fedhead.core.treefile import save_tree
-from fedhead.deploy import engine
 from fedhead.engine import classification_metrics
 from fedhead.engine.metrics import Row, RunMetrics
 from fedhead.engine.rounds import Snapshot
@@ -42,7 +41,6 @@ class Settings:
     precision: str = "fp32"
     threads: int | None = None  # None: one for small models, torch's own choice for others
     tensorboard: bool = False
-    engine: str = "simulation"  # or flower: one process per client
     allow_changed_code: bool = False  # resume also where code of the user's own differs from what the run began with
 
 
@@ -60,8 +58,6 @@ def execute(
     is. `on_row` learns each round's figures, also those from before a resumption.
     """
     out, settings = Path(out), settings or Settings()
-    if settings.engine == "flower":
-        return _over_processes(recipe, out, settings, resume, on_row)
     existing = RunFolder.open(out, recipe) if resume and out.exists() and any(out.iterdir()) else None
     if existing is not None and existing.finished:
         return existing.result() or {}
@@ -134,17 +130,6 @@ def execute(
     return found
 
 
-def _over_processes(recipe: Recipe, out: Path, settings: Settings, resume: bool, on_row: Callable[[Row], None]) -> Row:
-    """The same recipe with a process a client, on Flower."""
-
-    fixed = {"device": ("auto", "cpu"), "executor": ("auto", "loop"), "precision": ("fp32",), "tensorboard": (False,)}
-    for name, allowed in fixed.items():
-        if getattr(settings, name) not in allowed:
-            raise BadInput(f"--{name} {getattr(settings, name)} is for simulations; leave it out with --engine flower")
-    build.validate(recipe)
-    return engine.execute(recipe, out, settings.data, resume=resume, on_row=on_row)
-
-
 def execute_together(
     recipes: Sequence[Recipe],
     outs: Sequence[Path],
@@ -169,8 +154,8 @@ def execute_together(
 
 def refuse_apart(settings: Settings) -> None:
     """Refuse settings by which runs can't train together."""
-    if settings.executor not in ("auto", "stack") or settings.engine != "simulation":
-        raise BadInput("runs train together in a stack: leave out --engine, and --executor unless it is stack")
+    if settings.executor not in ("auto", "stack"):
+        raise BadInput(f"runs train together in a stack: leave out --executor {settings.executor}")
 
 
 def stack_is_best(recipe: Recipe, settings: Settings) -> bool:

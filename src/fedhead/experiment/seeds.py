@@ -15,6 +15,7 @@ def execute_seeds(
     recipe: Recipe,
     out: Path,
     settings: Settings,
+    execute: Callable[..., Row] = execute,
     *,
     resume: bool = False,
     together: bool = False,
@@ -26,6 +27,7 @@ def execute_seeds(
         recipe: What to run; one without a list of seeds is run once, in `out` itself.
         out: The run folder, or the folder that holds `seed0`, `seed1` and so on.
         settings: How and where to compute.
+        execute: What carries out one recipe, in this process (`experiment.run.execute`) or elsewhere, called alike.
         resume: Go on with runs that were stopped.
         together: Train all seeds in one stack.
         on_row: Called with the figures of every round.

@@ -44,7 +44,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedhead.core.errors import BadInput, unknown
-from fedhead.experiment.recipe import RECIPES, Recipe, read_yaml
+from fedhead.experiment.recipe import RECIPES, Recipe
+from fedhead.experiment.yaml_text import read_yaml
 
 Scale = Literal["full", "small"]
 _LAST = ("metric", "deviation", "value", "stage", "priority")  # the last layer that gives one of these decides it

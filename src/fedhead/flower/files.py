@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self, get_type_hints
+from typing import Annotated, Any, Self
 
-from fedhead.core import parameters
 from fedhead.core.errors import BadInput, unknown
-from fedhead.experiment.recipe import Recipe, load, read_yaml
+from fedhead.core.parameters import check, parameters
+from fedhead.core.ranges import Above, AtLeast, Below, Matches
+from fedhead.experiment.recipe import Recipe, load
+from fedhead.experiment.yaml_text import read_yaml
 from fedhead.flower.transport import Timeouts
 
+SiteName = Annotated[
+    str, Matches(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", "letters, digits, '.', '_' and '-', at most 64 of them")
+]
 RECIPE_DATA = "recipe"  # in place of a path: the site's share of the recipe's own data set
 
 
@@ -40,7 +44,7 @@ class _File:
 
     @classmethod
     def _from(cls, path: Path, entries: Mapping[str, Any]) -> Self:
-        hints = {name: hint for name, hint in get_type_hints(cls).items() if name != "path"}
+        hints = {name: hint for name, hint in parameters(cls).items() if name != "path"}
         for key in entries:
             if key not in hints:
                 raise unknown("key", key, hints)
@@ -52,7 +56,7 @@ class _File:
         for key in needed:
             if key not in entries:
                 raise BadInput(f"the key {key!r} is missing")
-        return cls(path=path, **{key: parameters.check(key, value, hints[key]) for key, value in entries.items()})
+        return cls(path=path, **{key: check(key, value, hints[key]) for key, value in entries.items()})
 
     def at(self, place: str) -> Path:
         """A path of the file's, relative to its folder."""
@@ -64,33 +68,29 @@ class ServerFile(_File):
     """What the server runs and whom it waits for."""
 
     recipe: str  # what is trained: a recipe's name or file
-    sites: tuple[str, ...]  # their names; a site's place in the list decides its batches
+    sites: tuple[SiteName, ...]  # their names; a site's place in the list decides its batches
     out: str = "run"  # the run folder
     set: tuple[str, ...] = ()  # key=value on top of the recipe
-    classes: int | tuple[str, ...] | None = None  # number or names; null: as the recipe's data set has
-    shape: tuple[int, ...] | None = None  # of one sample, (channels, height, width) for images
+    # number or names; null: as the recipe's data set has
+    classes: Annotated[int, AtLeast(2)] | tuple[str, ...] | None = None
+    shape: tuple[Annotated[int, AtLeast(1)], ...] | None = None  # of one sample, (channels, height, width) for images
     normalize: str | None = None  # a named normalization
     test: str | None = None  # the server's own test samples: an .npz, a folder, a CSV, module:function, or recipe
     public: str | None = None  # samples that all parties hold, likewise
     data: str | None = None  # folder of the recipe's data set
     allow: tuple[str, ...] = ()  # code besides fedhead's own that a site's own model may name: modules and files
     allow_changed_code: bool = False  # resume also where code of the user's own differs from what the run began with
-    quorum: int = 1  # the fewest sites with which a round counts
-    round_seconds: float = 600.0
-    join_seconds: float = 120.0
-    attempts: int = 3
+    quorum: Annotated[int, AtLeast(1)] = 1  # the fewest sites with which a round counts
+    round_seconds: Annotated[float, Above(0)] = 600.0
+    join_seconds: Annotated[float, Above(0)] = 120.0
+    attempts: Annotated[int, AtLeast(1)] = 3
     keys: str | None = None  # the folder of the sites' public keys, NAME.pub: a site's name belongs to its key
 
     def __post_init__(self) -> None:
-        for name in self.sites:
-            _check_name(name)
         if len(set(self.sites)) != len(self.sites) or not self.sites:
             raise BadInput("sites: give at least one name, each once")
-        if not 1 <= self.quorum <= len(self.sites):
-            raise BadInput(f"quorum: {self.quorum} must lie between 1 and the {len(self.sites)} sites")
-        for key in ("round_seconds", "join_seconds", "attempts"):
-            if getattr(self, key) <= 0:
-                raise BadInput(f"{key}: {getattr(self, key)} is out of range, it must be over 0")
+        if self.quorum > len(self.sites):
+            raise BadInput(f"quorum: {self.quorum} is out of range, it must be at most the {len(self.sites)} sites")
 
     def recipe_of_run(self) -> Recipe:
         """The recipe, with as many clients as there are sites."""
@@ -110,11 +110,11 @@ class ServerFile(_File):
 class SiteFile(_File):
     """Where a site's data is and where it keeps its state."""
 
-    name: str  # as in the server's list
+    name: SiteName  # as in the server's list
     data: str  # a folder of class folders, an .npz, a CSV of path,label, module:function, or recipe
     test: str | None = None  # the site's own test samples, likewise
-    client_test: float | str | None = None  # or a share of its own samples
-    size: int | None = None  # image files are brought to size x size
+    client_test: Annotated[float, Above(0), Below(1)] | str | None = None  # or a share of its own samples
+    size: Annotated[int, AtLeast(1)] | None = None  # image files are brought to size x size
     public: str | None = None
     data_folder: str | None = None  # of the recipe's data set, with data: recipe
     allow: tuple[str, ...] = ()  # code besides fedhead's own that the server may name here: modules and files
@@ -122,18 +122,10 @@ class SiteFile(_File):
     model: str | None = None  # its own architecture …
     model_parameters: dict[str, Any] = field(default_factory=dict)  # … and its parameters
     device: str = "cpu"
-    threads: int | None = None
+    threads: Annotated[int, AtLeast(1)] | None = None
     watchdog: bool = True  # end the process when a request takes too long
-
-    def __post_init__(self) -> None:
-        _check_name(self.name)
 
     def own_model(self) -> dict[str, Any]:
         """The recipe keys that the site replaces."""
         keys: dict[str, Any] = {} if self.model is None else {"model": self.model}
         return keys | {f"model.{word}": value for word, value in self.model_parameters.items()}
-
-
-def _check_name(name: str) -> None:
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name):
-        raise BadInput(f"the site's name {name!r} must be letters, digits, '.', '_' and '-', at most 64")

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar
 
 from fedhead.algorithm.base import Algorithm, Method, Stage
-from fedhead.core import parameters
 from fedhead.core.errors import BadInput
+from fedhead.core.parameters import check, parameters
+from fedhead.core.ranges import Above, AtLeast, Between, Matches
 from fedhead.data.augment import Transform
 from fedhead.engine.reply_check import Refused
 from fedhead.experiment.recipe import Recipe
 from fedhead.flower.problems import SiteProblem
+
+T = TypeVar("T")
 
 TRAIN = "train"  # the exchange of the rounds; those after them are named as their stage is
 KINDS = {"hello": "query.hello", "work": "train.work", "test": "evaluate.test"}  # Flower's message types
@@ -44,14 +46,15 @@ def exchanges(method: Method, stages: Sequence[Stage]) -> dict[str, Algorithm]:
 class RunSpec:
     """What all parties of a run must agree on; it comes with every request, as each may meet a fresh process."""
 
-    experiment: str  # names the run on every site, also when it is resumed
+    # names the run on every site, also when it is resumed; it becomes a folder's name there
+    experiment: Annotated[str, Matches(r"[0-9a-f]{8,64}", "8 to 64 hexadecimal digits")]
     recipe: dict[str, Any]  # its flat keys
     sites: list[str]  # their names; a site's place in the list is its client's number, which decides its batches
-    classes: int
-    shape: list[int]  # of one sample
+    classes: Annotated[int, AtLeast(2)]
+    shape: list[Annotated[int, AtLeast(1)]]  # of one sample
     names: list[str] | None = None  # of the classes
     mean: list[float] = field(default_factory=list)
-    std: list[float] = field(default_factory=list)
+    std: list[Annotated[float, Above(0)]] = field(default_factory=list)
     augment: list[str] = field(default_factory=list)
     code: dict[str, Any] = field(default_factory=dict)  # digests of what the sites run and fedhead does not bring
     fedhead: str = field(default_factory=version)
@@ -80,10 +83,11 @@ class Request:
 
     kind: Literal["hello", "work", "test"]
     spec: RunSpec
-    seconds: float  # after which the server has gone on, and the site gives up
-    round: int = 0
+    seconds: Annotated[float, Above(0)]  # after which the server has gone on, and the site gives up
+    round: Annotated[int, AtLeast(0)] = 0
     algorithm: str = TRAIN
-    accepted: int = 0  # the last round in which this site's reply counted: its state of then is the valid one
+    # the last round in which this site's reply counted: its state of then is the valid one
+    accepted: Annotated[int, AtLeast(0)] = 0
     staged: bool = False  # test: whether its reply to this stage counted, so that the stage's state is the valid one
     deliver: bool = False  # test: whether the site is to store the model for its own use
 
@@ -95,14 +99,14 @@ class Response:
     site: str  # its name
     fedhead: str
     experiment: str
-    round: int
+    round: Annotated[int, AtLeast(0)]
     algorithm: str
     problem: str | None = None  # the code of why the request could not be carried out (`problems.TEXTS`) …
     reference: str = ""  # … and the number under which the site's own log says more
-    samples: int = 0  # n_k
-    tests: int = 0  # its own test samples
+    samples: Annotated[int, AtLeast(0)] = 0  # n_k
+    tests: Annotated[int, AtLeast(0)] = 0  # its own test samples
     model: dict[str, Any] = field(default_factory=dict)  # keys of the recipe that it replaces: its own architecture
-    accuracy: float | None = None  # test: per cent on its own test samples …
+    accuracy: Annotated[float, Between(0, 100)] | None = None  # test: per cent on its own test samples …
     steps: dict[str, float | None] = field(default_factory=dict)  # … and for the states on the way of a stage
 
 
@@ -120,12 +124,7 @@ def read_request(header: Mapping[str, Any]) -> Request:
         raise SiteProblem(
             "version", f"the server runs fedhead {theirs}, this site {version()}: install fedhead=={theirs} at the site"
         )
-    made: Request = _read(Request, {**header, "spec": _read(RunSpec, spec, "run's spec")}, "request")
-    if not re.fullmatch(r"[0-9a-f]{8,64}", made.spec.experiment):  # it becomes a folder's name on the site
-        raise Refused("the request's experiment is no hexadecimal name")
-    if made.seconds <= 0 or made.round < 0 or made.accepted < 0:
-        raise Refused("the request's numbers are out of range")
-    return made
+    return _read(Request, {**header, "spec": _read(RunSpec, spec, "run's spec")}, "request")
 
 
 def read_response(header: Mapping[str, Any]) -> Response:
@@ -135,21 +134,15 @@ def read_response(header: Mapping[str, Any]) -> Response:
         raise Refused(
             f"the site runs fedhead {theirs}, the server {version()}: install fedhead=={version()} at the site"
         )
-    made: Response = _read(Response, header, "response")
-    if made.samples < 0 or made.tests < 0:
-        raise Refused("the response's numbers are out of range")
-    return made
+    return _read(Response, header, "response")
 
 
-def _read(cls: type[Any], entries: Mapping[str, Any], what: str) -> Any:
-    hints = get_type_hints(cls)
+def _read(cls: type[T], entries: Mapping[str, Any], what: str) -> T:
+    hints = parameters(cls)
     for odd in sorted(entries.keys() ^ hints.keys()):
         side = "an unknown entry" if odd in entries else "no entry"
         raise Refused(f"the {what} has {side} {odd!r}: the other side runs another version of fedhead")
-    for name, hint in hints.items():
-        if get_origin(hint) is dict and not isinstance(entries[name], dict):
-            raise Refused(f"the {what} can't be read: {name} is no object")
     try:
-        return cls(**{name: parameters.check(name, entries[name], hint) for name, hint in hints.items()})
+        return cls(**{name: check(name, entries[name], hint) for name, hint in hints.items()})
     except BadInput as error:
         raise Refused(f"the {what} can't be read: {error}") from error

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from torch import Tensor
 
 from fedhead.algorithm.base import Method, method
 from fedhead.algorithm.client import Client
 from fedhead.core.batch import Batch
-from fedhead.core.errors import outside
+from fedhead.core.ranges import AtLeast
 from fedhead.core.tree import Weights
 
 
@@ -18,12 +19,7 @@ from fedhead.core.tree import Weights
 class ClsProx(Method):
     """FedAvg with a proximal term on the classifier alone (Luo et al., 2021)."""
 
-    mu: float = 0.001  # μ, weight of the proximal term
-
-    def __post_init__(self) -> None:
-        """Refuse a term that would push clients away from the global model."""
-        if not self.mu >= 0:
-            raise outside("method.mu", self.mu, "at least 0")
+    mu: Annotated[float, AtLeast(0)] = 0.001  # μ, weight of the proximal term
 
     def loss(self, w: Weights, batch: Batch, client: Client) -> Tensor:
         """ℓ(w) + μ/2 ‖φ − φ_t‖²."""

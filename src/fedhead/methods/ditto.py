@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from torch import Tensor
 
@@ -11,8 +12,8 @@ from fedhead.algorithm.client import Client
 from fedhead.algorithm.phase import Phase, Reply
 from fedhead.algorithm.task import Task
 from fedhead.core.batch import Batch
-from fedhead.core.errors import outside
 from fedhead.core.losses import cross_entropy
+from fedhead.core.ranges import AtLeast
 from fedhead.core.tree import Tree, Weights
 
 
@@ -24,12 +25,8 @@ class Ditto(Method):
     The global model is FedAvg's, batch for batch. FedETF's experiments set λ = 0.001.
     """
 
-    lam: float = 1.0  # λ, the pull towards the global model; the paper tunes it over 0.1, 1 and 2
-
-    def __post_init__(self) -> None:
-        """Refuse a term that would push personal models away from the global model."""
-        if not self.lam >= 0:
-            raise outside("method.lam", self.lam, "at least 0")
+    # λ, the pull towards the global model; the paper tunes it over 0.1, 1 and 2
+    lam: Annotated[float, AtLeast(0)] = 1.0
 
     def init_client(self, w: Weights, task: Task) -> Tree:
         """The personal model v_k starts where the global one does."""

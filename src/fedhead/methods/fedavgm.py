@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from fedhead.algorithm.base import Method, method
 from fedhead.algorithm.phase import Replies
 from fedhead.algorithm.task import Task
-from fedhead.core.errors import outside
+from fedhead.core.ranges import AtLeast, Below
 from fedhead.core.tree import Tree, Weights
 
 
@@ -16,13 +17,8 @@ from fedhead.core.tree import Tree, Weights
 class FedAvgM(Method):
     """FedAvg with momentum on the server (Hsu et al., 2019)."""
 
-    beta: float = 0.9  # β, momentum
+    beta: Annotated[float, AtLeast(0), Below(1)] = 0.9  # β, momentum
     damped: bool = True  # v ← βv + (1−β)Δ as MOON's and CCVR's experiments do; False: Hsu et al.'s v ← βv + Δ
-
-    def __post_init__(self) -> None:
-        """Refuse a momentum that would grow without end."""
-        if not 0 <= self.beta < 1:
-            raise outside("method.beta", self.beta, "at least 0 and under 1")
 
     def init_server(self, w: Weights, task: Task) -> Tree:
         """The model and a velocity at rest."""

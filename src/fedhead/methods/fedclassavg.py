@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import Annotated, Literal, cast
 
 import torch
 from torch import Tensor
@@ -14,8 +14,8 @@ from fedhead.algorithm.client import Client
 from fedhead.algorithm.phase import Reply
 from fedhead.algorithm.task import Task
 from fedhead.core.batch import PARTS, Batch
-from fedhead.core.errors import outside
 from fedhead.core.losses import cross_entropy, supervised_contrastive
+from fedhead.core.ranges import Above, AtLeast
 from fedhead.core.tree import Tree, Weights
 
 
@@ -28,9 +28,10 @@ class FedClassAvg(Method):
     proximal="mean_squared"`.
     """
 
-    rho: float = 0.1  # ρ, weight of the proximal term (Eq. 4)
-    temperature: float = 0.07  # τ of the contrastive loss
-    base_temperature: float | None = None  # the contrastive loss is scaled by τ / τ_base; None: not at all
+    rho: Annotated[float, AtLeast(0)] = 0.1  # ρ, weight of the proximal term (Eq. 4)
+    temperature: Annotated[float, Above(0)] = 0.07  # τ of the contrastive loss
+    # the contrastive loss is scaled by τ / τ_base; None: not at all
+    base_temperature: Annotated[float, Above(0)] | None = None
     normalize: bool = True  # whether features have unit length in the contrastive loss
     # ‖w_Ck − w_C‖₂ (Eq. 5), or half the mean square of the weights' difference plus half that of the biases'
     proximal: Literal["distance", "mean_squared"] = "distance"
@@ -38,15 +39,6 @@ class FedClassAvg(Method):
     pr: bool = True  # proximal regularization
     cl: bool = True  # contrastive loss
     share: Literal["classifier", "all"] = "classifier"  # all: whole models of one architecture ("+weight")
-
-    def __post_init__(self) -> None:
-        """Refuse a term that would push classifiers apart, and a temperature that is none."""
-        if not self.rho >= 0:
-            raise outside("method.rho", self.rho, "at least 0")
-        for name in ("temperature", "base_temperature"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise outside(f"method.{name}", value, "over 0")
 
     @property
     def shared(self) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from torch import Tensor
 
@@ -11,7 +12,7 @@ from fedhead.algorithm.client import Client
 from fedhead.algorithm.phase import Replies, Reply
 from fedhead.algorithm.task import Task
 from fedhead.core.batch import Batch
-from fedhead.core.errors import outside
+from fedhead.core.ranges import Above
 from fedhead.core.tree import Tree, Weights
 
 
@@ -20,12 +21,7 @@ from fedhead.core.tree import Tree, Weights
 class FedDyn(Method):
     """Regularize each client dynamically, so that local optima meet the global one (Acar et al., 2021)."""
 
-    alpha: float = 0.01  # α, weight of the quadratic penalty
-
-    def __post_init__(self) -> None:
-        """Refuse a penalty that is none: the server divides by it."""
-        if not self.alpha > 0:
-            raise outside("method.alpha", self.alpha, "over 0")
+    alpha: Annotated[float, Above(0)] = 0.01  # α, weight of the quadratic penalty
 
     def init_server(self, w: Weights, task: Task) -> Tree:
         """The model and h = 0."""

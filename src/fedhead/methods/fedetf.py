@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from torch import Tensor
 
@@ -12,8 +12,8 @@ from fedhead.algorithm.client import Client
 from fedhead.algorithm.phase import Phase
 from fedhead.algorithm.task import Task
 from fedhead.core.batch import Batch
-from fedhead.core.errors import BadInput
 from fedhead.core.losses import balanced_softmax, cross_entropy
+from fedhead.core.ranges import AtLeast
 from fedhead.core.tree import Weights
 
 
@@ -28,15 +28,10 @@ class FedETF(Method):
     """
 
     head: ClassVar[str | None] = "etf"
-    gamma: float = 1.0  # γ, exponent of the class counts (Eq. 6)
+    gamma: Annotated[float, AtLeast(0)] = 1.0  # γ, exponent of the class counts (Eq. 6)
     absent: Literal["mask", "one"] = "mask"  # classes that a client lacks: n^γ = 0 (Eq. 6), or n = 1 (public code)
     balanced_loss: bool = True
     learnable_temperature: bool = True
-
-    def __post_init__(self) -> None:
-        """Refuse a negative exponent."""
-        if self.gamma < 0:
-            raise BadInput(f"method.gamma: γ = {self.gamma} would favor rare classes; give 0 or more (the paper: 1)")
 
     def phases(self, task: Task) -> tuple[Phase, ...]:
         """w_k = argmin L_k(w) over u, p and β (Eq. 7); V is fixed by the head."""

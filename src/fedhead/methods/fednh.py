@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, cast
+from typing import Annotated, ClassVar, Literal, cast
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from fedhead.algorithm.client import Client
 from fedhead.algorithm.phase import Replies, Reply
 from fedhead.algorithm.prototypes import class_sums
 from fedhead.algorithm.task import Task
-from fedhead.core.errors import BadInput
+from fedhead.core.ranges import Between
 from fedhead.core.tree import Tree, Weights
 
 PROTOTYPES = "classifier.weight"
@@ -31,13 +31,8 @@ class FedNH(Method):
 
     head: ClassVar[str | None] = "prototype"
     sums: ClassVar[tuple[str, ...]] = ("prototypes", "counts")
-    rho: float = 0.9  # ρ, how much of a prototype stays in a round
+    rho: Annotated[float, Between(0, 1)] = 0.9  # ρ, how much of a prototype stays in a round
     average_over: Literal["clients", "samples"] = "clients"  # who counts alike in the mean model
-
-    def __post_init__(self) -> None:
-        """Refuse a smoothing that is none."""
-        if not 0 <= self.rho <= 1:
-            raise BadInput(f"method.rho: ρ = {self.rho} must lie between 0 and 1 (the paper: 0.9)")
 
     def finish(self, w: Weights, client: Client) -> Reply:
         """Send the model and μ_k,c, the unit means of unit features, weighed by the class counts."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal, cast
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, cast
 
 import torch
 from torch import Tensor
@@ -15,8 +15,9 @@ from fedhead.algorithm.phase import Replies, Reply
 from fedhead.algorithm.prototypes import class_sums, prototype_space
 from fedhead.algorithm.task import Task
 from fedhead.core.batch import Batch
-from fedhead.core.errors import BadInput, outside
+from fedhead.core.errors import BadInput
 from fedhead.core.losses import cross_entropy, mean
+from fedhead.core.ranges import AtLeast
 from fedhead.core.tree import Tree, Weights
 from fedhead.methods.local_only import LocalOnly
 
@@ -36,14 +37,10 @@ class FedProto(LocalOnly):
 
     broadcast: ClassVar[tuple[str, ...]] = ("prototypes",)
     sums: ClassVar[tuple[str, ...]] = ("sums", "counts")
-    lam: float = 1.0  # λ, weight of the distance to the prototypes (Eq. 7); the paper: 1, for CIFAR 0.1
+    # λ, weight of the distance to the prototypes (Eq. 7); the paper: 1, for CIFAR 0.1
+    lam: Annotated[float, AtLeast(0)] = 1.0
     predict_by: Literal["prototypes", "logits"] = "prototypes"
     average_over: Literal["samples", "clients"] = "samples"  # who counts alike in a prototype (Eq. 6)
-
-    def __post_init__(self) -> None:
-        """Refuse a term that would push features away from the prototypes."""
-        if not self.lam >= 0:
-            raise outside("method.lam", self.lam, "at least 0")
 
     def check(self, models: Sequence[SplitModel], federation: Federation) -> None:
         """Refuse features of different dimensions."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from fedhead.algorithm.base import Method, method
 from fedhead.algorithm.phase import Phase
 from fedhead.algorithm.task import Task
-from fedhead.core.errors import BadInput
+from fedhead.core.ranges import AtLeast
 from fedhead.core.tree import Tree, Weights
 
 
@@ -22,16 +22,9 @@ class FedRep(Method):
     """
 
     shared: ClassVar[tuple[str, ...]] = ("extractor", "projection")
-    head_epochs: int | None = 10  # local epochs for the head, None: the run's
-    body_epochs: int | None = 1  # local epochs for the representation, None: the run's
+    head_epochs: Annotated[int, AtLeast(1)] | None = 10  # local epochs for the head, None: the run's
+    body_epochs: Annotated[int, AtLeast(1)] | None = 1  # local epochs for the representation, None: the run's
     untrained_head: bool = False  # test the averaged body under the initial head
-
-    def __post_init__(self) -> None:
-        """Refuse epochs below 1."""
-        for name in ("head_epochs", "body_epochs"):
-            epochs = getattr(self, name)
-            if epochs is not None and epochs < 1:
-                raise BadInput(f"method.{name}: {epochs} is too few; give at least 1, or null for the run's")
 
     def init_server(self, w: Weights, task: Task) -> Tree:
         """The representation, and the initial head where it is to be tested."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal, cast
+from typing import Annotated, ClassVar, Literal, cast
 
 import torch
 from torch import Tensor
@@ -16,8 +16,8 @@ from fedhead.algorithm.phase import Phase
 from fedhead.algorithm.task import Task
 from fedhead.core import random
 from fedhead.core.batch import PARTS, Batch
-from fedhead.core.errors import BadInput, outside
 from fedhead.core.losses import balanced_softmax, cross_entropy
+from fedhead.core.ranges import AtLeast
 from fedhead.core.tree import Tree, Weights
 
 
@@ -29,13 +29,8 @@ class FedRoD(Method):
     FedETF's experiments count absent classes once (`absent="one"`).
     """
 
-    gamma: float = 1.0  # γ, exponent of the class counts in the balanced softmax
+    gamma: Annotated[float, AtLeast(0)] = 1.0  # γ, exponent of the class counts in the balanced softmax
     absent: Literal["mask", "one"] = "mask"  # classes that a client lacks: out of the softmax, or counted once
-
-    def __post_init__(self) -> None:
-        """Refuse a negative exponent."""
-        if self.gamma < 0:
-            raise BadInput(f"method.gamma: γ = {self.gamma} would favor rare classes; give 0 or more (the paper: 1)")
 
     def init_client(self, w: Weights, task: Task) -> Tree:
         """A linear personal head that adds nothing yet."""
@@ -71,13 +66,7 @@ class FedRoDHyper(FedRoD):
     """FedRoD whose personal heads come from one shared hypernetwork, given a client's class distribution."""
 
     shared: ClassVar[tuple[str, ...]] = (*PARTS, "personal")
-    hidden: int = 32  # width of the hypernetwork's one hidden layer
-
-    def __post_init__(self) -> None:
-        """Refuse a hypernetwork that is none."""
-        super().__post_init__()
-        if self.hidden < 1:
-            raise outside("method.hidden", self.hidden, "at least 1")
+    hidden: Annotated[int, AtLeast(1)] = 32  # width of the hypernetwork's one hidden layer
 
     def init_server(self, w: Weights, task: Task) -> Tree:
         """The model and the hypernetwork H_ν; its last layer starts at 0, so that personal heads add nothing yet."""

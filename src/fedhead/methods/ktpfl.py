@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal, cast
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, cast
 
 import torch
 from torch import Tensor
@@ -16,8 +16,9 @@ from fedhead.algorithm.phase import Phase, Replies, Reply
 from fedhead.algorithm.task import Task
 from fedhead.core import tree as trees
 from fedhead.core.batch import PARTS, Batch
-from fedhead.core.errors import BadInput, outside
+from fedhead.core.errors import BadInput
 from fedhead.core.losses import distillation
+from fedhead.core.ranges import Above, AtLeast, Between
 from fedhead.core.tree import Tree, Weights
 
 if TYPE_CHECKING:
@@ -36,25 +37,16 @@ class KTpFL(Method):
     """
 
     broadcast: ClassVar[tuple[str, ...]] = ()
-    temperature: float = 10.0  # T, of the soft predictions
-    penalty: float = 0.7  # ρ, weight of the pull of the coefficients to 1/K
-    coefficient_lr: float | None = None  # η₃, the step of the coefficients; None: the public code's (`step_size`)
-    sharpness: float = 5.0  # the coefficients' rows are softmax(sharpness · c)
-    distillation_epochs: int = 1
-    distillation_batch: int = 256
+    temperature: Annotated[float, Above(0)] = 10.0  # T, of the soft predictions
+    penalty: Annotated[float, AtLeast(0)] = 0.7  # ρ, weight of the pull of the coefficients to 1/K
+    # η₃, the step of the coefficients; None: the public code's (`step_size`)
+    coefficient_lr: Annotated[float, Above(0)] | None = None
+    sharpness: Annotated[float, Above(0)] = 5.0  # the coefficients' rows are softmax(sharpness · c)
+    distillation_epochs: Annotated[int, AtLeast(1)] = 1
+    distillation_batch: Annotated[int, AtLeast(1)] = 256
     share: Literal["predictions", "all"] = "predictions"
-    transfer: float = 1.0  # with share=all: how far towards its mixture a client's model is moved
-
-    def __post_init__(self) -> None:
-        """Refuse numbers that distillation can't use."""
-        for name in ("temperature", "coefficient_lr", "sharpness", "distillation_epochs", "distillation_batch"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise outside(f"method.{name}", value, "over 0")
-        if not self.penalty >= 0:
-            raise outside("method.penalty", self.penalty, "at least 0")
-        if not 0 <= self.transfer <= 1:
-            raise outside("method.transfer", self.transfer, "between 0 and 1")
+    # with share=all: how far towards its mixture a client's model is moved
+    transfer: Annotated[float, Between(0, 1)] = 1.0
 
     @property
     def shared(self) -> tuple[str, ...]:

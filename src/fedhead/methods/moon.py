@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -12,8 +13,8 @@ from fedhead.algorithm.client import Client
 from fedhead.algorithm.phase import Reply
 from fedhead.algorithm.task import Task
 from fedhead.core.batch import Batch
-from fedhead.core.errors import outside
 from fedhead.core.losses import cross_entropy, model_contrastive
+from fedhead.core.ranges import Above, AtLeast
 from fedhead.core.tree import Tree, Weights
 
 
@@ -22,15 +23,8 @@ from fedhead.core.tree import Tree, Weights
 class Moon(Method):
     """Pull local features towards the global model's and away from the last local model's (Li et al., 2021)."""
 
-    mu: float = 1.0  # μ, weight of the contrastive term
-    temperature: float = 0.5  # τ
-
-    def __post_init__(self) -> None:
-        """Refuse a contrast turned round, and a temperature that is none."""
-        if not self.mu >= 0:
-            raise outside("method.mu", self.mu, "at least 0")
-        if not self.temperature > 0:
-            raise outside("method.temperature", self.temperature, "over 0")
+    mu: Annotated[float, AtLeast(0)] = 1.0  # μ, weight of the contrastive term
+    temperature: Annotated[float, Above(0)] = 0.5  # τ
 
     def init_client(self, w: Weights, task: Task) -> Tree:
         """No previous model yet: a place for it, and a switch that keeps the contrast off in the first round."""

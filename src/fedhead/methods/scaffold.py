@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, cast
+from typing import Annotated, ClassVar, cast
 
 from fedhead.algorithm.base import Method, method
 from fedhead.algorithm.client import Client
 from fedhead.algorithm.phase import Replies, Reply
 from fedhead.algorithm.task import LocalTraining, Task
-from fedhead.core.errors import BadInput, outside
+from fedhead.core.errors import BadInput
 from fedhead.core.optimizers import SGD
+from fedhead.core.ranges import Above
 from fedhead.core.tree import Tree, Weights
 
 
@@ -25,12 +26,7 @@ class Scaffold(Method):
 
     broadcast: ClassVar[tuple[str, ...]] = ("model", "control")
     sums: ClassVar[tuple[str, ...]] = ("control",)
-    server_lr: float = 1.0  # η_g, the server's step size
-
-    def __post_init__(self) -> None:
-        """Refuse a server that would step backwards, or nowhere."""
-        if not self.server_lr > 0:
-            raise outside("method.server_lr", self.server_lr, "over 0")
+    server_lr: Annotated[float, Above(0)] = 1.0  # η_g, the server's step size
 
     def check_local(self, local: LocalTraining) -> None:
         """Refuse steps that are no multiples of gradients."""

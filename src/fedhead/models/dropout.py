@@ -5,12 +5,15 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
 
 from fedhead.core import random
 from fedhead.core.errors import BadInput
+from fedhead.core.parameters import check
+from fedhead.core.ranges import AtLeast, Below
 
 
 class _KeyStream:
@@ -62,9 +65,7 @@ class Dropout(nn.Module):
 
     def __init__(self, p: float = 0.5, channels: bool = False):
         super().__init__()
-        if not 0 <= p < 1:
-            raise BadInput(f"dropout's probability must be in [0, 1), not {p}")
-        self.p = p
+        self.p: float = check("Dropout: p", p, Annotated[float, AtLeast(0), Below(1)])
         self.channels = channels
 
     def forward(self, x: Tensor) -> Tensor:

@@ -8,15 +8,15 @@ from typing import Literal
 from torch import nn
 
 from fedhead.models.dropout import Dropout
-from fedhead.models.registry import Body, Shape, flat, register
+from fedhead.models.registry import Body, DropRate, Shape, Width, flat, register
 
 
 @register("mlp", "multilayer perceptron; hidden widths, norm none|batch|group, dropout")
 def mlp(
     shape: Shape,
-    hidden: tuple[int, ...] = (200, 200),
+    hidden: tuple[Width, ...] = (200, 200),
     norm: Literal["none", "batch", "group"] = "none",
-    dropout: float = 0.0,
+    dropout: DropRate = 0.0,
 ) -> Body:
     """Build linear layers with ReLU; by default 200 and 200 wide, as in the 2NN of the FedAvg paper."""
     layers: list[nn.Module] = [nn.Flatten()]

@@ -5,11 +5,11 @@ from __future__ import annotations
 from torch import nn
 
 from fedhead.models.dropout import Dropout
-from fedhead.models.registry import Body, Shape, image, register
+from fedhead.models.registry import Body, DropRate, Shape, Width, image, register
 
 
 @register("protocnn", "FedProto's two convolutions, 50-d prototypes; channels 18|20|22 make clients differ")
-def protocnn(shape: Shape, channels: int = 20, kernel: int = 5, dropout: float = 0.5) -> Body:
+def protocnn(shape: Shape, channels: Width = 20, kernel: Width = 5, dropout: DropRate = 0.5) -> Body:
     """Build two convolutions of 10 and `channels` channels, each pooled, and a hidden layer of 50 units.
 
     `kernel` is the kernel size of the first convolution (5 for MNIST, 3 for FEMNIST in the public code). The

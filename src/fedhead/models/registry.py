@@ -7,19 +7,24 @@ import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import torch
 from torch import nn
 
-from fedhead.core import errors, random
+from fedhead.core import random
 from fedhead.core.errors import BadInput
+from fedhead.core.parameters import check, check_all, parameters
+from fedhead.core.ranges import Above, AtLeast, Below
 from fedhead.core.registry import Registry
 from fedhead.models.check import fix
 from fedhead.models.heads import HEADS, ETFHead, make_head
 from fedhead.models.split_model import SplitModel
 
 Shape = Sequence[int]  # of one input, without the batch axis
+Width = Annotated[int, AtLeast(1)]  # a number of channels, units or blocks
+DropRate = Annotated[float, AtLeast(0), Below(1)]  # dropout's probability
+RUN_DECIDES = ("name", "input_shape", "classes", "seed")  # of what `build` takes
 
 
 class Body(NamedTuple):
@@ -38,15 +43,11 @@ class Entry(NamedTuple):
     description: str
     builder: Callable[..., Body | SplitModel]
 
-    def parameters(self) -> dict[str, inspect.Parameter]:
-        """The architecture's own parameters, behind the input shape and, where it takes them, the classes."""
-        own = dict(list(inspect.signature(self.builder).parameters.items())[1:])
-        return {word: parameter for word, parameter in own.items() if word != "classes"}
-
-    def hints(self) -> dict[str, Any]:
-        """The types of its own parameters."""
-        known = get_type_hints(self.builder)
-        return {word: known.get(word, Any) for word in self.parameters()}
+    def parameters(self) -> dict[str, Any]:
+        """Everything that can be set of the model by name, with its type and ranges: the head's, and its own."""
+        _, *own = parameters(self.builder).items()  # the first is the input shape
+        common = {word: hint for word, hint in parameters(build).items() if word not in RUN_DECIDES}
+        return common | {word: hint for word, hint in own if word != "classes"}
 
     def make(self, shape: Shape, classes: int, params: Mapping[str, Any]) -> Body | SplitModel:
         """Call the builder."""
@@ -68,7 +69,7 @@ def register(name: str, description: str = "") -> Callable[[B], B]:
     """Register an architecture under a name: a function (input_shape, parameters with defaults).
 
     It returns a `Body`, to which any head is attached, or a whole `SplitModel`; one that takes `classes` is told their
-    number. Parameters are checked against their type hints before the function is called; integers must be positive.
+    number. Parameters are checked against their type hints and ranges before the function is called.
 
     Args:
         name: The name in recipes.
@@ -100,13 +101,13 @@ def _checked(found: Any, name: str) -> Entry:
 def build(
     name: str | Entry,
     input_shape: Shape,
-    classes: int,
+    classes: Annotated[int, AtLeast(2)],
     head: str | None = None,
     seed: int = 0,
     *,
-    feature_layer: int | None = None,
-    dim: int | None = None,
-    scale: float = 1.0,
+    feature_layer: Width | None = None,
+    dim: Width | None = None,
+    scale: Annotated[float, Above(0)] = 1.0,
     projected: bool = True,
     **params: Any,
 ) -> SplitModel:
@@ -126,16 +127,15 @@ def build(
     name = entry.name
     if head is not None:
         HEADS.find(head)
-    if classes < 2:
-        raise BadInput(f"model {name!r} needs at least 2 classes, not {classes}")
-    if feature_layer is not None and feature_layer < 1:
-        raise BadInput(f"feature_layer of model {name!r} must be at least 1, not {feature_layer}")
+    check(f"model {name}: classes", classes, parameters(build)["classes"])
+    told = {"feature_layer": feature_layer, "dim": dim, "scale": scale, "projected": projected, **params}
+    told = check_all(told, entry.parameters(), f"model {name}", f"model {name}: ")
+    params = {word: told[word] for word in params}
     if head != "etf" and (dim is not None or not projected):
         odd = "dim" if dim is not None else "projected"
         raise BadInput(f"{odd} is a parameter of the etf head alone; model {name!r} has head {head or 'linear'!r}")
     if dim is not None and not projected:
         raise BadInput(f"dim={dim} needs the projection layer: without it the ETF has the extractor's dimension")
-    _check_parameters(entry, params)
     with seeded(random.key(seed, "init")):
         made = entry.make(input_shape, classes, params)
         if isinstance(made, SplitModel):
@@ -216,37 +216,3 @@ def image(name: str, shape: Shape, least: int) -> tuple[int, int, int]:
 def flat(shape: Shape) -> int:
     """How many numbers an input has."""
     return math.prod(int(side) for side in shape)
-
-
-def _check_parameters(entry: Entry, params: Mapping[str, Any]) -> None:
-    known = entry.parameters()
-    hints = entry.hints()
-    for name, value in params.items():
-        if name not in known:
-            raise (
-                errors.unknown(f"parameter of model {entry.name!r}", name, known)
-                if known
-                else BadInput(f"model {entry.name!r} has no parameters, so {name!r} can't be set")
-            )
-        wanted = _mismatch(value, hints[name])
-        if wanted:
-            raise BadInput(f"parameter {name!r} of model {entry.name!r} must be {wanted}, not {value!r}")
-
-
-def _mismatch(value: Any, hint: Any) -> str | None:
-    """What the type hint asks for, in words, where the value is not of it."""
-    if get_origin(hint) is Literal:
-        return None if value in get_args(hint) else "one of " + ", ".join(map(repr, get_args(hint)))
-    if hint is bool:
-        return None if isinstance(value, bool) else "true or false"
-    if hint is int:
-        return None if isinstance(value, int) and not isinstance(value, bool) and value > 0 else "a positive integer"
-    if hint is float:
-        fits = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-        return None if fits else "a number"
-    if hint is str:
-        return None if isinstance(value, str) else "a word"
-    if hint == tuple[int, ...]:
-        fits = isinstance(value, list | tuple) and all(_mismatch(item, int) is None for item in value)
-        return None if fits else "a list of positive integers"
-    return None  # other types are the architecture's own to check

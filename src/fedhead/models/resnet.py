@@ -7,9 +7,8 @@ from typing import Literal
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedhead.core.errors import BadInput
 from fedhead.models.blocks import GlobalPool, Norm, conv_norm
-from fedhead.models.registry import Body, Shape, image, register
+from fedhead.models.registry import Body, Shape, Width, image, register
 
 
 class BasicBlock(nn.Module):
@@ -72,14 +71,15 @@ def wrn56_4(shape: Shape, norm: Norm = "batch") -> Body:
 
 @register("resnet18", "ResNet-18, 512-d features; stem 3x3 (FedETF) or 7x7 with max pooling (FedClassAvg, FedProto)")
 def resnet18(
-    shape: Shape, stem: Literal["3x3", "7x7"] = "3x3", strides: tuple[int, ...] = (2, 2), norm: Norm = "batch"
+    shape: Shape,
+    stem: Literal["3x3", "7x7"] = "3x3",
+    strides: tuple[Width, Width] = (2, 2),
+    norm: Norm = "batch",
 ) -> Body:
     """Build ResNet-18: two blocks per stage, 64 to 512 channels.
 
     `strides` are those of the convolution and the pooling of the 7x7 stem; FedProto's clients have (1, 4) or (2, 2).
     """
-    if len(strides) != 2:
-        raise BadInput(f"parameter 'strides' of model 'resnet18' must be two numbers, not {list(strides)}")
     channels, _, _ = image("resnet18", shape, least=8 if stem == "3x3" else 16)
     if stem == "3x3":
         first = nn.Sequential(conv_norm(channels, 64, 3, norm=norm), nn.ReLU())

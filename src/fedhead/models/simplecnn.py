@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from torch import nn
 
-from fedhead.models.registry import Body, Shape, image, register
+from fedhead.models.registry import Body, Shape, Width, image, register
 
 
 @register("simplecnn", "CCVR's SimpleCNN (Table 6): LeNet with MOON's projection head, 256-d features")
-def simplecnn(shape: Shape, features: int = 256) -> Body:
+def simplecnn(shape: Shape, features: Width = 256) -> Body:
     """Build CCVR's SimpleCNN.
 
     Layers 1 to 4 of Table 6 are the extractor (84 features), layers 5 and 6 the projection (256 features, no final
@@ -28,7 +28,7 @@ def simplecnn(shape: Shape, features: int = 256) -> Body:
 
 
 @register("digitscnn", "two small convolutions for images from 4x4 up, such as the 8x8 digits")
-def digitscnn(shape: Shape, channels: int = 16, features: int = 64) -> Body:
+def digitscnn(shape: Shape, channels: Width = 16, features: Width = 64) -> Body:
     """Build two 3x3 convolutions of `channels` and twice as many channels, each with pooling, and one hidden layer."""
     in_channels, height, width = image("digitscnn", shape, least=4)
     extractor = nn.Sequential(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal, Self, cast
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self, cast
 
 import torch
 from torch import Tensor
@@ -14,13 +14,14 @@ from fedhead.algorithm.client import Client
 from fedhead.algorithm.phase import Replies, Reply
 from fedhead.algorithm.task import Task
 from fedhead.calibration import statistics as class_statistics
-from fedhead.calibration.head import check_head, check_sgd, retrain
+from fedhead.calibration.head import check_head, retrain
 from fedhead.calibration.statistics import Statistics
 from fedhead.calibration.virtual_features import Tukey, tukey, virtual_counts, virtual_features
 from fedhead.core import random
 from fedhead.core.batch import PARTS, Batch, Output
-from fedhead.core.errors import BadInput, outside
+from fedhead.core.errors import BadInput
 from fedhead.core.optimizers import SGD
+from fedhead.core.ranges import Above, AtLeast, AtMost, Below
 from fedhead.core.tree import Tree, Weights, mean
 from fedhead.models.split_model import SplitModel, classify
 
@@ -37,31 +38,23 @@ class CCVR(Stage):
     The paper's sizes are 2000 features a class and 10 epochs for Dirichlet(0.1) and below, 100 and 30 for (0.5).
     """
 
-    samples: int = 2000  # M_c, virtual features a class
+    samples: Annotated[int, AtLeast(1)] = 2000  # M_c, virtual features a class
     proportional: bool = False  # M_c in proportion to N_c/|D|, `samples` a class on average
-    epochs: int = 10
-    lr: float = 1e-3
-    momentum: float = 0.9
-    weight_decay: float = 1e-5
-    batch_size: int = 64
+    epochs: Annotated[int, AtLeast(0)] = 10
+    lr: Annotated[float, Above(0)] = 1e-3
+    momentum: Annotated[float, AtLeast(0), Below(1)] = 0.9
+    weight_decay: Annotated[float, AtLeast(0)] = 1e-5
+    batch_size: Annotated[int, AtLeast(1)] = 64
     # The paper applies ReLU and Tukey's transformation but not where: to the real features before their statistics
     # and in testing (real), to virtual features and in testing (both), to virtual features alone, or not at all.
     tukey: Tukey = "none"
-    power: float = 0.5  # λ of Tukey's transformation
+    power: Annotated[float, Above(0), AtMost(1)] = 0.5  # λ of Tukey's transformation
     covariance: Literal["full", "diagonal", "low-rank"] = "full"  # what clients send of Σ_c
-    rank: int = 16  # of a low-rank covariance; its diagonal stays exact
+    rank: Annotated[int, AtLeast(0)] = 16  # of a low-rank covariance; its diagonal stays exact
     free: bool = False  # calibrate also a head that is fixed or not linear in the features
 
     broadcast: ClassVar[tuple[str, ...]] = ("model", "calibrated")
     sums: ClassVar[tuple[str, ...]] = ("statistics",)
-
-    def __post_init__(self) -> None:
-        for name, least in (("samples", 1), ("epochs", 0), ("batch_size", 1), ("rank", 0)):
-            if getattr(self, name) < least:
-                raise outside(f"stage.ccvr.{name}", getattr(self, name), f"at least {least}")
-        if not 0 < self.power <= 1:
-            raise outside("stage.ccvr.power", self.power, "over 0 and at most 1")
-        check_sgd("stage.ccvr", self.lr, self.momentum, self.weight_decay)
 
     def after(self, method: Method) -> Self:
         """Refuse methods whose clients have no features in common."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from torch import Tensor
 
@@ -17,6 +17,7 @@ from fedhead.core.batch import PARTS, Batch
 from fedhead.core.errors import BadInput
 from fedhead.core.losses import cross_entropy
 from fedhead.core.optimizers import SGD
+from fedhead.core.ranges import Above, AtLeast, Below
 from fedhead.core.tree import Tree, Weights
 from fedhead.stages.ccvr import CCVR
 
@@ -71,12 +72,12 @@ class FineTuneCCVR(FineTune):
     This is the personal accuracy of CCVR in FedETF's tables; the defaults are what those experiments calibrate with.
     """
 
-    samples: int = 10  # virtual features a class
-    epochs: int = 100
-    lr: float = 0.01
-    momentum: float = 0.0  # plain SGD, unlike CCVR's own experiments
-    weight_decay: float = 0.0
-    batch_size: int = 128
+    samples: Annotated[int, AtLeast(1)] = 10  # virtual features a class
+    epochs: Annotated[int, AtLeast(0)] = 100
+    lr: Annotated[float, Above(0)] = 0.01
+    momentum: Annotated[float, AtLeast(0), Below(1)] = 0.0  # plain SGD, unlike CCVR's own experiments
+    weight_decay: Annotated[float, AtLeast(0)] = 0.0
+    batch_size: Annotated[int, AtLeast(1)] = 128
     covariance: Literal["full", "diagonal"] = "diagonal"
 
     def after(self, method: Method) -> Self:
@@ -118,19 +119,12 @@ class FineTuneETF(FineTune):
     """
 
     head: ClassVar[str | None] = "etf"
-    iterations: int = 20  # T_p; the paper gives none, this is the public code's
-    epochs: int | None = None  # E of each step, None: the run's local epochs (3 for variant code)
+    iterations: Annotated[int, AtLeast(0)] = 20  # T_p; the paper gives none, this is the public code's
+    # E of each step, None: the run's local epochs (3 for variant code)
+    epochs: Annotated[int, AtLeast(1)] | None = None
     variant: Literal["paper", "code"] = "paper"
     record: bool = True  # whether the accuracy after each step is measured
     at: str | None = dataclasses.field(default=None, repr=False)  # a step to look back at; None: the end
-
-    def __post_init__(self) -> None:
-        """Refuse counts that make no sense."""
-        if self.iterations < 0 or (self.epochs is not None and self.epochs < 1):
-            raise BadInput(
-                f"stage.{self.name}: iterations={self.iterations} and epochs={self.epochs} can't be; "
-                f"give iterations of 0 or more and epochs of 1 or more"
-            )
 
     def phases(self, task: Task) -> tuple[Phase, ...]:
         """ŵ = {u, β}, then T_p times ŵ = {V, β} and ŵ = {p, β}; each saves what it trained."""

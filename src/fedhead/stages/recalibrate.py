@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Self, cast
+from typing import TYPE_CHECKING, Annotated, ClassVar, Self, cast
 
 import numpy as np
 import torch
@@ -14,11 +14,12 @@ from torch.func import functional_call
 from fedhead.algorithm.base import Method, Stage, stage
 from fedhead.algorithm.phase import Replies
 from fedhead.algorithm.task import Task
-from fedhead.calibration.head import check_head, check_sgd, retrain
+from fedhead.calibration.head import check_head, retrain
 from fedhead.core import random
 from fedhead.core.batch import PARTS
-from fedhead.core.errors import BadInput, outside
+from fedhead.core.errors import BadInput
 from fedhead.core.optimizers import SGD
+from fedhead.core.ranges import Above, AtLeast, Below
 from fedhead.core.tree import Tree, Weights
 from fedhead.data.pool import Pool
 from fedhead.models.split_model import SplitModel
@@ -33,20 +34,13 @@ class Recalibrate(Stage):
     """Train the classifier anew on all clients' real features, in simulations: an upper bound (Luo et al., 2021)."""
 
     oracle: ClassVar[bool] = True
-    per_class: int | None = None  # real features a class; None: all that there are
-    epochs: int = 50
-    lr: float = 1e-3
-    momentum: float = 0.9
-    weight_decay: float = 1e-5
-    batch_size: int = 64
+    per_class: Annotated[int, AtLeast(1)] | None = None  # real features a class; None: all that there are
+    epochs: Annotated[int, AtLeast(0)] = 50
+    lr: Annotated[float, Above(0)] = 1e-3
+    momentum: Annotated[float, AtLeast(0), Below(1)] = 0.9
+    weight_decay: Annotated[float, AtLeast(0)] = 1e-5
+    batch_size: Annotated[int, AtLeast(1)] = 64
     free: bool = False  # calibrate also a head that is fixed or not linear in the features
-
-    def __post_init__(self) -> None:
-        for name, least in (("per_class", 1), ("epochs", 0), ("batch_size", 1)):
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise outside(f"stage.recalibrate.{name}", value, f"at least {least}")
-        check_sgd("stage.recalibrate", self.lr, self.momentum, self.weight_decay)
 
     def after(self, method: Method) -> Self:
         """Refuse methods without a global model."""

@@ -1,0 +1,54 @@
+"""YAML 1.2 as people write it: 1e-3 is a number, `no` is text, and a key that stands twice is an error."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.constructor import SafeConstructor
+from ruamel.yaml.error import YAMLError
+
+from fedhead.core.errors import BadInput
+
+
+class _Constructor(SafeConstructor):
+    """YAML 1.2's core schema, which has no dates: they are text."""
+
+
+_Constructor.add_constructor("tag:yaml.org,2002:timestamp", SafeConstructor.construct_scalar)
+
+
+def read_yaml(text: str, source: str) -> Any:
+    """Read the value of YAML text.
+
+    Args:
+        text: One document.
+        source: What it is called in an error.
+
+    Raises:
+        BadInput: It is not valid YAML, or a key stands twice.
+
+    >>> read_yaml("[1e-3, no, null]", "example")
+    [0.001, 'no', None]
+    """
+    yaml = YAML(typ="safe", pure=True)
+    yaml.Constructor = _Constructor
+    try:
+        return yaml.load(text)
+    except (YAMLError, ValueError, TypeError, RecursionError) as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"{source}, line {mark.line + 1}" if mark and "\n" in text.strip() else source
+        problem = " ".join(str(getattr(error, "problem", error)).split())
+        raise BadInput(f"{where}: not valid YAML ({problem})") from error
+
+
+def write_yaml(value: Any) -> str:
+    """Write a value as YAML text, lists in brackets, from which `read_yaml` gets the same value."""
+    yaml = YAML(typ="safe", pure=True)
+    yaml.default_flow_style = None
+    yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]  # annotated as None alone
+    yaml.width = 4096
+    out = io.StringIO()
+    yaml.dump(value, out)
+    return out.getvalue()
