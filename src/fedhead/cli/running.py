@@ -97,6 +97,8 @@ def _print_result(result: Row) -> None:
     print(f"accuracy    {percent(result['accuracy'])}")
     if result["personal"] is not None:
         print(f"personal    {percent(result['personal'])}")
+    for name, value in result.get("metrics", {}).items():
+        print(f"{name}    {value:.4f}")
     for name, row in result["stage_metrics"].items():
         figures = [("accuracy", row["accuracy"]), ("personal", row["personal"])]
         print(f"  + {name}: {', '.join(f'{word} {percent(value)}' for word, value in figures if value is not None)}")
