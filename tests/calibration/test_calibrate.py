@@ -151,7 +151,7 @@ def test_files_of_low_rank_are_small_and_come_back_with_exact_diagonals(
     merged = fedhead.merge_files([path, tmp_path / "whole.safetensors"])  # sites may select for themselves
     torch.testing.assert_close(merged.covariance(), (known + known).covariance())
     for rank, statistics_ in ((33, known), (-1, known), (2, known.diagonal())):
-        with pytest.raises(BadInput, match=f"rank {rank}: give 0 … 32"):
+        with pytest.raises(BadInput, match=f"rank {rank} must be 0 … 32"):
             fedhead.save_statistics(path, statistics_, rank)
     odd = statistics.to_low_rank(known, 2)
     save_tree(path, odd.replace(factor=odd["factor"][:, :, :5]), {"holds": "class statistics"})

@@ -1,4 +1,4 @@
-"""The analyses by name: each looks at trained runs and gives its numbers and its plots."""
+"""The registry of analyses: each evaluates trained runs and returns numbers and figures."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ from fedhead.stages.recalibrate import Recalibrate
 
 @dataclass(frozen=True)
 class Options:
-    """What an analysis can be asked for; each takes what concerns it."""
+    """The options of an analysis; each uses those that apply to it."""
 
-    samples: int | None = None  # how many samples are looked at; None: the analysis's own number
-    rounds: Sequence[int] = (1,)  # rounds whose local models are looked at besides those after the last
+    samples: int | None = None  # number of samples to use; None: the default of the analysis
+    rounds: Sequence[int] = (1,)  # rounds whose local models are analyzed, besides those after the last
     seed: int = 0
 
 
 class Report(NamedTuple):
-    """What an analysis found."""
+    """The results of an analysis."""
 
-    numbers: Mapping[str, Any]  # as JSON can hold them
-    figures: Mapping[str, Figure]  # by the ending of their file's name, "" for the main one
+    numbers: Mapping[str, Any]  # anything that JSON can represent
+    figures: Mapping[str, Figure]  # by the suffix of the file name, "" for the main figure
 
 
 class Kind(NamedTuple):
@@ -86,18 +86,18 @@ def _checked(found: Any, name: str) -> Kind:
 
 
 def label(run: Trained) -> str:
-    """What a run is called in plots."""
+    """Return the name of a run in plots."""
     return f"{run.recipe.method} {run.recipe.partition}"
 
 
 def own_stage(run: Trained, kind: type[S]) -> S:
-    """Return the run's stage of this kind with the settings of its recipe; one with defaults where it has none."""
+    """Return the run's stage of this class with the settings of its recipe, or one with defaults."""
     return next((stage for stage in build.stages(run.recipe) if type(stage) is kind), kind())
 
 
 @analysis("cka", "similarity of the clients' models, layer by layer (CCVR, Fig. 1, 2, 11)")
-def look_at_cka(runs: Sequence[Trained], options: Options) -> Report:
-    """Pairwise linear CKA of the local models on the test samples; several runs are compared layer by layer."""
+def analyze_cka(runs: Sequence[Trained], options: Options) -> Report:
+    """Compare the local models on the test samples by pairwise linear CKA; several runs are compared layer by layer."""
     found = []
     for run in runs:
         simulation, test = run.simulation, run.simulation.test
@@ -134,8 +134,8 @@ def look_at_cka(runs: Sequence[Trained], options: Options) -> Report:
 @analysis(
     "norms", "label counts and classifier norms by client and round, and after calibration (CCVR, Fig. 3, 10, 12)"
 )
-def look_at_norms(runs: Sequence[Trained], options: Options) -> Report:
-    """Norms of the local classifiers in chosen rounds, which are run again, and in the round after the last."""
+def analyze_norms(runs: Sequence[Trained], options: Options) -> Report:
+    """Compute the norms of the local classifiers in chosen rounds, which are run again, and after the last round."""
     run = _only(runs, "norms")
     after_last = run.round + 1
     late = [r for r in options.rounds if not 1 <= r <= after_last]
@@ -172,8 +172,8 @@ def look_at_norms(runs: Sequence[Trained], options: Options) -> Report:
 
 
 @analysis("separability", "distances between the classes' Gaussians against the gain of calibration (CCVR, Fig. 6)")
-def look_at_separability(runs: Sequence[Trained], options: Options) -> Report:
-    """Mean sliced Wasserstein distance and the gains of CCVR and of all real data, a point a run."""
+def analyze_separability(runs: Sequence[Trained], options: Options) -> Report:
+    """Compare the mean sliced Wasserstein distance with the gains of CCVR and of all real data, one point per run."""
     numbers: dict[str, Any] = {}
     for name, run in zip(_names(runs), runs, strict=True):
         w = client_models.global_weights(run.simulation)
@@ -205,8 +205,8 @@ def look_at_separability(runs: Sequence[Trained], options: Options) -> Report:
 @analysis(
     "embed", "t-SNE of test features, colored by truth and by predictions before and after CCVR (CCVR, Fig. 5, 13)"
 )
-def look_at_embedding(runs: Sequence[Trained], options: Options) -> Report:
-    """Test features in the plane with three colorings."""
+def analyze_embedding(runs: Sequence[Trained], options: Options) -> Report:
+    """Embed test features in the plane with three colorings."""
     run = _only(runs, "embed")
     simulation = run.simulation
     if simulation.test is None:
@@ -238,8 +238,8 @@ def look_at_embedding(runs: Sequence[Trained], options: Options) -> Report:
 
 
 @analysis("inversion", "inputs reconstructed from a raw feature and from means of features (CCVR, Fig. 8, 9)")
-def look_at_inversion(runs: Sequence[Trained], options: Options) -> Report:
-    """What gradient descent sees of a training sample in its feature, and in means over its class."""
+def analyze_inversion(runs: Sequence[Trained], options: Options) -> Report:
+    """Reconstruct a training sample from its feature and from means over its class by gradient descent."""
     run = _only(runs, "inversion")
     simulation = run.simulation
     shape = simulation.federation.input_shape
@@ -275,6 +275,6 @@ def _only(runs: Sequence[Trained], name: str) -> Trained:
 
 
 def _names(runs: Sequence[Trained]) -> list[str]:
-    """A name for each run, told apart by folders where labels are the same."""
+    """Return a name for each run, with its folder if labels are the same."""
     labels = [label(run) for run in runs]
     return [text if labels.count(text) == 1 else f"{text} ({run.path})" for text, run in zip(labels, runs, strict=True)]

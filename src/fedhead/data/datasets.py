@@ -42,14 +42,14 @@ class Dataset:
     source: str  # where its files come from
     read: Callable[[Path, Part, bool], Samples]  # (data folder, part, whether to download)
     names: tuple[str, ...] | None = None  # of the classes
-    sizes: tuple[int, int] | None = None  # samples for training and testing, where they are fixed
+    sizes: tuple[int, int] | None = None  # numbers of training and test samples, if fixed
 
     def load(self, data_dir: str | PathLike[str] | None = None, download: bool = True) -> tuple[Samples, Samples]:
-        """Its training and its test samples."""
+        """Return the training and the test samples."""
         return self.part("train", data_dir, download), self.part("test", data_dir, download)
 
     def part(self, part: Part, data_dir: str | PathLike[str] | None = None, download: bool = True) -> Samples:
-        """One part of it, checked against what the data set should hold."""
+        """Return one part of the data set, after checking its shape and size."""
         root = folder(data_dir)
         data = self.read(root, part, download)
         if self.sizes is not None and len(data.y) != self.sizes[part == "test"]:
@@ -68,7 +68,7 @@ def folder(data_dir: str | PathLike[str] | None = None) -> Path:
 
 
 def get(name: str, folders: Iterable[str | Path] = ()) -> Dataset:
-    """Return the data set of a name, as `Registry.find` finds it."""
+    """Return the data set with a name; see `Registry.find`."""
     return DATASETS.find(name, folders)
 
 
@@ -88,12 +88,12 @@ def _checked(found: Any, name: str) -> Dataset:
 
 @lru_cache(maxsize=4)
 def _from_function(function: Callable[[], Any], name: str) -> Dataset:
-    """What a user's function returns, as a data set; it is called once."""
+    """Return the data set of a user's function, which is called once."""
     try:
         made = function()
     except FedheadError:
         raise
-    except Exception as error:  # the user's own code may raise anything
+    except Exception as error:  # the user's code may raise any exception
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         raise BadInput(f"dataset {name}: the function raised {reason}") from error
     if not isinstance(made, tuple) or len(made) != 4:

@@ -1,7 +1,7 @@
-"""Partitions: how the samples of one data set are dealt out to clients.
+"""Partitions: how the samples of one data set are distributed over clients.
 
-Every sample goes to exactly one client. The draws come from numpy's `RandomState`, whose streams are frozen, so a
-seed gives the same split on every machine for good.
+Every sample goes to exactly one client. Random numbers come from numpy's `RandomState`, whose streams are frozen, so a
+seed gives the same partition on every machine.
 """
 
 from __future__ import annotations
@@ -23,10 +23,23 @@ from fedhead.data.allocation import Rows, apportion, assign_rows, log_gamma, sof
 
 @dataclass(frozen=True)
 class Partition(Checked):
-    """A way to deal samples out to clients."""
+    """A rule that distributes samples over clients."""
 
     def split(self, y: NDArray[Any], classes: int, clients: int, seed: int) -> list[Rows]:
-        """The rows of every client, in rising order; together they are all rows of `y`, each once."""
+        """Distribute samples over clients.
+
+        Args:
+            y: Labels, [N].
+            classes: Number of classes.
+            clients: Number of clients.
+            seed: Seed of the partition.
+
+        Returns:
+            The sorted rows of each client; every row belongs to exactly one client.
+
+        Raises:
+            BadInput: If the arguments are invalid, or the rule does not assign every row to exactly one client.
+        """
         y = np.asarray(y)
         check("clients", clients, Annotated[int, AtLeast(1)])
         if clients > len(y):
@@ -37,13 +50,13 @@ class Partition(Checked):
         return _sound(self.deal(y, classes, clients, rng), len(y), clients, self)
 
     def deal(self, y: NDArray[Any], classes: int, clients: int, rng: np.random.RandomState) -> list[Rows]:
-        """The rows of every client, in any order; the arguments are already checked."""
+        """Return the rows of each client in any order; the arguments are already checked."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class IID(Partition):
-    """Shuffled and dealt out evenly: every client sees the same distribution."""
+    """Shuffled and distributed evenly: every client has the same distribution."""
 
     def deal(self, y: NDArray[Any], classes: int, clients: int, rng: np.random.RandomState) -> list[Rows]:
         return [np.asarray(rows) for rows in np.array_split(rng.permutation(len(y)), clients)]
@@ -54,14 +67,14 @@ class IID(Partition):
 
 @dataclass(frozen=True)
 class Dirichlet(Partition):
-    """Each class is cut by its own Dir(α) over clients, as in FedETF: no cap, no minimum; clients may stay empty."""
+    """Each class is distributed by its own Dir(α) over clients, as in FedETF; no cap and no minimum."""
 
     alpha: Annotated[float, Above(0)]  # α: the smaller, the fewer clients share a class
 
     def deal(self, y: NDArray[Any], classes: int, clients: int, rng: np.random.RandomState) -> list[Rows]:
         share = softmax(log_gamma(rng, self.alpha, (classes, clients)))
         sizes = np.bincount(y, minlength=classes)
-        # round the shares, then cumulate; the last client takes the rest of each class
+        # round the cumulative shares; the last client gets the rest of each class
         cuts = np.minimum(np.cumsum(np.rint(share * sizes[:, None]), axis=1).astype(np.int64), sizes[:, None])
         cuts[:, -1] = sizes
         return assign_rows(y, np.diff(cuts, axis=1, prepend=0).T, rng)
@@ -72,10 +85,10 @@ class Dirichlet(Partition):
 
 @dataclass(frozen=True)
 class CappedDirichlet(Partition):
-    """Dir(α) per class, but a client that holds N/K samples gets no more, and all get a minimum (MOON, CCVR)."""
+    """Dir(α) per class, but a client with N/K samples gets no more, and all get a minimum (MOON, CCVR)."""
 
     alpha: Annotated[float, Above(0)]  # α
-    # samples that every client must hold: the whole split is drawn again until it does
+    # minimum samples per client: the whole partition is drawn again until it holds
     minimum: Annotated[int, AtLeast(0)] = 10
     tries: Annotated[int, AtLeast(1)] = 20_000  # how often at most
 
@@ -86,9 +99,9 @@ class CappedDirichlet(Partition):
                 f"{self.minimum * clients} samples, there are {len(y)}; use fewer clients or a smaller minimum"
             )
         sizes = np.bincount(y, minlength=classes)
-        together = 100  # draws at a time: fixed, for the stream's sake
-        for _ in range(math.ceil(self.tries / together)):
-            counts = self._draw(sizes, clients, together, rng)
+        draws_at_once = 100  # draws at a time; fixed, since it determines the random stream
+        for _ in range(math.ceil(self.tries / draws_at_once)):
+            counts = self._draw(sizes, clients, draws_at_once, rng)
             enough = np.flatnonzero(counts.sum(axis=2).min(axis=1) >= self.minimum)
             if enough.size:
                 return assign_rows(y, counts[enough[0]], rng)
@@ -98,11 +111,11 @@ class CappedDirichlet(Partition):
         )
 
     def _draw(self, sizes: Rows, clients: int, draws: int, rng: np.random.RandomState) -> Rows:
-        """Counts [draws, clients, classes] of several draws at once."""
+        """Return the counts [draws, clients, classes] of several draws at once."""
         counts = np.zeros((draws, clients, len(sizes)), np.int64)
         held = np.zeros((draws, clients), np.int64)
         for c in np.flatnonzero(sizes):
-            # clients that are full leave before the shares are normalized: some client is always left
+            # full clients are removed before the shares are normalized; some client always remains
             log = np.where(held < sizes.sum() / clients, log_gamma(rng, self.alpha, (draws, clients)), -np.inf)
             cuts = (np.cumsum(softmax(log), axis=1) * sizes[c]).astype(np.int64)
             cuts[:, -1] = sizes[c]
@@ -117,10 +130,10 @@ class CappedDirichlet(Partition):
 
 @dataclass(frozen=True)
 class EqualDirichlet(Partition):
-    """Clients of equal size, each with class proportions drawn from Dir(α), as FedClassAvg's text says.
+    """Clients of equal size, each with class proportions drawn from Dir(α), as FedClassAvg's text describes.
 
-    In random order each client fills its quota along its proportions; once a class is used up, the proportions of
-    those that are left are normalized again (Hsu et al., 2019), so late clients stray from their draw.
+    In random order each client fills its quota with its proportions; when a class is used up, the remaining
+    proportions are normalized again (Hsu et al., 2019), so late clients deviate from their draw.
     """
 
     alpha: Annotated[float, Above(0)]  # α
@@ -145,17 +158,17 @@ class EqualDirichlet(Partition):
 
 @dataclass(frozen=True)
 class Skewed(Partition):
-    """Every client holds a few distinct random classes, and each class is shared evenly by those who hold it.
+    """Every client has a few distinct random classes, and each class is shared evenly by its clients.
 
-    Classes are dealt out as evenly as they go, at random among those held least, so none stays without a client.
+    Classes are assigned as evenly as possible, at random among those with the fewest clients, so that each has one.
     With balanced classes, and clients × `per_client` a multiple of their number, each client gets N/(cK) samples of
-    each of its c classes (FedClassAvg); where that doesn't come out even, a class's holders differ by one sample.
+    each of its c classes (FedClassAvg); otherwise the clients of a class differ by one sample.
     """
 
     per_client: Annotated[int, AtLeast(1)]  # c
 
     def check(self, held: int, clients: int) -> None:
-        """Refuse more classes a client than the data's `held` ones, and too few for all of them to have a client."""
+        """Raise `BadInput` if the data has fewer classes than each client needs, or some class would have no client."""
         if self.per_client > held:
             raise BadInput(f"partition {self}: the data holds only {held} classes; use skewed({held})")
         if self.per_client * clients < held:
@@ -186,7 +199,7 @@ class Skewed(Partition):
 
 @dataclass(frozen=True)
 class Given(Partition):
-    """The data is already split by site (`Federation.from_sites`, or a folder a site)."""
+    """Data that is already split by site (`Federation.from_sites`, or one folder per site)."""
 
     def deal(self, y: NDArray[Any], classes: int, clients: int, rng: np.random.RandomState) -> list[Rows]:
         raise BadInput("partition given: this data is not split by site; use iid, dirichlet(alpha) or skewed(classes)")

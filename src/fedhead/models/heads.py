@@ -68,12 +68,12 @@ class NormalizedLinear(nn.Linear):
         super().__init__(features, classes, bias=False)
 
     def forward(self, z: Tensor) -> Tensor:
-        """The logits φ_cᵀz / ‖φ_c‖ (CCVR, Section 3.3)."""
+        """Compute the logits φ_cᵀz / ‖φ_c‖ (CCVR, Section 3.3)."""
         return F.linear(z, F.normalize(self.weight, dim=1))
 
 
 def etf(classes: int, dim: int, key: int) -> Tensor:
-    """A randomly rotated simplex equiangular tight frame: `classes` unit vectors as far apart as can be, [C, d].
+    """Return a randomly rotated simplex equiangular tight frame: unit vectors as far apart as possible, [C, d].
 
     FedETF's Eq. 3 is V = √(C/(C−1)) U (I − 11ᵀ/C) with orthonormal columns in U ∈ R^{d×C}, which needs d ≥ C. With B
     an orthonormal basis of the space orthogonal to 1, I − 11ᵀ/C = BBᵀ and V = √(C/(C−1)) (UB) Bᵀ, where UB has C−1
@@ -94,7 +94,7 @@ def etf(classes: int, dim: int, key: int) -> Tensor:
 
 
 def _simplex_basis(classes: int) -> Tensor:
-    """Orthonormal columns B [C, C−1] that span the complement of the all-ones vector (Helmert's contrasts)."""
+    """Return orthonormal columns B [C, C−1] that span the complement of the all-ones vector (Helmert's contrasts)."""
     step = torch.arange(1, classes, dtype=torch.float64)
     basis = torch.triu(torch.ones(classes, classes - 1, dtype=torch.float64))
     basis[1:] -= torch.diag(step)
@@ -116,13 +116,13 @@ class ETFHead(nn.Module):
         self.scale = nn.Parameter(torch.tensor(float(scale)))  # β
 
     def forward(self, z: Tensor) -> Tensor:
-        """The logits β v_cᵀμ of the unit feature μ = z / ‖z‖."""
+        """Compute the logits β v_cᵀμ of the unit feature μ = z / ‖z‖."""
         return self.scale * F.linear(F.normalize(z, dim=-1), self.weight)
 
 
 @head("prototype")
 class PrototypeHead(nn.Module):
-    """Cosines between a feature and one prototype a class, times a learnable scale (FedNH).
+    """Cosines between a feature and one prototype per class, times a learnable scale (FedNH).
 
     The prototypes start orthogonal and are moved by the method's own rule, never by gradients.
     """
@@ -139,5 +139,5 @@ class PrototypeHead(nn.Module):
         self.scale = nn.Parameter(torch.tensor(float(scale)))
 
     def forward(self, z: Tensor) -> Tensor:
-        """The logits s · cos(w_c, z)."""
+        """Compute the logits s · cos(w_c, z)."""
         return self.scale * F.linear(F.normalize(z, dim=-1), F.normalize(self.weight, dim=1))

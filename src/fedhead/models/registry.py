@@ -1,4 +1,4 @@
-"""The models that fedhead knows by name, and how they are built: architecture, feature layer, head, initial weights."""
+"""The registry of models, and how they are built: architecture, feature layer, head, initial weights."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ RUN_DECIDES = ("name", "input_shape", "classes", "seed")  # of what `build` take
 
 
 class Body(NamedTuple):
-    """What an architecture brings: all but the classifier."""
+    """The parts of an architecture except its classifier."""
 
     extractor: nn.Module
     width: int  # dimension of h, the extractor's output
@@ -111,13 +111,25 @@ def build(
     projected: bool = True,
     **params: Any,
 ) -> SplitModel:
-    """A model by name with its initial weights, which depend on the seed and the names alone.
+    """Build a model by name.
 
-    `head` is the classifier's kind (see `fedhead ls heads`), linear unless the architecture brings its own.
-    `feature_layer` ends the extractor in a Linear layer of that width, with a ReLU between it and the classifier, so
-    that architectures of any width can share one classifier (FedClassAvg). `dim` is the ETF head's dimension (the
-    number of classes unless told), `scale` the first temperature of an ETF or prototype head; `projected=False` leaves
-    the ETF's projection layer out, as in FedETF's ablation.
+    The initial weights depend only on the seed and the names.
+
+    Args:
+        name: Name of the architecture, see `fedhead ls models`.
+        input_shape: Shape of one input, without the batch axis.
+        classes: Number of classes.
+        head: Name of the classifier's kind, see `fedhead ls heads`; linear unless the architecture brings its own.
+        seed: Seed of the initial weights.
+        feature_layer: Width of a Linear layer at the end of the extractor, with a ReLU between it and the classifier,
+            so that architectures of any width can share one classifier (FedClassAvg).
+        dim: Dimension of an ETF head; by default the number of classes.
+        scale: Initial temperature of an ETF or prototype head.
+        projected: Whether an ETF head has a projection layer; False as in FedETF's ablation.
+        **params: Parameters of the architecture.
+
+    Raises:
+        BadInput: If a name or parameter is unknown, or the parameters do not fit the architecture.
 
     >>> model = build("mlp", (1, 8, 8), classes=10, hidden=(32,))
     >>> model.features, model.classes
@@ -146,13 +158,23 @@ def build(
         if feature_layer is not None:
             extractor = nn.Sequential(body.extractor, nn.Linear(body.width, feature_layer))
             body = Body(extractor, feature_layer, nn.ReLU(), feature_layer)
-    # the head has a key of its own: clients of different architectures start from one classifier
+    # the head has its own key: clients of different architectures start from the same classifier
     with seeded(random.key(seed, "init", "head")):
         return fix(_attach(body, head or "linear", classes, random.key(seed, "etf"), dim, scale, projected))
 
 
 def with_head(model: SplitModel, head: str, seed: int = 0, *, dim: int | None = None, scale: float = 1.0) -> SplitModel:
-    """A copy of a model with a new head of another kind in place of its classifier.
+    """Return a copy of a model with a new head instead of its classifier.
+
+    Args:
+        model: The model.
+        head: Name of the new classifier's kind, see `fedhead ls heads`.
+        seed: Seed of its initial weights.
+        dim: Dimension of an ETF head.
+        scale: Initial temperature of an ETF or prototype head.
+
+    Raises:
+        BadInput: If the head is unknown.
 
     >>> with_head(build("mlp", (1, 8, 8), classes=10), "etf").fixed
     frozenset({'classifier.weight'})
@@ -165,7 +187,7 @@ def with_head(model: SplitModel, head: str, seed: int = 0, *, dim: int | None = 
 
 
 def _body(model: SplitModel) -> Body:
-    """All of a model but its classifier."""
+    """Return the parts of a model except its classifier."""
     plain = isinstance(model.projection, nn.Identity)
     return Body(model.extractor if plain else nn.Sequential(model.extractor, model.projection), model.features)
 
@@ -178,7 +200,7 @@ def _whole(model: SplitModel, classes: int, name: str) -> SplitModel:
 
 @contextmanager
 def seeded(key: int) -> Iterator[None]:
-    """Draw initial weights from a key, on the CPU, and leave torch's global generator as it was."""
+    """Draw initial weights from a key, on the CPU, without changing torch's global generator."""
     with random.global_generator(key), torch.device("cpu"):
         yield
 
@@ -192,7 +214,7 @@ def _attach(
     if head == "etf":
         width = classes if dim is None else dim
         classifier = ETFHead(width, classes, key, scale)
-        # the ETF's own projection (Eq. 5) takes the place of an architecture's; an activation in front of it stays
+        # the ETF's projection (Eq. 5) replaces that of the architecture; an activation before it is kept
         layer = nn.Linear(body.width, width)
         before = body.projection if isinstance(body.projection, nn.ReLU) else None
         return SplitModel(body.extractor, classifier, layer if before is None else nn.Sequential(before, layer))
@@ -201,7 +223,16 @@ def _attach(
 
 # -- input and parameter checks -------------------------------------------------------------------------------------
 def image(name: str, shape: Shape, least: int) -> tuple[int, int, int]:
-    """The channels, height and width of an image that a model can take, or an error that says what fits."""
+    """Return the channels, height and width of an image that a model can take.
+
+    Args:
+        name: Name of the model, for error messages.
+        shape: Shape of one input.
+        least: Smallest height and width.
+
+    Raises:
+        BadInput: If inputs are not images, or too small.
+    """
     if len(shape) != 3:
         raise BadInput(f"model {name!r} takes images of (channels, height, width), not inputs of {tuple(shape)}")
     channels, height, width = (int(side) for side in shape)
@@ -214,5 +245,5 @@ def image(name: str, shape: Shape, least: int) -> tuple[int, int, int]:
 
 
 def flat(shape: Shape) -> int:
-    """How many numbers an input has."""
+    """Return the number of elements of an input."""
     return math.prod(int(side) for side in shape)
