@@ -76,7 +76,8 @@ def test_the_command_line_works(environment: Path, tmp_path: Path) -> None:
     command = environment / "fedhead"
     print(must(environment / "python", "-m", "pip", "list", cwd=tmp_path))
     assert must(command, "--version", cwd=tmp_path) == f"{fedhead.__version__}\n"
-    assert "Usage: fedhead" in must(command, "--help", cwd=tmp_path)
+    for words in ([], ["run"], ["deploy", "init"]):
+        assert "Usage: fedhead" in must(command, *words, "--help", cwd=tmp_path)
     said = must(command, "demo", "--rounds", "2", "--seeds", "1", "--quiet", cwd=tmp_path)
     assert re.search(r"^fedavg \+ ccvr .* \d\d\.\d\d +1$", said, flags=re.MULTILINE)
     assert (tmp_path / "runs" / "demo" / "report.html").is_file()
