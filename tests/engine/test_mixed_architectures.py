@@ -122,7 +122,7 @@ def test_digits_hold_out_their_own_rows_as_public_data() -> None:
         ("model=['mlp(hiden=[3])']", "unknown parameter of model mlp 'hiden': did you mean 'hidden'"),
         ("model=['mlp(hidden=3)']", r"model.hidden: 3 is not"),
         ("model=['mlp(hidden=[3)']", "not valid YAML"),
-        ("model=['mlp hidden']", "is no name, nor of the form"),
+        ("model=['mlp hidden']", "unknown model 'mlp hidden'"),
         ("model.nonsense=3", "unknown parameter of model mlp 'nonsense'"),
         ("method=fedavg", r"client 1: fedavg averages 'extractor.*as fedclassavg does"),
         ("public=cifar10", r"public: samples of cifar10 have shape \(3, 32, 32\), client 0"),
