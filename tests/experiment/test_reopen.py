@@ -12,7 +12,7 @@ import torch
 from fedhead.core.errors import BadInput
 from fedhead.experiment import build
 from fedhead.experiment.recipe import load
-from fedhead.experiment.reopen import fresh, reopen, stage_file
+from fedhead.experiment.reopen import _executor, fresh, reopen, stage_file
 from fedhead.experiment.run import Settings, execute
 from fedhead.experiment.run_folder import CHECKPOINT, PARTITION, RunFolder
 
@@ -75,3 +75,20 @@ def test_a_stages_outcome_is_found_by_its_name_and_parameters(tmp_path: Path) ->
     assert file == stage_file(tmp_path, "ccvr", {"epochs": 1, "samples": 5})
     others = [("ccvr", {"samples": 6, "epochs": 1}), ("ccvr", {}), ("finetune", {"samples": 5, "epochs": 1})]
     assert len({file, *(stage_file(tmp_path, *other) for other in others)}) == 4
+
+
+@pytest.mark.parametrize(
+    ("begun", "device", "name"),
+    [
+        ({"executor": "stack", "device": "cpu"}, "cpu", "stack"),
+        ({"executor": "lanes", "device": "cuda"}, "cpu", "loop"),
+        ({"executor": "flower", "device": "cpu"}, "cpu", "loop"),
+        ({}, "cpu", "loop"),
+    ],
+)
+def test_a_run_is_reopened_with_an_executor_that_runs_here(begun: dict[str, str], device: str, name: str) -> None:
+    assert _executor(begun, device) == name
+
+
+def test_the_outcome_of_a_stage_named_by_its_path_is_kept_in_the_run_folder(tmp_path: Path) -> None:
+    assert stage_file(tmp_path, "plugins/mine.py:Shrink", {}).parent == tmp_path

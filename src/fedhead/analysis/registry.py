@@ -78,7 +78,10 @@ def analysis(name: str, description: str = "") -> Callable[[L], L]:
 def _checked(found: Any, name: str) -> Kind:
     if isinstance(found, type) or not callable(found):
         kind = found.__name__ if isinstance(found, type) else type(found).__name__
-        raise BadInput(f"{name} is {kind}, no analysis: name a function (runs, options) that returns a fedhead.Report")
+        raise BadInput(
+            f"{name} is {kind}, no analysis: name a function (runs, options) that returns a "
+            "fedhead.analysis.registry.Report"
+        )
     taken = parameters(found)
     if len(taken) != 2:
         raise BadInput(f"{name} takes ({', '.join(taken)}), an analysis is called with (runs, options)")

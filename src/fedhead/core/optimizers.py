@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedhead.core.errors import BadInput, unknown
 from fedhead.core.parameters import Checked
-from fedhead.core.ranges import AtLeast, Below
+from fedhead.core.ranges import Above, AtLeast, Below
 from fedhead.core.tree import Tree
 
 Decay = Annotated[float, AtLeast(0), Below(1)]  # of a moving average
@@ -31,7 +31,7 @@ class SGD(Checked):
         nesterov: Whether to use Nesterov momentum.
     """
 
-    lr: Annotated[float, AtLeast(0)] = 0.01
+    lr: Annotated[float, Above(0)] = 0.01
     momentum: Decay = 0.0
     weight_decay: Annotated[float, AtLeast(0)] = 0.0
     nesterov: bool = False
@@ -90,7 +90,7 @@ class Adam(Checked):
         weight_decay: L2 penalty.
     """
 
-    lr: Annotated[float, AtLeast(0)] = 1e-3
+    lr: Annotated[float, Above(0)] = 1e-3
     betas: tuple[Decay, Decay] = (0.9, 0.999)
     eps: Annotated[float, AtLeast(0)] = 1e-8
     weight_decay: Annotated[float, AtLeast(0)] = 0.0

@@ -28,7 +28,7 @@ class Checked:
     >>> from fedhead.core.optimizers import SGD
     >>> SGD(lr=-1)
     Traceback (most recent call last):
-    fedhead.core.errors.BadInput: SGD: lr: -1 is out of range, it must be at least 0
+    fedhead.core.errors.BadInput: SGD: lr: -1 is out of range, it must be above 0
     """
 
     def __post_init__(self) -> None:

@@ -56,9 +56,15 @@ def reopen(path: str | Path, data: str | Path | None = None, device: str = "auto
     simulation = begin(recipe, build.federation(recipe, data), device, begun.get("precision") == "bf16")
     folder.save_partition(simulation.federation)  # refuses data that has changed since
     simulation.restore(state["server"], {int(k): kept for k, kept in state["clients"].items()})
-    same = begun.get("device") == simulation.device.type  # what a GPU does best a CPU may not do at all
-    simulation.using(select.by_name(str(begun["executor"]) if same and "executor" in begun else "loop", simulation))
+    simulation.using(select.by_name(_executor(begun, simulation.device.type), simulation))
     return Trained(folder.path, recipe, simulation, number)
+
+
+def _executor(begun: Mapping[str, Any], device: str) -> str:
+    """The executor that a run was begun with, or the loop where that one can't run here."""
+    name = str(begun.get("executor", "loop"))
+    # what a GPU does best a CPU may not do at all; a run over Flower was trained by its sites
+    return "loop" if name == "flower" or begun.get("device") != device else name
 
 
 def fresh(trained: Trained) -> Simulation:
@@ -95,7 +101,8 @@ def checkpoint_state(run: Path) -> tuple[int, Tree]:
 def stage_file(run: Path, name: str, parameters: Mapping[str, Any]) -> Path:
     """Where the outcome of a stage with these parameters is kept."""
     text = json.dumps(parameters, sort_keys=True)
-    return run / f"stage-{name}-{hashlib.blake2b(text.encode(), digest_size=4).hexdigest()}.json"
+    own = Path(name).name.replace(":", "-")  # a stage of the user's own may be named by its path
+    return run / f"stage-{own}-{hashlib.blake2b(text.encode(), digest_size=4).hexdigest()}.json"
 
 
 def save_outcome(path: Path, name: str, parameters: Mapping[str, Any], outcome: StageResult) -> None:

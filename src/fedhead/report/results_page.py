@@ -194,12 +194,14 @@ def _runs(rows: Sequence[Measurement]) -> str:
 
 def _time(results: Results) -> str:
     """Say how long it took, a training counted once however many cells start from it."""
-    trainings: dict[tuple[str, ...], dict[tuple[float, int, int], float]] = {}
+    trainings: dict[tuple[str, ...], dict[tuple[str, float, int, int], float]] = {}
     stages: dict[tuple[str, ...], float] = {}
     for row in results:
         where = (row.device, row.precision)
         if row.training_seconds is not None:
-            trainings.setdefault(where, {})[row.training_seconds, row.split, row.seed] = row.training_seconds
+            # cells of one training share its data and its method, the first two words of their names
+            cell = " ".join(sorted(row.cell.split()[:2]))
+            trainings.setdefault(where, {})[cell, row.training_seconds, row.split, row.seed] = row.training_seconds
         stages[where] = stages.get(where, 0) + (row.stage_seconds or 0)
     told = [
         f"{len(found)} trainings in {_hours(sum(found.values()))}, their stages in {_hours(stages[where])} on "
