@@ -77,6 +77,16 @@ def test_a_phase_on_public_samples_needs_some() -> None:
         train_round(made, 1)
 
 
+def test_a_phase_trains_on_private_or_public_samples() -> None:
+    class Misspelt(METHODS["fedavg"]):  # type: ignore[misc, name-defined]  # the class comes from a registry
+        def phases(self, task: Task) -> list[Phase]:
+            return [replace(phase, data="publik") for phase in super().phases(task)]
+
+    made = Simulation(federation(), [network("group")], Misspelt(), rounds=1, local=LocalTraining(epochs=1))
+    with pytest.raises(BadInput, match="'publik': say private or public"):
+        made.jobs_of_round(1)
+
+
 @pytest.mark.parametrize(("drop_last", "steps"), [(False, [3, 2, 4, 1]), (True, [2, 1, 3, 1])])
 def test_batches_are_those_of_the_settings(drop_last: bool, steps: list[int]) -> None:
     made = simulate(drop_last=drop_last)

@@ -169,6 +169,20 @@ def test_runs_that_fail_leave_the_others_alone(tmp_path: Path, monkeypatch: pyte
 
 
 # -- what identifies a figure -------------------------------------------------------------------------
+def test_a_digest_follows_from_the_code_of_own_components(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    mine = tmp_path / "mine.py"
+    text = (
+        "from dataclasses import dataclass\nimport fedhead as fh\n\n@dataclass(frozen=True)\nclass Mine(fh.Method):\n"
+    )
+    mine.write_text(text + '    """FedAvg."""\n')
+    cell = tables.load("ccvr/table2").cells()[0].override({"method": "mine.py:Mine"})
+    before = digest(cell)
+    assert digest(cell) == before
+    mine.write_text(text + '    """FedAvg, changed."""\n')
+    assert digest(cell) != before
+
+
 def test_a_digest_follows_from_all_settings_but_seed_and_split(monkeypatch: pytest.MonkeyPatch) -> None:
     cells = {cell.name: cell for cell in tiny().cells()}
     assert len({digest(cell) for cell in cells.values()}) == len(cells)

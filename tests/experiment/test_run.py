@@ -17,6 +17,7 @@ from fedhead.experiment import run
 from fedhead.experiment.recipe import load
 from fedhead.experiment.run import Settings, execute, execute_together
 from fedhead.experiment.run_folder import RunFolder
+from fedhead.experiment.seeds import execute_seeds
 from fedhead.models.registry import build
 
 RECIPE = load("digits", ["rounds=3", "model.hidden=[8]", "clients=3", "subset=120"])
@@ -79,7 +80,7 @@ def test_processes_have_no_settings_of_simulations(tmp_path: Path, name: str) ->
 
 def test_runs_train_together_in_a_stack_only(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="train together in a stack"):
-        execute_together([RECIPE], [tmp_path / "run"], Settings(executor="loop"))
+        execute_together([RECIPE], [tmp_path / "run"], Settings(executor="loop"), on_row=lambda row: None)
     assert not (tmp_path / "run").exists()
 
 
@@ -90,3 +91,10 @@ def test_a_folder_that_is_taken_is_refused_before_any_data_is_read(
     RunFolder.create(tmp_path / "run", RECIPE)
     with pytest.raises(BadInput, match="holds an unfinished run already"):
         execute(RECIPE, tmp_path / "run", Settings(device="cpu"))
+
+
+def test_metrics_of_several_seeds_are_averaged(tmp_path: Path) -> None:
+    recipe = load("digits", ["rounds=1", "subset=200", "seeds=[0,1]", "metrics=[macro_f1]"])
+    found = execute_seeds(recipe, tmp_path / "run", Settings(executor="loop"), on_row=lambda row: None)
+    each = [run["metrics"]["macro_f1"] for run in found["runs"]]
+    assert found["metrics"] == {"macro_f1": pytest.approx(sum(each) / 2)}

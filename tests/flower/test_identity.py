@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from flwr.app import Message, RecordDict
 from flwr.proto.node_pb2 import NodeInfo
-from inprocess import InProcess, World
 from small import federation, network
 
 from fedhead.algorithm.task import LocalTraining
@@ -19,6 +18,7 @@ from fedhead.engine.rounds import run
 from fedhead.flower.node_keys import site_keys
 from fedhead.flower.transport import FlowerTransport
 from fedhead.methods import METHODS
+from fedhead.testing.inprocess import InProcess, World
 
 KEYS = {f"site-{k}": f"key of site-{k}".encode() for k in range(5)}
 

@@ -10,7 +10,6 @@ import plugin_package
 import pytest
 import torch
 from federal_plugin import CODE, ENTRY_POINTS
-from inprocess import InProcess
 
 from fedhead.core.errors import BadInput, FedheadError
 from fedhead.core.treefile import load_tree
@@ -20,6 +19,7 @@ from fedhead.experiment.run_folder import RunFolder
 from fedhead.flower import assemble
 from fedhead.flower.files import SiteFile
 from fedhead.flower.serving import serve
+from fedhead.testing.inprocess import InProcess
 
 WORDS = {
     "file": ["method=own/federal.py:FedMine", "model=own/federal.py:net", "stages=[own/federal.py:Shrink]"],

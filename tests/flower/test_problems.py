@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from flwr.app import Message, RecordDict
-from inprocess import InProcess, carried
 
 from fedhead.core.errors import FedheadError
 from fedhead.core.text import printable
@@ -19,6 +18,7 @@ from fedhead.flower.messaging import Failure, Messenger, Outgoing
 from fedhead.flower.protocol import Request, read_response, to_json
 from fedhead.flower.respond import respond
 from fedhead.flower.serving import serve
+from fedhead.testing.inprocess import InProcess, carried
 
 SECRET = "Anna Muster 1970-01-31"
 

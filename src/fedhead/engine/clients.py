@@ -172,6 +172,8 @@ class Clients:
         local = task.local
         forms = []
         for number, phase in enumerate(algorithm.phases(task)):
+            if phase.data not in ("private", "public"):
+                raise BadInput(f"{algorithm.name}: phase {number} trains on data={phase.data!r}: say private or public")
             if phase.data == "public" and self.public is None:
                 raise BadInput(f"{algorithm.name} needs public data: give the federation some (public=...)")
             n = len(self.federation.rows[client]) if phase.data == "private" else len(self._public_rows())

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from fedhead.core.errors import BadInput
-from fedhead.experiment import build
+from fedhead.experiment import build, components
 from fedhead.experiment.recipe import Recipe
 from fedhead.experiment.tables import Cell
 
@@ -65,14 +65,15 @@ def stage_recipe(cell: Cell, recipe: Recipe) -> Recipe:
         return recipe
     with_stage = {**recipe.flat(), "stages": [cell.stage]}
     with_stage |= {f"stage.{cell.stage}.{word}": value for word, value in cell.parameters.items()}
-    return Recipe.from_flat(with_stage)
+    return Recipe.from_flat(with_stage, recipe.folders)
 
 
 def digest(cell: Cell) -> str:
     """Return what identifies a figure: a hash of every setting that decides it, seed and split apart.
 
     Method and stages count with all their parameters, so that a default which changes makes another figure. Settings
-    that are off (null, false, empty) are left out, so that an option which is added later does not.
+    that are off (null, false, empty) are left out, so that an option which is added later does not. The code of
+    components from outside the package counts too.
     """
     recipe = stage_recipe(cell, cell.recipe(0))
     keys = {k: v for k, v in recipe.flat().items() if k not in ("seed", "seeds", "partition_seed")}
@@ -80,6 +81,7 @@ def digest(cell: Cell) -> str:
     for stage in build.stages(recipe):
         keys |= _fields(f"stage.{stage.name}", stage)
     keys |= {"figure": cell.value}
+    keys |= {"code": [entry["digest"] for entry in components.sources(recipe) if "digest" in entry]}
     kept = {k: v for k, v in keys.items() if not (v is None or v is False or v in ("", [], ()))}
     return hashlib.blake2b(json.dumps(kept, sort_keys=True, default=str).encode(), digest_size=6).hexdigest()
 

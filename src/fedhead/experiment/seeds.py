@@ -54,9 +54,11 @@ def execute_seeds(
         }
         for name in stages
     }
+    metrics = {name: _mean([r["metrics"][name] for r in results]) for name in results[0].get("metrics") or {}}
     return {
         "run": str(out),
         **means,
+        "metrics": metrics,
         "stages": stages,
         "personal_stages": {name: figures["personal"] for name, figures in measured.items()},
         "stage_metrics": measured,
