@@ -1,4 +1,4 @@
-"""The Python front door: arrays and a model in, a finished run out."""
+"""`fedhead.run`: train a federated classifier from Python."""
 
 from __future__ import annotations
 

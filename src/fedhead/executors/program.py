@@ -1,6 +1,6 @@
 """What a client does in a round, as pure functions for one client, and how they are carried over to many.
 
-An executor lifts these functions: the plain loop calls them as they are, the stack maps them over a leading client
+An executor vectorizes these functions: the plain loop calls them as they are, the stack maps them over a leading client
 axis.
 """
 

@@ -124,7 +124,7 @@ def _model_parameters(entry: models.Entry) -> dict[str, Any]:
 def federation(recipe: Recipe, data: str | Path | None = None) -> Federation:
     """The recipe's data, dealt out to its clients; `dataset` may also be your own .npz file or folder of images."""
     seed = recipe.seed if recipe.partition_seed is None else recipe.partition_seed
-    settings: dict[str, Any] = {"seed": seed, "client_test": _local_test(recipe)}
+    settings: dict[str, Any] = {"seed": seed, "client_test": _client_test(recipe)}
     deal = parse_partition(recipe.partition, recipe.folders)
     if not own_data(recipe.dataset):
         return Federation.load(
@@ -163,7 +163,7 @@ def validate(recipe: Recipe) -> list[SplitModel]:
     local(recipe)
     classification_metrics.find(recipe.metrics, recipe.folders)
     deal = parse_partition(recipe.partition, recipe.folders)
-    _local_test(recipe)
+    _client_test(recipe)
     if own_data(recipe.dataset):
         made = federation(recipe)
         shape, classes = made.input_shape, made.classes
@@ -214,7 +214,7 @@ def _dry_run(made: SplitModel, shape: tuple[int, ...], recipe: Recipe, client: i
         made.train(was)
 
 
-def _local_test(recipe: Recipe) -> client_test.ClientTest | None:
+def _client_test(recipe: Recipe) -> client_test.ClientTest | None:
     return client_test.parse("matched" if recipe.client_test == "from_test" else recipe.client_test)
 
 
