@@ -46,6 +46,7 @@ def eventually(true: Callable[[], Any], project: Project, seconds: float = 600.0
         time.sleep(0.1)
 
 
+@pytest.mark.drill
 def test_init_certs_up_down_up_resume(tmp_path: Path) -> None:
     """The keys of the sites are known to the link already when it is started again from its database."""
     fedhead, folder = command(tmp_path), tmp_path / "demo"

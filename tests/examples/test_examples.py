@@ -20,6 +20,7 @@ def test_python_examples_run(example: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.deploy
+@pytest.mark.drill
 def test_the_deployment_runs(tmp_path: Path) -> None:
     succeed([str(EXAMPLES / "deployment.sh")], tmp_path)
     assert (tmp_path / "report.html").is_file()
