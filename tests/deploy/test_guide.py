@@ -23,7 +23,7 @@ from fedhead.experiment.run_folder import CHECKPOINT, RunFolder
 GUIDE = Path(__file__).parents[2] / "docs" / "deployment.md"
 SECTIONS = {
     "On one machine, to try it out": ["demo/run", "safe/run", "runs/mine"],
-    "Every site on a machine of its own": ["clinic/run"],
+    "Every site on its own machine": ["clinic/run"],
     "Larger simulations: Flower's simulation engine on Ray": ["lab/run"],
 }
 

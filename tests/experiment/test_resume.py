@@ -15,8 +15,8 @@ import torch
 from fedhead.core.errors import BadInput
 from fedhead.core.treefile import load_tree
 from fedhead.experiment.recipe import load
-from fedhead.experiment.run import STAGES, Settings, execute
-from fedhead.experiment.run_folder import CHECKPOINT, METRICS, RunFolder
+from fedhead.experiment.run import Settings, execute
+from fedhead.experiment.run_folder import CHECKPOINT, METRICS, STAGES, RunFolder
 
 SMALL = [
     "rounds=4",

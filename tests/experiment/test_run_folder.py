@@ -194,6 +194,15 @@ def test_a_draft_that_a_kill_left_does_not_take_the_folder(tmp_path: Path) -> No
         assert [p.name for p in tmp_path.iterdir()] == [CONFIG]  # and it is swept away
 
 
+@pytest.mark.parametrize("left", [".metrics.jsonl.x1", ".tmpA1b2C3", ".stages.safetensors.y.safetensors"])
+def test_drafts_that_a_kill_left_are_removed_and_nothing_else(tmp_path: Path, left: str) -> None:
+    folder = RunFolder.create(tmp_path / "run", Recipe())
+    for name in (left, ".keep"):
+        (folder.path / name).touch()
+    with folder.locked():
+        assert sorted(p.name for p in folder.path.iterdir()) == [".keep", "config.yaml"]
+
+
 def test_the_split_is_kept_and_compared(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path / "run", RECIPE)
     data = np.zeros((12, 2)), np.arange(12) % 3

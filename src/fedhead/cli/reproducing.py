@@ -215,6 +215,8 @@ def _described(cell: Cell) -> dict[str, object]:
 def _show(outcome: Outcome, folder: Path) -> None:
     from rich.table import Table
 
+    from fedhead.experiment.outcome import plus_minus
+
     shown = Table(title=outcome.title, caption=outcome.note(), title_justify="left", caption_justify="left")
     several = len({f.metric for f in outcome.figures}) > 1
     changed = any(f.overrides for f in outcome.figures)
@@ -229,17 +231,9 @@ def _show(outcome: Outcome, folder: Path) -> None:
             *(f.choices[axis] for axis in outcome.axes),
             *([" ".join(f.overrides)] if changed else []),
             *([f.metric] if several else []),
-            _plus_minus(f.mean, f.deviation),
-            _plus_minus(f.published, f.published_deviation),
+            plus_minus(f.mean, f.deviation),
+            plus_minus(f.published, f.published_deviation),
             "–" if f.difference is None else f"{f.difference:+.2f}",
         )
     console().print(shown)
     print(f"written to {folder / 'table.csv'} and {folder / 'table.json'}")
-
-
-def _plus_minus(mean: float | None, deviation: float | None) -> str:
-    if mean is None:
-        return "–"
-    if mean >= 1000:  # bytes
-        return f"{mean:,.0f}"
-    return f"{mean:.2f}" if deviation is None else f"{mean:.2f} ± {deviation:.2f}"

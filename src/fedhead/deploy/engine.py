@@ -17,7 +17,7 @@ from fedhead.experiment.run import Settings
 from fedhead.experiment.run_folder import RunFolder
 from fedhead.flower.assemble import site_names
 
-# What a simulation alone lets one choose: each site has a device of its own, and trains its one client in a loop.
+# What a simulation alone lets one choose: each site has its own device, and trains its one client in a loop.
 FIXED = {"device": ("auto", "cpu"), "executor": ("auto", "loop"), "precision": ("fp32",), "tensorboard": (False,)}
 
 

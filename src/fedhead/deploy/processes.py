@@ -24,7 +24,7 @@ _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 def start(
     command: Sequence[str], log: Path, env: Mapping[str, str], cwd: Path, *, outlive: bool = False
 ) -> subprocess.Popen[bytes]:
-    """Start a process that leads a session of its own and writes to a log.
+    """Start a process that leads its own session and writes to a log.
 
     Args:
         command: The program and its arguments.

@@ -81,7 +81,7 @@ class Step:
             g = Tree(zip(self.names, grads, strict=True))
             if program.corrects and self.phase.corrects:
                 g = self.vectorizer.correct(program)(g, inputs)
-            # A phase with an optimizer of its own decays along with the run's: client.lr is lr · decay^(round − 1).
+            # A phase with its own optimizer decays along with the run's: client.lr is lr · decay^(round − 1).
             lr = inputs.lr * (self.optimizer.lr / program.task.local.optimizer.lr)
             if program.in_place:
                 self.optimizer.step_in_place(carry.params, g, carry.opt, lr)

@@ -106,3 +106,12 @@ def write(out: Path, outcome: Outcome) -> None:
         writer.writerow([*(f.choices[axis] for axis in outcome.axes), " ".join(f.overrides), *cut, outcome.scale])
     with atomic(out / "table.csv") as draft:
         draft.write_text(text.getvalue(), encoding="utf-8")
+
+
+def plus_minus(mean: float | None, deviation: float | None) -> str:
+    """Write a mean and its deviation as a table shows them; numbers of bytes are written whole."""
+    if mean is None:
+        return "–"
+    if mean >= 1000:  # bytes
+        return f"{mean:,.0f}"
+    return f"{mean:.2f}" if deviation is None else f"{mean:.2f} ± {deviation:.2f}"

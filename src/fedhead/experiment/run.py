@@ -11,7 +11,6 @@ import torch
 
 from fedhead.core.errors import BadInput
 from fedhead.core.tree import Tree
-from fedhead.core.treefile import save_tree
 from fedhead.engine import classification_metrics
 from fedhead.engine.metrics import Row, RunMetrics
 from fedhead.engine.rounds import Snapshot
@@ -27,7 +26,6 @@ from fedhead.experiment.run_folder import RunFolder
 from fedhead.experiment.tensorboard import Board
 from fedhead.models.split_model import SplitModel
 
-STAGES = "stages.safetensors"  # the server's state after each stage
 LONG = 50  # local epochs of a client from which on a run on a GPU is likely to be compiled
 
 
@@ -123,7 +121,7 @@ def execute(
             if board is not None:
                 board.close()
         if result.outcomes:
-            save_tree(out / STAGES, Tree({name: outcome.server for name, outcome in result.outcomes.items()}))
+            folder.save_stages({name: outcome.server for name, outcome in result.outcomes.items()})
         found = final_metrics(out, recipe, result)
         found["public_bytes"] = 0 if federation.public is None else federation.public.x.nbytes
         folder.finish(found)
@@ -140,7 +138,7 @@ def execute_together(
 ) -> list[Row]:
     """Carry out several recipes side by side, their clients in one stack wherever they do the same work.
 
-    Each ends as it would alone, in a folder of its own, from which it can be resumed, alone or together again.
+    Each ends as it would alone, in its own folder, from which it can be resumed, alone or together again.
     """
     refuse_apart(settings)
 

@@ -5,6 +5,7 @@
     metrics.jsonl           one line of figures a round, flushed at once
     checkpoint.safetensors  the state after a round, replaced whole
     environment.json        versions, device, commit, where each component came from, and the executor that was chosen
+    stages.safetensors      the server's state after each stage
     result.json             the final figures; a run that has them is finished
 
 A run that is killed at any moment goes on from its checkpoint: rounds that were counted after it are cut from the
@@ -35,6 +36,7 @@ from fedhead.experiment.recipe import Recipe
 
 CONFIG, PARTITION, METRICS = "config.yaml", "partition.npz", "metrics.jsonl"
 CHECKPOINT, ENVIRONMENT, RESULT = "checkpoint.safetensors", "environment.json", "result.json"
+STAGES = "stages.safetensors"
 SHARE = 0.05  # of a run's time at most goes into checkpoints; the rounds since the last one are run again on resuming
 
 
@@ -103,8 +105,9 @@ class RunFolder:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
                 raise BadInput(f"{self.path} is in use: another process is running in it") from error
-            for name in (CONFIG, PARTITION, METRICS, CHECKPOINT, ENVIRONMENT, RESULT):
-                for draft in self.path.glob(f".{name}.*"):  # a process was killed while it wrote
+            # A process was killed while it wrote; safetensors writes a checkpoint by a .tmpXXXXXX file beside it.
+            for name in (CONFIG, PARTITION, METRICS, CHECKPOINT, ENVIRONMENT, RESULT, STAGES, "tmp"):
+                for draft in self.path.glob(f".{name}*"):
                     draft.unlink()
             try:
                 yield self
@@ -205,6 +208,10 @@ class RunFolder:
             )
         self._write(METRICS, "".join(json.dumps(row) + "\n" for row in rows))
         return (last, state, rows) if path.exists() else None
+
+    def save_stages(self, servers: Mapping[str, Tree]) -> None:
+        """Store the server's state after each stage, by the stage's name."""
+        save_tree(self.path / STAGES, Tree(servers))
 
     def finish(self, result: Mapping[str, Any]) -> None:
         """Store the final figures; from then on the run is finished."""

@@ -12,13 +12,12 @@ from safetensors import SafetensorError
 
 from fedhead.core.errors import BadInput, FedheadError
 from fedhead.core.tree import Tree
-from fedhead.core.treefile import save_tree
 from fedhead.engine import classification_metrics, rounds
 from fedhead.engine.metrics import Row
 from fedhead.engine.rounds import Snapshot
 from fedhead.experiment import build, components, environment
 from fedhead.experiment.recipe import Recipe
-from fedhead.experiment.run import STAGES, final_metrics
+from fedhead.experiment.run import final_metrics
 from fedhead.experiment.run_folder import RunFolder
 from fedhead.flower import assemble
 from fedhead.flower.files import RECIPE_DATA, ServerFile
@@ -89,7 +88,7 @@ def _run(folder: RunFolder, transport: FlowerTransport, recipe: Recipe, out: Pat
         on_round=after_round,
     )
     if result.outcomes:
-        save_tree(out / STAGES, Tree({name: outcome.server for name, outcome in result.outcomes.items()}))
+        folder.save_stages({name: outcome.server for name, outcome in result.outcomes.items()})
     found = final_metrics(out, recipe, result)
     public = transport.clients.federation.public
     found["public_bytes"] = 0 if public is None else public.x.nbytes

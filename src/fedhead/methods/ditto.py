@@ -20,7 +20,7 @@ from fedhead.core.tree import Tree, Weights
 @method("ditto")
 @dataclass(frozen=True)
 class Ditto(Method):
-    """Each client also trains a model of its own, pulled towards the global one (Li et al., 2021).
+    """Each client also trains its own model, pulled towards the global one (Li et al., 2021).
 
     The global model is FedAvg's, batch for batch. FedETF's experiments set λ = 0.001.
     """

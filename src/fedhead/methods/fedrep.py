@@ -15,7 +15,7 @@ from fedhead.core.tree import Tree, Weights
 @method("fedrep")
 @dataclass(frozen=True)
 class FedRep(Method):
-    """Average the representation alone; each client fits a head of its own to it (Collins et al., 2021).
+    """Average the representation alone; each client fits its own head to it (Collins et al., 2021).
 
     There is no global model. FedETF's experiments train head and body for the run's local epochs each (both None)
     and test the averaged body under the initial head, which nobody trains (`untrained_head`).

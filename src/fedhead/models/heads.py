@@ -48,7 +48,7 @@ def _checked(found: Any, name: str) -> Callable[..., nn.Module]:
         )
     if len(parameters(found)) < 2:
         raise BadInput(f"{name} takes ({', '.join(parameters(found))}), a head is called with (features, classes)")
-    return found  # type: ignore[no-any-return]
+    return found  # type: ignore[no-any-return]  # the user's class is untyped
 
 
 @head("linear")

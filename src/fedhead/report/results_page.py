@@ -10,7 +10,7 @@ from pathlib import Path
 from fedhead.core.errors import BadInput
 from fedhead.core.treefile import atomic
 from fedhead.experiment import tables
-from fedhead.experiment.outcome import Figure, figure
+from fedhead.experiment.outcome import Figure, figure, plus_minus
 from fedhead.experiment.published import published, published_rows
 from fedhead.experiment.results import Measurement, Results, digest
 from fedhead.experiment.tables import Cell, Table
@@ -179,9 +179,9 @@ def _columns(line: Line) -> list[str]:
     difference = "" if f.difference is None else f"{f.difference:+.2f}"
     inside = "" if f.published is None or len(there) < 2 else "yes" if min(there) <= f.published <= max(there) else "no"
     return [
-        _plus_minus(f.mean, f.deviation),
+        plus_minus(f.mean, f.deviation),
         _runs(line.rows),
-        _plus_minus(f.published, f.published_deviation),
+        plus_minus(f.published, f.published_deviation),
         f"**{difference}**" if line.beyond else difference,
         inside,
     ]
@@ -220,14 +220,6 @@ def _spread(values: Sequence[float], sign: bool = False) -> str:
         return ""
     mean = f"{statistics.fmean(values):{'+' if sign else ''}.2f}"
     return f"{mean} ± {statistics.stdev(values):.2f}" if len(values) > 1 else mean
-
-
-def _plus_minus(mean: float | None, deviation: float | None) -> str:
-    if mean is None:
-        return "–"
-    if mean >= 1000:  # bytes
-        return f"{mean:,.0f}"
-    return f"{mean:.2f}" if deviation is None else f"{mean:.2f} ± {deviation:.2f}"
 
 
 def _markdown(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:

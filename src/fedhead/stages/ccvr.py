@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 class CCVR(Stage):
     """Train the classifier anew on features drawn from the clients' class statistics (Luo et al., 2021, Algorithm 1).
 
-    Where clients differ in architecture, each architecture has statistics and a calibrated classifier of its own.
+    Where clients differ in architecture, each architecture has its own statistics and calibrated classifier.
     The paper's sizes are 2000 features a class and 10 epochs for Dirichlet(0.1) and below, 100 and 30 for (0.5).
     """
 

@@ -96,7 +96,7 @@ def _watching(where: str, owner: Algorithm, hook: Callable[..., Any], args: tupl
     for name, value in _kept(owner).items():
         if kept.get(name) != value:
             raise CheckFailed(
-                f"{where} keeps {name!r} on self: a method has no memory of its own; let finish keep it in the "
+                f"{where} keeps {name!r} on self: a method has no state; let finish keep it in the "
                 f"client's state, or aggregate in the server's"
             )
     for name, state in global_generators().items():
