@@ -5,5 +5,5 @@ set -euo pipefail
 
 recipe=(digits clients=2 rounds=1 subset=240)
 fedhead run "${recipe[@]}" --out runs/simulation
-fedhead run "${recipe[@]}" --engine flower --out runs/flower
+fedhead run "${recipe[@]}" --transport flower --out runs/flower
 fedhead report runs/simulation runs/flower --out report.html

@@ -190,7 +190,7 @@ def test_the_same_seed_gives_the_same_run_and_another_another(
         (["run", "digits", "client_test=7"], "client_test"),
         (["run", "digits", "optimizer=adam"], "momentum: 0.9 is for sgd"),
         (["run", "digits", "--resume"], "--resume needs --out"),
-        (["run", "digits", "seeds=[0, 1]", "--together", "--engine", "flower"], "leave out --engine flower"),
+        (["run", "digits", "seeds=[0, 1]", "--together", "--transport", "flower"], "leave out --transport flower"),
         (["run", "digits", "--device", "tpu"], "tpu"),
         (["run", "digits", "--sieve"], "--sieve"),
         (["run"], "RECIPE"),

@@ -236,12 +236,12 @@ def test_a_large_model_and_its_statistics_go_through(tmp_path: Path, federations
 
 @pytest.mark.drill
 def test_the_same_recipe_by_the_command_line(tmp_path: Path) -> None:
-    """`fedhead run --engine flower` leaves what a simulation leaves, to 1e-6."""
+    """`fedhead run --transport flower` leaves what a simulation leaves, to 1e-6."""
     env = processes.environment(tmp_path)
     words = ["fedhead", "run", "digits", *SMALL, "clients=2", "rounds=2", "client_test=0.3", "method=fedetf"]
     words += ["stages=[finetune_etf]", "stage.finetune_etf.iterations=1", "--quiet", "--json"]
     results = []
-    for more in (["--engine", "flower"], ["--executor", "loop"]):
+    for more in (["--transport", "flower"], ["--executor", "loop"]):
         out = tmp_path / more[1]
         done = subprocess.run([*words, *more, "--out", str(out)], env=env, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr

@@ -105,9 +105,9 @@ def test_the_supervisor_resumes_twenty_times_by_itself(tmp_path: Path) -> None:
 
 
 @pytest.mark.drill
-def test_twenty_times_run_engine_flower_resume(tmp_path: Path) -> None:
+def test_twenty_times_run_transport_flower_resume(tmp_path: Path) -> None:
     out, env = tmp_path / "mine", processes.environment(tmp_path)
-    words = ["fedhead", "run", "digits", "clients=2", *LONG, "--engine", "flower", "--out", str(out), "--quiet"]
+    words = ["fedhead", "run", "digits", "clients=2", *LONG, "--transport", "flower", "--out", str(out), "--quiet"]
     project = Project(out.with_name("mine.flower"))
     for time_ in range(RESTARTS + 1):
         with subprocess.Popen([*words, *(["--resume"] if time_ else [])], env=env) as running:
@@ -131,9 +131,9 @@ def test_twenty_times_run_engine_flower_resume(tmp_path: Path) -> None:
 
 @pytest.mark.drill
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM], ids=["KILL", "TERM"])
-def test_nothing_trains_on_after_run_engine_flower_was_ended(how: signal.Signals, tmp_path: Path) -> None:
+def test_nothing_trains_on_after_run_transport_flower_was_ended(how: signal.Signals, tmp_path: Path) -> None:
     out, env = tmp_path / "mine", processes.environment(tmp_path)
-    words = ["fedhead", "run", "digits", "clients=2", *LONG, "--engine", "flower", "--out", str(out), "--quiet"]
+    words = ["fedhead", "run", "digits", "clients=2", *LONG, "--transport", "flower", "--out", str(out), "--quiet"]
     project = Project(out.with_name("mine.flower"))
     for more in ([], ["--resume"]):
         with subprocess.Popen([*words, *more], env=env) as running:

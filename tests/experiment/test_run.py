@@ -12,7 +12,7 @@ from mixed import perceptron
 from small import network
 
 from fedhead.core.errors import BadInput
-from fedhead.deploy import engine
+from fedhead.deploy import local_run
 from fedhead.experiment import run
 from fedhead.experiment.recipe import load
 from fedhead.experiment.run import Settings, execute, execute_together
@@ -74,7 +74,7 @@ def test_what_a_run_was_begun_with_holds_unless_something_else_is_asked_for(tmp_
 def test_processes_have_no_settings_of_simulations(tmp_path: Path, name: str) -> None:
     asked: dict[str, Any] = {"device": "cuda", "executor": "stack", "precision": "bf16", "tensorboard": True}
     with pytest.raises(BadInput, match=f"--{name} .* is for simulations"):
-        engine.execute(RECIPE, tmp_path / "run", Settings(**{name: asked[name]}))
+        local_run.execute(RECIPE, tmp_path / "run", Settings(**{name: asked[name]}))
     assert not (tmp_path / "run").exists()
 
 

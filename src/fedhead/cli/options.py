@@ -24,8 +24,8 @@ class Device(StrEnum):
     cuda = "cuda"
 
 
-class Engine(StrEnum):
-    """Where the clients are."""
+class TransportName(StrEnum):
+    """What carries messages between the server and its clients."""
 
     simulation = "simulation"
     flower = "flower"

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from fedhead.cli.app import app
-from fedhead.cli.options import Assignments, DataFolder, Device, Engine, ExecutorName, Precision, RecipeName
+from fedhead.cli.options import Assignments, DataFolder, Device, ExecutorName, Precision, RecipeName, TransportName
 from fedhead.cli.output import print_results, progress
 from fedhead.core.errors import BadInput
 from fedhead.engine.metrics import Row
@@ -36,9 +36,9 @@ def run(
     executor: ExecutorName = "auto",
     precision: Annotated[Precision, typer.Option(help="What to compute in.")] = Precision.fp32,
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads. [default: by the model's size]")] = None,
-    engine: Annotated[
-        Engine, typer.Option(help="All clients in this process, or one process a client, on Flower.")
-    ] = Engine.simulation,
+    transport: Annotated[
+        TransportName, typer.Option(help="All clients in this process, or one process per client, on Flower.")
+    ] = TransportName.simulation,
     together: Annotated[bool, typer.Option("--together", help="Train all seeds in one stack.")] = False,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also log to TensorBoard in the folder.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="The last line of output is the result as JSON.")] = False,
@@ -53,9 +53,9 @@ def run(
       fedhead run my.yaml 'stages=[ccvr]' --out runs/mine --device cuda
       fedhead run my.yaml 'stages=[ccvr]' --out runs/mine --resume
       fedhead run digits 'seeds=[0, 1, 2]' --together
-      fedhead run digits clients=3 rounds=3 --engine flower
+      fedhead run digits clients=3 rounds=3 --transport flower
     """
-    from fedhead.deploy import engine as over_processes
+    from fedhead.deploy import local_run
     from fedhead.experiment.recipe import load
     from fedhead.experiment.run import Settings
     from fedhead.experiment.run import execute as simulate
@@ -68,10 +68,10 @@ def run(
     out = out or _free(Path("runs") / f"{Path(recipe).stem}-{found.method.rpartition(':')[2]}-seed{found.seed}")
     if together and not found.seeds:
         raise BadInput("--together joins several seeds: give them, as in 'seeds=[0, 1, 2]'")
-    over_flower = engine is Engine.flower
+    over_flower = transport is TransportName.flower
     if together and over_flower:
-        raise BadInput("--together joins runs in one stack, in this process: leave out --engine flower")
-    execute = over_processes.execute if over_flower else simulate
+        raise BadInput("--together joins runs in one stack, in this process: leave out --transport flower")
+    execute = local_run.execute if over_flower else simulate
     with progress(found.rounds * max(len(found.seeds), 1), quiet) as tell:
         on_row = functools.partial(tell, found.method)
         result = execute_seeds(found, out, settings, execute, resume=resume, together=together, on_row=on_row)

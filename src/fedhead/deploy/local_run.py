@@ -1,4 +1,4 @@
-"""`fedhead run RECIPE --engine flower`: a recipe run by local processes, with the same run folder as a simulation."""
+"""Run a recipe on Flower with local processes, one per client: `fedhead run RECIPE --transport flower`."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from fedhead.experiment.run import Settings
 from fedhead.experiment.run_folder import RunFolder
 from fedhead.flower.assemble import site_names
 
-# What a simulation alone lets one choose: each site has its own device, and trains its one client in a loop.
-FIXED = {"device": ("auto", "cpu"), "executor": ("auto", "loop"), "precision": ("fp32",), "tensorboard": (False,)}
+# The settings that a site can follow: it has its own device, and trains its one client in a loop.
+ALLOWED = {"device": ("auto", "cpu"), "executor": ("auto", "loop"), "precision": ("fp32",), "tensorboard": (False,)}
 
 
 def execute(
@@ -30,53 +30,68 @@ def execute(
     on_row: Callable[[Row], None] = lambda row: None,
     log: Callable[[str], None] = lambda line: None,
 ) -> Row:
-    """Run a recipe with one process per site.
+    """Run a recipe with one process per client.
 
-    Logs, states of the sites and models are in OUT.flower, next to `out`.
+    The run folder is that of a simulation. Logs, client states and models are in OUT.flower, next to `out`.
+
+    Args:
+        recipe: What to train.
+        out: The run folder.
+        settings: Where and how to compute; what only a simulation can do is refused.
+        resume: Whether to continue a run that `out` holds.
+        on_row: Called with the record of every finished round.
+        log: Called with every line that the processes report.
+
+    Returns:
+        The run's final results.
+
+    Raises:
+        BadInput: If Flower is missing, or a setting is one of simulations.
     """
     settings = settings or Settings()
-    for name, allowed in FIXED.items():
+    for name, allowed in ALLOWED.items():
         if getattr(settings, name) not in allowed:
-            raise BadInput(f"--{name} {getattr(settings, name)} is for simulations; leave it out with --engine flower")
+            given = getattr(settings, name)
+            raise BadInput(f"--{name} {given} is for simulations; leave it out with --transport flower")
     try:
         import flwr  # noqa: F401 (only to fail early if it is missing)
     except ImportError as error:
-        raise BadInput("--engine flower needs Flower: pip install 'fedhead[flower]'") from error
+        raise BadInput("--transport flower needs Flower: pip install 'fedhead[flower]'") from error
     build.validate(recipe)
     out = Path(out).resolve()
-    beside = out.with_name(f"{out.name}.flower")
+    project_path = out.with_name(f"{out.name}.flower")
     if resume and out.exists():
         folder = RunFolder.open(out, recipe)
         if folder.finished:
             return folder.result() or {}
-        project = Project.open(beside)
+        project = Project.open(project_path)
     else:
         RunFolder.refuse_taken(out)
-        project = _project(recipe, beside, out, settings.data)
+        project = _project(recipe, project_path, out, settings.data)
     federation = LocalFederation(project, resume=resume, log=log)
-    told = 0
+    reported = 0
 
-    def tick() -> None:
-        nonlocal told
+    def report_new_rows() -> None:
+        nonlocal reported
         rows = RunFolder(out, recipe).metrics()
-        for row in rows[told:]:
+        for row in rows[reported:]:
             on_row(row)
-        told = max(told, len(rows))
+        reported = max(reported, len(rows))
 
     with processes.leaving_on_term(128 + signal.SIGTERM):
         try:
             federation.up()
-            federation.watch(tick)
+            federation.watch(report_new_rows)
         finally:
             federation.close()
     return RunFolder.open(out).result() or {}
 
 
-def _project(recipe: Recipe, beside: Path, out: Path, data: str | Path | None) -> Project:
-    file = beside.with_name(f"{beside.name}.yaml")
+def _project(recipe: Recipe, project_path: Path, out: Path, data: str | Path | None) -> Project:
+    file = project_path.with_name(f"{project_path.name}.yaml")
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(recipe.to_yaml(), encoding="utf-8")
-    project = Project.init(beside, str(file), site_names(recipe.clients), out=str(out), folders=recipe.folders)
+    project = Project.init(project_path, str(file), site_names(recipe.clients), out=str(out), folders=recipe.folders)
     inside = project.path / "recipe.yaml"
     file.rename(inside)
     text = project.server_file.read_text(encoding="utf-8").replace(str(file.resolve()), "recipe.yaml")
