@@ -1,4 +1,4 @@
-"""Tables by name: every cell finds its published figure, small ones run to their end, killed ones go on."""
+"""Tables by name: every cell finds its published value, small ones run to their end, killed ones go on."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_the_papers_tables_are_all_there() -> None:
 
 
 @pytest.mark.parametrize("name", CCVR)
-def test_every_cell_is_sound_and_has_its_published_figure(name: str) -> None:
+def test_every_cell_is_sound_and_has_its_published_value(name: str) -> None:
     table = tables.load(name)
     cells = table.cells()
     assert len({cell.name for cell in cells}) == len(cells)
@@ -75,7 +75,7 @@ def test_every_cell_is_sound_and_has_its_published_figure(name: str) -> None:
                 build.stages(build.Recipe.from_flat(keys))
 
 
-def test_every_published_figure_of_the_paper_has_its_cell() -> None:
+def test_every_published_value_of_the_paper_has_its_cell() -> None:
     rows = [row for row in published_rows() if row["paper"] == "ccvr"]
     covered = [
         [row for row in rows if all(row[k] == v for k, v in cell.find.items())]
@@ -107,13 +107,13 @@ def test_table_8s_hyper_parameters_reach_their_cells() -> None:
 def test_cells_share_runs_and_finished_ones_are_not_run_again(tmp_path: Path) -> None:
     table = parse("paper/tiny", TINY.lstrip())
     said: list[str] = []
-    outcome = reproduce(table, tmp_path, scale="small", settings=Settings(device="cpu"), say=said.append)
+    outcome = reproduce(table, tmp_path, scale="small", settings=Settings(device="cpu"), log=said.append)
     assert len(said) == 2 * 2 * 2  # data, methods, seeds: stages train nothing
-    assert len(outcome.figures) == 10  # one combination is skipped for each method
-    assert all(f.mean is not None and len(f.values) == 2 and f.deviation is not None for f in outcome.figures)
-    assert all(f.difference is None for f in outcome.figures)
+    assert len(outcome.cells) == 10  # one combination is skipped for each method
+    assert all(f.mean is not None and len(f.values) == 2 and f.deviation is not None for f in outcome.cells)
+    assert all(f.difference is None for f in outcome.cells)
     assert "NOT comparable" in outcome.note()
-    assert outcome.figures[0].published == 68.62
+    assert outcome.cells[0].published == 68.62
     before = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*") if p.is_file() and p.parent != tmp_path}
     again = reproduce(table, tmp_path, scale="small", settings=Settings(device="cpu"))
     assert again == outcome
@@ -128,10 +128,10 @@ def test_cells_share_runs_and_finished_ones_are_not_run_again(tmp_path: Path) ->
 def test_full_scale_gives_differences_and_a_picked_cell_runs_alone(tmp_path: Path) -> None:
     table = parse("paper/tiny", TINY.lstrip())
     outcome = reproduce(table, tmp_path, pick=["mild fedavg few"], seeds=1, settings=Settings(device="cpu"))
-    (figure,) = outcome.figures
-    assert figure.cell == "mild fedavg few"
-    assert figure.mean is not None
-    assert figure.difference == pytest.approx(figure.mean - 71.03)
+    (result,) = outcome.cells
+    assert result.cell == "mild fedavg few"
+    assert result.mean is not None
+    assert result.difference == pytest.approx(result.mean - 71.03)
     assert len(list((tmp_path / "runs").iterdir())) == 1
     with pytest.raises(BadInput, match="unknown cell"):
         table.cells(pick=["mild fedsgd"])
@@ -159,14 +159,14 @@ def test_seeds_that_train_together_end_as_they_would_alone(tmp_path: Path) -> No
     table, settings = parse("paper/tiny", TINY.lstrip()), Settings(device="cpu", executor="stack")
     said: list[str] = []
     apart = reproduce(table, tmp_path / "apart", pick=PICK, settings=settings, together=False)
-    joined = reproduce(table, tmp_path / "joined", pick=PICK, settings=settings, together=True, say=said.append)
+    joined = reproduce(table, tmp_path / "joined", pick=PICK, settings=settings, together=True, log=said.append)
     assert said == ["[1-3/3] digits dirichlet(0.1) fedprox seeds 0, 1, 2"]
     found, expected = weights(tmp_path / "joined"), weights(tmp_path / "apart")
     assert found.keys() == expected.keys()
     assert len({name.split()[0] for name in found}) == 3
     for name, value in expected.items():
         torch.testing.assert_close(found[name], value, atol=1e-5, rtol=1e-4)
-    for mine, theirs in zip(joined.figures, apart.figures, strict=True):
+    for mine, theirs in zip(joined.cells, apart.cells, strict=True):
         assert mine.cell == theirs.cell
         assert mine.values == pytest.approx(theirs.values, abs=0.5)
 
@@ -175,7 +175,7 @@ def test_cells_that_differ_in_their_split_alone_train_together(tmp_path: Path) -
     table, settings = parse("paper/tiny", TINY.lstrip()), Settings(device="cpu", executor="stack")
     pick, said = ["mild fedavg before", "hard fedavg before", "hard fedprox before"], list[str]()
     reproduce(table, tmp_path / "apart", pick=pick, seeds=2, settings=settings, together=False)
-    reproduce(table, tmp_path / "joined", pick=pick, seeds=2, settings=settings, together=True, say=said.append)
+    reproduce(table, tmp_path / "joined", pick=pick, seeds=2, settings=settings, together=True, log=said.append)
     assert said == [
         "[1-4/6] digits dirichlet(0.5), dirichlet(0.1) fedavg seeds 0, 1",
         "[5-6/6] digits dirichlet(0.1) fedprox seeds 0, 1",
@@ -205,7 +205,7 @@ def test_seeds_that_train_together_go_on_after_a_stop(tmp_path: Path, monkeypatc
     assert sorted(path.parent.name for path in done) == ["seed-0", "seed-2"]
     again = reproduce(table, out, pick=PICK, settings=settings, together=True)
     assert all(path.stat().st_mtime_ns == when for path, when in done.items())
-    for mine, theirs in zip(again.figures, whole.figures, strict=True):
+    for mine, theirs in zip(again.cells, whole.cells, strict=True):
         assert mine.values == pytest.approx(theirs.values, abs=0.5)
 
 
@@ -229,7 +229,7 @@ def test_what_was_begun_one_by_one_goes_on_so_and_the_others_together(
 
 def test_one_by_one_is_the_way_on_a_cpu_and_together_needs_a_stack(tmp_path: Path) -> None:
     table, said = parse("paper/tiny", TINY.lstrip()), list[str]()
-    reproduce(table, tmp_path, pick=PICK, seeds=2, settings=Settings(device="cpu"), say=said.append)
+    reproduce(table, tmp_path, pick=PICK, seeds=2, settings=Settings(device="cpu"), log=said.append)
     assert [line.split(" ")[0] for line in said] == ["[1/2]", "[2/2]"]
     with pytest.raises(BadInput, match="train together in a stack"):
         reproduce(table, tmp_path / "t", settings=Settings(device="cpu", executor="loop"), together=True)
@@ -289,7 +289,7 @@ def test_table_2_runs_small_from_a_fresh_clone_and_goes_on_after_kill_9(tmp_path
     subprocess.run(line, env=environment, check=True, capture_output=True, timeout=280)
     assert all(p.stat().st_mtime_ns == when for p, when in done.items())
     found = json.loads((out / "table.json").read_text())
-    assert len(found["figures"]) == 9
-    assert all(f["mean"] > 50 for f in found["figures"])
+    assert len(found["cells"]) == 9
+    assert all(f["mean"] > 50 for f in found["cells"])
     whole = tables.load("ccvr/table2")
     assert folder(out, whole.cells("small", ["cifar100 fedavg"])[0].recipe(0)).exists()

@@ -22,7 +22,7 @@ TABLES = ["fedclassavg/table2", "fedclassavg/table3", "fedclassavg/table4", "fed
 
 
 @pytest.mark.parametrize(("name", "cells"), list(zip(TABLES, (24, 36, 12, 4), strict=True)))
-def test_every_cell_has_its_published_figure_and_a_recipe(name: str, cells: int) -> None:
+def test_every_cell_has_its_published_value_and_a_recipe(name: str, cells: int) -> None:
     table = tables.load(name)
     assert len(table.cells()) == cells
     for cell in table.cells():
@@ -56,7 +56,7 @@ def test_table_5_counts_what_crosses_the_wire(tmp_path: Path) -> None:
     outcome = reproduce(
         tables.load("fedclassavg/table5"), tmp_path, scale="small", settings=Settings(device="cpu", executor="loop")
     )
-    found = {figure.choices["what"]: figure.mean for figure in outcome.figures}
+    found = {result.choices["what"]: result.mean for result in outcome.cells}
     classifier = 4 * (512 * 10 + 10)
     assert found["classifier"] == classifier
     assert found["whole-model"] == classifier + 4 * ((9 + 1) * 16 + (9 * 16 + 1) * 32 + (128 + 1) * 64 + (64 + 1) * 512)
@@ -69,13 +69,13 @@ def test_table_3_measures_local_models_after_training_for_every_method(tmp_path:
     table = tables.load("fedclassavg/table3")
     assert {cell.stage for cell in table.cells()} == {"finetune"}
     outcome = reproduce(table, tmp_path, scale="small", pick=["cifar10 20-clients fedavg"], settings=settings)
-    (figure,) = outcome.figures
+    (result,) = outcome.cells
     (path,) = tmp_path.glob("runs/*/seed-0/result.json")
     run = json.loads(path.read_text())
-    assert figure.mean is not None
-    assert figure.mean > run["personal"]  # the averaged model's
-    assert figure.deviation is not None
-    assert figure.deviation < statistics.stdev(c for c in run["clients"] if c is not None)
+    assert result.mean is not None
+    assert result.mean > run["personal"]  # the averaged model's
+    assert result.deviation is not None
+    assert result.deviation < statistics.stdev(c for c in run["clients"] if c is not None)
 
 
 @pytest.mark.slow
@@ -107,10 +107,10 @@ def test_table_2_runs_to_its_end_though_it_is_killed_on_the_way(tmp_path: Path) 
     again = start()
     assert again.wait(timeout=280) == 0, log.read_text()
     assert all(finished()[path] == when for path, when in before.items())  # what was finished was not run again
-    figures = json.loads((tmp_path / "table.json").read_text())["figures"]
-    assert len(figures) == 24
-    for figure in figures:
-        assert 10 < figure["mean"] <= 100
-        assert figure["deviation"] > 0  # over clients
-        assert figure["published"] is not None
-        assert figure["difference"] is None  # the small version can't be compared
+    results = json.loads((tmp_path / "table.json").read_text())["cells"]
+    assert len(results) == 24
+    for result in results:
+        assert 10 < result["mean"] <= 100
+        assert result["deviation"] > 0  # over clients
+        assert result["published"] is not None
+        assert result["difference"] is None  # the small version can't be compared

@@ -1,4 +1,4 @@
-"""FedETF's tables: every cell can be built and finds its published figure; a table survives being killed."""
+"""FedETF's tables: every cell can be built and finds its published value; a table survives being killed."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ TABLES = ["table1", "table2", "table3", "table4", "table5", "figure6"]
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_every_cell_can_be_built_and_finds_its_figure(name: str) -> None:
+def test_every_cell_can_be_built_and_finds_its_value(name: str) -> None:
     table = tables.load(f"fedetf/{name}")
     cells = table.cells("full")
-    figures = [published(cell) for cell in cells]
+    results = [published(cell) for cell in cells]
     rows = [row for row in published_rows() if (row["paper"], f"table{row['table']}") == ("fedetf", name)]
-    assert sum(figure is not None for figure in figures) == len([row for row in rows if row["mean"]])
+    assert sum(result is not None for result in results) == len([row for row in rows if row["mean"]])
     seen: set[str] = set()
     for cell in table.cells("small"):
         recipe = cell.recipe(0)
@@ -67,7 +67,7 @@ def test_the_papers_settings() -> None:
 def test_a_table_of_few_cells(tmp_path: Path) -> None:
     pick, settings = ["d-9", "step-global", "step-20"], Settings(executor="stack")
     outcome = reproduce(tables.load("fedetf/figure6"), tmp_path, scale="small", pick=pick, settings=settings)
-    found = {figure.cell: figure.mean for figure in outcome.figures}
+    found = {result.cell: result.mean for result in outcome.cells}
     assert found.keys() == {"d-9", "step-global", "step-20"}
     assert all(value is not None for value in found.values())
     assert not outcome.comparable
@@ -101,6 +101,6 @@ def test_table_1_runs_to_its_end_and_resumes_after_being_killed(tmp_path: Path) 
     assert _start(killed).wait() == 0
     assert all(path.stat().st_mtime_ns == then for path, then in done.items())  # finished runs are left as they are
     first, second = (json.loads((out / "table.json").read_text()) for out in (whole, killed))
-    assert first["figures"] == second["figures"]
-    assert len(first["figures"]) == 114
-    assert all(figure["mean"] is not None for figure in first["figures"])
+    assert first["cells"] == second["cells"]
+    assert len(first["cells"]) == 114
+    assert all(result["mean"] is not None for result in first["cells"])

@@ -76,7 +76,7 @@ def beside(tmp_path: Path) -> Path:
     return folder
 
 
-def figures(folder: Path) -> list[dict[str, Any]]:
+def rows(folder: Path) -> list[dict[str, Any]]:
     rows = [json.loads(line) for line in (folder / METRICS).read_text().splitlines()]
     return [{k: v for k, v in row.items() if k not in ("seconds", "metrics")} for row in rows]
 
@@ -86,7 +86,7 @@ def test_a_file_a_module_and_entry_points_train_alike(site: Path, beside: Path, 
     (tmp_path / "entry.yaml").write_text(BY_ENTRY_POINT)
     recipes = [beside / "mine.yaml", tmp_path / "module.yaml", tmp_path / "entry.yaml"]
     results = [execute(load(recipe), tmp_path / recipe.stem, LOOP) for recipe in recipes]
-    assert figures(tmp_path / "mine") == figures(tmp_path / "module") == figures(tmp_path / "entry")
+    assert rows(tmp_path / "mine") == rows(tmp_path / "module") == rows(tmp_path / "entry")
     assert all(set(result["stages"]) == {"Shrink"} for result in results)
     assert {*results[2]["metrics"]} == {"first_recall", "macro_f1"}
     kinds = {entry["kind"]: entry for entry in RunFolder.open(tmp_path / "entry").environment()["components"]}
@@ -163,7 +163,7 @@ def test_killed_and_resumed(beside: Path, tmp_path: Path) -> None:
     begun.wait()
     assert not RunFolder.open(run).finished
     execute(recipe, run, resume=True)
-    assert figures(run) == figures(tmp_path / "whole")
+    assert rows(run) == rows(tmp_path / "whole")
 
 
 class Stopped(BaseException):

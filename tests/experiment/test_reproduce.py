@@ -1,4 +1,4 @@
-"""A table's figures from results written by hand, and which of its runs train together."""
+"""A table's results from results written by hand, and which of its runs train together."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from fedhead.core.errors import BadInput
-from fedhead.experiment import measure, outcome, reproduce
+from fedhead.experiment import measure, reproduce, table_result
 from fedhead.experiment.published import published
 from fedhead.experiment.recipe import load
-from fedhead.experiment.results import Measurement, figure_at
+from fedhead.experiment.results import Measurement, value_at
 from fedhead.experiment.run import Settings
 from fedhead.experiment.run_folder import RunFolder
 from fedhead.experiment.tables import load as table
@@ -29,36 +29,37 @@ CPU = Settings(device="cpu")
 
 
 def row(value: float | None, deviation: float | None = None, seed: int = 0) -> Measurement:
-    """A row of results with this figure, and nothing else of interest."""
+    """A row of results with this result, and nothing else of interest."""
     empty = {f.name: None if "None" in str(f.type) else "" for f in fields(Measurement)}
     return Measurement(**empty | {"value": value, "client_deviation": deviation, "seed": seed, "split": 0})  # type: ignore[arg-type]
 
 
-def test_a_figure_is_the_mean_of_the_seeds_that_have_it() -> None:
+def test_a_result_is_the_mean_of_the_seeds_that_have_it() -> None:
     rows = [row(40.0), row(None), row(50.0)]
     expected = published(CELL)
     assert expected is not None
-    found = outcome.figure(CELL, rows, "full")
+    found = table_result.cell_result(CELL, rows, "full")
     assert (found.values, found.mean, found.published) == ([40.0, None, 50.0], 45.0, expected[0])
     assert found.deviation == pytest.approx(50**0.5)  # of a sample: n - 1
     assert found.difference == pytest.approx(45.0 - expected[0])
-    assert outcome.figure(CELL, rows, "small").difference is None
-    one = outcome.figure(CELL, rows[:1], "full")
+    assert table_result.cell_result(CELL, rows, "small").difference is None
+    one = table_result.cell_result(CELL, rows[:1], "full")
     assert (one.mean, one.deviation) == (40.0, None)
-    none = outcome.figure(CELL, rows[1:2], "full")
+    none = table_result.cell_result(CELL, rows[1:2], "full")
     assert (none.mean, none.deviation, none.difference) == (None, None, None)
-    assert outcome.figure(CELL, [], "full").mean is None
+    assert table_result.cell_result(CELL, [], "full").mean is None
 
 
 def test_a_deviation_over_clients_is_the_mean_of_the_runs_own() -> None:
-    found = outcome.figure(replace(CELL, deviation="clients"), [row(7.0, 1.0), row(9.0), row(8.0, 2.0)], "full")
+    rows = [row(7.0, 1.0), row(9.0), row(8.0, 2.0)]
+    found = table_result.cell_result(replace(CELL, deviation="clients"), rows, "full")
     assert (found.mean, found.deviation) == (8.0, 1.5)
 
 
-def test_a_figure_deep_in_the_result() -> None:
-    assert figure_at({"client_bytes": {"up": 7}}, "client_bytes.up") == 7.0
-    assert figure_at({"client_bytes": 3}, "client_bytes.up") is None
-    assert figure_at({}, "accuracy") is None
+def test_a_result_deep_in_the_result() -> None:
+    assert value_at({"client_bytes": {"up": 7}}, "client_bytes.up") == 7.0
+    assert value_at({"client_bytes": 3}, "client_bytes.up") is None
+    assert value_at({}, "accuracy") is None
 
 
 @pytest.mark.parametrize(
@@ -68,7 +69,7 @@ def test_a_figure_deep_in_the_result() -> None:
 def test_a_group_has_as_many_runs_as_a_stack_holds(tmp_path: Path, together: bool | None, sizes: list[int]) -> None:
     recipes = [RECIPE.override([f"seed={k}", f"partition_seed={k}"]) for k in range(5)]
     jobs = {measure.folder(tmp_path, recipe): recipe for recipe in recipes}
-    groups = list(measure._in_order(jobs, together, CPU))
+    groups = list(measure._groups(jobs, together, CPU))
     assert [len(paths) for _, paths in groups] == sizes
     assert [path for _, paths in groups for path in paths] == list(jobs)
     assert [number for number, _ in groups] == [1 + sum(sizes[:k]) for k in range(len(sizes))]
@@ -77,7 +78,7 @@ def test_a_group_has_as_many_runs_as_a_stack_holds(tmp_path: Path, together: boo
 def test_a_run_larger_than_a_stack_is_a_group_and_other_work_another(tmp_path: Path) -> None:
     recipes = [RECIPE.override(words) for words in (["clients=100"], ["clients=100", "seed=1"], ["lr=0.5"], [])]
     jobs = {measure.folder(tmp_path, recipe): recipe for recipe in recipes}
-    assert [len(paths) for _, paths in measure._in_order(jobs, True, CPU)] == [1, 1, 1, 1]
+    assert [len(paths) for _, paths in measure._groups(jobs, True, CPU)] == [1, 1, 1, 1]
 
 
 def test_seeds_of_a_training_lie_side_by_side_and_other_trainings_elsewhere(tmp_path: Path) -> None:
@@ -87,14 +88,14 @@ def test_seeds_of_a_training_lie_side_by_side_and_other_trainings_elsewhere(tmp_
 
 
 def test_what_a_run_was_begun_with(tmp_path: Path) -> None:
-    assert measure._begun(tmp_path / "run") is None
+    assert measure._begun_with(tmp_path / "run") is None
     (tmp_path / "run").mkdir()
-    assert measure._begun(tmp_path / "run") is None
+    assert measure._begun_with(tmp_path / "run") is None
     folder = RunFolder.create(tmp_path / "run", RECIPE)
     folder.save_environment({"executor": "loop"})
-    assert measure._begun(tmp_path / "run") == "loop"
+    assert measure._begun_with(tmp_path / "run") == "loop"
     folder.finish({})
-    assert measure._begun(tmp_path / "run") == ""
+    assert measure._begun_with(tmp_path / "run") == ""
 
 
 def test_no_seeds_at_all_are_refused(tmp_path: Path) -> None:
@@ -104,13 +105,14 @@ def test_no_seeds_at_all_are_refused(tmp_path: Path) -> None:
 
 
 def test_the_csv_has_a_row_per_cell_rounded_for_reading(tmp_path: Path) -> None:
-    figure = outcome.figure(CELL, [row(100 / 3)], "small")
-    outcome.write(tmp_path, outcome.Outcome("t", "T", "small", [0], [0], False, list(CELL.choices), [figure]))
+    result = table_result.cell_result(CELL, [row(100 / 3)], "small")
+    whole = table_result.TableResult("t", "T", "small", [0], [0], False, list(CELL.choices), [result])
+    table_result.write(tmp_path, whole)
     with (tmp_path / "table.csv").open() as file:
         (found,) = csv.DictReader(file)
     assert (found["ours"], found["runs"], found["difference"], found["scale"]) == ("33.3333", "1", "", "small")
     kept = json.loads((tmp_path / "table.json").read_text())
-    assert kept["figures"][0]["mean"] == 100 / 3  # in full
+    assert kept["cells"][0]["mean"] == 100 / 3  # in full
 
 
 TWO = """
@@ -131,6 +133,6 @@ axes:
 def test_a_cell_that_can_not_be_run_is_named_before_any_is(tmp_path: Path) -> None:
     said: list[str] = []
     with pytest.raises(BadInput, match="mild fedprox: "):
-        reproduce.reproduce(parse("paper/two", TWO.lstrip()), tmp_path / "out", settings=CPU, say=said.append)
+        reproduce.reproduce(parse("paper/two", TWO.lstrip()), tmp_path / "out", settings=CPU, log=said.append)
     assert not said
     assert not (tmp_path / "out").exists()

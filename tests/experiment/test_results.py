@@ -18,7 +18,7 @@ import pytest
 from fedhead.cli import call
 from fedhead.core.errors import BadInput, Diverged
 from fedhead.data.partition_registry import parse as parse_partition
-from fedhead.experiment import clock, measure, tables
+from fedhead.experiment import measure, tables, time_budget
 from fedhead.experiment import reproduce as reproducing
 from fedhead.experiment.recipe import Recipe
 from fedhead.experiment.reproduce import drawn_seeds, reproduce, reproduce_next
@@ -101,23 +101,23 @@ def test_another_machine_goes_on_from_the_csv_alone(tmp_path: Path) -> None:
     reproduce(tiny(), here / "runs", pick=["mild fedavg"], results=here / "results", settings=CPU)
     shutil.copytree(here / "results", there / "results")
     said: list[str] = []
-    outcome = reproduce(tiny(), there / "runs", pick=["mild"], results=there / "results", settings=CPU, say=said.append)
+    outcome = reproduce(tiny(), there / "runs", pick=["mild"], results=there / "results", settings=CPU, log=said.append)
     assert [line.split()[3] for line in said] == ["fedprox", "fedprox"]  # the other method's two seeds
-    assert all(f.mean is not None and len(f.values) == 2 for f in outcome.figures)
+    assert all(f.mean is not None and len(f.values) == 2 for f in outcome.cells)
     assert not list((there / "runs").glob("runs/*fedavg*"))
     assert rows(there / "results")[:4] == rows(here / "results")
     assert len(rows(there / "results")) == 8
 
 
 @pytest.mark.usefixtures("no_training")
-def test_a_figure_that_another_cell_has_is_entered_under_this_cells_name_too(tmp_path: Path) -> None:
+def test_a_result_that_another_cell_has_is_entered_under_this_cells_name_too(tmp_path: Path) -> None:
     one = tiny()
     (cell,) = one.cells(pick=["mild fedavg before"])
     results = Results(tmp_path)
-    for w in reproducing.all_wanted("paper/other", cell, "full", None, None):
+    for w in reproducing.repetitions("paper/other", cell, "full", None, None):
         results.add(_measured(w, 50.0 + w.recipe.seed))
     outcome = reproduce(one, tmp_path / "runs", pick=["mild fedavg before"], results=tmp_path, settings=CPU)
-    assert outcome.figures[0].values == [50.0, 51.0]
+    assert outcome.cells[0].values == [50.0, 51.0]
     assert [r["table"] for r in rows(tmp_path)] == ["paper/other"] * 2 + ["paper/tiny"] * 2
 
 
@@ -162,13 +162,13 @@ def test_runs_that_fail_leave_the_others_alone(tmp_path: Path, monkeypatch: pyte
     with pytest.raises(Diverged):
         reproduce(
             tiny(**{"seeds: {full: 2": "seeds: {full: 3"}), tmp_path / "runs", pick=["mild fedavg"], results=tmp_path,
-            settings=CPU, say=said.append,
+            settings=CPU, log=said.append,
         )  # fmt: skip
     assert [r["seed"] for r in rows(tmp_path)] == ["0", "0", "2", "2"]
     assert "failed: left the finite numbers" in said
 
 
-# -- what identifies a figure -------------------------------------------------------------------------
+# -- what identifies a result -------------------------------------------------------------------------
 def test_a_digest_follows_from_the_code_of_own_components(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     mine = tmp_path / "mine.py"
@@ -193,7 +193,7 @@ def test_a_digest_follows_from_all_settings_but_seed_and_split(monkeypatch: pyte
     assert digest(other) != digest(one)
     assert digest(one.override({"partition": "dirichlet(0.4)"})) != digest(one)
     monkeypatch.setattr(FedProx.__init__, "__defaults__", _defaults_with(0.5))
-    assert digest(one) == digest(other) != digest(default)  # a default that changes makes another figure
+    assert digest(one) == digest(other) != digest(default)  # a default that changes makes another result
 
 
 def _defaults_with(mu: float) -> tuple[Any, ...]:
@@ -222,7 +222,7 @@ def test_overrides_and_variants(tmp_path: Path) -> None:
         table, tmp_path / "r", pick=["mild fedavg"], seeds=1, overrides={"stage.ccvr.lr": 0.5}, results=tmp_path,
         settings=CPU,
     )  # fmt: skip
-    assert [list(f.overrides) for f in changed.figures] == [[], ["stage.ccvr.lr=0.5"]]
+    assert [list(f.overrides) for f in changed.cells] == [[], ["stage.ccvr.lr=0.5"]]
     assert "but for stage.ccvr.lr=0.5" in changed.note()
     assert [r["overrides"] for r in rows(tmp_path)] == ["", "stage.ccvr.lr=0.5"]
 
@@ -254,40 +254,40 @@ def test_the_seeds_of_fedetf_leave_no_client_empty() -> None:
 # -- time ---------------------------------------------------------------------------------------------
 def test_no_run_is_begun_that_is_not_likely_to_end_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr(clock.time, "monotonic", lambda: now[0])
-    mine, recipes = clock.Clock(minutes=10), [Recipe(rounds=10, seed=s) for s in range(4)]
-    assert mine.fitting(recipes) == 4  # nothing is known yet
-    mine.learn(Recipe(rounds=5), 100)  # so 10 rounds take 200 seconds
-    assert mine.fitting(recipes) == 3
+    monkeypatch.setattr(time_budget.time, "monotonic", lambda: now[0])
+    mine, recipes = time_budget.TimeBudget(minutes=10), [Recipe(rounds=10, seed=s) for s in range(4)]
+    assert mine.how_many_fit(recipes) == 4  # nothing is known yet
+    mine.record(Recipe(rounds=5), 100)  # so 10 rounds take 200 seconds
+    assert mine.how_many_fit(recipes) == 3
     now[0] = 450.0
-    assert mine.fitting(recipes) == 0
-    assert mine.fitting([Recipe(rounds=5)]) == 1
-    assert mine.fitting([Recipe(rounds=10, model="digitscnn")]) == 0  # of which nothing is known
-    mine.learn(Recipe(rounds=10), 100, together=2)
-    assert mine.fitting(recipes) == 3  # of which two take 100 seconds together
-    mine.learn(Recipe(rounds=10), 200, together=8)
-    assert mine.fitting(recipes[:1]) == 0  # one is taken to need as long as eight side by side
-    assert not mine.over
+    assert mine.how_many_fit(recipes) == 0
+    assert mine.how_many_fit([Recipe(rounds=5)]) == 1
+    assert mine.how_many_fit([Recipe(rounds=10, model="digitscnn")]) == 0  # of which nothing is known
+    mine.record(Recipe(rounds=10), 100, together=2)
+    assert mine.how_many_fit(recipes) == 3  # of which two take 100 seconds together
+    mine.record(Recipe(rounds=10), 200, together=8)
+    assert mine.how_many_fit(recipes[:1]) == 0  # one is taken to need as long as eight side by side
+    assert not mine.exhausted
     now[0] = 600.0
-    assert mine.over
-    assert clock.Clock().fitting(recipes) == 4
+    assert mine.exhausted
+    assert time_budget.TimeBudget().how_many_fit(recipes) == 4
 
 
 def test_a_table_stops_between_runs_when_the_time_is_up(tmp_path: Path) -> None:
     said: list[str] = []
     outcome = reproduce(
-        tiny(), tmp_path / "runs", pick=["mild"], results=tmp_path, minutes=0, settings=CPU, say=said.append
+        tiny(), tmp_path / "runs", pick=["mild"], results=tmp_path, minutes=0, settings=CPU, log=said.append
     )
     assert said == ["the time is up: 4 of 4 runs are left"]
     assert outcome.left == 4
     assert "4 runs are left" in outcome.note()
-    assert all(f.mean is None for f in outcome.figures)
+    assert all(f.mean is None for f in outcome.cells)
 
 
 def test_cost_follows_from_rounds_and_model() -> None:
     small, long = Recipe(rounds=1), Recipe(rounds=3, local_epochs=2, participation=0.5)
-    assert clock.cost(long) == pytest.approx(3 * clock.cost(small))
-    assert clock.cost(Recipe(rounds=1, model="digitscnn")) > clock.cost(small)
+    assert time_budget.cost(long) == pytest.approx(3 * time_budget.cost(small))
+    assert time_budget.cost(Recipe(rounds=1, model="digitscnn")) > time_budget.cost(small)
 
 
 # -- what comes next ----------------------------------------------------------------------------------
@@ -302,20 +302,20 @@ def test_next_measures_what_is_missing_by_priority_over_all_tables(
     slow = tiny(**{"rounds: 2": "rounds: 3", "priority: 1": "priority: 1"})
     _use(monkeypatch, slow=slow, fast=tiny())
     said: list[str] = []
-    left = reproduce_next(tmp_path / "runs", tmp_path, 10, seeds=1, settings=CPU, say=said.append)
+    left = reproduce_next(tmp_path / "runs", tmp_path, 10, seeds=1, settings=CPU, log=said.append)
     assert left == 0
     order = [(r["table"], r["cell"]) for r in rows(tmp_path)]
     names = ["mild fedavg", "hard fedavg", "mild fedprox", "hard fedprox"]
     expected = [
         (table, f"{name} {stage}")
         for pair in (names[:2], names[2:])  # FedProx has a later priority
-        for table in ("fast", "slow")  # fewer rounds, the same number of figures
+        for table in ("fast", "slow")  # fewer rounds, the same number of results
         for name in pair
         for stage in ("before", "ccvr")
     ]
     assert order == expected
     said.clear()
-    assert reproduce_next(tmp_path / "elsewhere", tmp_path, 10, seeds=1, settings=CPU, say=said.append) == 0
+    assert reproduce_next(tmp_path / "elsewhere", tmp_path, 10, seeds=1, settings=CPU, log=said.append) == 0
     assert not said
     assert len(rows(tmp_path)) == len(expected)
 
@@ -336,7 +336,7 @@ def test_next_leaves_out_data_that_is_not_there_and_goes_on_after_failures(
     monkeypatch.setattr(measure, "execute", fails)
     said: list[str] = []
     settings = replace(CPU, data=tmp_path / "no-data")
-    assert reproduce_next(tmp_path / "runs", tmp_path, 10, seeds=1, settings=settings, say=said.append) == 2
+    assert reproduce_next(tmp_path / "runs", tmp_path, 10, seeds=1, settings=settings, log=said.append) == 2
     assert said[0] == "cifar10 is not there: its cells are left out"
     assert {r["cell"].split()[0] for r in rows(tmp_path)} == {"hard"}
 
@@ -352,7 +352,7 @@ def test_the_first_priorities_are_the_central_tables_on_cifar10() -> None:
 
 
 # -- the page -----------------------------------------------------------------------------------------
-def _measured(w: measure.Wanted, value: float) -> Measurement:
+def _measured(w: measure.Repetition, value: float) -> Measurement:
     given = {
         "table": w.table, "cell": w.cell.name, "overrides": " ".join(w.cell.overrides), "digest": w.digest,
         "scale": w.scale, "split": w.split, "seed": w.recipe.seed, "metric": w.cell.metric, "value": value,
@@ -365,12 +365,12 @@ def _measured(w: measure.Wanted, value: float) -> Measurement:
 
 
 def _enter(folder: Path, table: str, values: Mapping[str, Mapping[int, float]], **overrides: Any) -> None:
-    """Enter a cell's figure by split."""
+    """Enter a cell's result by split."""
     results, cells = Results(folder), {cell.name: cell for cell in tables.load(table).cells()}
     for name, by_split in values.items():
         cell = cells[name].override(overrides)
         for split, value in by_split.items():
-            (w,) = reproducing.all_wanted(table, cell, "full", 1, [split])
+            (w,) = reproducing.repetitions(table, cell, "full", 1, [split])
             results.add(_measured(w, value))
 
 
@@ -385,7 +385,7 @@ def test_the_page_shows_ours_beside_the_published_and_gains_within_a_split(tmp_p
     assert "| 63.00 ± 1.41 | 2 × 1 | 62.68 ± 0.54 | +0.32 | yes | +10.00 ± 2.83 | +4.13 |" in text
     assert "`stage.ccvr.tukey=none` | 61.00 | 1 × 1 | 62.68 ± 0.54 | **-1.68** |  |" in text
     assert "Why FedAvg is lower" in text
-    assert "## ccvr/table1" in text  # FedAvg of Table 1 is the same figure
+    assert "## ccvr/table1" in text  # FedAvg of Table 1 is the same result
     assert "2 of 3 cells are close" not in text
     assert "58 of its 60 cells are not measured yet" in text
     assert "on a GPU (bf16)" in text

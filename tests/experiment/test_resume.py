@@ -30,7 +30,7 @@ SMALL = [
 
 
 def metrics(folder: Path) -> list[dict[str, Any]]:
-    """All figures but those of the clock."""
+    """All values but those of the clock."""
     rows = [json.loads(line) for line in (folder / METRICS).read_text().splitlines()]
     return [{k: v for k, v in row.items() if k != "seconds"} for row in rows]
 

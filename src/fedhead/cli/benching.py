@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import typer
@@ -11,7 +12,7 @@ from fedhead.cli.app import app
 from fedhead.core.errors import BadInput
 
 if TYPE_CHECKING:
-    from fedhead.experiment.benchmark import Figure
+    from fedhead.experiment.benchmark import BenchmarkResult
 
 HEADER = "{:32} {:>7} {:8} {:5} {:>9} {:>7} {:>6} {:>6} {:>7}".format(
     "workload", "clients", "executor", "prec.", "steps/s", "ratio", "floor", "GiB", "prep. s"
@@ -28,7 +29,7 @@ def bench(
     steps: int | None = typer.Option(None, min=1, help="Local steps of each client; 100 on a GPU, 20 on a CPU."),
     as_json: bool = typer.Option(False, "--json", help="End with one line of JSON."),
 ) -> None:
-    """Measure client-steps a second by workload, executor and precision, the plain loop as 1x in the same run.
+    """Measure client-steps per second by workload, executor and precision, the plain loop as 1x in the same run.
 
     \b
     Examples:
@@ -36,14 +37,20 @@ def bench(
       fedhead bench --workloads simplecnn --clients 10 --executors stack --device cpu
     """
     from fedhead.executors import select
-    from fedhead.experiment import benchmark as benches
+    from fedhead.experiment import benchmark
 
     chosen = [name for name in executors.split(",") if name != "lanes" or select.device(device).type == "cuda"]
-    figures = benches.bench(
-        workloads.split(","), _counts(clients), chosen, precisions.split(","), device, steps=steps, tell=_line
+    results = benchmark.bench(
+        workloads.split(","),
+        _counts(clients),
+        chosen,
+        precisions.split(","),
+        device,
+        steps=steps,
+        on_result=_print_line,
     )
     if as_json:
-        print(json.dumps(benches.rows(figures)))
+        print(json.dumps([asdict(result) for result in results]))
 
 
 def _counts(text: str) -> list[int]:
@@ -53,11 +60,11 @@ def _counts(text: str) -> list[int]:
     return counts
 
 
-def _line(f: Figure) -> None:
-    if f.executor == "loop":  # the first of its workload
+def _print_line(r: BenchmarkResult) -> None:
+    if r.executor == "loop":  # the first of its workload
         print(HEADER)
     print(
-        f"{f.workload:32} {f.clients:7} {f.executor:8} {f.precision:5} {f.steps_per_s:9.0f} {f.ratio:6.1f}x "
-        f"{f.floor_share:6.1%} {f.peak_gib:6.2f} {f.preparing_s:7.1f}",
+        f"{r.workload:32} {r.clients:7} {r.executor:8} {r.precision:5} {r.steps_per_s:9.0f} {r.ratio:6.1f}x "
+        f"{r.floor_share:6.1%} {r.peak_gib:6.2f} {r.preparing_s:7.1f}",
         flush=True,
     )

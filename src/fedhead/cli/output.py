@@ -50,7 +50,7 @@ def progress(rounds: int, quiet: bool) -> Iterator[Callable[[str, Row], None]]:
 
         def line(label: str, row: Row) -> None:
             if not quiet:
-                print(f"{label}: round {row['round']}{_figure(row)}", file=sys.stderr, flush=True)
+                print(f"{label}: round {row['round']}{_accuracy(row)}", file=sys.stderr, flush=True)
 
         yield line
         return
@@ -62,9 +62,13 @@ def progress(rounds: int, quiet: bool) -> Iterator[Callable[[str, Row], None]]:
     )
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task("starting", total=rounds)
-        yield lambda label, row: bar.update(task, advance=1, description=f"{label}, round {row['round']}{_figure(row)}")
+
+        def advance(label: str, row: Row) -> None:
+            bar.update(task, advance=1, description=f"{label}, round {row['round']}{_accuracy(row)}")
+
+        yield advance
 
 
-def _figure(row: Row) -> str:
+def _accuracy(row: Row) -> str:
     name = "accuracy" if row.get("accuracy") is not None else "personal"
     return f", {row[name]:.2f} %" if row.get(name) is not None else ""

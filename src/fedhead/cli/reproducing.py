@@ -17,7 +17,7 @@ from fedhead.cli.output import console
 from fedhead.core.errors import BadInput
 
 if TYPE_CHECKING:
-    from fedhead.experiment.outcome import Outcome
+    from fedhead.experiment.table_result import TableResult
     from fedhead.experiment.tables import Cell
 
 
@@ -42,7 +42,7 @@ def reproduce(
     variants: Annotated[str, typer.Option(help="Measure these variants of the table instead (comma-separated).")] = "",
     scale: Annotated[Scale, typer.Option(help="The paper's settings, or a few minutes on a CPU.")] = Scale.full,
     results: Annotated[
-        Path | None, typer.Option(help="Keep each figure in this folder's CSV file; what it holds is not run again.")
+        Path | None, typer.Option(help="Keep each result in this folder's CSV file; what it holds is not run again.")
     ] = None,
     minutes: Annotated[
         float | None, typer.Option(min=0, help="Begin no run that is not likely to end in this time.")
@@ -78,7 +78,7 @@ def reproduce(
     again, it goes on where it was stopped, and finished runs are not run again. Each seed and split has its own run,
     also of those that train together: what was stopped can go on either way, and one that is behind catches up first.
 
-    With --results each figure is a row of FOLDER/results.csv as soon as it is known, and figures that are there are
+    With --results each result is a row of FOLDER/results.csv as soon as it is known, and results that are there are
     not measured again: on another machine that file is all that is needed to go on.
 
     \b
@@ -98,7 +98,7 @@ def reproduce(
     if summary:
         from fedhead.report.results_page import write
 
-        print(f"written: {write(_needed(results, '--summary'))}")
+        print(f"written: {write(_required(results, '--summary'))}")
         return
     settings = (data, device.value, executor, precision.value)
     how_many, partitions = _numbers("--seeds", seeds), _numbers("--splits", splits)
@@ -110,13 +110,13 @@ def reproduce(
 
         reproduce_next(
             out or Path("runs") / "next",
-            _needed(results, "--next"),
+            _required(results, "--next"),
             _duration(upcoming),
             seeds=how_many,
             splits=partitions,
             settings=Settings(*settings),
             together=together,
-            say=_say,
+            log=_log,
         )
         return
     if table is None:
@@ -131,13 +131,13 @@ def reproduce(
         listed = found.varied(listed, _words(variants)) if variants else listed
         listed = [cell.override(changes) for cell in listed]
         lines = [" ".join([cell.name, *cell.overrides]) for cell in listed]
-        print(json.dumps([_described(cell) for cell in listed]) if as_json else "\n".join(lines))
+        print(json.dumps([_describe(cell) for cell in listed]) if as_json else "\n".join(lines))
         return
-    from fedhead.experiment.reproduce import reproduce as carry_out
+    from fedhead.experiment.reproduce import reproduce as run_table
     from fedhead.experiment.run import Settings
 
     folder = out or Path("runs") / (table if scale is Scale.full else f"{table}-small")
-    outcome = carry_out(
+    result = run_table(
         found,
         folder,
         scale=scale.value,
@@ -150,15 +150,15 @@ def reproduce(
         minutes=minutes,
         settings=Settings(*settings),
         together=together,
-        say=_say,
+        log=_log,
     )
     if as_json:
         print((folder / "table.json").read_text(encoding="utf-8"), end="")
     else:
-        _show(outcome, folder)
+        _print_table(result, folder)
 
 
-def _say(text: str) -> None:
+def _log(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
@@ -166,9 +166,9 @@ def _words(text: str) -> list[str]:
     return [word.strip() for word in text.split(",") if word.strip()]
 
 
-def _needed(results: Path | None, who: str) -> Path:
+def _required(results: Path | None, who: str) -> Path:
     if results is None:
-        raise BadInput(f"{who} needs the folder of the figures: give it with --results")
+        raise BadInput(f"{who} needs the folder of results: give it with --results")
     return results
 
 
@@ -193,7 +193,7 @@ def _duration(text: str) -> float:
     return float(match[1]) * {"s": 1 / 60, "m": 1, "": 1, "h": 60}[match[2]]
 
 
-def _described(cell: Cell) -> dict[str, object]:
+def _describe(cell: Cell) -> dict[str, object]:
     """A cell before it is run: what it stands for, and the recipe of its first seed."""
     from fedhead.experiment.published import published
 
@@ -212,28 +212,28 @@ def _described(cell: Cell) -> dict[str, object]:
     }
 
 
-def _show(outcome: Outcome, folder: Path) -> None:
+def _print_table(result: TableResult, folder: Path) -> None:
     from rich.table import Table
 
-    from fedhead.experiment.outcome import plus_minus
+    from fedhead.experiment.table_result import plus_minus
 
-    shown = Table(title=outcome.title, caption=outcome.note(), title_justify="left", caption_justify="left")
-    several = len({f.metric for f in outcome.figures}) > 1
-    changed = any(f.overrides for f in outcome.figures)
-    for axis in outcome.axes:
+    shown = Table(title=result.title, caption=result.note(), title_justify="left", caption_justify="left")
+    several = len({cell.metric for cell in result.cells}) > 1
+    changed = any(cell.overrides for cell in result.cells)
+    for axis in result.axes:
         shown.add_column(axis)
     for column in [*(["changed"] if changed else []), *(["metric"] if several else [])]:
         shown.add_column(column)
     for column in ("ours", "published", "difference"):
         shown.add_column(column, justify="right")
-    for f in outcome.figures:
+    for cell in result.cells:
         shown.add_row(
-            *(f.choices[axis] for axis in outcome.axes),
-            *([" ".join(f.overrides)] if changed else []),
-            *([f.metric] if several else []),
-            plus_minus(f.mean, f.deviation),
-            plus_minus(f.published, f.published_deviation),
-            "–" if f.difference is None else f"{f.difference:+.2f}",
+            *(cell.choices[axis] for axis in result.axes),
+            *([" ".join(cell.overrides)] if changed else []),
+            *([cell.metric] if several else []),
+            plus_minus(cell.mean, cell.deviation),
+            plus_minus(cell.published, cell.published_deviation),
+            "–" if cell.difference is None else f"{cell.difference:+.2f}",
         )
     console().print(shown)
     print(f"written to {folder / 'table.csv'} and {folder / 'table.json'}")

@@ -16,7 +16,7 @@ from fedhead.core.errors import BadInput
 from fedhead.engine.metrics import Row
 
 # What the demo compares: FedAvg, with CCVR after it, and FedETF.
-CONTESTANTS = {
+DEMO = {
     "fedavg": ["method=fedavg", "stages=[ccvr]", "stage.ccvr.samples=500"],
     "fedetf": ["method=fedetf"],
 }
@@ -65,7 +65,7 @@ def run(
         raise BadInput("--resume needs --out: name the run folder that is to go on")
     found = load(recipe, assignments or [])
     settings = Settings(data, device.value, executor, precision.value, threads, tensorboard, allow_changed_code)
-    out = out or _free(Path("runs") / f"{Path(recipe).stem}-{found.method.rpartition(':')[2]}-seed{found.seed}")
+    out = out or _unused(Path("runs") / f"{Path(recipe).stem}-{found.method.rpartition(':')[2]}-seed{found.seed}")
     if together and not found.seeds:
         raise BadInput("--together joins several seeds: give them, as in 'seeds=[0, 1, 2]'")
     over_flower = transport is TransportName.flower
@@ -81,7 +81,7 @@ def run(
         _print_result(result)
 
 
-def _free(path: Path) -> Path:
+def _unused(path: Path) -> Path:
     """The path, or the first of path-2, path-3 … that is not there yet."""
     number, free = 1, path
     while free.exists():
@@ -100,12 +100,12 @@ def _print_result(result: Row) -> None:
     for name, value in result.get("metrics", {}).items():
         print(f"{name}    {value:.4f}")
     for name, row in result["stage_metrics"].items():
-        figures = [("accuracy", row["accuracy"]), ("personal", row["personal"])]
-        print(f"  + {name}: {', '.join(f'{word} {percent(value)}' for word, value in figures if value is not None)}")
+        values = [("accuracy", row["accuracy"]), ("personal", row["personal"])]
+        print(f"  + {name}: {', '.join(f'{word} {percent(value)}' for word, value in values if value is not None)}")
     print(f"traffic     {result['bytes_up'] / 1e6:,.1f} MB up, {result['bytes_down'] / 1e6:,.1f} MB down")
     if result.get("client_bytes"):
         each = {way: f"{value / 1e3:,.1f} kB {way}" for way, value in result["client_bytes"].items()}
-        print(f"            of which a client in a round {each['up']}, {each['down']}")
+        print(f"            per client and round {each['up']}, {each['down']}")
     prepared = result.get("preparing") or 0.0
     print(f"time        {result['seconds']:.1f} s" + (f", after {prepared:.1f} s of compiling" if prepared else ""))
     print(f"run         {result['run']}")
@@ -129,11 +129,11 @@ def demo(
     from fedhead.experiment.run import Settings, execute
     from fedhead.report import page, tables
 
-    out = out or _free(Path("runs") / "demo")
+    out = out or _unused(Path("runs") / "demo")
     shorter = [] if rounds is None else [f"rounds={rounds}"]
     recipes = [
         (name, load("digits", [*assignments, *shorter, f"seed={seed}"]))
-        for name, assignments in CONTESTANTS.items()
+        for name, assignments in DEMO.items()
         for seed in range(seeds)
     ]
     with progress(sum(recipe.rounds for _, recipe in recipes), quiet) as on_row:

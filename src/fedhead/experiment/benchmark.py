@@ -1,4 +1,4 @@
-"""How fast a federation trains here: client-steps a second, by workload, executor and precision, in one run.
+"""How fast a federation trains here: client-steps per second, by workload, executor and precision, in one run.
 
 A client-step is one optimization step of one client. The plain loop (eager PyTorch, one client after another, data on
 the device) is taken in the same run and is the 1x that the others are measured against: the faster of fedhead's own
@@ -11,7 +11,7 @@ import copy
 import gc
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -35,7 +35,7 @@ BATCH, SHAPE, CLASSES = 64, (3, 32, 32), 10
 
 @dataclass(frozen=True)
 class Workload:
-    """What is trained: the architectures, one a client in turn, and the method."""
+    """What is trained: the architectures, one per client in turn, and the method."""
 
     name: str
     models: tuple[str, ...]
@@ -73,8 +73,8 @@ WORKLOADS = {
 
 
 @dataclass
-class Figure:
-    """One measurement."""
+class BenchmarkResult:
+    """The speed of one workload with one number of clients, executor and precision."""
 
     workload: str
     clients: int
@@ -95,12 +95,26 @@ def bench(
     device: str = "auto",
     steps: int | None = None,
     repeats: int = 3,
-    tell: Callable[[Figure], None] = lambda figure: None,
-) -> list[Figure]:
+    on_result: Callable[[BenchmarkResult], None] = lambda result: None,
+) -> list[BenchmarkResult]:
     """Measure every combination; the plain loop comes first for each workload, in fp32.
 
-    A client takes 100 steps on a GPU, unless told: what a round begins and ends with counts too, and should not weigh
-    more than in earnest. A CPU, which is slower, takes 20.
+    Args:
+        workloads: Names in `WORKLOADS`.
+        clients: How many clients train at once, one measurement for each number.
+        executors: Names of executors.
+        precisions: Among fp32, tf32 and bf16.
+        device: cpu, cuda or auto.
+        steps: Local steps per client; None: 100 on a GPU, since what a round begins and ends with counts too and should
+            not weigh more than in a real run, and 20 on a CPU, which is slower.
+        repeats: How often each is measured; the fastest counts.
+        on_result: Called with each result as soon as it is known.
+
+    Returns:
+        All results, in the order of measuring.
+
+    Raises:
+        BadInput: For an unknown name.
     """
     for kind, names, known in (
         ("workload", workloads, WORKLOADS),
@@ -114,20 +128,20 @@ def bench(
     where = select.device(device)
     steps = steps or (100 if where.type == "cuda" else 20)
     bandwidth = copy_bandwidth(where)
-    figures: list[Figure] = []
+    results: list[BenchmarkResult] = []
     for name in workloads:
         workload = WORKLOADS[name]
         base = _measure(workload, max(2, len(workload.models)), "loop", "fp32", where, steps, repeats, bandwidth)
         if workload.plain:
             base.steps_per_s = max(base.steps_per_s, plain_steps_per_s(workload, where, steps, repeats))
-        for figure in [base, *_all(workload, clients, executors, precisions, where, steps, repeats, bandwidth)]:
-            figure.ratio = figure.steps_per_s / base.steps_per_s
-            figures.append(figure)
-            tell(figure)
-    return figures
+        for result in [base, *_measure_all(workload, clients, executors, precisions, where, steps, repeats, bandwidth)]:
+            result.ratio = result.steps_per_s / base.steps_per_s
+            results.append(result)
+            on_result(result)
+    return results
 
 
-def _all(
+def _measure_all(
     workload: Workload,
     clients: Sequence[int],
     executors: Sequence[str],
@@ -154,7 +168,7 @@ def _measure(
     steps: int,
     repeats: int,
     bandwidth: float,
-) -> Figure:
+) -> BenchmarkResult:
     gc.collect()
     if where.type == "cuda":
         torch.cuda.empty_cache()
@@ -173,7 +187,8 @@ def _measure(
     models = [task.model for task in simulation.tasks]
     floor = bandwidth / (sum(floor_bytes(m, 2 if precision == "bf16" else 4) for m in models) / len(models))
     rate = count / best
-    return Figure(workload.name, clients, worker.name, precision, rate, 0.0, rate / floor, peak, worker.preparing)
+    share = rate / floor
+    return BenchmarkResult(workload.name, clients, worker.name, precision, rate, 0.0, share, peak, worker.preparing)
 
 
 def plain_steps_per_s(workload: Workload, where: torch.device, steps: int, repeats: int) -> float:
@@ -204,7 +219,7 @@ def _seconds(work: Callable[[], object], where: torch.device) -> float:
 
 
 def floor_bytes(model: SplitModel, width: int) -> float:
-    """The bytes that a step must move at least, with activations of `width` bytes a number.
+    """The bytes that a step must move at least, with activations of `width` bytes per number.
 
     Every layer's output is written and read once going forward; going back it is read again, and its gradient is
     written and read once. Of the parameters, in float32: read twice, gradient written and read, momentum read and
@@ -223,7 +238,7 @@ def floor_bytes(model: SplitModel, width: int) -> float:
 
 
 def copy_bandwidth(where: torch.device) -> float:
-    """Bytes read and written a second by a large copy."""
+    """Bytes read and written per second by a large copy."""
     a = torch.empty(2**30 if where.type == "cuda" else 2**27, dtype=torch.uint8, device=where)
     b = torch.empty_like(a)
     best = float("inf")
@@ -239,8 +254,3 @@ def copy_bandwidth(where: torch.device) -> float:
 def _wait(where: torch.device) -> None:
     if where.type == "cuda":
         torch.cuda.synchronize()
-
-
-def rows(figures: list[Figure]) -> list[dict[str, Any]]:
-    """The figures as plain dictionaries."""
-    return [asdict(figure) for figure in figures]

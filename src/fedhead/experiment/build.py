@@ -44,7 +44,7 @@ def stages(recipe: Recipe) -> list[Stage]:
     made = [_make(STAGES, name, recipe.stage_parameters.get(name, {}), recipe.folders) for name in recipe.stages]
     names = [stage.name for stage in made]
     if twice := [name for name in names if names.count(name) > 1]:
-        raise BadInput(f"stages: {twice[0]} stands there twice, and its figures would be mixed up; name each once")
+        raise BadInput(f"stages: {twice[0]} stands there twice, and its results would be mixed up; name each once")
     return [stage.after(on) for stage in made]
 
 

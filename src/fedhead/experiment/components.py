@@ -124,10 +124,10 @@ def check_unchanged(
     what = f"{', '.join(lines)} changed since {run} was begun"
     if not allow:
         raise BadInput(
-            f"{what}, and figures of two versions must not be mixed: put the old code back, start a new run, "
+            f"{what}, and results of two versions must not be mixed: put the old code back, start a new run, "
             "or resume with --allow-changed-code (allow_changed_code: true in a server.yaml)"
         )
-    warn_once(f"{what}: its figures are from both versions")
+    warn_once(f"{what}: its results are from both versions")
 
 
 def refuse_foreign(recipe: Recipe, kinds: Iterable[str], allow: Iterable[str], text: str) -> None:

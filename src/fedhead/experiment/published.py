@@ -1,4 +1,4 @@
-"""The papers' published figures, and which of them a cell stands beside."""
+"""The papers' published values, and which of them a cell is compared with."""
 
 from __future__ import annotations
 
@@ -14,23 +14,21 @@ from fedhead.experiment.tables import Cell
 
 @cache
 def published_rows() -> tuple[Mapping[str, str], ...]:
-    """Every figure of the papers' tables, one row each."""
+    """Every value of the papers' tables, one row each."""
     with (Path(__file__).parent / "published.csv").open(encoding="utf-8", newline="") as file:
         return tuple(csv.DictReader(file))
 
 
 def published(cell: Cell) -> tuple[float, float | None] | None:
-    """The published mean and deviation of a cell, or None if the paper gives no figure for it."""
+    """The published mean and deviation of a cell, or None if the paper gives no value for it."""
     found = [row for row in published_rows() if all(row[k] == v for k, v in cell.find.items())]
     if len(found) > 1:
-        raise BadInput(
-            f"{cell.name}: {len(found)} published figures fit {dict(cell.find)}; name more columns in `find`"
-        )
+        raise BadInput(f"{cell.name}: {len(found)} published values fit {dict(cell.find)}; name more columns in `find`")
     mean = _number(found[0]["mean"]) if found else None
     return None if mean is None else (mean, _number(found[0]["std"]))
 
 
 def _number(text: str) -> float | None:
-    """A published figure; sizes such as 22 KB in bytes."""
+    """A published value; sizes such as 22 KB in bytes."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)(?: ([KM])B)?", text.strip())
     return float(match[1]) * {None: 1, "K": 1024, "M": 1024**2}[match[2]] if match else None

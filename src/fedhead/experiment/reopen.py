@@ -106,14 +106,14 @@ def stage_file(run: Path, name: str, parameters: Mapping[str, Any]) -> Path:
 
 
 def save_outcome(path: Path, name: str, parameters: Mapping[str, Any], outcome: StageResult) -> None:
-    """Keep a stage's figures, whole or not at all."""
+    """Keep a stage's results, whole or not at all."""
     entry = {"stage": name, "parameters": dict(parameters), "metrics": outcome.metrics}
     with atomic(path) as draft:
         draft.write_text(json.dumps(finite(entry), indent=2) + "\n", encoding="utf-8")
 
 
 def load_outcome(path: Path) -> dict[str, Any] | None:
-    """A stage's figures, or None if it was not run yet."""
+    """A stage's results, or None if it was not run yet."""
     if not path.exists():
         return None
     metrics: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))["metrics"]

@@ -1,4 +1,4 @@
-"""A table of a paper carried out: its runs, their stages, and our figures beside the published ones."""
+"""Run a table of a paper: its runs, their stages, and our results beside the published ones."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any
 
 from fedhead.core.errors import BadInput
 from fedhead.data import datasets
-from fedhead.experiment import build, outcome, tables
-from fedhead.experiment.clock import Clock, cost
-from fedhead.experiment.measure import Say, Wanted, Way, carry_out, folder
-from fedhead.experiment.outcome import Outcome
+from fedhead.experiment import build, table_result, tables
+from fedhead.experiment.measure import Log, MeasureContext, Repetition, folder, measure_all
 from fedhead.experiment.published import published
 from fedhead.experiment.recipe import Recipe
 from fedhead.experiment.results import Measurement, Results, digest, stage_recipe
 from fedhead.experiment.run import Settings, refuse_apart
+from fedhead.experiment.table_result import TableResult
 from fedhead.experiment.tables import Cell, Scale, Table
+from fedhead.experiment.time_budget import TimeBudget, cost
 
 
 def reproduce(
@@ -33,8 +33,8 @@ def reproduce(
     minutes: float | None = None,
     settings: Settings | None = None,
     together: bool | None = None,
-    say: Say = lambda _: None,
-) -> Outcome:
+    log: Log = lambda _: None,
+) -> TableResult:
     """Run what is not there yet of a table, and write table.json and table.csv into the folder `out`.
 
     Runs that were finished are not run again, interrupted ones go on where they stopped.
@@ -48,12 +48,18 @@ def reproduce(
         splits: How many partitions, drawn by seeds from 0 on, or the seeds of which; None: the table's own.
         overrides: Recipe keys that replace the table's own.
         variants: Names of the table's variants; given, their cells are measured in place of the table's own.
-        results: A folder whose CSV file keeps each figure; what it holds is not measured again.
+        results: A folder whose CSV file keeps each result; what it holds is not measured again.
         minutes: Begin no run that is not likely to end in this time.
         settings: Device, executor, precision and data folder.
-        together: Whether seeds and splits of a method train in one stack, each to its own single run's figures;
+        together: Whether seeds and splits of a method train in one stack, each to its own single run's results;
             None: on a GPU, where a stack is fastest.
-        say: Learns of each run that begins.
+        log: Called with a line about each run that begins.
+
+    Returns:
+        The table's results, as far as it was run.
+
+    Raises:
+        BadInput: If a cell can't be built, or nothing fits `pick`, `variants` or `overrides`.
     """
     settings = settings or Settings()
     if together:
@@ -67,27 +73,27 @@ def reproduce(
             raise BadInput(f"{', '.join(overrides)}: concerns none of the picked cells of {table.name}")
         cells = changed
     _validate(cells)
-    wanted = [w for cell in cells for w in all_wanted(table.name, cell, scale, seeds, splits)]
-    way = Way(out, Results(results), settings, Clock(minutes), together, say)
-    wanted.sort(key=lambda w: (w.recipe.seed, w.split))  # so that a table that is stopped early has every cell
-    left = carry_out(wanted, way)
+    planned = [r for cell in cells for r in repetitions(table.name, cell, scale, seeds, splits)]
+    context = MeasureContext(out, Results(results), settings, TimeBudget(minutes), together, log)
+    planned.sort(key=lambda r: (r.recipe.seed, r.split))  # so that a table that is stopped early has every cell
+    left = measure_all(planned, context)
     found: dict[str, list[Measurement]] = {}
-    for w in wanted:
-        if (row := w.found(way.results)) is not None:
-            found.setdefault(w.digest, []).append(row)
-    figures = [outcome.figure(cell, found.get(digest(cell), []), scale) for cell in cells]
-    made = Outcome(
+    for r in planned:
+        if (row := r.found(context.results)) is not None:
+            found.setdefault(r.digest, []).append(row)
+    cell_results = [table_result.cell_result(cell, found.get(digest(cell), []), scale) for cell in cells]
+    made = TableResult(
         table=table.name,
         title=table.title,
         scale=scale,
-        seeds=sorted({w.recipe.seed for w in wanted}),
-        splits=sorted({w.split for w in wanted}),
+        seeds=sorted({r.recipe.seed for r in planned}),
+        splits=sorted({r.split for r in planned}),
         comparable=scale == "full",
         axes=table.axes(),
-        figures=figures,
+        cells=cell_results,
         left=left,
     )
-    outcome.write(out, made)
+    table_result.write(out, made)
     return made
 
 
@@ -102,45 +108,60 @@ def reproduce_next(
     splits: int | Sequence[int] | None = None,
     settings: Settings | None = None,
     together: bool | None = None,
-    say: Say = lambda _: None,
+    log: Log = lambda _: None,
 ) -> int:
-    """Measure published figures that `results` lacks, over all tables (or `only` those named), for so many minutes.
+    """Measure published values that `results` lacks, over all tables (or `only` those named), for so many minutes.
 
     Tables and their parts come in the order of their `priority`; within one, every cell comes once before any comes
-    with a second seed or split, and trainings that give a figure for the least computation come first. A training
+    with a second seed or split, and trainings that give a result for the least computation come first. A training
     is measured for all cells that start from it, of whichever table. Data sets that are not there are left out.
+
+    Args:
+        out: Where the runs go.
+        results: A folder whose CSV file keeps each result.
+        minutes: Begin no run that is not likely to end in this time.
+        scale: The paper's settings, or a version that runs in minutes on a CPU.
+        only: The tables to choose from; none: all.
+        seeds: How many of the paper's seeds, or which; None: all of them.
+        splits: How many partitions, drawn by seeds from 0 on, or the seeds of which; None: the table's own.
+        settings: Device, executor, precision and data folder.
+        together: Whether seeds and splits of a method train in one stack; None: on a GPU, where that is fastest.
+        log: Called with a line about each run that begins.
 
     Returns:
         How many runs are left.
     """
     settings = settings or Settings()
-    way = Way(out, Results(results), settings, Clock(minutes), together, say, go_on=True)
-    by_training: dict[Path, list[tuple[int, Wanted]]] = {}  # with which repetition of its cell each is
+    budget = TimeBudget(minutes)
+    context = MeasureContext(out, Results(results), settings, budget, together, log, continue_on_error=True)
+    by_training: dict[Path, list[tuple[int, Repetition]]] = {}  # with which repetition of its cell each is
     for name in only or tables.names():
         for cell in tables.load(name).cells(scale):
             if published(cell) is not None:
-                for number, w in enumerate(all_wanted(name, cell, scale, seeds, splits)):
-                    if w.found(way.results) is None:
-                        by_training.setdefault(folder(out, w.recipe), []).append((number, w))
-    there = {name: _there(name, settings.data) for name in _datasets(by_training)}
-    for name in sorted(name for name in there if not there[name]):
-        say(f"{name} is not there: its cells are left out")
+                for number, r in enumerate(repetitions(name, cell, scale, seeds, splits)):
+                    if r.found(context.results) is None:
+                        by_training.setdefault(folder(out, r.recipe), []).append((number, r))
+    available = {name: _is_available(name, settings.data) for name in _datasets(by_training)}
+    for name in sorted(name for name in available if not available[name]):
+        log(f"{name} is not there: its cells are left out")
 
-    possible = [found for found in by_training.values() if all(there[name] for name in _data_of(found[0][1].recipe))]
-    tiers: dict[int, list[list[tuple[int, Wanted]]]] = {}
+    possible = [
+        found for found in by_training.values() if all(available[name] for name in _data_of(found[0][1].recipe))
+    ]
+    tiers: dict[int, list[list[tuple[int, Repetition]]]] = {}
     for found in possible:
-        tiers.setdefault(min(w.cell.priority for _, w in found), []).append(found)
+        tiers.setdefault(min(r.cell.priority for _, r in found), []).append(found)
     left = len(possible)
     for priority in sorted(tiers):
-        if way.clock.over:
+        if context.budget.exhausted:
             break
         trainings = sorted(tiers[priority], key=_rank)
-        left -= len(trainings) - carry_out([w for found in trainings for _, w in found], way)
+        left -= len(trainings) - measure_all([r for found in trainings for _, r in found], context)
     return left
 
 
-def _rank(training: list[tuple[int, Wanted]]) -> tuple[int, float]:
-    """First repetitions first, then those that give a figure for the least computation."""
+def _rank(training: list[tuple[int, Repetition]]) -> tuple[int, float]:
+    """First repetitions first, then those that give a result for the least computation."""
     return min(number for number, _ in training), cost(training[0][1].recipe) / len(training)
 
 
@@ -148,11 +169,11 @@ def _data_of(recipe: Recipe) -> list[str]:
     return [name for name in (recipe.dataset, recipe.public) if name is not None]
 
 
-def _datasets(trainings: Mapping[Path, list[tuple[int, Wanted]]]) -> set[str]:
+def _datasets(trainings: Mapping[Path, list[tuple[int, Repetition]]]) -> set[str]:
     return {name for found in trainings.values() for name in _data_of(found[0][1].recipe)}
 
 
-def _there(dataset: str, data: str | Path | None) -> bool:
+def _is_available(dataset: str, data: str | Path | None) -> bool:
     """Whether a data set can be read without the network."""
     try:
         datasets.get(dataset).part("test", data, download=False)
@@ -161,13 +182,13 @@ def _there(dataset: str, data: str | Path | None) -> bool:
     return True
 
 
-def all_wanted(
+def repetitions(
     table: str, cell: Cell, scale: Scale, seeds: int | Sequence[int] | None, splits: int | Sequence[int] | None
-) -> list[Wanted]:
+) -> list[Repetition]:
     """Return a cell once per seed and split."""
     code = digest(cell)
     recipes = [cell.recipe(seed, split) for split in drawn_splits(splits) for seed in drawn_seeds(cell.seeds, seeds)]
-    return [Wanted(table, cell, code, scale, recipe) for recipe in recipes]
+    return [Repetition(table, cell, code, scale, recipe) for recipe in recipes]
 
 
 def drawn_seeds(own: Sequence[int], asked: int | Sequence[int] | None) -> list[int]:

@@ -1,6 +1,6 @@
-"""Measured figures kept in a CSV file: one row per cell, split and seed.
+"""Measured results in a CSV file: one row per cell, split and seed.
 
-Rows are appended and flushed as soon as a figure is known, and rows that are there need not be measured again, on
+Rows are appended and flushed as soon as a result is known, and rows that are there need not be measured again, on
 whichever machine: nothing else is needed to go on. All *.csv files of the folder are read, so that rows which were
 measured elsewhere can be put beside the others.
 """
@@ -37,7 +37,7 @@ class Measurement:
     split: int  # seed of the partition
     seed: int
     metric: str
-    value: float | None  # the cell's figure
+    value: float | None  # the cell's own, by its metric
     stage: str  # after which the next three were measured; none: after the last round
     accuracy: float | None  # of the global model, in per cent
     accuracy_mean: float | None  # over the last rounds
@@ -69,9 +69,9 @@ def stage_recipe(cell: Cell, recipe: Recipe) -> Recipe:
 
 
 def digest(cell: Cell) -> str:
-    """Return what identifies a figure: a hash of every setting that decides it, seed and split apart.
+    """Return what identifies a result: a hash of every setting that decides it, seed and split apart.
 
-    Method and stages count with all their parameters, so that a default which changes makes another figure. Settings
+    Method and stages count with all their parameters, so that a default which changes makes another result. Settings
     that are off (null, false, empty) are left out, so that an option which is added later does not. The code of
     components from outside the package counts too.
     """
@@ -80,7 +80,7 @@ def digest(cell: Cell) -> str:
     keys |= _fields("method", build.method(recipe))
     for stage in build.stages(recipe):
         keys |= _fields(f"stage.{stage.name}", stage)
-    keys |= {"figure": cell.value}
+    keys |= {"figure": cell.value}  # not renamed: the digests of recorded rows were made with this key
     keys |= {"code": [entry["digest"] for entry in components.sources(recipe) if "digest" in entry]}
     kept = {k: v for k, v in keys.items() if not (v is None or v is False or v in ("", [], ()))}
     return hashlib.blake2b(json.dumps(kept, sort_keys=True, default=str).encode(), digest_size=6).hexdigest()
@@ -106,11 +106,11 @@ class Results:
         return iter(self._rows.values())
 
     def find(self, digest: str, split: int, seed: int) -> Measurement | None:
-        """Return a figure that was measured already, under whichever cell's name."""
+        """Return a result that was measured already, under whichever cell's name."""
         return self._rows.get((digest, split, seed))
 
     def of(self, digest: str) -> list[Measurement]:
-        """Return all that was measured of a figure, by split and seed."""
+        """Return all that was measured of a result, by split and seed."""
         found = [row for key, row in self._rows.items() if key[0] == digest]
         return sorted(found, key=lambda row: (row.split, row.seed))
 
@@ -174,7 +174,7 @@ def _value(text: str, hint: Any) -> Any:
     return int(text) if hint in (int, int | None) else float(text)
 
 
-def figure_at(result: Mapping[str, Any], place: str) -> float | None:
+def value_at(result: Mapping[str, Any], place: str) -> float | None:
     """Return the number at a dotted place of a run's or a stage's results, None where there is none."""
     value: Any = result
     for word in place.split("."):

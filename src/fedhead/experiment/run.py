@@ -50,10 +50,10 @@ def execute(
     resume: bool = False,
     on_row: Callable[[Row], None] = lambda row: None,
 ) -> Row:
-    """Carry out a recipe in the folder `out` and return its final figures.
+    """Carry out a recipe in the folder `out` and return its final results.
 
     With `resume` a run that was stopped there goes on, and ends as if it had not been; a finished one is left as it
-    is. `on_row` learns each round's figures, also those from before a resumption.
+    is. `on_row` learns each round's metrics, also those from before a resumption.
     """
     out, settings = Path(out), settings or Settings()
     existing = RunFolder.open(out, recipe) if resume and out.exists() and any(out.iterdir()) else None

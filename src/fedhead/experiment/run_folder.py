@@ -2,11 +2,11 @@
 
     config.yaml             the recipe, every key written out
     partition.npz           which rows each client trains and tests on
-    metrics.jsonl           one line of figures a round, flushed at once
+    metrics.jsonl           one line of metrics per round, flushed at once
     checkpoint.safetensors  the state after a round, replaced whole
     environment.json        versions, device, commit, where each component came from, and the executor that was chosen
     stages.safetensors      the server's state after each stage
-    result.json             the final figures; a run that has them is finished
+    result.json             the final results; a run that has them is finished
 
 A run that is killed at any moment goes on from its checkpoint: rounds that were counted after it are cut from the
 metrics and run again, to the same numbers.
@@ -159,14 +159,14 @@ class RunFolder:
 
     # -- rounds -----------------------------------------------------------------------------------
     def record(self, row: Mapping[str, Any]) -> None:
-        """Add a round's figures to the metrics."""
+        """Add a round's metrics to the metrics."""
         if self._metrics is None:
             self._metrics = (self.path / METRICS).open("a", encoding="utf-8")
         self._metrics.write(json.dumps(finite(row)) + "\n")
         self._metrics.flush()
 
     def metrics(self) -> list[dict[str, Any]]:
-        """The figures of all rounds so far; a line that a crash cut short is left out."""
+        """The metrics of all rounds so far; a line that a crash cut short is left out."""
         path = self.path / METRICS
         if not path.exists():
             return []
@@ -214,11 +214,11 @@ class RunFolder:
         save_tree(self.path / STAGES, Tree(servers))
 
     def finish(self, result: Mapping[str, Any]) -> None:
-        """Store the final figures; from then on the run is finished."""
+        """Store the final results; from then on the run is finished."""
         self._write(RESULT, json.dumps(finite(result), indent=2) + "\n")
 
     def result(self) -> dict[str, Any] | None:
-        """The final figures, or None if the run is not finished."""
+        """The final results, or None if the run is not finished."""
         return self._read_json(RESULT)
 
     # -- files ------------------------------------------------------------------------------------

@@ -27,10 +27,10 @@ def execute_seeds(
         recipe: What to run; one without a list of seeds is run once, in `out` itself.
         out: The run folder, or the folder that holds `seed0`, `seed1` and so on.
         settings: How and where to compute.
-        execute: What carries out one recipe, in this process (`experiment.run.execute`) or elsewhere, called alike.
+        execute: What runs one recipe, in this process (`experiment.run.execute`) or elsewhere, called alike.
         resume: Go on with runs that were stopped.
         together: Train all seeds in one stack.
-        on_row: Called with the figures of every round.
+        on_row: Called with the record of every round.
 
     Returns:
         The result of the run; of several, their means, with the single results under `runs`.
@@ -50,7 +50,7 @@ def execute_seeds(
     stages = {name: _mean([r["stages"][name] for r in results]) for name in results[0]["stages"]}
     measured = {
         name: {
-            figure: _mean([r["stage_metrics"][name][figure] for r in results]) for figure in ("accuracy", "personal")
+            metric: _mean([r["stage_metrics"][name][metric] for r in results]) for metric in ("accuracy", "personal")
         }
         for name in stages
     }
@@ -60,7 +60,7 @@ def execute_seeds(
         **means,
         "metrics": metrics,
         "stages": stages,
-        "personal_stages": {name: figures["personal"] for name, figures in measured.items()},
+        "personal_stages": {name: means["personal"] for name, means in measured.items()},
         "stage_metrics": measured,
         **totals,
         "seed": list(recipe.seeds),

@@ -4,7 +4,7 @@ A table is a YAML file, recipes/<paper>/<table>.yaml:
 
     # CCVR, Table 2: what the table shows, in one line
     paper: ccvr                      which rows of published.csv ...
-    table: 2                         ... its figures are found in
+    table: 2                         ... its published values are found in
     seeds: {full: 3, small: 1}       how many, from 0, or the list of them, unless --seeds says otherwise
     priority: 1                      its place where `fedhead reproduce --next` chooses; the lowest comes first
     metric: accuracy                 as published.csv calls it: accuracy, generalization or personalization
@@ -15,12 +15,12 @@ A table is a YAML file, recipes/<paper>/<table>.yaml:
         cifar10-0.5:                 a choice, by which --cells can pick
           set: {dataset: cifar10, partition: "dirichlet(0.5, capped)"}    recipe keys
           small: {partition: dirichlet(0.5)}                              recipe keys at --scale small, last of all
-          find: {dataset: cifar10, partition: dirichlet(0.5)}             the columns of its published figure
+          find: {dataset: cifar10, partition: dirichlet(0.5)}             the columns of its published value
       method:
         fedavg: {set: {method: fedavg}, find: {method: fedavg}}
       stage:
         before: {find: {stage: none}}
-        ccvr: {stage: ccvr, find: {stage: ccvr}}        the figure after a stage; its parameters are stage.ccvr.*
+        ccvr: {stage: ccvr, find: {stage: ccvr}}        the result after a stage; its parameters are stage.ccvr.*
     rules:                           what depends on several axes; a later rule wins
       - {when: {data: [cifar10-0.5], method: [fedprox]}, set: {method.mu: 0.001}}
     small: {dataset: digits, rounds: 5}                 recipe keys at --scale small, on top of all that is above
@@ -29,7 +29,7 @@ A table is a YAML file, recipes/<paper>/<table>.yaml:
       tukey-none: {when: {stage: ccvr}, set: {stage.ccvr.tukey: none}}
 
 A choice or a rule may also give `seeds` (at full scale), `priority`, `metric`, `deviation` and `value`: the dotted
-place of our figure in a run's (or a stage's) results, where it is not the metric's own. Cells that train alike share
+place of our value in a run's (or a stage's) results, where it is not the metric's own. Cells that train alike share
 one run folder, and their stages start from its checkpoint, so a cell that differs only in its stage or metric costs no
 training.
 """
@@ -48,20 +48,20 @@ from fedhead.experiment.recipe import RECIPES, Recipe
 from fedhead.experiment.yaml_text import read_yaml
 
 Scale = Literal["full", "small"]
-_LAST = ("metric", "deviation", "value", "stage", "priority")  # the last layer that gives one of these decides it
-_KEYS = {"paper", "table", "seeds", "base", "axes", "rules", "small", "skip", "variants", *_LAST} - {"stage"}
-_CHOICE = {"set", "small", "find", "seeds", *_LAST}
-_DRAWN = ("seed", "seeds", "partition_seed")  # what --seeds and --splits decide
-LAST = 9  # the priority of a table that has none
-_COMMON = {"head", "feature_layer", "dim", "scale", "projected"}  # model parameters that every architecture takes
-# Where our figure stands in a run's result, by the name that the paper's metric has in published.csv.
-_RUN = {"accuracy": "accuracy", "generalization": "accuracy_mean", "personalization": "personal"}
-_STAGE = {"accuracy": "accuracy", "generalization": "accuracy", "personalization": "personal"}
+_LAST_WINS = ("metric", "deviation", "value", "stage", "priority")  # the last layer that gives one of these decides it
+_TABLE_KEYS = {"paper", "table", "seeds", "base", "axes", "rules", "small", "skip", "variants", *_LAST_WINS} - {"stage"}
+_CHOICE_KEYS = {"set", "small", "find", "seeds", *_LAST_WINS}
+_SEED_KEYS = ("seed", "seeds", "partition_seed")  # what --seeds and --splits decide
+LOWEST_PRIORITY = 9  # the priority of a table that has none
+_COMMON_PARAMETERS = {"head", "feature_layer", "dim", "scale", "projected"}  # of every architecture
+# Where a cell's value is found in a run's result, by the name that the paper's metric has in published.csv.
+_RUN_VALUES = {"accuracy": "accuracy", "generalization": "accuracy_mean", "personalization": "personal"}
+_STAGE_VALUES = {"accuracy": "accuracy", "generalization": "accuracy", "personalization": "personal"}
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One figure of a table, and how it is made."""
+    """One cell of a table, and how its value is made."""
 
     name: str  # the choices, such as "cifar10-0.5 fedavg ccvr"
     choices: Mapping[str, str]  # axis -> choice
@@ -73,7 +73,7 @@ class Cell:
     deviation: str
     find: Mapping[str, str]
     seeds: Sequence[int] = (0,)  # the paper's
-    priority: int = LAST
+    priority: int = LOWEST_PRIORITY
     overrides: Sequence[str] = ()  # key=value, what was changed of the table's own settings
 
     def recipe(self, seed: int, split: int | None = None) -> Recipe:
@@ -94,7 +94,7 @@ class Cell:
         """
         own = f"stage.{self.stage}."
         for key in changes:
-            if key in (*_DRAWN, "stages"):
+            if key in (*_SEED_KEYS, "stages"):
                 option = {"stages": "--cells or --variants", "partition_seed": "--splits"}.get(key, "--seeds")
                 raise BadInput(f"{key}: a table's {key} can't be set by key=value; use {option}")
         mine = {k: v for k, v in changes.items() if not k.startswith("stage.") or k.startswith(own)}
@@ -102,7 +102,7 @@ class Cell:
         texts = [f"{k}={v if isinstance(v, str) else json.dumps(v)}" for k, v in mine.items()]
         return replace(
             self,
-            keys=_lay(dict(self.keys), {k: v for k, v in mine.items() if not k.startswith("stage.")}),
+            keys=_overlay(dict(self.keys), {k: v for k, v in mine.items() if not k.startswith("stage.")}),
             parameters={**self.parameters, **parameters},
             overrides=[*self.overrides, *texts],
         )
@@ -150,7 +150,7 @@ class Table:
             if name not in self.variants():
                 raise unknown(f"variant of {self.name}", name, self.variants())
             variant = self.variants()[name]
-            concerned = [cell for cell in cells if _holds(variant.get("when", {}), cell.choices)]
+            concerned = [cell for cell in cells if _matches(variant.get("when", {}), cell.choices)]
             out += [cell.override(variant["set"]) for cell in concerned]
         if not out:
             raise BadInput(f"{self.name}: the variants {', '.join(names)} concern none of the picked cells")
@@ -160,24 +160,24 @@ class Table:
         axes: dict[str, dict[str, Any]] = self.content["axes"]
         for names in itertools.product(*axes.values()):
             choices = dict(zip(axes, names, strict=True))
-            if any(_holds(rule, choices) for rule in self.content.get("skip", [])):
+            if any(_matches(rule, choices) for rule in self.content.get("skip", [])):
                 continue
             layers = [axes[axis][choice] or {} for axis, choice in choices.items()]
-            layers += [rule for rule in self.content.get("rules", []) if _holds(rule["when"], choices)]
+            layers += [rule for rule in self.content.get("rules", []) if _matches(rule["when"], choices)]
             yield self._cell(choices, layers, scale)
 
     def _cell(self, choices: dict[str, str], layers: list[dict[str, Any]], scale: Scale) -> Cell:
         last: dict[str, Any] = {"metric": "accuracy", "deviation": "seeds", **self.content}
         for layer in layers:
-            last |= {k: v for k, v in layer.items() if k in _LAST}
+            last |= {k: v for k, v in layer.items() if k in _LAST_WINS}
         keys: dict[str, Any] = dict(self.content.get("base", {}))
         find: dict[str, str] = {}
         for layer in layers:
-            keys = _lay(keys, layer.get("set", {}))
+            keys = _overlay(keys, layer.get("set", {}))
             find |= {k: str(v) for k, v in layer.get("find", {}).items()}
         if scale == "small":
             for small in [self.content.get("small", {}), *(layer.get("small", {}) for layer in layers)]:
-                keys = _lay(keys, small)
+                keys = _overlay(keys, small)
         seeds = self.content.get("seeds", {}).get(scale, 3 if scale == "full" else 1)
         for layer in layers if scale == "full" else []:
             seeds = layer.get("seeds", seeds)
@@ -190,22 +190,22 @@ class Table:
             stage=stage,
             parameters={k.removeprefix(own): v for k, v in keys.items() if k.startswith(own)},
             metric=last["metric"],
-            value=last.get("value") or (_STAGE if stage else _RUN)[last["metric"]],
+            value=last.get("value") or (_STAGE_VALUES if stage else _RUN_VALUES)[last["metric"]],
             deviation=last["deviation"],
             find={"paper": str(self.content["paper"]), "table": str(self.content["table"]), "metric": last["metric"]}
             | find,
             seeds=list(range(seeds)) if isinstance(seeds, int) else [int(seed) for seed in seeds],
-            priority=int(last.get("priority", LAST)),
+            priority=int(last.get("priority", LOWEST_PRIORITY)),
         )
 
 
-def _holds(when: Mapping[str, Any], choices: Mapping[str, str]) -> bool:
+def _matches(when: Mapping[str, Any], choices: Mapping[str, str]) -> bool:
     return all(choices[axis] in ([wanted] if isinstance(wanted, str) else wanted) for axis, wanted in when.items())
 
 
-def _lay(keys: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+def _overlay(keys: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """Keys with others on top; another model or method takes its own parameters along."""
-    for part, stays in (("model", _COMMON), ("method", frozenset[str]())):
+    for part, stays in (("model", _COMMON_PARAMETERS), ("method", frozenset[str]())):
         if over.get(part, keys.get(part)) != keys.get(part):
             keys = {k: v for k, v in keys.items() if not k.startswith(f"{part}.") or k.split(".")[1] in stays}
     return {**keys, **over}
@@ -230,17 +230,17 @@ def parse(name: str, text: str) -> Table:
     """A table from its YAML text."""
     content = read_yaml(text, name)
     if not isinstance(content, dict):
-        raise BadInput(f"{name}: a table is a list of keys ({', '.join(sorted(_KEYS))})")
-    _refuse_unknown(name, content, _KEYS)
+        raise BadInput(f"{name}: a table is a list of keys ({', '.join(sorted(_TABLE_KEYS))})")
+    _refuse_unknown(name, content, _TABLE_KEYS)
     for key in ("paper", "table", "axes"):
         if key not in content:
             raise BadInput(f"{name}: the key {key!r} is missing")
     axes = content["axes"]
     for axis, choices in axes.items():
         for choice, layer in choices.items():
-            _refuse_unknown(f"{name}, {axis} {choice}", layer or {}, _CHOICE)
+            _refuse_unknown(f"{name}, {axis} {choice}", layer or {}, _CHOICE_KEYS)
     for rule in content.get("rules", []):
-        _refuse_unknown(f"{name}, a rule", rule, _CHOICE | {"when"})
+        _refuse_unknown(f"{name}, a rule", rule, _CHOICE_KEYS | {"when"})
     variants = content.get("variants", {})
     for variant, layer in variants.items():
         _refuse_unknown(f"{name}, variant {variant}", layer, {"when", "set"})

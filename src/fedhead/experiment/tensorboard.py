@@ -26,7 +26,7 @@ class Board:
         self._writer = SummaryWriter(str(run / "tensorboard"), purge_step=last + 1)
 
     def add(self, row: Mapping[str, Any]) -> None:
-        """Add a round's figures."""
+        """Add a round's metrics."""
         for name in _CURVES:
             if row.get(name) is not None:
                 self._writer.add_scalar(name, row[name], row["round"])

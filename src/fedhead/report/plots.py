@@ -100,7 +100,7 @@ def bubbles(counts: NDArray[np.int64], names: Sequence[str] | None = None, title
 
 
 def against(pairs: Mapping[str, Sequence[tuple[float, float]]]) -> Figure:
-    """Our figures against the published ones, one dot per cell, colored by group, and the diagonal."""
+    """Our results against the published ones, one dot per cell, colored by group, and the diagonal."""
     fig, ax = _blank(5.0, 5.0)
     ends = [value for found in pairs.values() for pair in found for value in pair] or [0.0, 100.0]
     low, high = min(ends) - 2, max(ends) + 2

@@ -1,4 +1,4 @@
-"""The page of a folder of results: our figures beside the published ones, cell by cell, and a picture of them all."""
+"""The page of a folder of results: our results beside the published ones, cell by cell, and a picture of them all."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pathlib import Path
 from fedhead.core.errors import BadInput
 from fedhead.core.treefile import atomic
 from fedhead.experiment import tables
-from fedhead.experiment.outcome import Figure, figure, plus_minus
 from fedhead.experiment.published import published, published_rows
 from fedhead.experiment.results import Measurement, Results, digest
+from fedhead.experiment.table_result import CellResult, cell_result, plus_minus
 from fedhead.experiment.tables import Cell, Table
 from fedhead.report import plots
 
@@ -26,7 +26,7 @@ class Line:
 
     table: str
     cell: Cell
-    figure: Figure
+    result: CellResult
     rows: Sequence[Measurement]
     gains: Sequence[float]  # over the cell without its stage, run by run: both of one split and seed
     published_gain: float | None
@@ -34,13 +34,13 @@ class Line:
     @property
     def beyond(self) -> bool:
         """Whether we differ from the paper by more than twice its deviation."""
-        f = self.figure
+        f = self.result
         return f.difference is not None and abs(f.difference) > 2 * (f.published_deviation or 0)
 
     @property
     def close(self) -> bool:
-        """Whether we are within 2 points or twice the deviation, or the published figure is within our own range."""
-        f = self.figure
+        """Whether we are within 2 points or twice the deviation, or the published value is within our own range."""
+        f = self.result
         there = [v for v in f.values if v is not None]
         if f.difference is None or f.published is None:
             return False
@@ -85,7 +85,7 @@ def _line(table: str, cell: Cell, cells: Sequence[Cell], results: Results) -> Li
         gains = [after - first for after, first in pairs if after is not None and first is not None]
         theirs = published(cell), published(before)
         published_gain = theirs[0][0] - theirs[1][0] if theirs[0] and theirs[1] else None
-    return Line(table, cell, figure(cell, rows, "full"), rows, gains, published_gain)
+    return Line(table, cell, cell_result(cell, rows, "full"), rows, gains, published_gain)
 
 
 def _others(every: Iterable[Table], results: Results) -> list[Line]:
@@ -100,7 +100,7 @@ def _others(every: Iterable[Table], results: Results) -> list[Line]:
         cell = cells[table, name]
         if code != digest(cell):  # a change to what the table says anyway is none
             cell = replace(cell, overrides=[overrides])
-            out.append(Line(table, cell, figure(cell, rows, "full"), rows, [], None))
+            out.append(Line(table, cell, cell_result(cell, rows, "full"), rows, [], None))
     return out
 
 
@@ -108,7 +108,7 @@ def _pairs(measured: Iterable[Sequence[Line]]) -> dict[str, list[tuple[float, fl
     """Return (published, ours) of every accuracy, by paper."""
     out: dict[str, list[tuple[float, float]]] = {}
     for line in (line for found in measured for line in found):
-        f = line.figure
+        f = line.result
         if f.mean is not None and f.published is not None and f.published <= 100:
             out.setdefault(line.table.partition("/")[0], []).append((f.published, f.mean))
     return out
@@ -123,17 +123,17 @@ def page(
     notes: str = "",
 ) -> str:
     """Return the page as Markdown."""
-    found = [line for per_table in measured.values() for line in per_table if line.figure.difference is not None]
+    found = [line for per_table in measured.values() for line in per_table if line.result.difference is not None]
     known = {(line.table.partition("/")[0], tuple(line.cell.find.items())) for line in found}
     close = sum(line.close for line in found)
     total = sum(1 for row in published_rows() if row["mean"])
     parts = [
         "# Results",
-        f"{len(known)} of the papers' {total} published figures are measured; {close} of {len(found)} cells are close "
-        f"to theirs: within {CLOSE:g} points or twice the published deviation, or the published figure lies within the "
+        f"{len(known)} of the papers' {total} published values are measured; {close} of {len(found)} cells are close "
+        f"to theirs: within {CLOSE:g} points or twice the published deviation, or the published value lies within the "
         f"range of our own splits and seeds. Made by `fedhead reproduce --summary --results {results.folder}` from "
         f"`results.csv`, one row per cell, split and seed.",
-        f"![Our figures against the published ones]({PICTURE})",
+        f"![Our results against the published ones]({PICTURE})",
         _time(results),
     ]
     if notes:
@@ -145,7 +145,7 @@ def page(
         parts += ["## Other settings", _changed(others)]
     parts.append(
         "ours: mean ± deviation over runs (FedClassAvg: over clients); runs: splits × seeds, or their number; "
-        "**bold**: beyond twice the published deviation; in range: whether the published figure lies between the "
+        "**bold**: beyond twice the published deviation; in range: whether the published value lies between the "
         "lowest and the highest of our runs; gain: over the same run before the stage."
     )
     return "\n\n".join(parts) + "\n"
@@ -174,7 +174,7 @@ def _changed(others: Sequence[Line]) -> str:
 
 
 def _columns(line: Line) -> list[str]:
-    f = line.figure
+    f = line.result
     there = [v for v in f.values if v is not None]
     difference = "" if f.difference is None else f"{f.difference:+.2f}"
     inside = "" if f.published is None or len(there) < 2 else "yes" if min(there) <= f.published <= max(there) else "no"

@@ -1,4 +1,4 @@
-"""Time for runs: how much is left, and what a run is likely to take."""
+"""A time budget for runs: how much time is left, and how long a run is likely to take."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedhead.experiment import build
 from fedhead.experiment.recipe import Recipe
 
 
-class Clock:
+class TimeBudget:
     """Says how many of several like runs can still be begun and end in time.
 
     What a run takes is learned from those that were carried out with the same data set and model, with the same
@@ -28,16 +28,16 @@ class Clock:
         self._pace: dict[tuple[str, ...], tuple[float, int]] = {}  # seconds per epoch of so many runs together
 
     @property
-    def over(self) -> bool:
+    def exhausted(self) -> bool:
         """Whether the time is up."""
         return self._end is not None and time.monotonic() >= self._end
 
-    def learn(self, recipe: Recipe, seconds: float, together: int = 1) -> None:
-        """Note what a run took by the clock, with all those that trained beside it."""
-        for key in _alike(recipe):
+    def record(self, recipe: Recipe, seconds: float, together: int = 1) -> None:
+        """Record what a run took by the clock, with all those that trained beside it."""
+        for key in _lookup_keys(recipe):
             self._pace[key] = seconds / epochs(recipe), together
 
-    def fitting(self, recipes: Sequence[Recipe]) -> int:
+    def how_many_fit(self, recipes: Sequence[Recipe]) -> int:
         """Return how many of these runs, the first ones, are likely to end in time if they train together.
 
         Fewer runs than were seen together are taken to need as long as those did, since a stack costs about as much
@@ -46,7 +46,7 @@ class Clock:
         if self._end is None or not recipes:
             return len(recipes)
         left = self._end - time.monotonic()
-        known = next((self._pace[key] for key in _alike(recipes[0]) if key in self._pace), None)
+        known = next((self._pace[key] for key in _lookup_keys(recipes[0]) if key in self._pace), None)
         if known is None:
             return len(recipes) if left > self._half else 0
         pace, together = known
@@ -54,7 +54,7 @@ class Clock:
         return 0 if seconds > left else min(len(recipes), int(together * left / max(seconds, 1e-9)))
 
 
-def _alike(recipe: Recipe) -> list[tuple[str, ...]]:
+def _lookup_keys(recipe: Recipe) -> list[tuple[str, ...]]:
     common = (recipe.dataset, str(recipe.model), str(recipe.subset))
     return [(*common, recipe.method), common]
 

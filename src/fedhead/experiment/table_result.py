@@ -1,4 +1,4 @@
-"""A table with our figures beside the published ones."""
+"""A table with our results beside the published ones."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from fedhead.experiment.tables import Cell, Scale
 
 
 @dataclass(frozen=True)
-class Figure:
-    """A cell's figure, ours and the paper's, in per cent."""
+class CellResult:
+    """The result of one cell, ours and the paper's, in per cent."""
 
     cell: str
     choices: Mapping[str, str]
     overrides: Sequence[str]
     metric: str
-    values: Sequence[float | None]  # ours, one per split and seed; None where the run has no such figure
+    values: Sequence[float | None]  # ours, one per split and seed; None where the run has no such value
     mean: float | None
     deviation: float | None  # over splits and seeds, or over clients, as the paper's; None where there is but one
     published: float | None
@@ -33,8 +33,8 @@ class Figure:
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """A table with our figures in it, as far as it was run."""
+class TableResult:
+    """The results of a table, as far as it was run."""
 
     table: str
     title: str
@@ -43,19 +43,19 @@ class Outcome:
     splits: Sequence[int]
     comparable: bool
     axes: Sequence[str]
-    figures: Sequence[Figure]
+    cells: Sequence[CellResult]
     left: int = 0  # runs that were not carried out, for lack of time or because they failed
 
     def note(self) -> str:
         """What a reader must know before comparing."""
         drawn = f"{_count(self.seeds, 'seed')}, {_count(self.splits, 'split')}"
-        changed = list(dict.fromkeys(text for f in self.figures for text in f.overrides))
+        changed = list(dict.fromkeys(text for cell in self.cells for text in cell.overrides))
         settings = "the papers' settings" if not changed else f"the papers' settings but for {', '.join(changed)}"
         left = f"; {self.left} runs are left" if self.left else ""
         if self.comparable:
             return f"{drawn}; {settings}{left}"
         return (
-            f"scale small, {drawn}: other data, models or rounds than the paper's, so the figures are NOT comparable "
+            f"scale small, {drawn}: other data, models or rounds than the paper's, so the results are NOT comparable "
             f"with the published ones{left}"
         )
 
@@ -64,8 +64,8 @@ def _count(numbers: Sequence[int], what: str) -> str:
     return f"{len(numbers)} {what}{'s' if len(numbers) != 1 else ''}"
 
 
-def figure(cell: Cell, measured: Sequence[Measurement], scale: Scale) -> Figure:
-    """Return a cell's figure from what was measured of it.
+def cell_result(cell: Cell, measured: Sequence[Measurement], scale: Scale) -> CellResult:
+    """Return a cell's result from what was measured of it.
 
     A deviation over clients is the mean over the runs of each one's deviation over its clients.
     """
@@ -77,7 +77,7 @@ def figure(cell: Cell, measured: Sequence[Measurement], scale: Scale) -> Figure:
         own = [row.client_deviation for row in measured if row.client_deviation is not None]
         deviation = statistics.fmean(own) if own else None
     expected, expected_deviation = published(cell) or (None, None)
-    return Figure(
+    return CellResult(
         cell=cell.name,
         choices=cell.choices,
         overrides=cell.overrides,
@@ -91,19 +91,20 @@ def figure(cell: Cell, measured: Sequence[Measurement], scale: Scale) -> Figure:
     )
 
 
-def write(out: Path, outcome: Outcome) -> None:
+def write(out: Path, result: TableResult) -> None:
     """Write table.json, in full, and table.csv, rounded for reading."""
     out.mkdir(parents=True, exist_ok=True)
     with atomic(out / "table.json") as draft:
-        draft.write_text(json.dumps(asdict(outcome) | {"note": outcome.note()}, indent=2) + "\n", encoding="utf-8")
+        draft.write_text(json.dumps(asdict(result) | {"note": result.note()}, indent=2) + "\n", encoding="utf-8")
     columns = ["overrides", "metric", "ours", "deviation", "runs", "published", "published_deviation", "difference"]
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([*outcome.axes, *columns, "scale"])
-    for f in outcome.figures:
-        row = [f.metric, f.mean, f.deviation, len(f.values), f.published, f.published_deviation, f.difference]
+    writer.writerow([*result.axes, *columns, "scale"])
+    for cell in result.cells:
+        ours = [cell.mean, cell.deviation, len(cell.values)]
+        row = [cell.metric, *ours, cell.published, cell.published_deviation, cell.difference]
         cut = [round(v, 4) if isinstance(v, float) else v for v in row]
-        writer.writerow([*(f.choices[axis] for axis in outcome.axes), " ".join(f.overrides), *cut, outcome.scale])
+        writer.writerow([*(cell.choices[axis] for axis in result.axes), " ".join(cell.overrides), *cut, result.scale])
     with atomic(out / "table.csv") as draft:
         draft.write_text(text.getvalue(), encoding="utf-8")
 
