@@ -8,6 +8,7 @@ from small import federation, network
 
 from fedhead.algorithm.phase import Phase
 from fedhead.algorithm.task import LocalTraining
+from fedhead.core.errors import BadInput
 from fedhead.core.optimizers import SGD
 from fedhead.core.tree import Weights
 from fedhead.engine.rounds import train_round
@@ -34,7 +35,15 @@ def nothing(*_: object) -> torch.Tensor:
     ],
 )
 def test_a_phase_trains_what_lies_under_its_names(trains: tuple[str, ...], names: list[str]) -> None:
-    assert trained_names(MODEL, Phase(nothing, trains), frozenset({"classifier.weight"})) == names
+    assert trained_names(MODEL, Phase(nothing, trains), frozenset({"classifier.weight"}), frozenset()) == names
+
+
+def test_a_phase_never_trains_what_is_frozen() -> None:
+    frozen = frozenset({"extractor.weight", "classifier.weight"})
+    names = trained_names(MODEL, Phase(nothing, ("extractor", "classifier.weight", "classifier.bias")), frozen, frozen)
+    assert names == ["classifier.bias"]
+    with pytest.raises(BadInput, match=r"trains only extractor.*'extractor\.weight'.*frozen.*freeze less"):
+        trained_names(MODEL, Phase(nothing, ("extractor",)), frozenset(), frozen)
 
 
 def test_optimizers_survive_a_round_but_stages_start_afresh() -> None:

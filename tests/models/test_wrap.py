@@ -80,7 +80,11 @@ def test_split_finds_a_nested_classifier() -> None:
 def test_frozen_layers_stay_fixed() -> None:
     net = Net()
     net.conv.requires_grad_(False)
-    assert split(net).fixed == {"extractor.conv.weight", "extractor.conv.bias"}
+    model = split(net)
+    assert model.fixed == model.frozen == {"extractor.conv.weight", "extractor.conv.bias"}
+    model.extractor.requires_grad_(True)
+    model.classifier.requires_grad_(False)  # said later, it holds as well
+    assert model.fixed == {"classifier.weight", "classifier.bias"}
 
 
 @pytest.mark.parametrize(

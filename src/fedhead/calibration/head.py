@@ -27,6 +27,10 @@ def check_head(model: SplitModel, free: bool, who: str) -> None:
     Raises:
         BadInput: With the reason and the remedy.
     """
+    if frozen := sorted(name for name in model.frozen if name.startswith("classifier.")):
+        raise BadInput(
+            f"{who}: {frozen[0]!r} is frozen, so there is nothing to calibrate; leave the classifier trainable"
+        )
     if free:
         return
     kind = type(model.classifier).__name__

@@ -94,11 +94,11 @@ class Tree(dict[str, Any]):
     # -- names ------------------------------------------------------------------------------------
     def part(self, *prefixes: str) -> Self:
         """Return the entries whose names start with one of the dotted prefixes, such as "classifier"."""
-        return self._like({n: t for n, t in self.items() if _under(n, prefixes)})
+        return self._like({n: t for n, t in self.items() if under(n, prefixes)})
 
     def without(self, *prefixes: str) -> Self:
         """Return the entries whose names start with none of the dotted prefixes."""
-        return self._like({n: t for n, t in self.items() if not _under(n, prefixes)})
+        return self._like({n: t for n, t in self.items() if not under(n, prefixes)})
 
     def replace(self, other: Mapping[str, Any] | None = None, /, **entries: Any) -> Self:
         """Return a copy with the given entries replaced or added."""
@@ -176,7 +176,8 @@ class Weights(Tree):
         return type(self)(entries, self.buffers)
 
 
-def _under(name: str, prefixes: tuple[str, ...]) -> bool:
+def under(name: str, prefixes: tuple[str, ...]) -> bool:
+    """Whether a dotted name is one of the prefixes or begins with one of them."""
     return any(name == p or name.startswith(p + ".") for p in prefixes)
 
 

@@ -26,7 +26,7 @@ from fedhead.engine.padding_check import PaddingCheck
 from fedhead.engine.prefetch import Form, Prefetcher
 from fedhead.engine.server import Downlink
 from fedhead.executors import forward
-from fedhead.executors.client_round import OPTIMIZER, initial_optimizer_states
+from fedhead.executors.client_round import OPTIMIZER, initial_optimizer_states, initial_trained
 from fedhead.executors.job import Executor, Job, Rows
 from fedhead.executors.program import Program
 from fedhead.models.split_model import SplitModel, weights
@@ -86,6 +86,7 @@ class Clients:
             )
             for model in templates
         ]
+        self.check_trained(method)
         self.counts = torch.as_tensor(federation.counts(), dtype=dtype, device=self.device)
         self.states = ClientStates(self.initial_state)
         self.prefetch = Prefetcher()
@@ -108,6 +109,12 @@ class Clients:
         if task.local.persistent:
             state = state.replace({OPTIMIZER: initial_optimizer_states(self.method, task, w, state)})
         return state
+
+    def check_trained(self, algorithm: Algorithm) -> None:
+        """Raise `BadInput` for a phase that has nothing to train because all of it is frozen."""
+        for task, w in zip(self.tasks, self.initial, strict=True):
+            if task.model.frozen:
+                initial_trained(self.method, algorithm.phases(task), task, w, self.method.init_client(w, task))
 
     @property
     def task(self) -> Task:

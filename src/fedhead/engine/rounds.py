@@ -303,7 +303,16 @@ def _checked(
 def _aggregated(transport: AnyTransport, algorithm: Algorithm, server: Tree, replies: dict[int, ClientReply]) -> Tree:
     clients = transport.clients
     sent = {k: upload.decode(clients.uploads, algorithm, r.send, clients.task_of(k)) for k, r in replies.items()}
-    return aggregate(algorithm, server, sent, {k: r.samples for k, r in replies.items()}, clients.task)
+    new = aggregate(algorithm, server, sent, {k: r.samples for k, r in replies.items()}, clients.task)
+    return _with_frozen(server, new, clients.task.model.frozen)
+
+
+def _with_frozen(old: Tree, new: Tree, names: frozenset[str]) -> Tree:
+    """The server's new state with the frozen weights of the old one, whatever a method's rule makes of them."""
+    model = old.get("model")
+    if not names or not isinstance(model, Weights) or not isinstance(new.get("model"), Weights):
+        return new
+    return new.replace(model=new["model"].replace({name: t for name, t in model.items() if name in names}))
 
 
 def _record(

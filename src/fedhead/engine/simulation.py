@@ -84,6 +84,7 @@ class Simulation(Clients, Transport[ClientStates]):
     def check(self, stage: Stage) -> None:
         """Refuse a stage that does not go with the models or the data."""
         stage.check([task.model for task in self.tasks], self.federation)
+        self.check_trained(stage)
 
     def begin(self) -> None:
         """Select the executor."""

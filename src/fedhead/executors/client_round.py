@@ -6,7 +6,7 @@ axis, so all executors share it.
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from typing import Any
 
 import torch
@@ -15,8 +15,9 @@ from fedhead.algorithm.base import Method
 from fedhead.algorithm.client import ClientInputs
 from fedhead.algorithm.phase import Phase, Reply
 from fedhead.algorithm.task import Task
+from fedhead.core.errors import BadInput
 from fedhead.core.tree import Tree, Weights
-from fedhead.executors.program import Program, Vectorizer
+from fedhead.executors.program import Program, Vectorizer, loss_name
 from fedhead.executors.steps import Carry, PhaseRun, Step, Table, Trainer, channels_last, train_eagerly
 
 OPTIMIZER = "~optimizer"  # entry of a client's state that keeps its optimizer state from round to round
@@ -47,7 +48,7 @@ def phase_runs(
     for number, (phase, table) in enumerate(zip(program.algorithm.phases(program.task), tables, strict=True)):
         model = w if phase.on == "model" else inputs.state[phase.on]
         optimizer = phase.optimizer or program.task.local.optimizer
-        step = Step(program, phase, optimizer, vectorizer, trained_names(model, phase, program.task.model.fixed))
+        step = Step(program, phase, optimizer, vectorizer, _trained_by(phase, model, program.task))
         carry = step.begin(model, inputs.state[OPTIMIZER][str(number)] if program.persistent else None)
         carry = yield PhaseRun(step, table, carry, model, inputs)
         model, optimizer_states[str(number)] = model.replace({**carry.stats, **carry.params}), carry.opt
@@ -79,20 +80,46 @@ def local_round(
 
 def initial_optimizer_states(method: Method, task: Task, w: Weights, state: Tree) -> Tree:
     """Return the optimizer states of a client before its first round, one entry per phase."""
-    optimizer_states = {}
+    phases = method.phases(task)
+    params = initial_trained(method, phases, task, w, state)
+    optimizers = [phase.optimizer or task.local.optimizer for phase in phases]
+    return Tree({str(n): one.init(p) for n, (one, p) in enumerate(zip(optimizers, params, strict=True))})
+
+
+def initial_trained(method: Method, phases: Sequence[Phase], task: Task, w: Weights, state: Tree) -> list[Tree]:
+    """Return what each phase trains, as it is before the first round.
+
+    Raises:
+        BadInput: If all that a phase would train is frozen.
+    """
     w = w.replace(method.init_server(w, task).get("model"))  # a method may train more parameters than the model has
-    for number, phase in enumerate(method.phases(task)):
+    trained = []
+    for phase in phases:
         # names in the order of Method.start: the client's own parameters come first
         model = state.get("own", Weights()).replace(w) if phase.on == "model" else state[phase.on]
-        params = Tree({name: model[name] for name in trained_names(model, phase, task.model.fixed)})
-        optimizer_states[str(number)] = (phase.optimizer or task.local.optimizer).init(params)
-    return Tree(optimizer_states)
+        trained.append(Tree({name: model[name] for name in _trained_by(phase, model, task)}))
+    return trained
 
 
-def trained_names(w: Weights, phase: Phase, fixed: frozenset[str]) -> list[str]:
+def _trained_by(phase: Phase, w: Weights, task: Task) -> list[str]:
+    return trained_names(w, phase, task.model.fixed_by_head, task.model.frozen)
+
+
+def trained_names(w: Weights, phase: Phase, fixed_by_head: frozenset[str], frozen: frozenset[str]) -> list[str]:
     """Return the names of the parameters that a phase trains.
 
-    These are the ones with its prefixes, without those fixed by the head unless the phase gives their full name.
+    These are the ones with its prefixes, without those fixed by the head unless the phase gives their full name, and
+    without those that are frozen, whoever names them.
+
+    Raises:
+        BadInput: If all that the phase would train is frozen.
     """
-    candidates = w.part(*phase.trains).params
-    return [name for name in candidates if name not in fixed or name in phase.trains]
+    candidates = list(w.part(*phase.trains).params)
+    held = frozen | (fixed_by_head - set(phase.trains))
+    names = [name for name in candidates if name not in held]
+    if not names and (stuck := [name for name in candidates if name in frozen]):
+        raise BadInput(
+            f"{loss_name(phase)} trains only {', '.join(phase.trains)}, of which {stuck[0]!r} and all else is frozen: "
+            f"freeze less, or choose a method that trains other parts"
+        )
+    return names

@@ -112,7 +112,8 @@ class MultiRun:
         ]
         if one != other:
             return False
-        if a.program.task.local != b.program.task.local or str(a.program.task.model) != str(b.program.task.model):
+        mine, theirs = a.program.task, b.program.task
+        if mine.local != theirs.local or str(mine.model) != str(theirs.model) or mine.model.fixed != theirs.model.fixed:
             return False
         if schema(a.broadcast.replace(a.per_client[0])) != schema(b.broadcast.replace(b.per_client[0])):
             return False

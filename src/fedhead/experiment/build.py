@@ -27,7 +27,7 @@ from fedhead.experiment.recipe import Recipe
 from fedhead.experiment.yaml_text import read_yaml
 from fedhead.methods import METHODS
 from fedhead.models.build_many import build_many
-from fedhead.models.split_model import SplitModel
+from fedhead.models.split_model import SplitModel, freeze
 from fedhead.stages import STAGES
 
 E = TypeVar("E", bound=Algorithm)
@@ -105,7 +105,9 @@ def architectures(recipe: Recipe, shape: tuple[int, ...], classes: int) -> list[
         if needed is not None:
             given.setdefault("head", needed)
         checked.append((entry, given))
-    return build_many(checked, shape, classes, recipe.seed)
+    made = build_many(checked, shape, classes, recipe.seed)
+    freeze(made, recipe.freeze)
+    return made
 
 
 def _model_and_parameters(text: str, folders: Sequence[Path]) -> tuple[models.Entry, dict[str, Any]]:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from fnmatch import fnmatchcase
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from fedhead.core.batch import Output
-from fedhead.core.errors import BadInput
-from fedhead.core.tree import Tree, Weights
+from fedhead.core.errors import BadInput, unknown
+from fedhead.core.tree import Tree, Weights, under
 from fedhead.models import functional
 
 
@@ -26,8 +27,8 @@ class SplitModel(nn.Module):
         features: Dimension of z.
         classes: Number of classes.
         head: Name of the classifier's kind in `fedhead.models.heads.HEADS`.
-        fixed: Full names of the parameters that local training leaves unchanged unless a phase names them (the vectors
-            of an ETF, a backbone frozen by the user).
+        fixed_by_head: Full names of the parameters that local training leaves unchanged unless a phase names them (the
+            vectors of an ETF).
     """
 
     extractor: nn.Module
@@ -42,10 +43,22 @@ class SplitModel(nn.Module):
         self.features = int(cast(int, classifier.in_features))
         self.classes = int(cast(int, classifier.out_features))
         self.head = str(getattr(classifier, "kind", "linear"))
-        by_head = {f"classifier.{name}" for name in cast(Iterable[str], getattr(classifier, "fixed", ()))}
-        frozen = {name for name, p in self.named_parameters() if not p.requires_grad}
-        self.fixed = frozenset(by_head | frozen)
+        own = cast(Iterable[str], getattr(classifier, "fixed", ()))
+        self.fixed_by_head = frozenset(f"classifier.{name}" for name in own)
         self.register_load_state_dict_post_hook(_ignore_batch_counters)  # type: ignore[no-untyped-call]  # torch's
+
+    @property
+    def frozen(self) -> frozenset[str]:
+        """Full names of the parameters without gradients (`requires_grad_(False)`), which no training changes.
+
+        BatchNorm's running statistics are buffers and keep moving, as in PyTorch.
+        """
+        return frozenset(name for name, p in self.named_parameters() if not p.requires_grad)
+
+    @property
+    def fixed(self) -> frozenset[str]:
+        """Full names of all parameters that local training leaves unchanged: by the head's design, or frozen."""
+        return self.fixed_by_head | self.frozen
 
     def forward(self, x: Tensor) -> Output:
         """Compute the features, the projected features and the logits of a batch."""
@@ -57,6 +70,39 @@ class SplitModel(nn.Module):
 def _ignore_batch_counters(module: nn.Module, keys: Any) -> None:
     """Let `load_state_dict` accept checkpoints with BatchNorm's batch counters, which the layers here don't have."""
     keys.unexpected_keys[:] = [key for key in keys.unexpected_keys if not key.endswith("num_batches_tracked")]
+
+
+def freeze(models: Sequence[SplitModel], names: Iterable[str]) -> None:
+    """Freeze parameters of models in place, as `requires_grad_(False)` does.
+
+    Args:
+        models: The models; a name may concern only some of them.
+        names: Parts (`extractor`), submodules (`extractor.layer1`), parameters (`classifier.bias`), or patterns of
+            parameters' names (`extractor.*.bias`).
+
+    Raises:
+        BadInput: If a name concerns no parameter, or nothing is left to train.
+
+    >>> model = SplitModel(nn.Linear(4, 3), nn.Linear(3, 2))
+    >>> freeze([model], ["extractor"])
+    >>> sorted(model.frozen)
+    ['extractor.bias', 'extractor.weight']
+    """
+    for wanted in names:
+        found = [
+            p
+            for model in models
+            for name, p in model.named_parameters()
+            if under(name, (wanted,)) or fnmatchcase(name, wanted)
+        ]
+        if not found:
+            known = dict.fromkeys(n for model in models for n, _ in model.named_parameters())
+            raise unknown("name in freeze", wanted, [*dict.fromkeys(n.partition(".")[0] for n in known), *known])
+        for parameter in found:
+            parameter.requires_grad_(False)
+    for model in models:
+        if all(name in model.fixed for name, _ in model.named_parameters()):
+            raise BadInput("freeze: all parameters are frozen, nothing is left to train; leave one part out")
 
 
 class Placeholder(nn.Identity):
