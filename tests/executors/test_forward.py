@@ -139,7 +139,7 @@ class Stubborn(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         z = self.body(x)
-        return self.fc(z if float(self.body[1].weight.detach().sum()) > 0 else 2 * z)  # type: ignore[no-any-return]
+        return self.fc(z if float(z.detach().sum()) > 0 else z.clone())  # type: ignore[no-any-return]
 
 
 def test_a_model_that_cannot_be_stacked_is_tested_client_by_client_and_that_is_said(
