@@ -193,10 +193,10 @@ def test_uploads_from_python_recipes_and_names_are_the_same(tmp_path: Path) -> N
     ("uploads", "method", "reason"),
     [
         (["clop(1.0)"], "fedavg", "did you mean 'clip'"),
-        (["clip(1.0, 2.0)"], "fedavg", "more values than clip takes"),
+        (["clip(1.0, 2.0)"], "fedavg", "2 values are too many, clip takes norm"),
         (["clip(-1.0)"], "fedavg", "norm: -1.0 .*out of range"),
         (["clip(size=1.0)"], "fedavg", "size"),
-        (["clip(1.0"], "fedavg", "is no name"),
+        (["clip(1.0"], "fedavg", "can't be read: write name or name"),
         (["clip"], "fedproto", "clip has nothing to clip: the clients of fedproto"),
         ("clip", "fedavg", "give a list"),
         ([Clip], "fedavg", r"give one of it, Clip\(\)"),

@@ -102,7 +102,7 @@ NAN = np.array([[0.0, 1.0], [np.nan, 0.0]])
         (np.zeros((2, 2)), [0, 1], {"test": (np.zeros((1, 2)), [4]), "classes": 2}, "test data: label 4"),
         (np.zeros((2, 2)), [0, 1], {"client_test": "matched"}, "there is none"),
         (np.zeros((2, 2)), [0, 1], {"client_test": 1.5}, "share: 1.5 is out of range"),
-        (np.zeros((2, 2)), [0, 1], {"client_test": "half"}, "can't be read"),
+        (np.zeros((2, 2)), [0, 1], {"client_test": "half"}, "client_test 'half' is unknown: write a share"),
         (np.zeros((2, 2)), [0, 1], {"transform": Transform.named("flip")}, "is for images"),
     ],
 )
@@ -145,16 +145,17 @@ def test_local_tests_are_written_as_they_are_read(rule):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        (0, "share: 0.0 is out of range, it must be above 0 and below 1"),
+        (0, "share: 0 is out of range, it must be above 0 and below 1"),
         (1.0, "share: 1.0 is out of range"),
-        ("stratified(1)", "share: 1.0 is out of range"),
-        ("stratified", "can't be read"),
+        ("stratified(1)", "share: 1 is out of range"),
+        ("stratified", r"share is missing, write stratified\(share\)"),
         ("matched(0)", "at least 1"),
-        ("matched(0.5)", "can't be read"),
+        ("matched(0.5)", "size: 0.5 is not a whole number"),
         ("matched(500", "can't be read"),
         ("0.3)", "can't be read"),
-        ("-0.3", "can't be read"),
-        ("", "can't be read"),
+        ("-0.3", "share: -0.3 is out of range"),
+        ("", "is unknown: write a share such as 0.3"),
+        (True, "share: True is not a number"),
     ],
 )
 def test_wrong_local_tests_are_refused(text, says):

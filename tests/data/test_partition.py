@@ -163,9 +163,12 @@ def test_seeds_differ():
         ("dirichlet(0)", "alpha: 0 is out of range"),
         ("dirichlet(nan)", "alpha: nan is not finite"),
         ("dirichlet(inf, equal)", "alpha: inf is not finite"),
-        ("dirichlet(0.1, cappd)", r"write it as dirichlet\(alpha\) or"),
-        ("dirichlet", r"write it as dirichlet\(alpha\)"),
-        ("dirichlet(0.1, 0.2)", "can't be read"),
+        ("dirichlet(0.1, cappd)", "form: 'cappd' is not one of plain, capped, equal"),
+        ("dirichlet", r"alpha is missing, write dirichlet\(alpha\)"),
+        ("dirichlet(0.1, minimum=3)", "minimum=3 needs the form capped"),
+        ("iid(3)", "1 values are too many, iid takes no values"),
+        ("dirichlet(0.1, 0.2)", "form: 0.2 is not one of"),
+        ("dirichlet(0.1", "can't be read"),
         ("dirichlet(abc)", "'abc' is not a number"),
         ("skewed(0)", "at least 1"),
         ("skewed(2.5)", "whole number"),
@@ -195,7 +198,7 @@ def test_wrong_arguments_are_refused():
 
 def test_the_registry_tells_each_form():
     for form in (form for entry in PARTITIONS.values() for form in entry.forms):
-        example = form.text.replace("alpha", "0.3").replace("classes", "2")
+        example = form.text.replace("alpha", "0.3").replace("per_client", "2")
         assert str(parse(example)) == example
         assert form.description
 

@@ -49,7 +49,7 @@ def test_wrong_metrics_are_named(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text("def broken(confusion): return confusion[99]\nclass Made: ...\n")
     with pytest.raises(BadInput, match="unknown metric 'macrof1': did you mean 'macro_f1'"):
         find(["macrof1"])
-    with pytest.raises(BadInput, match=r"own\.py:Made is Made, no metric"):
+    with pytest.raises(BadInput, match=r"own\.py:Made is the class Made, no metric"):
         find(["own.py:Made"], [tmp_path])
     with pytest.raises(BadInput, match=r"metric own\.py:broken: the function raised IndexError"):
         measure(find(["own.py:broken"], [tmp_path]), np.eye(2, dtype=np.int64))

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import plugin_package
 import pytest
 from federal_plugin import CODE, ENTRY_POINTS
@@ -128,6 +132,40 @@ def test_from_python(beside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert fh.build("federal.py:whole_net", (2,), 2, head="etf").head == "etf"
     other = fh.build("mlp", (2,), 2, head="federal.py:Cosine")
     assert (other.head, other.classifier.bias) == ("federal.py:Cosine", None)
+
+
+def test_objects_stand_for_names_in_python() -> None:
+    x = np.random.RandomState(0).randn(30, 4)
+
+    def data() -> tuple[Any, ...]:
+        return x[:20], [0, 1] * 10, x[20:], [0, 1] * 5
+
+    def first_has(y: Any, clients: int, rng: Any, samples: int = 2) -> list[Any]:
+        return [np.arange(samples), *np.array_split(np.arange(samples, len(y)), clients - 1)]
+
+    federation = fh.Federation.load(data, first_has, clients=3)
+    assert (federation.title, federation.partition, federation.sizes) == ("data", "first_has", (2, 9, 9))
+    fewer = fh.Federation.load(data, functools.partial(first_has, samples=4), clients=3)
+    assert (fewer.partition, fewer.sizes[0]) == ("first_has(samples=4)", 4)
+    assert fh.Federation.from_arrays(x, [0, 1] * 15, Halves, clients=2).sizes == (15, 15)
+    for wrong, words in (
+        (dict, "dict is the class dict, no partition: name a subclass of fedhead.Partition or a function (y, clients"),
+        (lambda y: [y], "lambda takes (y), a partition is called with (y, clients, rng, …)"),
+        (3, "int is int, no partition"),
+        (lambda y, clients, rng: 1 / 0, "partition lambda: the function raised ZeroDivisionError: division by zero"),
+    ):
+        with pytest.raises(BadInput, match=re.escape(words)):
+            fh.Federation.load(data, wrong, clients=3)  # type: ignore[arg-type]  # the fault
+    with pytest.raises(BadInput, match=re.escape("lambda takes (a), a data set is called with (): give 'a' a default")):
+        fh.Federation.load(lambda a: None)  # type: ignore[arg-type,misc]  # the fault
+
+
+@dataclass(frozen=True)
+class Halves(fh.Partition):
+    """Cut in the middle."""
+
+    def deal(self, y: Any, classes: int, clients: int, rng: Any) -> list[Any]:
+        return list(np.array_split(np.arange(len(y)), clients))
 
 
 def test_every_way_of_the_command_line(

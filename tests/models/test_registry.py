@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
 import pytest
 import torch
 
 from fedhead.core.errors import BadInput
+from fedhead.core.ranges import AtLeast
 from fedhead.models import MODELS, build, register, weights
-from fedhead.models.registry import Body
+from fedhead.models.build_many import build_many
+from fedhead.models.registry import Body, with_head
 
 
 def same(a: Any, b: Any) -> bool:
@@ -112,3 +116,53 @@ def test_models_built_in_several_threads_start_as_they_would_alone() -> None:
     for place, found in enumerate(beside):
         for name, value in alone[place % 6].items():
             assert torch.equal(value, found[name]), (place, name)
+
+
+def own_net(shape: Any, width: int = 5) -> Body:
+    return Body(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, width)), width)
+
+
+class OwnHead(torch.nn.Linear):
+    """A head with a parameter of its own."""
+
+    def __init__(self, features: int, classes: int, gain: Annotated[float, AtLeast(0)] = 1.0):
+        super().__init__(features, classes, bias=False)
+        self.gain = gain
+
+
+def test_a_function_and_a_class_stand_for_a_model_and_a_head() -> None:
+    model = build(own_net, (4,), 3, head=OwnHead, width=6)
+    assert (model.features, model.head) == (6, "OwnHead")
+    assert build(functools.partial(own_net, width=7), (4,), 3).features == 7
+    assert with_head(model, OwnHead).head == "OwnHead"
+    assert [m.features for m in build_many([(own_net, {}), ("mlp(hidden=[5])", {})], (4,), 3, seed=0)] == [5, 5]
+    with pytest.raises(BadInput, match=r"^OwnHead is the class OwnHead, no model: name a function"):
+        build(OwnHead, (4,), 3)
+    with pytest.raises(BadInput, match=r"dict is the class dict, no head: name a subclass of torch.nn.Module or a"):
+        build(own_net, (4,), 3, head=dict)
+    with pytest.raises(BadInput, match=r"^model own_net: width: 'a' is not a whole number"):
+        build(own_net, (4,), 3, width="a")
+
+
+def test_parameters_in_the_text_equal_those_beside_it() -> None:
+    beside = build("mlp", (4,), 3, head="etf", hidden=(6, 5), scale=2.0)
+    assert same(weights(build("mlp([6, 5], head=etf, scale=2)", (4,), 3)), weights(beside))
+    with pytest.raises(BadInput, match=r"^model mlp\(hidden=\[6\]\): hidden is given twice"):
+        build("mlp(hidden=[6])", (4,), 3, hidden=(6,))
+    with pytest.raises(BadInput, match=r"^model mlp\(head=etf\): head is given twice"):
+        build("mlp(head=etf)", (4,), 3, head="linear")
+
+
+def test_a_head_has_parameters_too(tmp_path: Path) -> None:
+    assert build("mlp", (4,), 3, head="prototype(scale=3)").classifier.scale.item() == 3.0
+    (tmp_path / "mine.py").write_text(
+        "from torch import nn\nclass Gain(nn.Linear):\n"
+        "    def __init__(self, features, classes, gain: float = 1.0):\n"
+        "        super().__init__(features, classes)\n        self.gain = gain\n"
+    )
+    model = build("mlp(head=mine.py:Gain(gain=0.5))", (4,), 3, folders=[tmp_path])
+    assert (model.head, model.classifier.gain) == ("mine.py:Gain", 0.5)
+    with pytest.raises(BadInput, match=r"^head mine.py:Gain\(a\): gain: 'a' is not a number"):
+        build("mlp", (4,), 3, head="mine.py:Gain(a)", folders=[tmp_path])
+    with pytest.raises(BadInput, match=r"there is no file mine\.py in"):
+        build("mlp", (4,), 3, head="mine.py:Gain")

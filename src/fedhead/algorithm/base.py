@@ -15,9 +15,9 @@ from torch import Tensor
 
 from fedhead.algorithm.client import Client
 from fedhead.algorithm.phase import Phase, Replies, Reply
-from fedhead.algorithm.plugin_check import component_class
 from fedhead.algorithm.task import LocalTraining, Task
 from fedhead.core.batch import PARTS, Batch, Output
+from fedhead.core.component_check import check_class
 from fedhead.core.errors import BadInput
 from fedhead.core.losses import cross_entropy
 from fedhead.core.parameters import Checked
@@ -218,10 +218,10 @@ class Stage(Algorithm):
 
 
 METHODS = Registry[type[Method]](
-    "method", "fedhead.methods", lambda found, name: component_class(found, name, Method), home=["fedhead.methods"]
+    "method", "fedhead.methods", lambda found, name: check_class(found, name, Method), home=["fedhead.methods"]
 )
 STAGES = Registry[type[Stage]](
-    "stage", "fedhead.stages", lambda found, name: component_class(found, name, Stage), home=["fedhead.stages"]
+    "stage", "fedhead.stages", lambda found, name: check_class(found, name, Stage), home=["fedhead.stages"]
 )
 
 A = TypeVar("A", bound=type[Algorithm])

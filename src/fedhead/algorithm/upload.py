@@ -16,8 +16,8 @@ from torch import Tensor
 
 from fedhead.algorithm.base import Algorithm, Method
 from fedhead.algorithm.client import Client
-from fedhead.algorithm.plugin_check import component_class
 from fedhead.algorithm.task import Task
+from fedhead.core.component_check import check_class
 from fedhead.core.errors import BadInput
 from fedhead.core.parameters import Checked
 from fedhead.core.ranges import Above
@@ -56,7 +56,7 @@ class Upload(Checked):
 
 
 UPLOADS = Registry[type[Upload]](
-    "upload", "fedhead.uploads", lambda found, name: component_class(found, name, Upload), home=[__name__]
+    "upload", "fedhead.uploads", lambda found, name: check_class(found, name, Upload), home=[__name__]
 )
 U = TypeVar("U", bound=type[Upload])
 

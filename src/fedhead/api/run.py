@@ -13,7 +13,8 @@ from fedhead.algorithm.upload import Upload
 from fedhead.core.errors import BadInput
 from fedhead.core.optimizers import SGD, Adam, Optimizer, make_optimizer
 from fedhead.data.federation import Federation
-from fedhead.engine.classification_metrics import METRICS, Metric
+from fedhead.engine.classification_metrics import Metric
+from fedhead.engine.classification_metrics import find as find_metrics
 from fedhead.engine.rounds import Result, Snapshot
 from fedhead.engine.simulation import simulate
 from fedhead.executors.job import Executor
@@ -127,10 +128,8 @@ def run(
         local=local,
         participation=told.participation,
         stages=[STAGES.find(s)() if isinstance(s, str) else s for s in stages],
-        uploads=[build.upload(u) if isinstance(u, str) else u for u in uploads],
-        metrics={
-            m if isinstance(m, str) else m.__name__: METRICS.find(m) if isinstance(m, str) else m for m in metrics
-        },
+        uploads=[build.upload(u) for u in uploads],
+        metrics=find_metrics(metrics),
         seed=told.seed,
         executor=executor,
         device=device,

@@ -1,49 +1,193 @@
-"""Components with parameters as recipes write them: `name(0.3, form=equal)`."""
+"""Components with parameters as recipes write them: `name(0.3, form=equal)`.
+
+Models, heads, partitions, uploads and clients' test sets are all written so, and all are read here.
+"""
 
 from __future__ import annotations
 
-import ast
 import re
+from collections.abc import Collection, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from fedhead.core.errors import BadInput
+from fedhead.core.parameters import check_all
+
+_TOKEN = re.compile(r"""\s*('[^']*'|"[^"]*"|[\[\](),=]|[^\s\[\](),='"]+|$)""")
+_CONSTANTS = {"true": True, "True": True, "false": False, "False": False, "null": None, "None": None}
+_CLOSING = {"[": "]", "(": ")"}
 
 
 class Call(NamedTuple):
     """A name and what stands in the parentheses behind it."""
 
+    text: str  # the whole of it, as it was written
     name: str
-    positional: tuple[Any, ...]
-    named: dict[str, Any]
+    positional: tuple[Any, ...] = ()
+    named: Mapping[str, Any] = MappingProxyType({})
 
+    def arguments(
+        self,
+        kind: str,
+        hints: Mapping[str, Any],
+        required: Collection[str] = (),
+        named_only: Mapping[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        """Return the values by the names of the parameters that take them, checked.
 
-def split_call(text: str) -> tuple[str, str | None]:
-    """Return the name and the inside of the parentheses, None if there are none.
+        Args:
+            kind: What is written so, such as "partition".
+            hints: The parameters in their order, with the type and ranges of each.
+            required: Those that must be given.
+            named_only: Further parameters, which are given by name alone.
 
-    >>> split_call("mine.py:deal(0.3)"), split_call("iid")
-    (('mine.py:deal', '0.3'), ('iid', None))
-    """
-    match = re.fullmatch(r"([^()]*?)\s*(?:\((.*)\))?", text.strip(), re.DOTALL)
-    return (match[1], match[2]) if match else (text.strip(), None)
+        Raises:
+            BadInput: If there are too many values, or one is unknown, given twice, missing, of another type or out of
+                range.
+        """
+        title = f"{kind} {self.text}"
+        if len(self.positional) > len(hints):
+            takes = ", ".join(hints) or "no values"
+            raise BadInput(f"{title}: {len(self.positional)} values are too many, {self.name} takes {takes}")
+        first = dict(zip(hints, self.positional, strict=False))
+        if twice := first.keys() & self.named.keys():
+            raise BadInput(f"{title}: {min(twice)} is given twice")
+        known = {**hints, **(named_only or {})}
+        given = check_all({**first, **self.named}, known, f"{kind} {self.name}", f"{title}: ")
+        if missing := [word for word in required if word not in given]:
+            raise BadInput(f"{title}: {missing[0]} is missing, write {self.name}({', '.join(required)})")
+        return given
 
 
 def read_call(text: str, kind: str) -> Call:
-    """Read a name with its parameters; bare words are texts.
+    """Read a name with its parameters.
 
-    >>> read_call("deal(0.3, equal, sizes=[1, 2])", "partition")
-    Call(name='deal', positional=(0.3, 'equal'), named={'sizes': [1, 2]})
+    Values are numbers, `true`, `false`, `null`, text in quotes or (one word) without, and lists in brackets. A value
+    that is such a call itself stays text.
+
+    Args:
+        text: What the user wrote.
+        kind: What it stands for, in errors.
+
+    Raises:
+        BadInput: It is neither a name nor of the form `name(value, parameter=value)`.
+
+    >>> read_call("deal(0.3, equal, sizes=[1, 2])", "partition")[1:]
+    ('deal', (0.3, 'equal'), {'sizes': [1, 2]})
+    >>> read_call("mlp(head=mine.py:Cosine(0.2))", "model").named
+    {'head': 'mine.py:Cosine(0.2)'}
     """
-    name, inside = split_call(text)
-    if not inside:
-        return Call(name, (), {})
+    text = text.strip()
+    name, opened, inside = text.partition("(")
+    name = name.strip()
     try:
-        call = ast.parse(f"f({inside})", mode="eval").body
-        assert isinstance(call, ast.Call)
-        positional = tuple(_value(argument) for argument in call.args)
-        return Call(name, positional, {str(word.arg): _value(word.value) for word in call.keywords})
-    except (SyntaxError, ValueError, AssertionError):
-        raise BadInput(f"{kind} {text!r} can't be read: write name(value, parameter=value)") from None
+        if (opened and not name) or ")" in name:
+            raise _Unreadable
+        if not opened:
+            return Call(text, name, (), {})
+        reader = _Reader(inside)
+        positional, named = reader.arguments()
+        if reader.next:
+            raise _Unreadable
+    except (_Unreadable, RecursionError):
+        raise BadInput(f"{kind} {text!r} can't be read: write name or name(value, parameter=value)") from None
+    except _Twice as twice:
+        raise BadInput(f"{kind} {text}: {twice} is given twice") from None
+    return Call(text, name, tuple(positional), named)
 
 
-def _value(node: ast.expr) -> Any:
-    return node.id if isinstance(node, ast.Name) else ast.literal_eval(node)
+class _Unreadable(Exception):
+    """The text is not of the form that it must have."""
+
+
+class _Twice(Exception):
+    """A parameter stands there twice."""
+
+
+class _Reader:
+    """Reads values from left to right; `next` is the token ahead, empty at the end."""
+
+    def __init__(self, text: str):
+        self.text = text
+        self.next, self.start, self.end = "", 0, 0
+        self._advance()
+
+    def _advance(self) -> str:
+        """Return the token ahead, and read the one behind it."""
+        taken = self.next
+        match = _TOKEN.match(self.text, self.end)
+        if match is None:  # a quote without its end
+            raise _Unreadable
+        self.next, self.start, self.end = match[1], match.start(1), match.end(1)
+        return taken
+
+    def _expect(self, token: str) -> None:
+        if self._advance() != token:
+            raise _Unreadable
+
+    def arguments(self) -> tuple[list[Any], dict[str, Any]]:
+        """Read values and named values up to the closing parenthesis."""
+        positional: list[Any] = []
+        named: dict[str, Any] = {}
+        while self.next != ")":
+            word = self.next
+            value = self.value()
+            if self.next == "=":
+                self._advance()
+                if not word.isidentifier():
+                    raise _Unreadable
+                if word in named:
+                    raise _Twice(word)
+                named[word] = self.value()
+            elif named:
+                raise _Unreadable  # a value without a name behind one with a name
+            else:
+                positional.append(value)
+            if self.next != ")":
+                self._expect(",")
+        self._advance()
+        return positional, named
+
+    def value(self) -> Any:
+        """Read one value."""
+        start, token = self.start, self._advance()
+        if token in _CLOSING:
+            return self._list(_CLOSING[token])
+        if token[:1] in ("'", '"'):
+            return token[1:-1]
+        if not token or token in "]),=":
+            raise _Unreadable
+        if self.next != "(":
+            return _scalar(token)
+        self._advance()
+        end = self.start
+        while self.next != ")":  # for its own reader: here it is only skipped
+            self.value()
+            if self.next not in (",", "=", ")"):
+                raise _Unreadable
+            if self.next != ")":
+                self._advance()
+            end = self.start
+        self._advance()
+        return self.text[start : end + 1]
+
+    def _list(self, closing: str) -> list[Any]:
+        items = []
+        while self.next != closing:
+            items.append(self.value())
+            if self.next != closing:
+                self._expect(",")
+        self._advance()
+        return items
+
+
+def _scalar(word: str) -> Any:
+    """Return the number or constant that a word stands for; other words are text."""
+    if word in _CONSTANTS:
+        return _CONSTANTS[word]
+    for kind in (int, float):
+        try:
+            return kind(word)
+        except ValueError:
+            continue
+    return word

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 
 class FedheadError(Exception):
@@ -28,3 +29,27 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> BadInput:
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     hint = f": did you mean {near[0]!r}?" if near else "."
     return BadInput(f"unknown {kind} {name!r}{hint} Known: {', '.join(names)}")
+
+
+def first_line(error: BaseException) -> str:
+    """Return an error's type and the first line of its text.
+
+    >>> first_line(ValueError("one\\ntwo"))
+    'ValueError: one'
+    """
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+
+
+@contextmanager
+def user_code(title: str) -> Iterator[None]:
+    """Turn whatever a user's own function raises into one line that names the function.
+
+    Args:
+        title: What the function is, such as `metric mine.py:recall`.
+    """
+    try:
+        yield
+    except FedheadError:
+        raise
+    except Exception as error:  # a user's code may raise anything
+        raise BadInput(f"{title}: the function raised {first_line(error)}") from error

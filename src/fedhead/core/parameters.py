@@ -85,7 +85,20 @@ def parameters(target: Callable[..., Any]) -> Mapping[str, Any]:
     >>> list(parameters(SGD))
     ['lr', 'momentum', 'weight_decay', 'nesterov']
     """
-    return _parameters(target)
+    try:
+        return _parameters(target)
+    except TypeError:  # an object that can't be hashed, and so not be remembered
+        return _parameters.__wrapped__(target)
+
+
+def required(target: Callable[..., Any]) -> list[str]:
+    """Return the names of the parameters that have no default value.
+
+    >>> required(check_all)
+    ['given', 'hints', 'owner']
+    """
+    known = parameters(target)
+    return [p.name for p in inspect.signature(target).parameters.values() if p.default is p.empty and p.name in known]
 
 
 @functools.cache
@@ -95,15 +108,23 @@ def _parameters(target: Any) -> Mapping[str, Any]:
     else:
         kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
         names = [p.name for p in inspect.signature(target).parameters.values() if p.kind in kinds]
-    function = inspect.isroutine(target) or dataclasses.is_dataclass(target)
     try:
-        hints = typing.get_type_hints(target if function else getattr(target, "__init__"), include_extras=True)  # noqa: B009 (mypy: unsound)
+        hints = typing.get_type_hints(_annotated(target), include_extras=True)
     except NameError as error:
         raise BadInput(
             f"{getattr(target, '__name__', target)}: its type hints can't be read ({error}): import at run time what "
             "they name, not under TYPE_CHECKING"
         ) from error
     return types.MappingProxyType({name: hints.get(name, Any) for name in names if name != "self"})
+
+
+def _annotated(target: Any) -> Any:
+    """What carries the type hints of a class, function, partial, or object that can be called."""
+    while isinstance(target, functools.partial):
+        target = target.func
+    if inspect.isroutine(target) or dataclasses.is_dataclass(target):
+        return target
+    return getattr(target, "__init__") if isinstance(target, type) else type(target).__call__  # noqa: B009 (mypy: unsound)
 
 
 class _Misfit(Exception):

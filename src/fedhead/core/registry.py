@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-import importlib.util
 import pkgutil
 import sys
 import threading
@@ -18,10 +17,12 @@ from functools import cache
 from importlib import metadata
 from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from fedhead.core.calls import Call, read_call
+from fedhead.core.component_check import name_of
 from fedhead.core.errors import BadInput, unknown
+from fedhead.core.loading import load_object
 
 T = TypeVar("T")
 C = TypeVar("C")
@@ -139,6 +140,27 @@ class Registry(Mapping[str, T], Generic[T]):
         """
         return self._check(self._load(name, folders)[0], name)
 
+    def resolve(self, thing: Any, folders: Iterable[str | Path] = ()) -> T:
+        """Return the component that a Python caller gave: by its name, or the class, function or instance itself.
+
+        Args:
+            thing: What `find` takes, or the object; the same checks apply to both.
+            folders: As for `find`.
+        """
+        return self.find(thing, folders) if isinstance(thing, str) else self._check(thing, name_of(thing))
+
+    def resolve_call(self, thing: Any, folders: Iterable[str | Path] = ()) -> tuple[Call, T]:
+        """Return a component, and how it was called: for a text such as `name(0.3)`, or the object itself.
+
+        Args:
+            thing: The text, or the class, function or instance.
+            folders: As for `find`.
+        """
+        if not isinstance(thing, str):
+            return Call(name_of(thing), name_of(thing)), self.resolve(thing)
+        call = read_call(thing, self.kind)
+        return call, self.find(call.name, folders)
+
     def source(self, name: str, folders: Iterable[str | Path] = ()) -> Source:
         """Return where the component of a name comes from; takes what `find` takes."""
         _, module, entry = self._load(name, folders)
@@ -179,7 +201,7 @@ class Registry(Mapping[str, T], Generic[T]):
     def _load(self, name: str, folders: Iterable[str | Path]) -> tuple[Any, str, EntryPoint | None]:
         """The object of a name, its module, and the entry point that it was found by."""
         if ":" in name:
-            return *self._by_reference(name, folders), None
+            return *load_object(name, f"{self.kind} {name!r}", folders), None
         self._import_home()
         held = self._held.get(name)
         entries = [entry for entry in self._entry_points(name) if held is None or entry.value != _place(held)]
@@ -192,7 +214,8 @@ class Registry(Mapping[str, T], Generic[T]):
             )
         if entries:
             try:
-                return *self._by_reference(entries[0].value, ()), entries[0]
+                value = entries[0].value
+                return *load_object(value, f"{self.kind} {value!r}"), entries[0]
             except BadInput as error:
                 raise BadInput(f"{claims[0]}, entry point {name!r}: {error}") from error
         if held is None:
@@ -203,87 +226,6 @@ class Registry(Mapping[str, T], Generic[T]):
 
     def _entry_points(self, name: str | None = None) -> list[EntryPoint]:
         return [entry for entry in _declared(self.group, tuple(sys.path)) if name in (None, entry.name)]
-
-    def _by_reference(self, text: str, folders: Iterable[str | Path]) -> tuple[Any, str]:
-        where, _, name = text.rpartition(":")
-        title = f"{self.kind} {text!r}"
-        module = _from_file(where, folders, title) if where.endswith(".py") else _imported(where, title)
-        found: Any = module
-        for part in name.split("."):
-            if not hasattr(found, part):
-                raise unknown(f"name in {where}", name, [word for word in vars(module) if not word.startswith("_")])
-            found = getattr(found, part)
-        return found, module.__name__
-
-
-# -- modules and files ------------------------------------------------------------------------------
-_FILES: dict[Path, tuple[str, ModuleType]] = {}  # what was loaded from files, with the digest of each then
-
-
-def find_file(where: str, folders: Iterable[str | Path] = ()) -> Path | None:
-    """Return the file of a relative (or absolute) path: in one of the folders, or in the working directory."""
-    path = Path(where).expanduser()
-    places = (Path(folder) / path for folder in (*folders, Path.cwd()))
-    return next((place.resolve() for place in places if place.is_file()), None)
-
-
-def _from_file(where: str, folders: Iterable[str | Path], title: str) -> ModuleType:
-    folders = list(folders)
-    path = find_file(where, folders)
-    if path is None:
-        looked = dict.fromkeys(str(Path(folder).resolve()) for folder in (*folders, Path.cwd()))
-        raise BadInput(f"{title}: there is no file {where} in {' or '.join(looked)}")
-    try:
-        code = path.read_bytes()
-    except OSError as error:
-        raise BadInput(f"{title}: {path} can't be read ({error.strerror})") from error
-    digest = hashlib.sha256(code).hexdigest()
-    if path in _FILES and _FILES[path][0] == digest:
-        return _FILES[path][1]
-    name = f"{path.stem}_{hashlib.blake2b(str(path).encode(), digest_size=4).hexdigest()}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    module = importlib.util.module_from_spec(spec)
-    if str(path.parent) not in sys.path:
-        sys.path.append(str(path.parent))  # the file may import what lies beside it
-    before = sys.modules.get(name)
-    sys.modules[name] = module  # type hints are looked up there
-    try:
-        exec(compile(code, str(path), "exec"), module.__dict__)  # these very bytes: a cached .pyc may be older
-    except BadInput:
-        _restore(name, before)
-        raise
-    except (Exception, SystemExit) as error:  # a user's file may raise anything
-        _restore(name, before)
-        raise BadInput(f"{title}: {path} does not import ({_first_line(error)})") from error
-    _FILES[path] = (digest, module)
-    return module
-
-
-def _restore(name: str, before: ModuleType | None) -> None:
-    del sys.modules[name]
-    if before is not None:
-        sys.modules[name] = before
-
-
-def _imported(name: str, title: str) -> ModuleType:
-    try:
-        return importlib.import_module(name)
-    except BadInput:
-        raise
-    except ModuleNotFoundError as error:
-        if error.name is not None and f"{name}.".startswith(f"{error.name}."):
-            raise BadInput(
-                f"{title}: there is no module {error.name!r}; install the package that has it, "
-                "or name a file as in file.py:Name"
-            ) from error
-        raise BadInput(f"{title}: {name} does not import ({_first_line(error)})") from error
-    except (Exception, SystemExit) as error:  # a plugin may raise anything
-        raise BadInput(f"{title}: {name} does not import ({_first_line(error)})") from error
-
-
-def _first_line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 def _allowed(where: str, allow: set[str]) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -10,8 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedhead.core import random
+from fedhead.core.calls import read_call
 from fedhead.core.errors import BadInput
-from fedhead.core.parameters import Checked, check
+from fedhead.core.parameters import Checked, check, parameters
 from fedhead.core.ranges import Above, AtLeast, Below
 from fedhead.data.allocation import Rows, apportion
 
@@ -97,12 +97,21 @@ def parse(text: str | float | ClientTest | None) -> ClientTest | None:
     """
     if text is None or isinstance(text, Fraction | Matched):
         return text
-    match = re.fullmatch(r"(stratified|matched)?\s*(\()?\s*(\d*\.?\d+)?\s*(?(2)\))", str(text).strip())
-    word, number = (match[1], match[3]) if match else (None, None)
-    if word == "matched" and (number is None or number.isdigit()):
-        return Matched(None if number is None else check(f"client_test {text}: size", int(number), SIZE))
-    if word != "matched" and number is not None:
-        return Fraction(check(f"client_test {text}: share", float(number), SHARE), stratified=word == "stratified")
+    share = text if isinstance(text, float | int) else _number(text)
+    if share is not None:
+        return Fraction(check(f"client_test {text}: share", share, SHARE))
+    call = read_call(str(text), "client_test")
+    if call.name == "matched":
+        return Matched(**call.arguments("client_test", parameters(Matched)))
+    if call.name == "stratified":
+        return Fraction(**call.arguments("client_test", {"share": SHARE}, ["share"]), stratified=True)
     raise BadInput(
-        f"client_test {text!r} can't be read; write a share such as 0.3, stratified(0.3), matched or matched(500)"
+        f"client_test {text!r} is unknown: write a share such as 0.3, stratified(0.3), matched or matched(500)"
     )
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None

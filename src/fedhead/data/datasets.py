@@ -16,7 +16,8 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from fedhead.core.errors import BadInput, FedheadError
+from fedhead.core.component_check import check_function, first_docline
+from fedhead.core.errors import BadInput, user_code
 from fedhead.core.registry import Registry
 from fedhead.data import arrays, readers
 from fedhead.data.allocation import stratified
@@ -67,9 +68,9 @@ def folder(data_dir: str | PathLike[str] | None = None) -> Path:
     return Path(data_dir or os.environ.get("FEDHEAD_DATA") or Path.home() / ".cache" / "fedhead").expanduser()
 
 
-def get(name: str, folders: Iterable[str | Path] = ()) -> Dataset:
-    """Return the data set with a name; see `Registry.find`."""
-    return DATASETS.find(name, folders)
+def get(name: str | Dataset | Callable[[], Any], folders: Iterable[str | Path] = ()) -> Dataset:
+    """Return the data set of a name, a function that returns `(x, y, x_test, y_test)`, or the one given."""
+    return DATASETS.resolve(name, folders)
 
 
 def dataset(name: str) -> Callable[[C], C]:
@@ -80,22 +81,14 @@ def dataset(name: str) -> Callable[[C], C]:
 def _checked(found: Any, name: str) -> Dataset:
     if isinstance(found, Dataset):
         return found
-    if isinstance(found, type) or not callable(found):
-        kind = found.__name__ if isinstance(found, type) else type(found).__name__
-        raise BadInput(f"{name} is {kind}, no data set: name a function that returns (x, y, x_test, y_test)")
-    return _from_function(found, name)
+    return _from_function(check_function(found, name, "data set", [], "(x, y, x_test, y_test)"), name)
 
 
 @lru_cache(maxsize=4)
 def _from_function(function: Callable[[], Any], name: str) -> Dataset:
     """Return the data set of a user's function, which is called once."""
-    try:
+    with user_code(f"dataset {name}"):
         made = function()
-    except FedheadError:
-        raise
-    except Exception as error:  # the user's code may raise any exception
-        reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise BadInput(f"dataset {name}: the function raised {reason}") from error
     if not isinstance(made, tuple) or len(made) != 4:
         raise BadInput(f"dataset {name}: the function must return (x, y, x_test, y_test)")
     train, names = arrays.samples(made[0], made[1], None, f"{name}, training")
@@ -107,7 +100,7 @@ def _from_function(function: Callable[[], Any], name: str) -> Dataset:
         classes,
         shape,
         Transform.named(normalize="half") if len(shape) == 3 and train.x.dtype == torch.uint8 else Transform(),
-        (function.__doc__ or "").partition("\n")[0],
+        first_docline(function),
         name,
         lambda root, part, download: test if part == "test" else train,
         None if names is None else tuple(names),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
@@ -19,7 +19,8 @@ from fedhead.data.arrays import Samples as Samples
 from fedhead.data.augment import Transform
 from fedhead.data.client_test import ClientTest, Fraction, parse
 from fedhead.data.datasets import Dataset
-from fedhead.data.partition import Dirichlet, Partition
+from fedhead.data.partition import Dirichlet
+from fedhead.data.partition_registry import PartitionLike
 from fedhead.data.partition_registry import parse as parse_partition
 
 Pair = tuple[Any, Any] | Samples
@@ -122,7 +123,7 @@ class Federation:
         cls,
         x: Any,
         y: Any,
-        partition: str | Partition = "iid",
+        partition: PartitionLike = "iid",
         clients: int = 10,
         test: Pair | None = None,
         seed: int = 0,
@@ -138,7 +139,8 @@ class Federation:
         Args:
             x: Samples. Images are uint8, [N, H, W], [N, H, W, C] or [N, C, H, W]; anything else becomes float32.
             y: Labels, [N]: class indices or class names.
-            partition: A partition or its name, such as "dirichlet(0.1)".
+            partition: A partition or its name, such as "dirichlet(0.1)", or a function `(y, clients, rng)` that
+                returns one array of rows per client.
             clients: Number of clients.
             test: Global test set (x, y).
             seed: Seed of the partition.
@@ -294,8 +296,8 @@ class Federation:
     @classmethod
     def load(
         cls,
-        name: str | Dataset,
-        partition: str | Partition = "iid",
+        name: str | Dataset | Callable[[], Any],
+        partition: PartitionLike = "iid",
         clients: int = 10,
         seed: int = 0,
         data_dir: str | PathLike[str] | None = None,
@@ -305,14 +307,15 @@ class Federation:
         samples: int | None = None,
         test_samples: int | None = None,
         download: bool = True,
-        public: str | Dataset | None = None,
+        public: str | Dataset | Callable[[], Any] | None = None,
         public_samples: int | None = None,
     ) -> Federation:
         """Partition a registered data set (`fedhead ls datasets`) over clients.
 
         Args:
-            name: Name of the data set.
-            partition: A partition or its name, such as "dirichlet(0.1)".
+            name: Name of the data set, a function that returns `(x, y, x_test, y_test)`, or a `Dataset`.
+            partition: A partition or its name, such as "dirichlet(0.1)", or a function `(y, clients, rng)` that
+                returns one array of rows per client.
             clients: Number of clients.
             seed: Seed of the partition and of subsets.
             data_dir: Data folder; by default $FEDHEAD_DATA or the user's cache.
@@ -329,8 +332,8 @@ class Federation:
         Raises:
             BadInput: If a name is unknown or the data can't be found.
         """
-        entry = datasets.get(name) if isinstance(name, str) else name
-        other = datasets.get(public) if isinstance(public, str) else public
+        entry = datasets.get(name)
+        other = None if public is None else datasets.get(public)
         train, test = entry.load(data_dir, download=download)
         if samples is not None:
             train = train.take(stratified(train.y.numpy(), samples, seed))

@@ -202,7 +202,7 @@ class Given(Partition):
     """Data that is already split by site (`Federation.from_sites`, or one folder per site)."""
 
     def deal(self, y: NDArray[Any], classes: int, clients: int, rng: np.random.RandomState) -> list[Rows]:
-        raise BadInput("partition given: this data is not split by site; use iid, dirichlet(alpha) or skewed(classes)")
+        raise BadInput("partition given: this data is not split by site; use iid, dirichlet(alpha) or skewed(2)")
 
     def __str__(self) -> str:
         return "given"

@@ -6,21 +6,25 @@ returns one array of rows per client.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedhead.core.calls import read_call, split_call
-from fedhead.core.errors import BadInput, FedheadError
-from fedhead.core.parameters import check_all, parameters
+from fedhead.core.calls import Call
+from fedhead.core.component_check import check_class, check_function
+from fedhead.core.errors import BadInput, user_code
+from fedhead.core.parameters import parameters, required
+from fedhead.core.ranges import Above, AtLeast
 from fedhead.core.registry import Registry
 from fedhead.data.allocation import Rows
 from fedhead.data.partition import IID, CappedDirichlet, Dirichlet, EqualDirichlet, Given, Partition, Skewed
+
+PartitionLike = str | Partition | type[Partition] | Callable[..., Any]  # what stands for a partition in Python
+CALLED_WITH = ("y", "clients", "rng")  # a user's function
 
 
 @dataclass(frozen=True)
@@ -32,32 +36,25 @@ class FromFunction(Partition):
     parameters: Mapping[str, Any]
 
     def deal(self, y: NDArray[Any], classes: int, clients: int, rng: np.random.RandomState) -> list[Rows]:
-        try:
+        with user_code(f"partition {self}"):
             return list(self.function(y, clients, rng, **self.parameters))
-        except FedheadError:
-            raise
-        except Exception as error:  # the user's own code may raise anything
-            reason = f"{type(error).__name__}: {error}".splitlines()[0]
-            raise BadInput(f"partition {self}: the function raised {reason}") from error
 
     def __str__(self) -> str:
         return self.text
 
 
 class Form(NamedTuple):
-    """One way to write a built-in partition."""
+    """One way to write a built-in partition, a line of `fedhead ls partitions`."""
 
     text: str
     parameters: str
     description: str
-    pattern: str  # its groups are named as the fields of `kind`
-    kind: type[Partition]
 
 
 class Entry(NamedTuple):
-    """A partition by name: how its parameters are read."""
+    """A partition by name: how it is made from its text."""
 
-    make: Callable[[str], Partition]  # from the whole text, such as "dirichlet(0.1)"
+    make: Callable[[Call], Partition]
     forms: tuple[Form, ...] = ()
 
 
@@ -70,106 +67,89 @@ def partition(name: str) -> Callable[[P], P]:
     return PARTITIONS.decorator(name)
 
 
-def parse(text: str | Partition, folders: Iterable[str | Path] = ()) -> Partition:
-    """Read a partition as recipes write it; `folders` are those of `Registry.find`.
+def parse(rule: PartitionLike, folders: Iterable[str | Path] = ()) -> Partition:
+    """Return the partition of a text as recipes write it, of a class or function, or the one given.
+
+    Args:
+        rule: Such as "dirichlet(0.1)", or the user's own class or function, which then has its defaults.
+        folders: Where `file.py:name` is looked for, before the working directory.
+
+    Raises:
+        BadInput: If there is no such partition, or its parameters can't be read or are out of range.
 
     >>> parse("dirichlet(0.1, equal)")
     EqualDirichlet(alpha=0.1)
     >>> str(parse("skewed( 2 )"))
     'skewed(2)'
     """
-    if isinstance(text, Partition):
-        return text
-    return PARTITIONS.find(split_call(str(text))[0], folders).make(str(text).strip())
+    if isinstance(rule, Partition):
+        return rule
+    call, entry = PARTITIONS.resolve_call(rule, folders)
+    return entry.make(call)
 
 
 def _checked(found: Any, name: str) -> Entry:
     if isinstance(found, Entry):
         return found
     if isinstance(found, type) and issubclass(found, Partition):
-        if found.deal is Partition.deal:
-            raise BadInput(f"{name}: {found.__name__} has no method deal(self, y, classes, clients, rng)")
-        return Entry(lambda text: found(**_arguments(text, parameters(found))))
-    if isinstance(found, type) or not callable(found):
-        kind = found.__name__ if isinstance(found, type) else type(found).__name__
-        raise BadInput(
-            f"{name} is {kind}, no partition: name a subclass of fedhead.Partition or a function (y, clients, rng)"
-        )
-    hints = parameters(found)
-    if len(hints) < 3:
-        raise BadInput(f"{name} takes ({', '.join(hints)}), a partition is called with (y, clients, rng, …)")
-    own = dict(list(hints.items())[3:])
-    return Entry(lambda text: FromFunction(found, text, _arguments(text, own)))
+        cls = check_class(found, name, Partition, needs=["deal"], defaults=False)
+        return Entry(lambda call: cls(**call.arguments("partition", parameters(cls), required(cls))))
+    function = check_function(
+        found, name, "partition", CALLED_WITH, "one array of rows per client", open_ended=True, base=Partition
+    )
+    own = dict(list(parameters(function).items())[len(CALLED_WITH) :])
+    needed = [word for word in required(function) if word in own]
+    return Entry(lambda call: FromFunction(function, call.text, call.arguments("partition", own, needed)))
 
 
-def _arguments(text: str, hints: Mapping[str, Any]) -> dict[str, Any]:
-    """What stands in the parentheses, by the names of the parameters, checked."""
-    call = read_call(text, "partition")
-    if len(call.positional) > len(hints):
-        takes = ", ".join(hints) or "no parameters"
-        raise BadInput(f"partition {text!r}: {len(call.positional)} values are too many, {call.name} takes {takes}")
-    first = dict(zip(hints, call.positional, strict=False))
-    if twice := first.keys() & call.named.keys():
-        raise BadInput(f"partition {text!r}: {min(twice)} is given twice")
-    return check_all(first | call.named, hints, f"partition {call.name}", f"partition {text}: ")
+# -- the built-in ones --------------------------------------------------------------------------------
+def _built_in(name: str, make: Callable[..., Partition], *forms: Form) -> None:
+    def made(call: Call) -> Partition:
+        return make(**call.arguments("partition", parameters(make), required(make)))
+
+    PARTITIONS.register(name, Entry(made, forms))
 
 
-def _built_in(name: str, *forms: Form) -> None:
-    def make(text: str) -> Partition:
-        for form in forms:
-            if match := re.fullmatch(form.pattern, text):
-                given = {word: _number(value) for word, value in match.groupdict().items() if value is not None}
-                return form.kind(**check_all(given, parameters(form.kind), f"partition {name}", f"partition {text}: "))
-        raise BadInput(f"partition {text!r} can't be read; write it as {' or '.join(form.text for form in forms)}")
+def _dirichlet(
+    alpha: Annotated[float, Above(0)],
+    form: Literal["plain", "capped", "equal"] = "plain",
+    minimum: Annotated[int, AtLeast(0)] | None = None,
+) -> Partition:
+    """One of three partitions by the Dirichlet distribution."""
+    if form == "capped":
+        return CappedDirichlet(alpha) if minimum is None else CappedDirichlet(alpha, minimum)
+    if minimum is not None:
+        raise BadInput(f"partition dirichlet: minimum={minimum} needs the form capped: dirichlet({alpha}, capped, …)")
+    return EqualDirichlet(alpha) if form == "equal" else Dirichlet(alpha)
 
-    PARTITIONS.register(name, Entry(make, forms))
 
-
-_VALUE = r"[^\s,()]+"
-_ALPHA = rf"\s*(?P<alpha>{_VALUE})\s*"
-_built_in("iid", Form("iid", "", "shuffled and dealt out evenly", r"iid", IID))
+_built_in("iid", IID, Form("iid", "", "shuffled and dealt out evenly"))
 _built_in(
     "dirichlet",
+    _dirichlet,
     Form(
         "dirichlet(alpha)",
         "alpha > 0",
         "each class is cut by its own Dir(alpha) over clients (FedETF); may leave clients empty",
-        rf"dirichlet\({_ALPHA}\)",
-        Dirichlet,
     ),
     Form(
         "dirichlet(alpha, capped)",
         "alpha > 0, minimum=10",
         "the same, with a cap of N/K samples per client and a minimum (MOON, CCVR)",
-        rf"dirichlet\({_ALPHA},\s*capped\s*(?:,\s*minimum\s*=\s*(?P<minimum>{_VALUE})\s*)?\)",
-        CappedDirichlet,
     ),
     Form(
         "dirichlet(alpha, equal)",
         "alpha > 0",
         "clients of equal size, class proportions from Dir(alpha) (FedClassAvg)",
-        rf"dirichlet\({_ALPHA},\s*equal\s*\)",
-        EqualDirichlet,
     ),
 )
 _built_in(
     "skewed",
+    Skewed,
     Form(
-        "skewed(classes)",
-        "classes >= 1",
+        "skewed(per_client)",
+        "per_client >= 1",
         "a few distinct classes per client, each shared evenly by those who hold it",
-        rf"skewed\(\s*(?P<per_client>{_VALUE})\s*\)",
-        Skewed,
     ),
 )
-_built_in("given", Form("given", "", "the data is already split by site", r"given", Given))
-
-
-def _number(text: str) -> int | float | str:
-    """Return the number that a text stands for; other text stays as it is, for its parameter to refuse."""
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text
+_built_in("given", Given, Form("given", "", "the data is already split by site"))

@@ -7,17 +7,18 @@ averaging), from 0 to 1.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedhead.core.errors import BadInput, FedheadError
-from fedhead.core.parameters import parameters
+from fedhead.core.component_check import check_function, name_of
+from fedhead.core.errors import user_code
 from fedhead.core.registry import Registry
 
 Confusion = NDArray[np.int64]
@@ -26,16 +27,11 @@ NO_METRICS: Mapping[str, Metric] = MappingProxyType({})
 C = TypeVar("C")
 
 
-def _checked(found: Any, name: str) -> Metric:
-    if isinstance(found, type) or not callable(found):
-        kind = found.__name__ if isinstance(found, type) else type(found).__name__
-        raise BadInput(f"{name} is {kind}, no metric: name a function (confusion) that returns a number")
-    if len(parameters(found)) != 1:
-        raise BadInput(f"{name} takes ({', '.join(parameters(found))}), a metric is called with (confusion)")
-    return found  # type: ignore[no-any-return]  # the user's function is untyped
-
-
-METRICS = Registry[Metric]("metric", "fedhead.metrics", _checked)
+METRICS = Registry[Metric](
+    "metric",
+    "fedhead.metrics",
+    lambda found, name: check_function(found, name, "metric", ["confusion"], "a number"),
+)
 
 
 def metric(name: str) -> Callable[[C], C]:
@@ -43,10 +39,26 @@ def metric(name: str) -> Callable[[C], C]:
     return METRICS.decorator(name)
 
 
-def find(names: Iterable[str], folders: Iterable[str | Path] = ()) -> dict[str, Metric]:
-    """Return the metrics of these names; raises `BadInput` for one that there is not."""
-    folders = list(folders)
-    return {name: METRICS.find(name, folders) for name in names}
+def find(metrics: Iterable[str | Metric], folders: Iterable[str | Path] = ()) -> dict[str, Metric]:
+    """Return metrics by the names that records call them by.
+
+    Args:
+        metrics: Names, or functions; a function has its own name, with a number behind it if another one has that too.
+        folders: Where `file.py:name` is looked for, before the working directory.
+
+    Raises:
+        BadInput: If there is no such metric.
+
+    >>> list(find(["accuracy", lambda confusion: 0.0, lambda confusion: 1.0]))
+    ['accuracy', 'lambda', 'lambda_2']
+    """
+    folders, found = list(folders), dict[str, Metric]()
+    for given in metrics:
+        metric = METRICS.resolve(given, folders)
+        name = given if isinstance(given, str) else name_of(given)
+        taken = itertools.chain([name], (f"{name}_{number}" for number in itertools.count(2)))
+        found[next(free for free in taken if found.get(free, metric) is metric)] = metric
+    return found
 
 
 def confusion(y: Tensor, predicted: Tensor, classes: int) -> Confusion:
@@ -66,13 +78,8 @@ def measure(metrics: Mapping[str, Metric], counts: Confusion) -> dict[str, float
 
 
 def _number(name: str, function: Metric, counts: Confusion) -> float:
-    try:
+    with user_code(f"metric {name}"):
         return float(function(counts.copy()))
-    except FedheadError:
-        raise
-    except Exception as error:  # the user's own code may raise anything
-        reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise BadInput(f"metric {name}: the function raised {reason}") from error
 
 
 @metric("accuracy")

@@ -20,11 +20,10 @@ from torch.utils import _pytree as pytree
 from fedhead.algorithm.client import ClientInputs
 from fedhead.algorithm.phase import Reply
 from fedhead.core.batch import Batch
-from fedhead.core.errors import BadInput
+from fedhead.core.errors import BadInput, first_line
 from fedhead.core.log import warn_once
 from fedhead.core.tree import Weights, stack, unstack
 from fedhead.data.pool import Pool
-from fedhead.executors.graphs import first_line
 from fedhead.executors.job import Executor, Job, Rows
 from fedhead.executors.kernels.layers import stacked_layers
 from fedhead.executors.loop import Loop

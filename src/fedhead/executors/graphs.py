@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from fedhead.core.errors import first_line
 from fedhead.core.log import warn_once
 from fedhead.executors.compile import compile_step
 from fedhead.executors.steps import Carry, PhaseRun, Step, Table, join, rows
@@ -258,8 +259,3 @@ def structure(tree: Any) -> list[tuple[Any, ...]]:
     """Return the shapes, dtypes and structure of a tree of tensors."""
     leaves, shape = pytree.tree_flatten(tree)
     return [(tuple(t.shape), t.dtype) for t in leaves] + [(str(shape),)]
-
-
-def first_line(error: BaseException) -> str:
-    """Return an error as one line."""
-    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"

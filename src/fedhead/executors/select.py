@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 import time
-from typing import Any, Protocol
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Protocol
 
 import torch
 
 from fedhead.algorithm.task import Task
-from fedhead.core.errors import BadInput, unknown
+from fedhead.core.component_check import check_class, name_of
+from fedhead.core.errors import BadInput, first_line, unknown
 from fedhead.core.log import warn_once
 from fedhead.core.registry import Registry
-from fedhead.executors.graphs import Graphs, first_line
+from fedhead.executors.graphs import Graphs
 from fedhead.executors.job import Executor, Job
 from fedhead.executors.lanes import Lanes
 from fedhead.executors.loop import Loop
 from fedhead.executors.stack import Stack
 
-
-def _checked(found: Any, name: str) -> type[Executor]:
-    if not (isinstance(found, type) and issubclass(found, Executor)) or found.run is Executor.run:
-        raise BadInput(f"{name} is no executor: name a subclass of fedhead.Executor that defines run(self, job)")
-    return found
-
-
-EXECUTORS = Registry[type[Executor]]("executor", "fedhead.executors", _checked)
+EXECUTORS = Registry[type[Executor]](
+    "executor", "fedhead.executors", lambda found, name: check_class(found, name, Executor, needs=["run"])
+)
 for _name, _executor in (("loop", Loop), ("stack", Stack), ("lanes", Lanes)):
     EXECUTORS.register(_name, _executor)
 
@@ -60,16 +58,23 @@ COMPILED_FROM = 200_000  # client-steps of a run from which on compiling its ste
 TIMED_FOR = 0.1  # seconds that an executor is timed for, at least
 
 
-def by_name(name: str, workload: Workload, compile: bool | None = None) -> Executor:
-    """The executor of a name; on a GPU, stacks are compiled for long runs only, unless told."""
+def by_name(name: str, workload: Workload, compile: bool | None = None, folders: Iterable[str | Path] = ()) -> Executor:
+    """Return the executor of a name.
+
+    Args:
+        name: As for `Registry.find`.
+        workload: What it is chosen for.
+        compile: Whether a stack compiles its step on a GPU; None: for long runs only.
+        folders: Where `file.py:Name` is looked for, before the working directory.
+    """
     if name == "lanes" and workload.device.type != "cuda":
         raise BadInput("executor lanes: its streams need a GPU; use --executor stack, loop or auto")
-    return _made(name, workload, compile)
+    return _made(name, workload, compile, folders)
 
 
-def _made(name: str, workload: Workload, compile: bool | None = None) -> Executor:
+def _made(name: str, workload: Workload, compile: bool | None = None, folders: Iterable[str | Path] = ()) -> Executor:
     if name != "stack":
-        made = EXECUTORS.find(name)()
+        made = EXECUTORS.find(name, folders)()
         made.name = name  # by which a run folder finds it again
         return made
     return Stack(graphs=Graphs(compile=client_steps(workload) >= COMPILED_FROM if compile is None else compile))
@@ -82,15 +87,25 @@ def client_steps(workload: Workload) -> float:
     return task.rounds * task.participation * task.local.epochs * batches
 
 
-def executor(name: str | Executor, workload: Workload) -> Executor:
-    """The executor of a name, or the one given; `auto` times each on a few steps of round 1 and takes the fastest.
+def executor(name: str | Executor | type[Executor], workload: Workload, folders: Iterable[str | Path] = ()) -> Executor:
+    """Return the executor of a name, or the one given.
 
-    On a GPU the plain loop stands by: it is taken when neither of the others can run the model.
+    `auto` times each on a few steps of round 1 and takes the fastest. On a GPU the plain loop stands by: it is taken
+    when neither of the others can run the model.
+
+    Args:
+        name: `auto`, a name as for `Registry.find`, an executor, or its class.
+        workload: What it is chosen for.
+        folders: Where `file.py:Name` is looked for, before the working directory.
     """
     if isinstance(name, Executor):
         return name
+    if not isinstance(name, str):
+        made = EXECUTORS.resolve(name)()
+        made.name = name_of(name)
+        return made
     if name != "auto":
-        return by_name(name, workload)
+        return by_name(name, workload, folders=folders)
     jobs = workload.jobs_of_round(1)
     if sum(len(job.clients) for job in jobs) == 1:
         return Loop()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,7 +12,6 @@ from fedhead import models
 from fedhead.algorithm.base import Algorithm, Method, Stage
 from fedhead.algorithm.task import LocalTraining
 from fedhead.algorithm.upload import UPLOADS, Upload
-from fedhead.core.calls import split_call
 from fedhead.core.errors import BadInput
 from fedhead.core.optimizers import make_optimizer
 from fedhead.core.parameters import check_all, parameters
@@ -24,7 +22,6 @@ from fedhead.data.federation import Federation
 from fedhead.data.partition_registry import parse as parse_partition
 from fedhead.engine import classification_metrics, compatibility
 from fedhead.experiment.recipe import Recipe
-from fedhead.experiment.yaml_text import read_yaml
 from fedhead.methods import METHODS
 from fedhead.models.build_many import build_many
 from fedhead.models.split_model import SplitModel, freeze
@@ -53,22 +50,12 @@ def uploads(recipe: Recipe) -> list[Upload]:
     return [upload(text, recipe.folders) for text in recipe.uploads]
 
 
-def upload(text: str, folders: Sequence[Path] = ()) -> Upload:
-    """Return the upload of a text such as `half`, `clip(0.5)`, `clip(norm=0.5)` or `mine.py:Noise(0.1)`."""
-    match = re.fullmatch(r"([^()]+)(?:\((.*)\))?", text.strip())
-    if match is None:
-        raise BadInput(f"uploads: {text!r} is no name, nor of the form name(value) or name(parameter=value)")
-    found = UPLOADS.find(match[1], folders)
-    hints = parameters(found)
-    given: dict[str, Any] = {}
-    for place, part in enumerate(filter(None, (match[2] or "").split(","))):
-        word, equals, value = part.partition("=")
-        if not equals:
-            if place >= len(hints):
-                raise BadInput(f"uploads: {text!r} gives more values than {match[1]} takes")
-            word, value = list(hints)[place], word
-        given[word.strip()] = read_yaml(value, f"upload {text}")
-    return found(**check_all(given, hints, f"upload {found.name}", f"upload {text}: "))
+def upload(step: str | Upload | type[Upload], folders: Sequence[Path] = ()) -> Upload:
+    """Return the upload of a text such as `clip(0.5)` or `mine.py:Noise(level=0.1)`, of a class, or the one given."""
+    if isinstance(step, Upload):
+        return step
+    call, found = UPLOADS.resolve_call(step, folders)
+    return found(**call.arguments("upload", parameters(found)))
 
 
 def local(recipe: Recipe) -> LocalTraining:
@@ -105,17 +92,15 @@ def architectures(recipe: Recipe, shape: tuple[int, ...], classes: int) -> list[
         if needed is not None:
             given.setdefault("head", needed)
         checked.append((entry, given))
-    made = build_many(checked, shape, classes, recipe.seed)
+    made = build_many(checked, shape, classes, recipe.seed, recipe.folders)
     freeze(made, recipe.freeze)
     return made
 
 
 def _model_and_parameters(text: str, folders: Sequence[Path]) -> tuple[models.Entry, dict[str, Any]]:
     """The model and the parameters of a text such as `protocnn(channels=18)`."""
-    name, inside = split_call(text)
-    # the inside is a YAML mapping but for its equals signs
-    given = read_yaml("{" + re.sub(r"(\w+)\s*=", r"\1: ", inside or "") + "}", f"model {text}")
-    return models.MODELS.find(name, folders), given
+    call, entry = models.MODELS.resolve_call(text, folders)
+    return entry, entry.arguments(call)
 
 
 def _model_parameters(entry: models.Entry) -> dict[str, Any]:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from fedhead.algorithm.upload import UPLOADS
-from fedhead.core.calls import split_call
+from fedhead.core.calls import read_call
 from fedhead.core.errors import BadInput
+from fedhead.core.loading import find_file
 from fedhead.core.log import warn_once
-from fedhead.core.registry import Registry, find_file
+from fedhead.core.registry import Registry
 from fedhead.data.datasets import DATASETS
 from fedhead.data.partition_registry import PARTITIONS
 from fedhead.engine.classification_metrics import METRICS
@@ -40,18 +40,18 @@ def registries() -> dict[str, Registry[Any]]:
 def named(recipe: Recipe) -> list[tuple[Registry[Any], str]]:
     """Return all components that a recipe names."""
     texts = recipe.model if isinstance(recipe.model, tuple) else (recipe.model,)
-    heads = [str(recipe.model_parameters.get("head") or "")]
-    heads += [head for text in texts for head in re.findall(r"\bhead\s*=\s*([^,()\s]+)", split_call(text)[1] or "")]
+    models = [read_call(text, "model") for text in texts]
+    heads = [recipe.model_parameters.get("head"), *(model.named.get("head") for model in models)]
     data = [name for name in (recipe.dataset, recipe.public) if name is not None and not is_path(name)]
     kinds: list[tuple[Registry[Any], Iterable[str]]] = [
         (METHODS, [recipe.method]),
         (STAGES, recipe.stages),
-        (MODELS, [split_call(text)[0] for text in texts]),
-        (HEADS, filter(None, heads)),
+        (MODELS, [model.name for model in models]),
+        (HEADS, [read_call(str(head), "head").name for head in heads if head is not None]),
         (DATASETS, data),
-        (PARTITIONS, [split_call(recipe.partition)[0]]),
+        (PARTITIONS, [read_call(recipe.partition, "partition").name]),
         (METRICS, recipe.metrics),
-        (UPLOADS, [split_call(text)[0] for text in recipe.uploads]),
+        (UPLOADS, [read_call(text, "upload").name for text in recipe.uploads]),
     ]
     return [(registry, name) for registry, names in kinds for name in dict.fromkeys(names)]
 

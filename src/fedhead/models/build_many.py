@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from fedhead.models.registry import Entry, Shape, build
+from fedhead.core.calls import read_call
+from fedhead.models.registry import ModelLike, Shape, build
 from fedhead.models.split_model import SplitModel
 
 FEATURES = 512  # width of the feature layer that lets all architectures share one classifier (FedClassAvg)
 
 
 def build_many(
-    specs: Sequence[tuple[str | Entry, Mapping[str, Any]]], input_shape: Shape, classes: int, seed: int
+    specs: Sequence[tuple[ModelLike, Mapping[str, Any]]],
+    input_shape: Shape,
+    classes: int,
+    seed: int,
+    folders: Iterable[str | Path] = (),
 ) -> list[SplitModel]:
-    """Build one model per name (or entry of the registry), all with the same initial classifier.
+    """Build several models, all with the same initial classifier.
 
     If the models differ in feature dimension and no feature layer was requested, each gets one of 512 features.
 
     Args:
-        specs: Name and parameters of each model.
+        specs: What `build` takes as a name, and the parameters of each model.
         input_shape: Shape of one input, without the batch axis.
         classes: Number of classes.
         seed: Seed of the initial weights.
+        folders: Where `file.py:Name` is looked for, before the working directory.
 
     Returns:
         The models, in the order of `specs`.
@@ -30,8 +37,14 @@ def build_many(
     >>> [m.features for m in build_many([("mlp", {}), ("digitscnn", {})], (1, 8, 8), classes=10, seed=0)]
     [512, 512]
     """
-    models = [build(name, input_shape, classes, seed=seed, **params) for name, params in specs]
-    requested = any("feature_layer" in params for _, params in specs)
+    settings: dict[str, Any] = {"seed": seed, "folders": list(folders)}
+    models = [build(name, input_shape, classes, **settings, **params) for name, params in specs]
+    requested = any(_asks_for_feature_layer(name, params) for name, params in specs)
     if requested or len({model.features for model in models}) == 1:
         return models
-    return [build(name, input_shape, classes, seed=seed, feature_layer=FEATURES, **params) for name, params in specs]
+    settings["feature_layer"] = FEATURES
+    return [build(name, input_shape, classes, **settings, **params) for name, params in specs]
+
+
+def _asks_for_feature_layer(name: ModelLike, params: Mapping[str, Any]) -> bool:
+    return "feature_layer" in params or (isinstance(name, str) and "feature_layer" in read_call(name, "model").named)

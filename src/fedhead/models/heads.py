@@ -3,52 +3,82 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedhead.core import random
+from fedhead.core.component_check import check_function
 from fedhead.core.errors import BadInput
 from fedhead.core.parameters import parameters
 from fedhead.core.registry import Registry
 
-HEADS = Registry[Callable[..., nn.Module]]("head", "fedhead.heads", lambda found, name: _checked(found, name))
+HeadLike = str | Callable[..., nn.Module]  # what stands for a head in Python: its text, class or function
+CALLED_WITH = ("features", "classes")
+HEADS = Registry[Callable[..., nn.Module]](
+    "head",
+    "fedhead.heads",
+    lambda found, name: check_function(
+        found, name, "head", CALLED_WITH, "a torch module", filled_in=("key", "scale"), base=nn.Module
+    ),
+)
 C = TypeVar("C")
 
 
 def head(name: str) -> Callable[[C], C]:
     """Register a head under a name: a class of `nn.Module` or a function, called with (features, classes).
 
-    One that also takes `scale` or `key` gets the model's first temperature and the key of its random numbers.
+    One that also takes `scale` or `key` gets the model's first temperature and the key of its random numbers; further
+    parameters have defaults, and are set as in `head=mine.py:Cosine(margin=0.2)`.
     """
     return HEADS.decorator(name)
 
 
-def make_head(name: str, features: int, classes: int, key: int, scale: float) -> nn.Module:
-    """Return the head of a name for features of a dimension."""
-    make = HEADS.find(name)
-    more = {word: value for word, value in (("key", key), ("scale", scale)) if word in parameters(make)}
-    made = make(features, classes, **more)
-    if not isinstance(made, nn.Module):
-        raise BadInput(f"head {name} made {type(made).__name__}, not a torch module")
-    for word, value in (("in_features", features), ("out_features", classes), ("kind", name)):
-        if not hasattr(made, word):
-            setattr(made, word, value)
-    return made
+class ChosenHead(NamedTuple):
+    """A head as it was asked for."""
+
+    name: str
+    builder: Callable[..., nn.Module]
+    parameters: Mapping[str, Any]  # its own, as given with it
+
+    def make(self, features: int, classes: int, key: int, scale: float) -> nn.Module:
+        """Return the head for features of a dimension.
+
+        Args:
+            features: Dimension of the features.
+            classes: Number of classes.
+            key: Key of its random numbers, if it takes one.
+            scale: Initial temperature, if it takes one and was not given its own.
+        """
+        known = parameters(self.builder)
+        told = {word: value for word, value in (("key", key), ("scale", scale)) if word in known}
+        made = self.builder(features, classes, **{**told, **self.parameters})
+        if not isinstance(made, nn.Module):
+            raise BadInput(f"head {self.name} made {type(made).__name__}, not a torch module")
+        for word, value in (("in_features", features), ("out_features", classes), ("kind", self.name)):
+            if not hasattr(made, word):
+                setattr(made, word, value)
+        return made
 
 
-def _checked(found: Any, name: str) -> Callable[..., nn.Module]:
-    if not callable(found) or (isinstance(found, type) and not issubclass(found, nn.Module)):
-        kind = found.__name__ if isinstance(found, type) else type(found).__name__
-        raise BadInput(
-            f"{name} is {kind}, no head: name a subclass of torch.nn.Module or a function (features, classes)"
-        )
-    if len(parameters(found)) < 2:
-        raise BadInput(f"{name} takes ({', '.join(parameters(found))}), a head is called with (features, classes)")
-    return found  # type: ignore[no-any-return]  # the user's class is untyped
+def choose_head(head: HeadLike, folders: Iterable[str | Path] = ()) -> ChosenHead:
+    """Return the head of a text such as `etf` or `mine.py:Cosine(0.2)`, or of a class or function.
+
+    Args:
+        head: The text, class or function.
+        folders: Where `file.py:Name` is looked for, before the working directory.
+
+    Raises:
+        BadInput: If there is no such head, or its parameters do not fit.
+    """
+    call, builder = HEADS.resolve_call(head, folders)
+    own = dict(list(parameters(builder).items())[len(CALLED_WITH) :])
+    own.pop("key", None)
+    return ChosenHead(call.name, builder, call.arguments("head", own))
 
 
 @head("linear")

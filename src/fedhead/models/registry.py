@@ -5,26 +5,29 @@ from __future__ import annotations
 import copy
 import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypeVar
 
 import torch
 from torch import nn
 
 from fedhead.core import random
+from fedhead.core.calls import Call
+from fedhead.core.component_check import check_function, first_docline
 from fedhead.core.errors import BadInput
 from fedhead.core.parameters import check, check_all, parameters
 from fedhead.core.ranges import Above, AtLeast, Below
 from fedhead.core.registry import Registry
 from fedhead.models.check import fix
-from fedhead.models.heads import HEADS, ETFHead, make_head
+from fedhead.models.heads import ChosenHead, ETFHead, HeadLike, choose_head
 from fedhead.models.split_model import SplitModel
 
 Shape = Sequence[int]  # of one input, without the batch axis
 Width = Annotated[int, AtLeast(1)]  # a number of channels, units or blocks
 DropRate = Annotated[float, AtLeast(0), Below(1)]  # dropout's probability
-RUN_DECIDES = ("name", "input_shape", "classes", "seed")  # of what `build` takes
+RUN_DECIDES = ("name", "input_shape", "classes", "seed", "folders")  # of what `build` takes
 
 
 class Body(NamedTuple):
@@ -45,9 +48,16 @@ class Entry(NamedTuple):
 
     def parameters(self) -> dict[str, Any]:
         """Everything that can be set of the model by name, with its type and ranges: the head's, and its own."""
+        return self.own_parameters() | {w: hint for w, hint in parameters(build).items() if w not in RUN_DECIDES}
+
+    def own_parameters(self) -> dict[str, Any]:
+        """The parameters of the architecture alone, in order."""
         _, *own = parameters(self.builder).items()  # the first is the input shape
-        common = {word: hint for word, hint in parameters(build).items() if word not in RUN_DECIDES}
-        return common | {word: hint for word, hint in own if word != "classes"}
+        return {word: hint for word, hint in own if word != "classes"}
+
+    def arguments(self, call: Call) -> dict[str, Any]:
+        """What a text such as `protocnn(18, head=etf)` gives, checked; values without a name are the architecture's."""
+        return call.arguments("model", self.own_parameters(), named_only=self.parameters())
 
     def make(self, shape: Shape, classes: int, params: Mapping[str, Any]) -> Body | SplitModel:
         """Call the builder."""
@@ -61,6 +71,7 @@ class Entry(NamedTuple):
         )
 
 
+ModelLike = str | Entry | Callable[..., Body | SplitModel]  # what stands for an architecture in Python
 B = TypeVar("B", bound=Callable[..., Any])
 MODELS = Registry[Entry]("model", "fedhead.models", lambda found, name: _checked(found, name), home=["fedhead.models"])
 
@@ -85,26 +96,20 @@ def register(name: str, description: str = "") -> Callable[[B], B]:
 
 
 def _checked(found: Any, name: str) -> Entry:
-    if isinstance(found, type) or not callable(found):
-        kind = f"the class {found.__name__}" if isinstance(found, type) else type(found).__name__
-        raise BadInput(f"{name} is {kind}, no model: name a function (input_shape) that returns a fedhead.Body")
-    taken = list(inspect.signature(found).parameters.values())
-    needed = [p.name for p in taken[1:] if p.default is p.empty and p.name != "classes" and p.kind != p.VAR_KEYWORD]
-    if not taken or needed:
-        shown = ", ".join(p.name for p in taken)
-        fix = f"give {needed[0]!r} a default value" if needed else "it needs one argument"
-        raise BadInput(f"{name} takes ({shown}), a model is called with (input_shape): {fix}")
-    description = getattr(found, "description", "") or (found.__doc__ or "").strip().partition("\n")[0]
-    return Entry(name, description, found)
+    if isinstance(found, Entry):
+        return found
+    builder = check_function(found, name, "model", ["input_shape"], "a fedhead.Body", filled_in=["classes"])
+    return Entry(name, getattr(found, "description", "") or first_docline(found), builder)
 
 
 def build(
-    name: str | Entry,
+    name: ModelLike,
     input_shape: Shape,
     classes: Annotated[int, AtLeast(2)],
-    head: str | None = None,
+    head: HeadLike | None = None,
     seed: int = 0,
     *,
+    folders: Iterable[str | Path] = (),
     feature_layer: Width | None = None,
     dim: Width | None = None,
     scale: Annotated[float, Above(0)] = 1.0,
@@ -116,11 +121,14 @@ def build(
     The initial weights depend only on the seed and the names.
 
     Args:
-        name: Name of the architecture, see `fedhead ls models`.
+        name: Name of the architecture, see `fedhead ls models`, also with parameters as in `mlp(hidden=[32])`; or a
+            function (input_shape) that returns a `fedhead.Body` or a `SplitModel`.
         input_shape: Shape of one input, without the batch axis.
         classes: Number of classes.
-        head: Name of the classifier's kind, see `fedhead ls heads`; linear unless the architecture brings its own.
+        head: Name of the classifier's kind, see `fedhead ls heads`, its class, or a function (features, classes);
+            linear unless the architecture brings its own.
         seed: Seed of the initial weights.
+        folders: Where `file.py:Name` is looked for, before the working directory.
         feature_layer: Width of a Linear layer at the end of the extractor, with a ReLU between it and the classifier,
             so that architectures of any width can share one classifier (FedClassAvg).
         dim: Dimension of an ETF head; by default the number of classes.
@@ -135,40 +143,48 @@ def build(
     >>> model.features, model.classes
     (32, 10)
     """
-    entry = MODELS.find(name) if isinstance(name, str) else name
-    name = entry.name
-    if head is not None:
-        HEADS.find(head)
+    folders = list(folders)
+    call, entry = MODELS.resolve_call(name, folders)
+    name, given = entry.name, entry.arguments(call)
+    settings = {"head": head, "feature_layer": feature_layer, "dim": dim, "scale": scale, "projected": projected}
+    usual = inspect.signature(build).parameters
+    changed = {word for word, value in settings.items() if value != usual[word].default}
+    if twice := given.keys() & (changed | params.keys()):
+        raise BadInput(f"model {call.text}: {min(twice)} is given twice")
     check(f"model {name}: classes", classes, parameters(build)["classes"])
-    told = {"feature_layer": feature_layer, "dim": dim, "scale": scale, "projected": projected, **params}
-    told = check_all(told, entry.parameters(), f"model {name}", f"model {name}: ")
-    params = {word: told[word] for word in params}
-    if head != "etf" and (dim is not None or not projected):
+    params = check_all({**settings, **params, **given}, entry.parameters(), f"model {name}", f"model {name}: ")
+    head, feature_layer, dim, scale, projected = (params.pop(word) for word in settings)
+    chosen = None if head is None else choose_head(head, folders)
+    if (chosen is None or chosen.builder is not ETFHead) and (dim is not None or not projected):
         odd = "dim" if dim is not None else "projected"
-        raise BadInput(f"{odd} is a parameter of the etf head alone; model {name!r} has head {head or 'linear'!r}")
+        has = "linear" if chosen is None else chosen.name
+        raise BadInput(f"{odd} is a parameter of the etf head alone; model {name!r} has head {has!r}")
     if dim is not None and not projected:
         raise BadInput(f"dim={dim} needs the projection layer: without it the ETF has the extractor's dimension")
     with seeded(random.key(seed, "init")):
         made = entry.make(input_shape, classes, params)
         if isinstance(made, SplitModel):
-            if head in (None, made.head) and feature_layer is None:
+            if feature_layer is None and (chosen is None or (chosen.name == made.head and not chosen.parameters)):
                 return _whole(fix(made), classes, name)
-            head = head or made.head
+            chosen = chosen or choose_head(made.head, folders)
         body = _body(made) if isinstance(made, SplitModel) else made
         if feature_layer is not None:
             extractor = nn.Sequential(body.extractor, nn.Linear(body.width, feature_layer))
             body = Body(extractor, feature_layer, nn.ReLU(), feature_layer)
     # the head has its own key: clients of different architectures start from the same classifier
     with seeded(random.key(seed, "init", "head")):
-        return fix(_attach(body, head or "linear", classes, random.key(seed, "etf"), dim, scale, projected))
+        chosen = chosen or choose_head("linear")
+        return fix(_attach(body, chosen, classes, random.key(seed, "etf"), dim, scale, projected))
 
 
-def with_head(model: SplitModel, head: str, seed: int = 0, *, dim: int | None = None, scale: float = 1.0) -> SplitModel:
+def with_head(
+    model: SplitModel, head: HeadLike, seed: int = 0, *, dim: int | None = None, scale: float = 1.0
+) -> SplitModel:
     """Return a copy of a model with a new head instead of its classifier.
 
     Args:
         model: The model.
-        head: Name of the new classifier's kind, see `fedhead ls heads`.
+        head: Name of the new classifier's kind, see `fedhead ls heads`, its class, or a function (features, classes).
         seed: Seed of its initial weights.
         dim: Dimension of an ETF head.
         scale: Initial temperature of an ETF or prototype head.
@@ -179,11 +195,11 @@ def with_head(model: SplitModel, head: str, seed: int = 0, *, dim: int | None = 
     >>> with_head(build("mlp", (1, 8, 8), classes=10), "etf").fixed
     frozenset({'classifier.weight'})
     """
-    HEADS.find(head)
+    chosen = choose_head(head)
     own = copy.deepcopy(model)
     body = _body(own)
     with seeded(random.key(seed, "init", "head")):
-        return fix(_attach(body, head, own.classes, random.key(seed, "etf"), dim, scale))
+        return fix(_attach(body, chosen, own.classes, random.key(seed, "etf"), dim, scale))
 
 
 def _body(model: SplitModel) -> Body:
@@ -206,19 +222,17 @@ def seeded(key: int) -> Iterator[None]:
 
 
 def _attach(
-    body: Body, head: str, classes: int, key: int, dim: int | None, scale: float, projected: bool = True
+    body: Body, head: ChosenHead, classes: int, key: int, dim: int | None, scale: float, projected: bool = True
 ) -> SplitModel:
-    features = body.width if body.features is None else body.features
-    if head == "etf" and not projected:
-        return SplitModel(body.extractor, ETFHead(features, classes, key, scale), body.projection)
-    if head == "etf":
+    if head.builder is ETFHead and projected:
         width = classes if dim is None else dim
-        classifier = ETFHead(width, classes, key, scale)
+        classifier = head.make(width, classes, key, scale)
         # the ETF's projection (Eq. 5) replaces that of the architecture; an activation before it is kept
         layer = nn.Linear(body.width, width)
         before = body.projection if isinstance(body.projection, nn.ReLU) else None
         return SplitModel(body.extractor, classifier, layer if before is None else nn.Sequential(before, layer))
-    return SplitModel(body.extractor, make_head(head, features, classes, key, scale), body.projection)
+    features = body.width if body.features is None else body.features
+    return SplitModel(body.extractor, head.make(features, classes, key, scale), body.projection)
 
 
 # -- input and parameter checks -------------------------------------------------------------------------------------

@@ -1,0 +1,114 @@
+"""Objects by reference, `package.module:Name` or `file.py:Name`: what is imported, and one line for what fails."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from fedhead.core.errors import BadInput, first_line, unknown
+
+_FILES: dict[Path, tuple[str, ModuleType]] = {}  # what was loaded from files, with the digest of each then
+
+
+def find_file(where: str, folders: Iterable[str | Path] = ()) -> Path | None:
+    """Return the file of a relative (or absolute) path: in one of the folders, or in the working directory."""
+    path = Path(where).expanduser()
+    places = (Path(folder) / path for folder in (*folders, Path.cwd()))
+    return next((place.resolve() for place in places if place.is_file()), None)
+
+
+def load_object(
+    text: str, title: str, folders: Iterable[str | Path] = (), *, modules_beside: bool = False
+) -> tuple[Any, str]:
+    """Import the object that a text refers to.
+
+    Args:
+        text: `package.module:Name` or `file.py:Name`; the name may have dots.
+        title: What the object is called in errors, such as `method 'mine.py:FedMine'`.
+        folders: Where a file is looked for, before the working directory.
+        modules_beside: Whether a module that is not installed may lie in one of the folders.
+
+    Returns:
+        The object, and the name of its module in `sys.modules`.
+
+    Raises:
+        BadInput: In one line, if there is no such file, module or name, or the code does not import.
+    """
+    where, _, name = text.rpartition(":")
+    folders = list(folders)
+    if where.endswith(".py"):
+        module = _from_file(where, folders, title)
+    else:
+        module = _imported(where, title, folders if modules_beside else [])
+    found: Any = module
+    for part in name.split("."):
+        if not hasattr(found, part):
+            raise unknown(f"name in {where}", name, [word for word in vars(module) if not word.startswith("_")])
+        found = getattr(found, part)
+    return found, module.__name__
+
+
+def _from_file(where: str, folders: Iterable[str | Path], title: str) -> ModuleType:
+    folders = list(folders)
+    path = find_file(where, folders)
+    if path is None:
+        looked = dict.fromkeys(str(Path(folder).resolve()) for folder in (*folders, Path.cwd()))
+        raise BadInput(f"{title}: there is no file {where} in {' or '.join(looked)}")
+    try:
+        code = path.read_bytes()
+    except OSError as error:
+        raise BadInput(f"{title}: {path} can't be read ({error.strerror})") from error
+    digest = hashlib.sha256(code).hexdigest()
+    if path in _FILES and _FILES[path][0] == digest:
+        return _FILES[path][1]
+    name = f"{path.stem}_{hashlib.blake2b(str(path).encode(), digest_size=4).hexdigest()}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))  # the file may import what lies beside it
+    before = sys.modules.get(name)
+    sys.modules[name] = module  # type hints are looked up there
+    try:
+        exec(compile(code, str(path), "exec"), module.__dict__)  # these very bytes: a cached .pyc may be older
+    except BadInput:
+        _restore(name, before)
+        raise
+    except (Exception, SystemExit) as error:  # a user's file may raise anything
+        _restore(name, before)
+        raise BadInput(f"{title}: {path} does not import ({first_line(error)})") from error
+    _FILES[path] = (digest, module)
+    return module
+
+
+def _restore(name: str, before: ModuleType | None) -> None:
+    del sys.modules[name]
+    if before is not None:
+        sys.modules[name] = before
+
+
+def _imported(name: str, title: str, folders: Iterable[str | Path]) -> ModuleType:
+    top = name.partition(".")[0]
+    for folder in folders:
+        beside = Path(folder) / top
+        if (beside.with_suffix(".py").is_file() or beside.is_dir()) and str(folder) not in sys.path:
+            sys.path.append(str(folder))
+    try:
+        return importlib.import_module(name)
+    except BadInput:
+        raise
+    except ModuleNotFoundError as error:
+        if error.name is not None and f"{name}.".startswith(f"{error.name}."):
+            raise BadInput(
+                f"{title}: there is no module {error.name!r}; install the package that has it, "
+                "or name a file as in file.py:Name"
+            ) from error
+        raise BadInput(f"{title}: {name} does not import ({first_line(error)})") from error
+    except (Exception, SystemExit) as error:  # a plugin may raise anything
+        raise BadInput(f"{title}: {name} does not import ({first_line(error)})") from error
