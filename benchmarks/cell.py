@@ -30,9 +30,9 @@ def timed(out: Path, caches: Path, options: argparse.Namespace) -> dict[str, Any
         [*command, "--quiet", "--json"], env={**os.environ, **places}, check=True, stdout=subprocess.PIPE, text=True
     )
     seconds = time.perf_counter() - begin
-    figures = json.loads(done.stdout.splitlines()[-1])
+    result = json.loads(done.stdout.splitlines()[-1])
     rounds = [json.loads(line)["seconds"] for line in (out / "metrics.jsonl").read_text().splitlines()]
-    kept = {name: figures[name] for name in ("accuracy", "stages", "preparing", "executor")}
+    kept = {name: result[name] for name in ("accuracy", "stages", "preparing", "executor")}
     return {"seconds": seconds, "rounds": sum(rounds), **kept}
 
 

@@ -1,12 +1,13 @@
-"""The figures of a run, from a history written by hand."""
+"""The metrics of a run, from a history written by hand."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
+from fedhead.core.tree import Tree
 from fedhead.engine import evaluation
-from fedhead.engine.metrics import Row, RunMetrics
+from fedhead.engine.metrics import Row, RunMetrics, StageResult
 
 
 class Written(RunMetrics):
@@ -14,16 +15,13 @@ class Written(RunMetrics):
 
     executor = "loop"
 
-    def __init__(self, history: list[Row], measured: dict[str, Row], last_rounds: int = 1):
-        self.history, self.last_rounds, self._measured = history, last_rounds, measured
-
-    @property
-    def measured(self) -> dict[str, Row]:
-        return self._measured
+    def __init__(self, history: list[Row], stages: dict[str, Row], last_rounds: int = 1):
+        self.history, self.last_rounds = history, last_rounds
+        self.stages = {name: StageResult(name, Tree(), None, metrics, None) for name, metrics in stages.items()}
 
 
-def row(up: int, participants: int, **figures: float | None) -> Row:
-    return {"bytes_up": up, "bytes_down": 2 * up, "participants": participants, "seconds": 0.5, **figures}
+def row(up: int, participants: int, **metrics: float | None) -> Row:
+    return {"bytes_up": up, "bytes_down": 2 * up, "participants": participants, "seconds": 0.5, **metrics}
 
 
 HISTORY = [
@@ -46,10 +44,12 @@ def test_accuracies_are_those_of_the_last_evaluated_rounds() -> None:
     assert (nothing.accuracy, nothing.accuracy_mean, nothing.personal) == (None, None, None)
 
 
-def test_stages_count_by_the_global_model_or_by_the_clients_where_there_is_none() -> None:
-    found = Written(HISTORY, STAGES)
-    assert found.stages == {"ccvr": 70.0, "finetune": 80.0}
-    assert found.personal_stages == {"ccvr": 75.0, "finetune": 80.0}
+def test_a_stage_has_the_accuracies_of_the_global_model_and_of_the_clients() -> None:
+    stages = Written(HISTORY, STAGES).stages
+    assert {name: (stage.accuracy, stage.personal) for name, stage in stages.items()} == {
+        "ccvr": (70.0, 75.0),
+        "finetune": (None, 80.0),
+    }
 
 
 def test_bytes_and_seconds_are_of_rounds_and_stages_but_a_clients_bytes_of_rounds() -> None:

@@ -16,7 +16,7 @@ from fedhead.core.errors import BadInput
 from fedhead.core.treefile import load_tree
 from fedhead.experiment.recipe import load
 from fedhead.experiment.run import Settings, execute
-from fedhead.experiment.run_folder import CHECKPOINT, METRICS, STAGES, RunFolder
+from fedhead.experiment.run_folder import CHECKPOINT, METRICS, STAGE_STATES, RunFolder
 
 SMALL = [
     "rounds=4",
@@ -30,14 +30,16 @@ SMALL = [
 
 
 def metrics(folder: Path) -> list[dict[str, Any]]:
-    """All values but those of the clock."""
-    rows = [json.loads(line) for line in (folder / METRICS).read_text().splitlines()]
-    return [{k: v for k, v in row.items() if k != "seconds"} for row in rows]
+    return [without_seconds(json.loads(line)) for line in (folder / METRICS).read_text().splitlines()]
+
+
+def without_seconds(row: dict[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in row.items() if k != "seconds"}
 
 
 def assert_same(one: Path, other: Path) -> None:
     assert metrics(one) == metrics(other)
-    for file in (CHECKPOINT, STAGES):
+    for file in (CHECKPOINT, STAGE_STATES):
         assert (one / file).exists() == (other / file).exists()
         if (one / file).exists():
             (a, said_a), (b, said_b) = load_tree(one / file), load_tree(other / file)
@@ -48,8 +50,10 @@ def assert_same(one: Path, other: Path) -> None:
     results = [RunFolder.open(folder).result() for folder in (one, other)]
     assert results[0] is not None
     assert results[1] is not None
-    for name in ("accuracy", "personal", "stages", "bytes_up", "bytes_down"):
+    for name in ("accuracy", "personal", "bytes_up", "bytes_down"):
         assert results[0][name] == results[1][name]
+    stages = [[without_seconds(row) for row in result["stages"].values()] for result in results if result is not None]
+    assert stages[0] == stages[1]
 
 
 class Stopped(BaseException):

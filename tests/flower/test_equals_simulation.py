@@ -54,11 +54,11 @@ def compare(world: World, simulation: Simulation, stages: list[Stage]) -> None:
         stored = store.state(transport.states[k])
         assert stored is not None
         same(state, stored)
-    assert found.outcomes.keys() == expected.outcomes.keys()
-    for name, outcome in expected.outcomes.items():
-        same(outcome.server, found.outcomes[name].server)
+    assert found.stages.keys() == expected.stages.keys()
+    for name, stage in expected.stages.items():
+        same(stage.server, found.stages[name].server)
         names = ("bytes_up", "bytes_down", "participants", "accuracy", "per_class", *PERSONAL, "steps")
-        alike(found.outcomes[name].metrics, outcome.metrics, names)
+        alike(found.stages[name].metrics, stage.metrics, names)
 
 
 def alike(mine: Row, theirs: Row, names: tuple[str, ...]) -> None:

@@ -34,7 +34,7 @@ def go(fed: Federation, name: str, *stages: Stage) -> Result:
 
 
 def finite(result: Result) -> bool:
-    states = [result.server, *result.clients.values(), *(o.states[0] for o in result.outcomes.values())]
+    states = [result.server, *result.clients.values(), *(o.states[0] for o in result.stages.values())]
     return all(state.finite() for state in states)
 
 
@@ -46,7 +46,7 @@ def test_clients_of_one_class_and_of_one_sample(name: str) -> None:
     fed = dataclasses.replace(fed, rows=rows, client_test=[np.arange(4)] * 4)
     result = go(fed, name, fh.FineTune())
     assert finite(result)
-    assert len(result.outcomes["finetune"].metrics["clients"]) == 4
+    assert len(result.stages["finetune"].metrics["clients"]) == 4
 
 
 @pytest.mark.parametrize("name", FAMILY)
@@ -69,7 +69,7 @@ def test_some_empty_local_test_sets_are_left_out_of_the_mean(name: str) -> None:
     assert fed.client_test is not None
     fed = dataclasses.replace(fed, client_test=[np.arange(0), *fed.client_test[1:]])
     stage = STAGES[name](**({"iterations": 1} if name == "finetune_etf" else {}))
-    metrics = go(fed, "fedetf", stage).outcomes[name].metrics
+    metrics = go(fed, "fedetf", stage).stages[name].metrics
     assert metrics["clients"][0] is None  # nothing to test
     assert metrics["clients"][2] is None  # nothing to train
     there = [c for c in metrics["clients"] if c is not None]

@@ -60,7 +60,7 @@ def test_fedetf_beats_fedavg_and_collapses() -> None:
         assert etf.accuracy_mean is not None
         assert avg.accuracy_mean is not None
         ahead.append(etf.accuracy_mean - avg.accuracy_mean)
-        tuned = etf.outcomes["finetune_etf"]
+        tuned = etf.stages["finetune_etf"]
         assert tuned.personal is not None
         assert etf.personal is not None
         gained.append(tuned.personal - etf.personal)

@@ -17,7 +17,8 @@ from fedhead.algorithm.task import LocalTraining
 from fedhead.core.errors import BadInput
 from fedhead.core.optimizers import SGD
 from fedhead.data.augment import Transform
-from fedhead.engine.rounds import StageResult, evaluate, run_stage, train_round
+from fedhead.engine.metrics import StageResult
+from fedhead.engine.rounds import evaluate, run_stage, train_round
 from fedhead.engine.simulation import Simulation
 from fedhead.executors.job import Executor
 from fedhead.executors.loop import Loop

@@ -99,7 +99,7 @@ def _print_result(result: Row) -> None:
         print(f"personal    {percent(result['personal'])}")
     for name, value in result.get("metrics", {}).items():
         print(f"{name}    {value:.4f}")
-    for name, row in result["stage_metrics"].items():
+    for name, row in result["stages"].items():
         values = [("accuracy", row["accuracy"]), ("personal", row["personal"])]
         print(f"  + {name}: {', '.join(f'{word} {percent(value)}' for word, value in values if value is not None)}")
     print(f"traffic     {result['bytes_up'] / 1e6:,.1f} MB up, {result['bytes_down'] / 1e6:,.1f} MB down")

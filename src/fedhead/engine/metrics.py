@@ -1,25 +1,44 @@
-"""The metrics of a finished run, wherever it ran: from its history and from what its stages measured."""
+"""The metrics of a finished run and of its stages, from their records."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
+
+from fedhead.core.tree import Tree, Weights
 
 Row = dict[str, Any]  # the record of one round, of a stage, or of a whole run
 
 
+@dataclass
+class StageResult:
+    """What a stage made of a trained federation."""
+
+    name: str
+    server: Tree
+    states: Any  # the clients' states after it, as the transport holds them
+    metrics: Row
+    weights: Weights | None
+
+    @property
+    def accuracy(self) -> float | None:
+        """Per cent on the global test set; None where the stage leaves no global model."""
+        return self.metrics["accuracy"]  # type: ignore[no-any-return]  # rows are untyped
+
+    @property
+    def personal(self) -> float | None:
+        """Per cent on the clients' own test sets, the mean over clients; None where they have none."""
+        return self.metrics["personal"]  # type: ignore[no-any-return]  # rows are untyped
+
+
 class RunMetrics:
-    """What is asked of a finished run; whoever has a history and outcomes of stages can answer it."""
+    """The metrics of a finished run, computed from its history and its stages."""
 
     executor: str
     history: list[Row]
+    stages: dict[str, StageResult]
     last_rounds: int
     preparing: float = 0.0  # seconds spent on compiling and capturing, which `seconds` leaves out
-
-    @property
-    def measured(self) -> Mapping[str, Row]:
-        """The metrics of each stage."""
-        raise NotImplementedError
 
     @property
     def accuracy(self) -> float | None:
@@ -43,19 +62,6 @@ class RunMetrics:
         return self._last("personal")
 
     @property
-    def stages(self) -> dict[str, float | None]:
-        """The accuracy after each stage: the global model's, or the clients' mean where there is none.
-
-        What a fine-tuning stage did for the clients is in `personal_stages`: it leaves the global model as it was.
-        """
-        return {n: m["personal"] if m["accuracy"] is None else m["accuracy"] for n, m in self.measured.items()}
-
-    @property
-    def personal_stages(self) -> dict[str, float | None]:
-        """Per cent on the clients' own test sets after each stage, the mean over clients; None where they have none."""
-        return {name: metrics["personal"] for name, metrics in self.measured.items()}
-
-    @property
     def bytes_up(self) -> int:
         """Bytes that all clients sent, over all rounds and stages."""
         return self._total("bytes_up")
@@ -75,11 +81,13 @@ class RunMetrics:
     @property
     def seconds(self) -> float:
         """The time spent on rounds and stages."""
-        rows = [*self.history, *self.measured.values()]
-        return float(sum(row["seconds"] for row in rows))
+        return float(sum(row["seconds"] for row in self._rows()))
 
     def _last(self, name: str) -> float | None:
         return next((row[name] for row in reversed(self.history) if row.get(name) is not None), None)
 
     def _total(self, name: str) -> int:
-        return int(sum(row[name] for row in [*self.history, *self.measured.values()]))
+        return int(sum(row[name] for row in self._rows()))
+
+    def _rows(self) -> list[Row]:
+        return [*self.history, *(stage.metrics for stage in self.stages.values())]

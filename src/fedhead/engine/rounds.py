@@ -31,7 +31,7 @@ from fedhead.core.schema import Schema, schema
 from fedhead.core.tree import Tree, Weights
 from fedhead.engine import evaluation, reply_check, sampling
 from fedhead.engine.classification_metrics import NO_METRICS, Metric
-from fedhead.engine.metrics import Row, RunMetrics
+from fedhead.engine.metrics import Row, RunMetrics, StageResult
 from fedhead.engine.server import aggregate, global_accuracy
 from fedhead.engine.transport import ClientReply, Quorum, Received, Transport
 
@@ -49,34 +49,13 @@ class Snapshot:
 
 
 @dataclass
-class StageResult:
-    """What a stage made of a trained federation."""
-
-    name: str
-    server: Tree
-    states: Any  # the clients' states after it, as the transport holds them
-    metrics: Row
-    weights: Weights | None
-
-    @property
-    def accuracy(self) -> float | None:
-        """Per cent on the global test set."""
-        return self.metrics["accuracy"]  # type: ignore[no-any-return]  # rows are untyped
-
-    @property
-    def personal(self) -> float | None:
-        """Per cent on the clients' own test sets, the mean over clients."""
-        return self.metrics["personal"]  # type: ignore[no-any-return]  # rows are untyped
-
-
-@dataclass
 class Result(RunMetrics):
     """A finished run: its history, its weights and what it can still be asked."""
 
     transport: AnyTransport = field(repr=False)
     history: list[Row] = field(repr=False)
     executor: str = ""
-    outcomes: dict[str, StageResult] = field(repr=False, default_factory=dict)
+    stages: dict[str, StageResult] = field(repr=False, default_factory=dict)
     last_rounds: int = 1
     preparing: float = 0.0
 
@@ -95,13 +74,18 @@ class Result(RunMetrics):
         """The global model, where the method has one."""
         return self.transport.clients.method.global_model(self.server, self.transport.clients.task)
 
-    @property
-    def measured(self) -> dict[str, Row]:
-        """The metrics of each stage."""
-        return {name: outcome.metrics for name, outcome in self.outcomes.items()}
-
     def calibrate(self, stage: Stage) -> StageResult:
-        """Run a stage, such as `CCVR()`, on the trained federation; the run itself stays as it is."""
+        """Run a stage, such as `CCVR()`, on the trained federation; the run itself stays as it is.
+
+        Args:
+            stage: The stage.
+
+        Returns:
+            Its accuracies, its weights and the states that it left.
+
+        Raises:
+            BadInput: If the stage does not go with the method, the models or the transport.
+        """
         return run_stage(self.transport, stage)
 
 
@@ -163,7 +147,7 @@ def run(
             on_round(Snapshot(number, transport.server, transport.states.kept, history))
     result = Result(transport, history, transport.name, last_rounds=last_rounds)
     for stage in stages:
-        result.outcomes[stage.name] = run_stage(transport, stage, metrics)
+        result.stages[stage.name] = run_stage(transport, stage, metrics)
     result.preparing = transport.preparing
     return result
 

@@ -222,10 +222,10 @@ def _stages(
             continue
         file = reopen.stage_file(path, cell.stage, cell.parameters)
         try:
-            if reopen.load_outcome(file) is None:
+            if reopen.load_stage_result(file) is None:
                 trained = trained or reopen.reopen(path, context.settings.data, context.settings.device)
                 (stage,) = build.stages(stage_recipe(cell, training.recipe))
-                reopen.save_outcome(file, cell.stage, cell.parameters, trained.run(stage))
+                reopen.save_stage_result(file, cell.stage, cell.parameters, trained.run(stage))
             context.results.add(_measurement(repetition, path, timing))
         except FedheadError as error:
             failures.append(error)
@@ -239,7 +239,7 @@ def _measurement(repetition: Repetition, path: Path, timing: tuple[float, int] |
     trained, about = run.result() or {}, run.environment()
     result: Mapping[str, Any] = trained
     if cell.stage is not None:
-        result = reopen.load_outcome(reopen.stage_file(path, cell.stage, cell.parameters)) or {}
+        result = reopen.load_stage_result(reopen.stage_file(path, cell.stage, cell.parameters)) or {}
     clients = [c for c in result.get("clients") or [] if c is not None]
     seconds, together = timing or (_recorded_seconds(trained), 1)
     return Measurement(

@@ -15,7 +15,8 @@ from fedhead.core.log import warn_once
 from fedhead.core.tree import Tree
 from fedhead.core.treefile import atomic, load_tree
 from fedhead.data.federation import Federation
-from fedhead.engine.rounds import StageResult, run_stage
+from fedhead.engine.metrics import StageResult
+from fedhead.engine.rounds import run_stage
 from fedhead.engine.simulation import Simulation
 from fedhead.executors import select
 from fedhead.executors.job import Executor
@@ -97,22 +98,22 @@ def checkpoint_state(run: Path) -> tuple[int, Tree]:
     return int(metadata["round"]), state
 
 
-# -- outcomes of stages, kept beside the run ----------------------------------------------------------
+# -- results of stages, kept beside the run -----------------------------------------------------------
 def stage_file(run: Path, name: str, parameters: Mapping[str, Any]) -> Path:
-    """Where the outcome of a stage with these parameters is kept."""
+    """Where the result of a stage with these parameters is kept."""
     text = json.dumps(parameters, sort_keys=True)
     own = Path(name).name.replace(":", "-")  # a stage of the user's own may be named by its path
     return run / f"stage-{own}-{hashlib.blake2b(text.encode(), digest_size=4).hexdigest()}.json"
 
 
-def save_outcome(path: Path, name: str, parameters: Mapping[str, Any], outcome: StageResult) -> None:
+def save_stage_result(path: Path, name: str, parameters: Mapping[str, Any], result: StageResult) -> None:
     """Keep a stage's results, whole or not at all."""
-    entry = {"stage": name, "parameters": dict(parameters), "metrics": outcome.metrics}
+    entry = {"stage": name, "parameters": dict(parameters), "metrics": result.metrics}
     with atomic(path) as draft:
         draft.write_text(json.dumps(finite(entry), indent=2) + "\n", encoding="utf-8")
 
 
-def load_outcome(path: Path) -> dict[str, Any] | None:
+def load_stage_result(path: Path) -> dict[str, Any] | None:
     """A stage's results, or None if it was not run yet."""
     if not path.exists():
         return None

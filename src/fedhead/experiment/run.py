@@ -120,8 +120,8 @@ def execute(
         finally:
             if board is not None:
                 board.close()
-        if result.outcomes:
-            folder.save_stages({name: outcome.server for name, outcome in result.outcomes.items()})
+        if result.stages:
+            folder.save_stages({name: stage.server for name, stage in result.stages.items()})
         found = final_metrics(out, recipe, result)
         found["public_bytes"] = 0 if federation.public is None else federation.public.x.nbytes
         folder.finish(found)
@@ -230,11 +230,9 @@ def final_metrics(out: Path, recipe: Recipe, result: RunMetrics) -> Row:
         "accuracy_mean": result.accuracy_mean,
         "metrics": result.metrics,
         "personal": result.personal,
-        "stages": result.stages,
-        "personal_stages": result.personal_stages,
         "per_class": last.get("per_class"),
         "clients": last.get("clients"),
-        "stage_metrics": dict(result.measured),
+        "stages": {name: stage.metrics for name, stage in result.stages.items()},
         "bytes_up": result.bytes_up,
         "bytes_down": result.bytes_down,
         "client_bytes": result.client_bytes,

@@ -36,7 +36,7 @@ from fedhead.experiment.recipe import Recipe
 
 CONFIG, PARTITION, METRICS = "config.yaml", "partition.npz", "metrics.jsonl"
 CHECKPOINT, ENVIRONMENT, RESULT = "checkpoint.safetensors", "environment.json", "result.json"
-STAGES = "stages.safetensors"
+STAGE_STATES = "stages.safetensors"
 SHARE = 0.05  # of a run's time at most goes into checkpoints; the rounds since the last one are run again on resuming
 
 
@@ -106,7 +106,7 @@ class RunFolder:
             except OSError as error:
                 raise BadInput(f"{self.path} is in use: another process is running in it") from error
             # A process was killed while it wrote; safetensors writes a checkpoint by a .tmpXXXXXX file beside it.
-            for name in (CONFIG, PARTITION, METRICS, CHECKPOINT, ENVIRONMENT, RESULT, STAGES, "tmp"):
+            for name in (CONFIG, PARTITION, METRICS, CHECKPOINT, ENVIRONMENT, RESULT, STAGE_STATES, "tmp"):
                 for draft in self.path.glob(f".{name}*"):
                     draft.unlink()
             try:
@@ -211,7 +211,7 @@ class RunFolder:
 
     def save_stages(self, servers: Mapping[str, Tree]) -> None:
         """Store the server's state after each stage, by the stage's name."""
-        save_tree(self.path / STAGES, Tree(servers))
+        save_tree(self.path / STAGE_STATES, Tree(servers))
 
     def finish(self, result: Mapping[str, Any]) -> None:
         """Store the final results; from then on the run is finished."""

@@ -47,12 +47,9 @@ def execute_seeds(
     means = {name: _mean([r[name] for r in results]) for name in ("accuracy", "accuracy_mean", "personal")}
     totals = {name: sum(r[name] for r in results) for name in ("bytes_up", "bytes_down", "seconds")}
     totals["preparing"] = max(r.get("preparing") or 0.0 for r in results)  # runs that train together share it
-    stages = {name: _mean([r["stages"][name] for r in results]) for name in results[0]["stages"]}
-    measured = {
-        name: {
-            metric: _mean([r["stage_metrics"][name][metric] for r in results]) for metric in ("accuracy", "personal")
-        }
-        for name in stages
+    stages = {
+        name: {metric: _mean([r["stages"][name][metric] for r in results]) for metric in ("accuracy", "personal")}
+        for name in results[0]["stages"]
     }
     metrics = {name: _mean([r["metrics"][name] for r in results]) for name in results[0].get("metrics") or {}}
     return {
@@ -60,8 +57,6 @@ def execute_seeds(
         **means,
         "metrics": metrics,
         "stages": stages,
-        "personal_stages": {name: means["personal"] for name, means in measured.items()},
-        "stage_metrics": measured,
         **totals,
         "seed": list(recipe.seeds),
         "runs": results,

@@ -87,13 +87,14 @@ def _run(folder: RunFolder, transport: FlowerTransport, recipe: Recipe, out: Pat
         resume=resume,
         on_round=after_round,
     )
-    if result.outcomes:
-        folder.save_stages({name: outcome.server for name, outcome in result.outcomes.items()})
+    if result.stages:
+        folder.save_stages({name: stage.server for name, stage in result.stages.items()})
     found = final_metrics(out, recipe, result)
     public = transport.clients.federation.public
     found["public_bytes"] = 0 if public is None else public.x.nbytes
     folder.finish(found)
-    transport.log(f"finished: accuracy {found['accuracy']}, personal {found['personal']}, stages {found['stages']}")
+    after = "".join(f", after {name} {stage.accuracy}" for name, stage in result.stages.items())
+    transport.log(f"finished: accuracy {found['accuracy']}, personal {found['personal']}{after}")
     return found
 
 

@@ -9,7 +9,7 @@ from fedhead.models.mobilenetv2 import InvertedResidual
 from fedhead.models.registry import Body, Shape, image, register
 
 # expansion, channels, blocks, kernel, stride of the first block
-STAGES = (
+BLOCKS = (
     (1, 16, 1, 3, 1),
     (6, 24, 2, 3, 2),
     (6, 40, 2, 5, 2),
@@ -29,7 +29,7 @@ def efficientnetb0(shape: Shape) -> Body:
     in_channels, _, _ = image("efficientnetb0", shape, least=16)
     layers: list[nn.Module] = [nn.Sequential(conv_norm(in_channels, 32, 3), nn.SiLU())]
     before = 32
-    for expansion, channels, count, kernel, first in STAGES:
+    for expansion, channels, count, kernel, first in BLOCKS:
         for index in range(count):
             stride = first if index == 0 else 1
             block = InvertedResidual(before, channels, expansion, stride, "projection", nn.SiLU, kernel, squeeze=0.25)

@@ -11,7 +11,7 @@ from fedhead.models.blocks import GlobalPool, conv_norm
 from fedhead.models.registry import Body, Shape, image, register
 
 # expansion, channels, blocks, stride of the first block
-STAGES = ((1, 16, 1, 1), (6, 24, 2, 1), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1))
+BLOCKS = ((1, 16, 1, 1), (6, 24, 2, 1), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1))
 
 
 class SqueezeExcitation(nn.Module):
@@ -87,7 +87,7 @@ def mobilenetv2(shape: Shape, form: Literal["ccvr", "fedetf"] = "ccvr") -> Body:
     shortcut: Literal["identity", "projection"] = "identity" if form == "ccvr" else "projection"
     layers: list[nn.Module] = [nn.Sequential(conv_norm(in_channels, 32, 3), activation())]
     before = 32
-    for expansion, channels, count, first in STAGES:
+    for expansion, channels, count, first in BLOCKS:
         for index in range(count):
             stride = first if index == 0 else 1
             layers.append(InvertedResidual(before, channels, expansion, stride, shortcut, activation))

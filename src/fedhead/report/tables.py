@@ -140,8 +140,8 @@ def table_rows(groups: Iterable[Group]) -> list[TableRow]:
             _table_row(g.label, g.runs, [{name: run.last(name) for name in _METRICS} for run in g.runs], training=True)
         )
         for stage in g.runs[0].recipe.stages:
-            finished = [run for run in g.runs if run.result and stage in run.result["stage_metrics"]]
-            metrics = [run.result["stage_metrics"][stage] for run in finished if run.result]
+            finished = [run for run in g.runs if run.result and stage in run.result["stages"]]
+            metrics = [run.result["stages"][stage] for run in finished if run.result]
             if finished:
                 prefix = f"stage.{stage}."
                 own = {k.removeprefix(prefix): v for k, v in g.stage_settings.items() if k.startswith(prefix)}

@@ -55,6 +55,6 @@ def check_over_flower(trial: Trial, stages: list[Stage], owner: str) -> None:
 
 def _left(result: Result, clients: Mapping[int, Tree | None]) -> dict[str, Tensor]:
     servers = {"the server's state": result.server}
-    servers |= {f"the server's state after {name}": outcome.server for name, outcome in result.outcomes.items()}
+    servers |= {f"the server's state after {name}": stage.server for name, stage in result.stages.items()}
     trees = servers | {f"client {k}'s state": state or Tree() for k, state in clients.items()}
     return {f"{where}: {name}": t for where, tree in trees.items() for name, t in tree.leaves().items()}

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from fedhead.algorithm.base import METHODS, Method, Stage
 from fedhead.algorithm.task import LocalTraining
-from fedhead.engine.rounds import StageResult, run_stage
+from fedhead.engine.metrics import StageResult
+from fedhead.engine.rounds import run_stage
 from fedhead.engine.simulation import Simulation
 from fedhead.executors.job import Executor
 from fedhead.executors.loop import Loop
