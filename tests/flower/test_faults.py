@@ -107,7 +107,7 @@ SPOILED: dict[Change, str] = {
     old_round: "it answered round 1, asked was round 2",
     another_experiment: "it answered",
     another_site: "not that of this site",
-    no_samples: "not that of this site",
+    no_samples: "said 14 and 4 when it came",
     negative_samples: "out of range",
     another_version: "runs fedhead 0.0.1",
     an_unknown_entry: "another version",

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedhead.core.errors import Diverged, FedheadError
-from fedhead.core.schema import Schema
+from fedhead.core.schema import Schema, schema
 from fedhead.core.text import printable
 from fedhead.core.tree import Tree
 
@@ -22,18 +22,23 @@ def check(send: Tree, expected: Schema | None, client: int, round: int) -> None:
     where = f"client {client}, round {round}"
     leaves = send.leaves()
     if expected is not None:
-        for name in sorted(expected.keys() ^ leaves.keys()):
-            raise Refused(
-                f"{where}: {'missing' if name in expected else 'unexpected'} tensor {_shown(name)} in the reply"
-            )
-        for name, (shape, dtype) in expected.items():
-            if (tuple(leaves[name].shape), leaves[name].dtype) != (shape, dtype):
-                got = f"{tuple(leaves[name].shape)} {leaves[name].dtype}"
-                raise Refused(f"{where}: tensor {_shown(name)} is {got}, expected {shape} {dtype}")
+        odd = difference(schema(send), expected)
+        if odd is not None:
+            raise Refused(f"{where}: {odd}")
     floats = {n: t for n, t in leaves.items() if t.is_floating_point() and t.numel()}
     if floats and not _all_finite(list(floats.values())):
         name = next(n for n, t in floats.items() if not bool(torch.isfinite(t).all()))
         raise Diverged(f"{where}: {name!r} is not finite any more; a smaller learning rate (lr) is the usual fix")
+
+
+def difference(found: Schema, expected: Schema) -> str | None:
+    """Return the first difference between what came and what was expected, None if there is none."""
+    for name in sorted(expected.keys() ^ found.keys()):
+        return f"{'missing' if name in expected else 'unexpected'} tensor {_shown(name)} in the reply"
+    for name, (shape, dtype) in expected.items():
+        if found[name] != (shape, dtype):
+            return f"tensor {_shown(name)} is {found[name][0]} {found[name][1]}, expected {shape} {dtype}"
+    return None
 
 
 def _shown(name: str) -> str:

@@ -159,7 +159,7 @@ def transport(file: ServerFile, spec: RunSpec, grid: Grid, log: Callable[[str], 
         _check_own_model(own, file.allow)
         return _models(recipe, spec, own)
 
-    dry_run = DryRun(spec, models, _clients(recipe), public)
+    dry_run = DryRun(spec, models, _clients(recipe), public, file.max_model_mb)
     keys = {} if file.keys is None else site_keys(file.at(file.keys), file.sites)
     return FlowerTransport(grid, spec, dry_run, file.timeouts(), stages, pool, log, keys)
 

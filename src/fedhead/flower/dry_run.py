@@ -11,7 +11,8 @@ import numpy as np
 import torch
 
 from fedhead.algorithm.base import Algorithm, Stage
-from fedhead.core.schema import Schema, schema
+from fedhead.core.errors import BadInput, FedheadError
+from fedhead.core.text import printable
 from fedhead.core.tree import Tree
 from fedhead.data.allocation import Rows
 from fedhead.data.arrays import Samples
@@ -21,18 +22,31 @@ from fedhead.engine.clients import Clients
 from fedhead.engine.server import make_downlink
 from fedhead.executors.loop import Loop
 from fedhead.flower.protocol import RunSpec
+from fedhead.models.allocation_limit import allocation_limit
 from fedhead.models.split_model import SplitModel
+
+MODEL_MB = 1024  # the largest model of a site's own, unless server.yaml says otherwise
+MODEL_CHARACTERS = 4096  # of its name and parameters, as JSON
 
 
 class DryRun:
-    """The clients as the server knows them: each with its architecture and one blank sample."""
+    """The clients as the server knows them: each with its architecture and one blank sample.
+
+    Args:
+        spec: What all parties of the run agree on.
+        models: The architectures, from the recipe keys that a site replaces; client i has model i mod n.
+        make: The clients of a federation, from its architectures and each client's.
+        public: The samples that all parties hold.
+        max_model_mb: The most memory that building a site's own model may take.
+    """
 
     def __init__(
         self,
         spec: RunSpec,
-        models: Callable[[Mapping[str, Any]], Sequence[SplitModel]],  # from the recipe keys that a site replaces
+        models: Callable[[Mapping[str, Any]], Sequence[SplitModel]],
         make: Callable[[Federation, list[SplitModel], list[int]], Clients],
         public: Samples | None = None,
+        max_model_mb: int = MODEL_MB,
     ):
         blank = torch.zeros(1, *spec.shape, dtype=torch.uint8 if len(spec.shape) == 3 else torch.float32)
         rows: list[Rows] = [np.zeros(1, np.int64)] * len(spec.sites)
@@ -44,39 +58,68 @@ class DryRun:
             public=public,
             names=spec.names,
         )
-        self._choices, self._make = models, make
-        self._models = list(models({}))  # client i has model i mod n
-        self._kinds = [("{}", place) for place in range(len(self._models))]
-        self._assign = [k % len(self._models) for k in range(len(spec.sites))]
-        self._schemas: dict[tuple[str, int], Schema] = {}
-        self.clients = make(self._federation, self._models, self._assign)
+        self._choices, self._make, self._max_model_mb = models, make, max_model_mb
+        self._models: dict[tuple[str, int], SplitModel] = {
+            ("{}", place): model for place, model in enumerate(models({}))
+        }
+        self._recipe = list(self._models)
+        self._kinds = [self._recipe[k % len(self._recipe)] for k in range(len(spec.sites))]  # of each client
+        self._replies: dict[tuple[str, tuple[str, int]], Tree] = {}
+        self.clients = self._clients(self._models, self._kinds)
 
     def assign(self, client: int, own: Mapping[str, Any]) -> None:
-        """Note a client's architecture; `BadInput` if the method can't train it beside the others'."""
-        choices = self._choices(own)
-        place = client % len(choices)
-        kind = (json.dumps(dict(own), sort_keys=True), place)
-        kinds, models = list(self._kinds), list(self._models)
-        if kind not in kinds:
-            kinds.append(kind)
-            models.append(choices[place])
-        assign = [kinds.index(kind) if k == client else group for k, group in enumerate(self._assign)]
-        if assign != self._assign:
-            self.clients = self._make(self._federation, models, assign)  # refuses what can't go together
-            self._kinds, self._models, self._assign = kinds, models, assign
+        """Note a client's architecture.
+
+        Args:
+            client: The client's number.
+            own: The recipe keys that it replaces, as its site sent them; none: it has the recipe's model.
+
+        Raises:
+            BadInput: If it is too large, can't be built, or can't be trained beside the others'.
+        """
+        try:
+            text = json.dumps(dict(own), sort_keys=True)
+            choices = self._own(own, text) if own else [self._models[kind] for kind in self._recipe]
+            kind = (text, client % len(choices))
+            kinds = [kind if k == client else now for k, now in enumerate(self._kinds)]
+            if kinds != self._kinds:
+                known = {**self._models, kind: choices[kind[1]]}
+                models = {kept: known[kept] for kept in dict.fromkeys([*self._recipe, *kinds])}
+                self.clients = self._clients(models, kinds)  # refuses what can't go together
+                self._models, self._kinds = models, kinds
+        except FedheadError:
+            raise
+        except Exception as error:  # a site may ask for anything
+            raise BadInput(f"its model can't be used: {printable(error, 200)}") from error
+
+    def _own(self, own: Mapping[str, Any], text: str) -> Sequence[SplitModel]:
+        """The architectures that a site asks for."""
+        if len(text) > MODEL_CHARACTERS or not isinstance(own.get("model", ""), str):
+            raise BadInput(f"its model must be one name, with its parameters at most {MODEL_CHARACTERS} characters")
+        with allocation_limit(self._max_model_mb * 2**20, "raise max_model_mb in server.yaml if its model may have it"):
+            choices = self._choices(own)
+        blank = self._federation.transform(self._federation.train.x).to(torch.float32)
+        with torch.no_grad():
+            for model in choices:
+                model.eval()(blank)
+        return choices
+
+    def _clients(self, models: Mapping[tuple[str, int], SplitModel], kinds: Sequence[tuple[str, int]]) -> Clients:
+        places = {kind: place for place, kind in enumerate(models)}
+        return self._make(self._federation, list(models.values()), [places[kind] for kind in kinds])
 
     def check(self, stage: Stage, tested: bool = True) -> None:
         """Refuse a stage that does not go with the models or without the sites' own test samples."""
         federation = replace(self._federation, client_test=self._federation.rows) if tested else self._federation
-        stage.check(self._models, federation)
+        stage.check(list(self._models.values()), federation)
 
-    def schema(self, algorithm: Algorithm, client: int, server: Tree) -> Schema:
-        """Names, shapes and types of what a client sends in an exchange."""
-        key = (f"{type(algorithm).__name__}:{algorithm.name}", self._assign[client])
-        if key not in self._schemas:
+    def reply(self, algorithm: Algorithm, client: int, server: Tree) -> Tree:
+        """What a client sends in an exchange, without its numbers: the tensors are on the meta device."""
+        key = (f"{type(algorithm).__name__}:{algorithm.name}", self._kinds[client])
+        if key not in self._replies:
             clients = self.clients
             downlink = make_downlink(algorithm, server, [client], clients.task_of)
             (job,) = clients.work(algorithm, downlink, ClientStates(clients.initial_state), round=1)
             (reply,) = Loop().run(job.truncated(0))
-            self._schemas[key] = schema(reply.send)
-        return self._schemas[key]
+            self._replies[key] = reply.send.to("meta")
+        return self._replies[key]

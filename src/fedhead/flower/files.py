@@ -13,6 +13,7 @@ from fedhead.core.parameters import check, parameters
 from fedhead.core.ranges import Above, AtLeast, Below, Matches
 from fedhead.experiment.recipe import Recipe, load
 from fedhead.experiment.yaml_text import read_yaml
+from fedhead.flower.dry_run import MODEL_MB
 from fedhead.flower.transport import Timeouts
 
 SiteName = Annotated[
@@ -79,6 +80,7 @@ class ServerFile(_File):
     public: str | None = None  # samples that all parties hold, likewise
     data: str | None = None  # folder of the recipe's data set
     allow: tuple[str, ...] = ()  # code besides fedhead's own that a site's own model may name: modules and files
+    max_model_mb: Annotated[int, AtLeast(1)] = MODEL_MB  # the most memory that building a site's own model may take
     allow_changed_code: bool = False  # resume also where code of the user's own differs from what the run began with
     quorum: Annotated[int, AtLeast(1)] = 1  # the fewest sites with which a round counts
     round_seconds: Annotated[float, Above(0)] = 600.0

@@ -43,6 +43,7 @@ class Outgoing:
     node: int
     request: Request
     trees: Mapping[str, Tree] = field(default_factory=dict)
+    expected: Mapping[str, Tree] = field(default_factory=dict)  # the form of the trees that the answer may hold
 
 
 @dataclass(frozen=True)
@@ -81,20 +82,22 @@ class Messenger:
                 # an error that Flower itself reports comes from no node: only the id says whose message it answers
                 key_of = pending.pop(reply.metadata.reply_to_message_id, None)
                 if key_of is not None:
-                    found[key_of] = _read(reply)
+                    found[key_of] = _read(reply, outgoing[key_of].expected)
             if pending:
                 time.sleep(self.poll)
         return found | dict.fromkeys(pending.values(), Failure(f"no response within {seconds:g} s"))
 
 
-def _read(reply: Message) -> Reply:
+def _read(reply: Message, expected: Mapping[str, Tree]) -> Reply:
     if reply.has_error():
         return Failure(f"Flower says {reply.error.reason or 'nothing'} (code {reply.error.code})")
     try:
-        header, trees = wire.unpack(reply.content)
+        header, trees = wire.unpack(reply.content, expected)
         response = read_response(header)
     except FedheadError as error:
         return Failure(str(error))
+    except Exception as error:  # whatever a site sends, it must not end the run of the others
+        return Failure(f"its message can't be read ({type(error).__name__})")
     if response.problem is None:
         return response, trees
     why = problems.describe(response.problem, response.reference)

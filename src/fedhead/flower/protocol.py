@@ -19,6 +19,8 @@ from fedhead.experiment.recipe import Recipe
 from fedhead.flower.problems import SiteProblem
 
 T = TypeVar("T")
+Count = Annotated[int, Between(0, 2**53)]  # what a float can still hold exactly
+Percent = Annotated[float, Between(0, 100)]
 
 TRAIN = "train"  # the exchange of the rounds; those after them are named as their stage is
 KINDS = {"hello": "query.hello", "work": "train.work", "test": "evaluate.test"}  # Flower's message types
@@ -84,10 +86,10 @@ class Request:
     kind: Literal["hello", "work", "test"]
     spec: RunSpec
     seconds: Annotated[float, Above(0)]  # after which the server has gone on, and the site gives up
-    round: Annotated[int, AtLeast(0)] = 0
+    round: Count = 0
     algorithm: str = TRAIN
     # the last round in which this site's reply counted: its state of then is the valid one
-    accepted: Annotated[int, AtLeast(0)] = 0
+    accepted: Count = 0
     staged: bool = False  # test: whether its reply to this stage counted, so that the stage's state is the valid one
     deliver: bool = False  # test: whether the site is to store the model for its own use
 
@@ -99,15 +101,15 @@ class Response:
     site: str  # its name
     fedhead: str
     experiment: str
-    round: Annotated[int, AtLeast(0)]
+    round: Count
     algorithm: str
     problem: str | None = None  # the code of why the request could not be carried out (`problems.TEXTS`) …
     reference: str = ""  # … and the number under which the site's own log says more
-    samples: Annotated[int, AtLeast(0)] = 0  # n_k
-    tests: Annotated[int, AtLeast(0)] = 0  # its own test samples
+    samples: Count = 0  # n_k
+    tests: Count = 0  # its own test samples
     model: dict[str, Any] = field(default_factory=dict)  # keys of the recipe that it replaces: its own architecture
-    accuracy: Annotated[float, Between(0, 100)] | None = None  # test: per cent on its own test samples …
-    steps: dict[str, float | None] = field(default_factory=dict)  # … and for the states on the way of a stage
+    accuracy: Percent | None = None  # test: per cent on its own test samples …
+    steps: dict[str, Percent | None] = field(default_factory=dict)  # … and for the states on the way of a stage
 
 
 def to_json(value: RunSpec | Request | Response) -> dict[str, Any]:

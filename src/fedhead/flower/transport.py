@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from fedhead.algorithm.base import Algorithm, Method, Stage
 from fedhead.core.errors import BadInput, FedheadError
-from fedhead.core.schema import Schema
+from fedhead.core.schema import Schema, schema
 from fedhead.core.text import printable
 from fedhead.core.tree import Tree
 from fedhead.data.pool import Pool
@@ -168,6 +168,8 @@ class FlowerTransport(Transport[SiteStates]):
                 self._refuse(node, Failure(f"it is {reply[0].site!r}, which is not in the list of sites"))
             elif (refusal := self.nodes.refusal(node, reply[0].site, keys, connected)) is not None:
                 self._refuse(node, refusal)
+            elif (why := self._mismatch(self.spec.number(reply[0].site), request, *reply)) is not None:
+                self._refuse(node, Failure(f"site {reply[0].site}: {why}", reply[0].site))
             else:
                 found[node] = reply[0]
         names = [response.site for response in found.values()]
@@ -195,11 +197,14 @@ class FlowerTransport(Transport[SiteStates]):
         """Send each site of a cohort its work, and wait for the responses."""
         label = self._label(algorithm)
         downlink = make_downlink(algorithm, server, cohort, self.clients.task_of)
-        outgoing = self._outgoing("work", downlink, states, round, label)
+        outgoing = {
+            k: replace(message, expected={"send": self.dry_run.reply(algorithm, k, server)})
+            for k, message in self._outgoing("work", downlink, states, round, label).items()
+        }
         replies: dict[int, ClientReply] = {}
         failures: dict[int, FedheadError] = {}
         for k, reply in self.messenger.ask(outgoing, self.timeouts.round_seconds + GRACE).items():
-            why = reply.reason if isinstance(reply, Failure) else self._mismatch(k, round, label, *reply)
+            why = reply.reason if isinstance(reply, Failure) else self._mismatch(k, outgoing[k].request, *reply)
             if isinstance(reply, Failure) or why is not None:
                 failures[k] = Refused(printable(why))
             else:
@@ -209,7 +214,7 @@ class FlowerTransport(Transport[SiteStates]):
 
     def schema(self, algorithm: Algorithm, server: Tree, client: int) -> Schema | None:
         """Return what the site's reply must look like, from the dry run."""
-        return self.dry_run.schema(algorithm, client, server)
+        return schema(self.dry_run.reply(algorithm, client, server))
 
     def evaluate(
         self, algorithm: Algorithm, server: Tree, states: SiteStates, round: int, deliver: bool = False
@@ -222,8 +227,9 @@ class FlowerTransport(Transport[SiteStates]):
         each: list[float | None] = [None] * len(self.spec.sites)
         steps: dict[str, list[float | None]] = {}
         for k, reply in self.messenger.ask(outgoing, self.timeouts.round_seconds + GRACE).items():
-            if isinstance(reply, Failure):
-                self.log(f"{_where(label, round)}: site {self.spec.sites[k]} was not tested: {reply.reason}")
+            why = reply.reason if isinstance(reply, Failure) else self._mismatch(k, outgoing[k].request, *reply)
+            if isinstance(reply, Failure) or why is not None:
+                self.log(f"{_where(label, round)}: site {self.spec.sites[k]} was not tested: {printable(why)}")
                 continue
             each[k] = reply[0].accuracy
             for name, value in reply[0].steps.items():
@@ -257,12 +263,24 @@ class FlowerTransport(Transport[SiteStates]):
             made[k] = Outgoing(self.nodes.nodes[self.spec.sites[k]], request, trees)
         return made
 
-    def _mismatch(self, k: int, round: int, label: str, response: Response, trees: Mapping[str, Tree]) -> str | None:
+    def _mismatch(self, k: int, request: Request, response: Response, trees: Mapping[str, Tree]) -> str | None:
         """Return why a response is not the one that was asked for, None if it is."""
+        label, round = request.algorithm, request.round
         if (response.experiment, response.algorithm, response.round) != (self.spec.experiment, label, round):
             return f"it answered {_where(response.algorithm, response.round)}, asked was {_where(label, round)}"
-        if response.site != self.spec.sites[k] or response.samples < 1 or trees.keys() != {"send"}:
+        if response.site != self.spec.sites[k] or trees.keys() != ({"send"} if request.kind == "work" else set()):
             return "its response is not that of this site"
+        if request.kind == "hello":
+            return None
+        hello = self.nodes.hellos[response.site]
+        if (response.samples, response.tests) != (hello.samples, hello.tests):
+            return (
+                f"it has {response.samples} samples to train and {response.tests} to test on, and said "
+                f"{hello.samples} and {hello.tests} when it came: start its node anew if its data has changed"
+            )
+        known = self._exchanges[label]
+        if response.steps.keys() - (known.steps() if isinstance(known, Stage) else {}).keys():
+            return "it reports steps that the stage does not have"
         return None
 
     def _label(self, algorithm: Algorithm) -> str:

@@ -1,0 +1,61 @@
+"""A limit on what building a model may allocate, for models that another party names."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fedhead.core.errors import BadInput
+
+_LENGTHS = ("size", "n", "m", "end", "steps")  # what torch calls the lengths of a new tensor
+
+
+@contextmanager
+def allocation_limit(nbytes: int, fix: str) -> Iterator[None]:
+    """Refuse tensors beyond a total size, before they are allocated.
+
+    Counted are all tensors that are made from a shape (weights and buffers are), whether or not they are freed again.
+
+    Args:
+        nbytes: The most bytes that may be allocated in this context.
+        fix: What the user can do about it, the end of the error's text.
+
+    Raises:
+        BadInput: As soon as more is asked for.
+
+    >>> with allocation_limit(1000, "take fewer"):
+    ...     torch.nn.Linear(10**9, 10**9)
+    Traceback (most recent call last):
+    fedhead.core.errors.BadInput: more than 1000 bytes are needed: take fewer
+    """
+    with _Counting(nbytes, BadInput(f"more than {nbytes} bytes are needed: {fix}")):
+        yield
+
+
+class _Counting(TorchDispatchMode):
+    def __init__(self, nbytes: int, error: BadInput):
+        super().__init__()  # type: ignore[no-untyped-call]  # torch's own
+        self._left, self._error = nbytes, error
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        self._left -= _bytes(func, args, kwargs)
+        if self._left < 0:
+            raise self._error
+        return func(*args, **kwargs)
+
+
+def _bytes(func: Any, args: Any, kwargs: Any) -> int:
+    """The bytes of the tensor that a call makes from a shape, 0 for all other calls."""
+    given = dict(zip([a.name for a in func._schema.arguments], args, strict=False)) | kwargs
+    if any(isinstance(value, Tensor) for value in given.values()) and not func._schema.name.startswith("aten::new_"):
+        return 0
+    lengths = [given[name] for name in _LENGTHS if given.get(name) is not None]
+    elements = math.prod(math.prod(length) if isinstance(length, list | tuple) else int(length) for length in lengths)
+    return elements * (given.get("dtype") or torch.get_default_dtype()).itemsize if lengths else 0
