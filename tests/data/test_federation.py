@@ -41,7 +41,7 @@ def test_features_become_float32_and_are_not_normalized():
 
 def test_bytes_as_labels_are_words():
     y = np.array([b"dog", b"cat", b"dog"])
-    assert Federation.from_arrays(np.zeros((3, 2)), y, clients=1).names == ["cat", "dog"]
+    assert Federation.from_arrays(np.zeros((3, 2)), y, clients=1).names == ("cat", "dog")
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_bytes_as_labels_are_words():
         (lambda x, y: Federation.from_arrays(x, y, clients=2.5), r"clients: 2\.5 is not a whole number"),
         (lambda x, y: Federation.dirichlet(x, y, clients=2, alpha="a"), "alpha: 'a' is not a number"),
         (lambda x, y: Federation.from_arrays([[1, 2], [3]], [0, 1]), "training x .* differ in shape"),
-        (lambda x, y: Federation.from_sites([x, x]), r"site 0 is ndarray: give each as a pair \(x, y\)"),
+        (lambda x, y: Federation.from_clients([x, x]), r"client 0 is ndarray: give a pair \(x, y\)"),
         (lambda x, y: Federation.from_huggingface([1, 2]), "list is not a Hugging Face Dataset"),
     ],
 )
@@ -64,7 +64,7 @@ def test_words_as_labels():
     fed = Federation.from_arrays(
         np.zeros((4, 2)), ["dog", "cat", "dog", "owl"], clients=2, test=(np.zeros((1, 2)), ["owl"])
     )
-    assert fed.names == ["cat", "dog", "owl"]
+    assert fed.names == ("cat", "dog", "owl")
     assert fed.train.y.tolist() == [1, 0, 1, 2]
     assert fed.test.y.tolist() == [2]
     with pytest.raises(BadInput, match="'bee'"):
@@ -92,14 +92,19 @@ NAN = np.array([[0.0, 1.0], [np.nan, 0.0]])
         (np.zeros(4), [0, 1, 0, 1], {}, "one row per sample"),
         (np.zeros((2, 2)), [0, 5], {"classes": 3}, "label 5 is outside the 3 classes"),
         (np.zeros((2, 2)), [0, -1], {"classes": 3}, "label -1 is outside"),
-        (np.zeros((2, 2)), [0.5, 1], {}, "not whole"),
+        (np.zeros((2, 2)), [0.5, 1], {}, "0.5, labels must be whole"),
         (np.zeros((2, 2)), np.eye(2), {}, "argmax"),
         (np.zeros((2, 2)), [0, 1], {"clients": 3}, "3 clients can't share 2 samples"),
         (np.zeros((2, 2)), [0, 1], {"classes": 0}, "classes: 0"),
-        (np.full((2, 4, 4), 300), [0, 1], {}, "outside 0 … 255"),
+        (np.full((2, 4, 4), 300), [0, 1], {"layout": "nhw"}, "pixels 300 … 300, images are 0 … 255"),
         (np.zeros((2, 2), complex), [0, 1], {}, "array of numbers"),
         (np.zeros((2, 2)), [0, 1], {"test": (np.zeros((1, 3)), [0])}, "do not match"),
-        (np.zeros((2, 2)), [0, 1], {"test": (np.zeros((1, 2)), [4]), "classes": 2}, "test data: label 4"),
+        (
+            np.zeros((2, 2)),
+            [0, 1],
+            {"test": (np.zeros((1, 2)), [4]), "classes": 2},
+            "test y: label 4 is outside the 2 classes",
+        ),
         (np.zeros((2, 2)), [0, 1], {"client_test": "matched"}, "there is none"),
         (np.zeros((2, 2)), [0, 1], {"client_test": 1.5}, "share: 1.5 is out of range"),
         (np.zeros((2, 2)), [0, 1], {"client_test": "half"}, "client_test 'half' is unknown: write a share"),
@@ -111,19 +116,19 @@ def test_wrong_data_is_refused(x, y, settings, says):
         Federation.from_arrays(x, y, **{"clients": 1, **settings})
 
 
-def test_sites_keep_their_own_samples():
+def test_clients_keep_their_own_samples():
     x, y = arrays(30)
-    fed = Federation.from_sites([(x[:10], y[:10]), (x[10:10], y[10:10]), (x[10:], y[10:])], test=(x[:3], y[:3]))
+    fed = Federation.from_clients([(x[:10], y[:10]), (x[10:10], y[10:10]), (x[10:], y[10:])], test=(x[:3], y[:3]))
     assert fed.sizes == (10, 0, 20)
     assert fed.partition == "given"
     assert np.array_equal(fed.train.y[fed.rows[2]].numpy(), y[10:])
-    words = Federation.from_sites([(x[:2], ["b", "a"]), (x[2:4], ["c", "a"])])
-    assert words.names == ["a", "b", "c"]
+    words = Federation.from_clients([(x[:2], ["b", "a"]), (x[2:4], ["c", "a"])])
+    assert words.names == ("a", "b", "c")
     assert words.train.y.tolist() == [1, 0, 2, 0]
-    with pytest.raises(BadInput, match="site 1 holds"):
-        Federation.from_sites([(x[:2], y[:2]), (x[:2, :4], y[:2])])
-    with pytest.raises(BadInput, match="no site"):
-        Federation.from_sites([])
+    with pytest.raises(BadInput, match="client 1 holds"):
+        Federation.from_clients([(x[:2], y[:2]), (x[:2, :4], y[:2])])
+    with pytest.raises(BadInput, match="no client has any samples"):
+        Federation.from_clients([])
 
 
 # -- local test sets ------------------------------------------------------------------------------
@@ -316,7 +321,7 @@ def test_huggingface_columns():
     data = FakeHuggingFace({"img": [Image.fromarray(a) for a in x], "fine": y.tolist()}, ["a", "b", "c", "d"])
     fed = Federation.from_huggingface(data, image="img", label="fine", clients=3, test=data)
     assert fed.classes == 4
-    assert fed.names == ["a", "b", "c", "d"]
+    assert fed.names == ("a", "b", "c", "d")
     assert np.array_equal(fed.train.x.numpy(), x.transpose(0, 3, 1, 2))
     assert len(fed.test.y) == 60
     with pytest.raises(BadInput, match="no column 'image'; it has img, fine"):

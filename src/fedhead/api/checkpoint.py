@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import pickle
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -15,10 +16,12 @@ from torch import Tensor
 from fedhead.core.batch import PARTS
 from fedhead.core.errors import BadInput
 from fedhead.core.tree import Tree
-from fedhead.data import datasets, sources
+from fedhead.data import datasets, labels, sources
 from fedhead.data.arrays import Samples
 from fedhead.data.augment import Transform
+from fedhead.data.conversion import samples
 from fedhead.data.federation import Federation
+from fedhead.data.labels import Classes
 from fedhead.experiment import build
 from fedhead.experiment.reopen import checkpoint_state
 from fedhead.experiment.run_folder import RunFolder
@@ -82,27 +85,43 @@ def model_and_data(
     """
     if not site.exists():
         raise BadInput(f"{site} is not there: give an .npz file with x and y, or a folder of images")
-    federation = _site(site)
+    recipe = RunFolder.open(checkpoint).recipe if checkpoint.is_dir() else None
+    entry = datasets.get(recipe.dataset) if recipe is not None and recipe.dataset in datasets.DATASETS else None
+    federation = _site(site, None if entry is None else entry.names)
     transform = federation.transform if normalize is None else Transform.named(normalize=normalize)
-    if checkpoint.is_dir():
-        recipe = RunFolder.open(checkpoint).recipe
+    if recipe is not None:
         loaded = run_model(checkpoint)
-        if normalize is None and recipe.dataset in datasets.DATASETS:
-            transform = datasets.get(recipe.dataset).transform.replace(None, recipe.normalize)
+        if normalize is None and entry is not None:
+            transform = entry.transform.replace(None, recipe.normalize)
     else:
         loaded = _architecture(model, classifier, read_weights(checkpoint), federation)
+    if int(federation.train.y.max()) >= loaded.classes:
+        raise BadInput(f"{site}: label {int(federation.train.y.max())} is outside the model's {loaded.classes} classes")
     _refuse_inputs(loaded, federation, transform, site)
     return loaded, federation.train, transform
 
 
-def _site(path: Path) -> Federation:
-    """A site's samples, as a federation of one."""
+def _site(path: Path, names: Sequence[str] | None) -> Federation:
+    """A site's samples, as a federation of one; its labels are the classes of the model, some of which it may lack."""
     if path.is_file():
-        return Federation.from_npz(path, clients=1)
+        x, y, _ = sources.npz(path)
+        read = labels.read(y, f"{path}: y")
+        if read.dtype.kind == "U" and names is None:
+            raise BadInput(
+                f"{path}: y holds words, but the names of the model's classes are unknown: give class indices"
+            )
+        count = 1 + int(read.max(initial=0)) if names is None else len(names)
+        data = samples(x, read, Classes.known(read, names, count), None, f"{path}:")
+        return Federation.from_arrays(data.x, data.y, clients=1, classes=count, layout=_stored_layout(data))
     found = sources.folder(path, None)
-    if found.sites:
-        raise BadInput(f"{path} holds the folders of {len(found.parts)} sites: give the folder of one")
-    return Federation.from_arrays(found.parts[0].x, found.parts[0].y, clients=1, names=found.names)
+    if found.clients is not None:
+        raise BadInput(f"{path} holds the folders of {len(found.parts)} clients: give the folder of one")
+    data = found.parts[0]
+    return Federation.from_arrays(data.x, data.y, clients=1, names=found.names, layout=_stored_layout(data))
+
+
+def _stored_layout(data: Samples) -> str:
+    return {torch.uint8: "nchw", torch.int64: "tokens"}.get(data.x.dtype, "features")
 
 
 def _architecture(model: str | None, classifier: str, w: dict[str, Tensor], federation: Federation) -> SplitModel:

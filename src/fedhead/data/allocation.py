@@ -88,3 +88,24 @@ def stratified(y: NDArray[np.int64], n: int, seed: int) -> Rows:
     order = random.permutation(random.key(seed, "subset"), len(y))
     quota = apportion(np.bincount(y) / len(y), n)
     return np.sort(np.concatenate([order[y[order] == c][:q] for c, q in enumerate(quota)])).astype(np.int64)
+
+
+def stratified_share(y: NDArray[np.int64], share: float, seed: int) -> tuple[Rows, Rows]:
+    """Split rows in two, each class by the same share.
+
+    Args:
+        y: Labels, [N].
+        share: Share of the second part, between 0 and 1.
+        seed: Seed of the choice.
+
+    Returns:
+        The sorted rows of both parts.
+
+    Raises:
+        BadInput: If one of them would be empty.
+    """
+    size = round(share * len(y))
+    if not 0 < size < len(y):
+        raise BadInput(f"test: a share of {share} of {len(y)} samples leaves one part empty; give test=(x, y)")
+    chosen = stratified(y, size, seed)
+    return np.setdiff1d(np.arange(len(y)), chosen), chosen

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -11,14 +12,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedhead.core.errors import BadInput
+from fedhead.core.log import logger
 
-CHANNELS = (1, 3)
+Layout = Literal["features", "tokens", "nhw", "nhwc", "nchw"]
+LAYOUTS: tuple[Layout, ...] = get_args(Layout)
+CHANNELS = (1, 3)  # of images whose layout can be inferred
+_IMAGES: dict[str, tuple[int, ...]] = {"nhw": (0, 1, 2), "nhwc": (0, 3, 1, 2), "nchw": (0, 1, 2, 3)}
 
 
 class Samples(NamedTuple):
     """Stored inputs and labels, on the CPU."""
 
-    x: Tensor  # uint8 [N, C, H, W] images, or float32 [N, …] features
+    x: Tensor  # uint8 [N, C, H, W] images, int64 [N, …] tokens, or float32 [N, …] features
     y: Tensor  # int64 [N]
 
     def take(self, rows: NDArray[np.int64]) -> Samples:
@@ -27,87 +32,139 @@ class Samples(NamedTuple):
         return Samples(self.x[index], self.y[index])
 
 
-def inputs(x: Any, what: str = "x") -> Tensor:
-    """Convert images (HW, HWC or CHW) to uint8 [N, C, H, W] and other numbers to float32 [N, …].
+def inputs(x: Any, layout: str | None = None, what: str = "x", missing: bool = False) -> Tensor:
+    """Convert images to uint8 [N, C, H, W], tokens to int64 and other numbers to float32.
 
     Args:
         x: Array, tensor or list of samples.
+        layout: What the axes and numbers mean; None infers it where there is only one reading (`infer_layout`).
         what: Name of the data in error messages.
+        missing: Whether NaN is allowed, as a missing value.
 
     Raises:
-        BadInput: If the data is empty, not finite or has an unsupported type or shape.
+        BadInput: If the data is empty, not finite, has an unsupported type or shape, or needs a layout.
 
     >>> inputs(np.zeros((5, 28, 28), np.uint8)).shape, inputs(np.zeros((5, 8, 8, 3), np.uint8)).shape
     (torch.Size([5, 1, 28, 28]), torch.Size([5, 3, 8, 8]))
     """
-    tensor = _tensor(x, what)
+    tensor = to_tensor(x, what)
+    if layout is None:
+        layout = infer_layout(tensor, what)
+    return _arrange(tensor, check_layout(layout), what, missing)
+
+
+def check_layout(layout: str) -> str:
+    """Return a layout, or raise `BadInput` if there is none of that name."""
+    if layout not in LAYOUTS:
+        raise BadInput(f"layout: {layout!r} is unknown, it is one of {', '.join(LAYOUTS)}")
+    return layout
+
+
+def infer_layout(x: Any, what: str = "x") -> Layout:
+    """Return the only layout that an array can have.
+
+    Floats are features, except four axes of which the last could be channels. Bytes of two axes are features, of three
+    axes gray images, of four axes images with 1 or 3 channels first or last. What else holds integers could be numbers
+    or tokens.
+
+    Raises:
+        BadInput: If there are several readings, with the layouts to choose from.
+    """
+    tensor = to_tensor(x, what)
+    shape, kind = tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
+    readings: tuple[Layout, ...]
+    if tensor.is_floating_point():
+        readings = ("nhwc", "nchw", "features") if len(shape) == 4 and shape[3] in CHANNELS else ("features",)
+    elif tensor.dtype != torch.uint8:
+        readings = ("features", "tokens") if len(shape) < 3 else ("features", "tokens", "nhw", "nhwc", "nchw")
+    elif len(shape) == 3:
+        thin = shape[1] in CHANNELS or shape[2] in CHANNELS  # one image without its batch axis, or a sequence
+        readings = ("nhw", "features", "tokens") if thin else ("nhw",)
+    elif len(shape) == 4 and (shape[1] in CHANNELS) != (shape[3] in CHANNELS):
+        readings = ("nchw",) if shape[1] in CHANNELS else ("nhwc",)
+    elif len(shape) == 4:
+        readings = ("nhwc", "nchw", "features")
+    else:
+        readings = ("features",)
+    if len(readings) > 1:
+        fitting = [name for name in readings if name not in _IMAGES or len(name) == len(shape)]
+        choice = " or ".join(f'layout="{name}"' for name in fitting)
+        raise BadInput(f"{what} is {kind} of shape {shape}, which can be read in several ways: state {choice}")
+    if not tensor.is_floating_point():
+        logger.info("%s, %s of shape %s, is read as layout=%s", what, kind, shape, readings[0])
+    return readings[0]
+
+
+def fitting_layout(x: Any, shape: Sequence[int], stated: str | None, what: str) -> str:
+    """Return the layout that gives samples of a known shape, as at the sites of a deployment.
+
+    Args:
+        x: The samples.
+        shape: Shape of one stored sample.
+        stated: Layout of the run's own data, which says whether integers are features or tokens.
+        what: Name of the data in error messages.
+
+    Raises:
+        BadInput: If several layouts give this shape.
+    """
+    if stated in ("features", "tokens"):
+        return stated
+    found = tuple(to_tensor(x, what).shape)
+    fitting = [
+        name
+        for name, axes in _IMAGES.items()
+        if len(shape) == 3 and len(found) == len(axes)
+        if ((1, *found[1:]) if name == "nhw" else tuple(found[axis] for axis in axes[1:])) == tuple(shape)
+    ]
+    return fitting[0] if len(fitting) == 1 else infer_layout(x, what)
+
+
+def _arrange(tensor: Tensor, layout: str, what: str, missing: bool) -> Tensor:
+    """Bring a tensor of a known layout to the stored form."""
     if tensor.ndim == 0 or len(tensor) == 0:
         raise BadInput(f"{what} is empty: give at least one sample")
     if tensor.ndim == 1:
         raise BadInput(f"{what} has shape {tuple(tensor.shape)}: it needs one row per sample, such as [N, features]")
-    if tensor.is_complex() or tensor.dtype == torch.bool:
-        raise BadInput(f"{what} holds {tensor.dtype}: give uint8 images or float features")
-    if not tensor.is_floating_point() and tensor.dtype != torch.uint8 and tensor.ndim >= 3:
-        if tensor.min() < 0 or tensor.max() > 255:
-            raise BadInput(f"{what} holds whole numbers outside 0 … 255: give uint8 images, or floats")
-        tensor = tensor.to(torch.uint8)
-    if tensor.dtype == torch.uint8 and tensor.ndim == 3:
-        tensor = tensor.unsqueeze(1)
-    if tensor.ndim == 4 and tensor.shape[1] not in CHANNELS and tensor.shape[3] in CHANNELS:
-        tensor = tensor.permute(0, 3, 1, 2)
-    if tensor.dtype == torch.uint8 and tensor.ndim == 4:
-        return tensor.contiguous()
-    tensor = tensor.to(torch.float32).contiguous()
-    finite = torch.isfinite(tensor.flatten(1)).all(dim=1)
-    if not finite.all():
-        bad = int((~finite).nonzero()[0])
-        raise BadInput(f"{what} holds NaN or infinite numbers, first in sample {bad}: clean the data")
-    return tensor
+    if layout == "tokens":
+        return _tokens(tensor, what)
+    if layout in _IMAGES:
+        axes = _IMAGES[layout]
+        if tensor.ndim != len(axes):
+            wanted = ", ".join(layout.upper())
+            raise BadInput(f'{what} has shape {tuple(tensor.shape)}, layout="{layout}" is for [{wanted}]')
+        tensor = tensor.unsqueeze(1) if layout == "nhw" else tensor.permute(axes)
+        if not tensor.is_floating_point():
+            low, high = int(tensor.min()), int(tensor.max())
+            if low < 0 or high > 255:
+                raise BadInput(
+                    f"{what} holds pixels {low} … {high}, images are 0 … 255: scale them first, or give floats"
+                )
+            return tensor.to(torch.uint8).contiguous()
+    elif not tensor.is_floating_point() and int(tensor.abs().max()) > 2**24:
+        logger.warning("%s holds whole numbers above 2**24, which float32 rounds", what)
+    return _floats(tensor, what, missing)
 
 
-def labels(y: Any, names: Sequence[str] | None = None, what: str = "y") -> tuple[Tensor, Sequence[str] | None]:
-    """Convert labels to int64 [N].
-
-    Args:
-        y: Class indices or class names.
-        names: Class names in order; found in the data if None.
-        what: Name of the data in error messages.
-
-    Returns:
-        The labels, and the class names if the labels were names.
-
-    Raises:
-        BadInput: If the labels are not one class per sample, or a name is unknown.
-    """
-    if not isinstance(y, Tensor):
-        array = np.asarray(y)
-        if array.dtype.kind in "USO" and array.ndim == 1:
-            words = [w.decode() if isinstance(w, bytes) else str(w) for w in array]
-            names = sorted(set(words)) if names is None else names
-            number = {name: i for i, name in enumerate(names)}
-            unknown = sorted(set(words) - set(names))
-            if unknown:
-                raise BadInput(f"{what} holds the class {unknown[0]!r}, which is not among {', '.join(names)}")
-            return torch.tensor([number[w] for w in words], dtype=torch.int64), names
-    tensor = _tensor(y, what)
-    if tensor.ndim == 2 and tensor.shape[1] == 1:
-        tensor = tensor[:, 0]
-    if tensor.ndim != 1:
-        raise BadInput(
-            f"{what} has shape {tuple(tensor.shape)}: give one class index per sample (argmax of one-hot labels)"
-        )
-    if tensor.is_floating_point() and not bool((tensor == tensor.round()).all()):
-        raise BadInput(f"{what} holds numbers that are not whole: give class indices 0, 1, 2 …")
-    return tensor.to(torch.int64).contiguous(), names
+def _tokens(tensor: Tensor, what: str) -> Tensor:
+    if tensor.is_floating_point():
+        raise BadInput(f"{what} holds {tensor.dtype}, tokens are whole numbers: give integers")
+    if int(tensor.min()) < 0:
+        raise BadInput(f"{what} holds the token {int(tensor.min())}: tokens count from 0")
+    return tensor.to(torch.int64).contiguous()
 
 
-def samples(x: Any, y: Any, names: Sequence[str] | None = None, what: str = "") -> tuple[Samples, Sequence[str] | None]:
-    """Convert inputs and labels and check that they match; see `inputs` and `labels`."""
-    xs = inputs(x, f"{what} x".strip())
-    ys, names = labels(y, names, f"{what} y".strip())
-    if len(xs) != len(ys):
-        raise BadInput(f"{what} x has {len(xs)} samples but y has {len(ys)} labels: they must match".strip())
-    return Samples(xs, ys), names
+def _floats(tensor: Tensor, what: str, missing: bool) -> Tensor:
+    stored = tensor.to(torch.float32).contiguous()
+    bad = ~torch.isfinite(stored.flatten(1))
+    if missing:
+        bad &= ~stored.flatten(1).isnan()
+    if bad.any():
+        row = int(bad.any(dim=1).nonzero()[0])
+        if tensor[row].isfinite().all():
+            raise BadInput(f"{what} holds numbers beyond float32, first in sample {row}: scale the data")
+        fix = 'clean the data (or missing="mean" for NaN in tables)'
+        raise BadInput(f"{what} holds NaN or infinite numbers, first in sample {row}: {fix}")
+    return stored
 
 
 def check_classes(data: Samples, classes: int, what: str) -> None:
@@ -118,15 +175,27 @@ def check_classes(data: Samples, classes: int, what: str) -> None:
         raise BadInput(f"{what}: label {wrong} is outside the {classes} classes 0 … {classes - 1}")
 
 
-def _tensor(value: Any, what: str) -> Tensor:
+def to_tensor(value: Any, what: str) -> Tensor:
+    """Convert numbers to a tensor of the same values, on the CPU; other things raise `BadInput`."""
     if isinstance(value, Tensor):
-        return value.detach().cpu()
+        tensor = value.detach().cpu()
+        if tensor.is_complex() or tensor.dtype == torch.bool:
+            raise BadInput(f"{what} holds {tensor.dtype}: give integers or floats")
+        return tensor
     try:
         array = np.asarray(value)
     except ValueError as error:  # rows of different lengths
         raise BadInput(f"{what} can't be read as one array: its samples differ in shape") from error
-    if array.dtype.kind not in "buif":
-        raise BadInput(f"{what} can't be read as an array of numbers (its dtype is {array.dtype})")
-    if array.dtype.kind == "u" and array.dtype != np.uint8:
+    kind = array.dtype.kind
+    if kind not in "uif":
+        raise BadInput(
+            f"{what} can't be read as an array of numbers (its dtype is {array.dtype}): give integers or floats"
+        )
+    if kind == "f" and array.dtype.itemsize > 8:
+        with np.errstate(over="ignore"):  # what does not fit becomes infinite, and is refused as such
+            array = array.astype(np.float64)  # torch has no long double
+    elif kind == "u" and array.dtype != np.uint8:
+        if array.size and array.max() > sys.maxsize:
+            raise BadInput(f"{what} holds {array.max()}, which is beyond 64-bit integers")
         array = array.astype(np.int64)  # torch supports few unsigned types
-    return torch.from_numpy(np.array(array, copy=True, order="C"))
+    return torch.from_numpy(np.array(array, dtype=array.dtype.newbyteorder("="), copy=True, order="C"))

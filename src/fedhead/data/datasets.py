@@ -1,6 +1,7 @@
 """The registry of data sets: what each is, where its standard files come from, and how they are read.
 
-A user's own data set is a function without arguments that returns `(x, y, x_test, y_test)`, or a `Dataset`.
+A user's own data set is a function without arguments that returns `(x, y, x_test, y_test)`, or a `Dataset`. The
+function's attribute `layout`, if it has one, states what the axes of x mean, as in `Federation.from_arrays`.
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ import torch
 from fedhead.core.component_check import check_function, first_docline
 from fedhead.core.errors import BadInput, user_code
 from fedhead.core.registry import Registry
-from fedhead.data import arrays, readers
+from fedhead.data import readers
 from fedhead.data.allocation import stratified
-from fedhead.data.arrays import Samples, inputs, labels
+from fedhead.data.arrays import Samples, inputs
 from fedhead.data.augment import Transform
+from fedhead.data.conversion import convert
 from fedhead.data.readers import Part
 
 _CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -78,6 +80,33 @@ def dataset(name: str) -> Callable[[C], C]:
     return DATASETS.decorator(name)
 
 
+def parts(
+    entry: Dataset,
+    data_dir: str | PathLike[str] | None,
+    download: bool,
+    samples: int | None,
+    test_samples: int | None,
+    public: Dataset | None,
+    public_samples: int | None,
+    seed: int,
+) -> tuple[Samples, Samples, Samples | None]:
+    """Return the training, test and public samples that `Federation.load` asks for."""
+    train, test = entry.load(data_dir, download=download)
+    if samples is not None:
+        train = train.take(stratified(train.y.numpy(), samples, seed))
+    if test_samples is not None:
+        test = test.take(stratified(test.y.numpy(), test_samples, seed))
+    if public is None:
+        return train, test, None
+    if public.name != entry.name:
+        shared = public.part("test", data_dir, download)
+        return train, test, shared.take(stratified(shared.y.numpy(), min(public_samples or 3000, len(shared.y)), seed))
+    held = stratified(train.y.numpy(), public_samples or max(1, len(train.y) // 5), seed)
+    if len(held) == len(train.y):
+        raise BadInput(f"public_samples: {public_samples} leaves no training samples of {entry.name} for the clients")
+    return train.take(np.setdiff1d(np.arange(len(train.y)), held)), test, train.take(held)
+
+
 def _checked(found: Any, name: str) -> Dataset:
     if isinstance(found, Dataset):
         return found
@@ -91,19 +120,22 @@ def _from_function(function: Callable[[], Any], name: str) -> Dataset:
         made = function()
     if not isinstance(made, tuple) or len(made) != 4:
         raise BadInput(f"dataset {name}: the function must return (x, y, x_test, y_test)")
-    train, names = arrays.samples(made[0], made[1], None, f"{name}, training")
-    test, _ = arrays.samples(made[2], made[3], names, f"{name}, test")
-    classes = len(names) if names is not None else 1 + max(int(part.y.max()) for part in (train, test))
+    try:
+        found = convert({"training": made[:2]}, test=made[2:], layout=getattr(function, "layout", None))
+    except BadInput as error:
+        raise BadInput(f"dataset {name}: {error}") from None
+    train, test = found.parts[0], found.test
+    assert test is not None
     shape = tuple(train.x.shape[1:])
     return Dataset(
         name,
-        classes,
+        found.classes.count,
         shape,
-        Transform.named(normalize="half") if len(shape) == 3 and train.x.dtype == torch.uint8 else Transform(),
+        Transform.named(normalize="half") if train.x.dtype == torch.uint8 else Transform(),
         first_docline(function),
         name,
         lambda root, part, download: test if part == "test" else train,
-        None if names is None else tuple(names),
+        found.classes.names,
     )
 
 
@@ -116,7 +148,9 @@ def _digits(root: Path, part: Part, download: bool) -> Samples:
     from sklearn.datasets import load_digits
 
     x, y = load_digits(return_X_y=True)
-    everything = Samples(inputs(np.rint(x.reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8)), labels(y)[0])
+    everything = Samples(
+        inputs(np.rint(x.reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8), "nhw"), torch.from_numpy(y.astype(np.int64))
+    )
     test = stratified(y, 360, seed=0)
     return everything.take(test if part == "test" else np.setdiff1d(np.arange(len(y)), test))
 

@@ -199,7 +199,7 @@ class Skewed(Partition):
 
 @dataclass(frozen=True)
 class Given(Partition):
-    """Data that is already split by site (`Federation.from_sites`, or one folder per site)."""
+    """Data that is already split by site (`Federation.from_clients`, or one folder per client)."""
 
     def deal(self, y: NDArray[Any], classes: int, clients: int, rng: np.random.RandomState) -> list[Rows]:
         raise BadInput("partition given: this data is not split by site; use iid, dirichlet(alpha) or skewed(2)")

@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from fedhead.core.errors import BadInput
 from fedhead.data import formats, image_folders
-from fedhead.data.arrays import Samples, inputs, labels
+from fedhead.data.arrays import Samples, inputs
 from fedhead.data.download import Remote, fetch, missing
 
 Part = Literal["train", "test"]
@@ -67,7 +68,8 @@ def _cifar(
     if absent:
         fetch(dataset, absent, remote, root, download)
     parts = [formats.cifar_batch(_existing(root / name), label, MD5.get(name)) for name in files]
-    return Samples(inputs(np.concatenate([x for x, _ in parts])), labels(np.concatenate([y for _, y in parts]))[0])
+    y = np.concatenate([y for _, y in parts])
+    return Samples(inputs(np.concatenate([x for x, _ in parts]), "nchw"), torch.from_numpy(y))
 
 
 def mnist(root: Path, part: Part, download: bool) -> Samples:
@@ -163,7 +165,7 @@ def tinyimagenet(root: Path, part: Part, download: bool) -> Samples:
 def _pair(x: NDArray[Any], y: NDArray[Any], where: Path) -> Samples:
     if x.ndim != 3 or y.ndim != 1 or len(x) != len(y):
         raise BadInput(f"{where}: images {x.shape} and labels {y.shape} do not belong together")
-    return Samples(inputs(x), labels(y.astype(np.int64))[0])
+    return Samples(inputs(x, "nhw"), torch.from_numpy(y.astype(np.int64)))
 
 
 def _find(places: list[Path], name: str) -> Path | None:

@@ -1,17 +1,15 @@
-"""User data from other sources: torch and Hugging Face data sets, .npz files, folders; and partitions on disk."""
+"""User data from other sources: torch and Hugging Face data sets, .npz files, folders."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedhead.core.errors import BadInput
 from fedhead.data import image_folders
-from fedhead.data.allocation import Rows
 from fedhead.data.arrays import Samples
 from fedhead.data.formats import read_npz
 
@@ -26,7 +24,7 @@ def torch_dataset(dataset: Any) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, A
     pairs = [dataset[i] for i in range(size)]
     if not all(isinstance(p, tuple | list) and len(p) >= 2 for p in pairs[:1]):
         raise BadInput("the Dataset must yield (sample, label) pairs")
-    return _stack([p[0] for p in pairs]), np.asarray([int(p[1]) for p in pairs])
+    return _stack([p[0] for p in pairs]), np.asarray([_label(p[1]) for p in pairs])
 
 
 def columns(
@@ -55,39 +53,13 @@ def npz(path: Path) -> tuple[Any, Any, tuple[Any, Any] | None]:
     return held["x"], held["y"], (held["x_test"], held["y_test"]) if tests else None
 
 
-def save_partition(path: Path, rows: list[Rows], local: list[Rows] | None, client_test_from: str, text: str) -> None:
-    """Write a partition to a file: all rows in one array, the end of each client's rows in another."""
-    entries: dict[str, Any] = {"rows": np.concatenate(rows), "ends": np.cumsum([len(r) for r in rows])}
-    if local is not None:
-        entries |= {"local": np.concatenate(local), "local_ends": np.cumsum([len(r) for r in local])}
-    draft = path.with_name(path.name + ".part")
-    with open(draft, "wb") as file:
-        np.savez_compressed(file, partition=np.array(text), client_test_from=np.array(client_test_from), **entries)
-    os.replace(draft, path)
-
-
-def load_partition(path: Path) -> tuple[list[Rows], list[Rows] | None, Literal["train", "test"], str]:
-    """Read a partition written by `save_partition`."""
-    held = read_npz(path)
-    try:
-        rows = _unpack(held["rows"], held["ends"])
-        local = _unpack(held["local"], held["local_ends"]) if "local" in held else None
-        return rows, local, "test" if str(held["client_test_from"]) == "test" else "train", str(held["partition"])
-    except (KeyError, IndexError) as error:
-        raise BadInput(f"{path}: not a partition that fedhead wrote ({error})") from None
-
-
-def _unpack(rows: np.ndarray[Any, Any], ends: np.ndarray[Any, Any]) -> list[Rows]:
-    return [part.astype(np.int64) for part in np.split(rows, ends[:-1])]
-
-
 class Folder(NamedTuple):
     """The contents of a folder of images."""
 
-    parts: list[Samples]  # one per site, or a single one
+    parts: list[Samples]  # one per client, or a single one
     test: Samples | None
     names: tuple[str, ...]  # of the classes
-    sites: bool
+    clients: tuple[str, ...] | None  # names of the folders of the clients, if there are such
 
 
 def folder(path: Path, size: int | None) -> Folder:
@@ -100,12 +72,17 @@ def folder(path: Path, size: int | None) -> Folder:
     roots = image_folders.subfolders(top)
     if not roots:
         raise BadInput(f"{path}: no folders in it; it needs one folder of images per class")
-    sites = all(image_folders.subfolders(root) for root in roots)
-    where = roots if sites else [top]
+    by_client = all(image_folders.subfolders(root) for root in roots)
+    where = roots if by_client else [top]
     names = tuple(sorted({d.name for root in where for d in image_folders.subfolders(root)}))
     parts = [image_folders.decode(root, names, size) for root in where]
     test = image_folders.decode(held, names, size) if top is not path and held else None
-    return Folder(parts, test, names, sites)
+    return Folder(parts, test, names, tuple(root.name for root in roots) if by_client else None)
+
+
+def _label(label: Any) -> Any:
+    """A label of a data set, as a number or a word."""
+    return label.item() if hasattr(label, "item") else label
 
 
 def _stack(samples: list[Any]) -> np.ndarray[Any, Any]:

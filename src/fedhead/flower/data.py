@@ -13,10 +13,12 @@ from typing import Any
 import numpy as np
 
 from fedhead.core.errors import BadInput, FedheadError
-from fedhead.data import arrays, image_folders, sources
+from fedhead.data import arrays, image_folders, labels, sources
 from fedhead.data.allocation import Rows
 from fedhead.data.arrays import Samples
+from fedhead.data.conversion import samples
 from fedhead.data.federation import Federation
+from fedhead.data.labels import Classes
 from fedhead.flower.problems import SiteProblem
 from fedhead.flower.protocol import RunSpec
 
@@ -84,11 +86,11 @@ def load(source: str, spec: RunSpec, base: Path, size: int | None = None) -> tup
     path = base / os.path.expanduser(source)
     held: Any = None
     if path.is_dir():
-        x, y = _folder(path, spec, size)
-    elif path.suffix == ".npz":
+        return _checked(_folder(path, spec, size), spec, source), None
+    if path.suffix == ".csv":
+        return _checked(_csv(path, spec, size), spec, source), None
+    if path.suffix == ".npz":
         x, y, held = sources.npz(path)
-    elif path.suffix == ".csv":
-        x, y = _csv(path, spec, size)
     elif ":" in source and not path.exists():
         x, y, held = _function(source, base)
     else:
@@ -101,16 +103,20 @@ def load(source: str, spec: RunSpec, base: Path, size: int | None = None) -> tup
 
 def _fit(x: Any, y: Any, spec: RunSpec, source: str) -> Samples:
     """Samples that the run's model can take, or an error that says what differs."""
-    if not len(y):
+    read = labels.read(y, "y")
+    if not len(read):
         raise BadInput(f"data {source!r} holds no samples: give at least one")
-    samples, _ = arrays.samples(x, y, spec.names)
-    if list(samples.x.shape[1:]) != spec.shape:
+    layout = arrays.fitting_layout(x, spec.shape, spec.recipe.get("layout"), "x")
+    return _checked(samples(x, read, Classes.known(read, spec.names, spec.classes), layout, ""), spec, source)
+
+
+def _checked(found: Samples, spec: RunSpec, source: str) -> Samples:
+    if list(found.x.shape[1:]) != spec.shape:
         raise BadInput(
-            f"data {source!r} holds samples of shape {list(samples.x.shape[1:])}, the run is for {spec.shape}: "
+            f"data {source!r} holds samples of shape {list(found.x.shape[1:])}, the run is for {spec.shape}: "
             "bring them to that size (for image files: 'size' in site.yaml)"
         )
-    arrays.check_classes(samples, spec.classes, f"data {source!r}")
-    return samples
+    return found
 
 
 def _folder(path: Path, spec: RunSpec, size: int | None) -> Samples:

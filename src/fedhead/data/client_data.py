@@ -1,0 +1,200 @@
+"""What a federation holds: samples, the clients that own them, and the transform to model inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from os import PathLike
+from pathlib import Path
+from typing import Literal, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fedhead.core.errors import BadInput
+from fedhead.core.parameters import check
+from fedhead.data import arrays, partition_file
+from fedhead.data.allocation import Rows, stratified
+from fedhead.data.arrays import Samples
+from fedhead.data.augment import Transform
+from fedhead.data.client_test import SHARE, ClientTest, Fraction, parse
+
+
+@dataclass(frozen=True, eq=False)
+class ClientData:
+    """Clients and their data; the clients' samples are rows of one training set.
+
+    Args:
+        train: Training samples of all clients.
+        rows: Training samples of each client, as rows of `train`.
+        classes: Number of classes.
+        test: Global test set.
+        client_test: Test samples of each client, as rows of `train` or `test`.
+        client_test_from: Which of the two they are rows of.
+        transform: Maps stored samples to model inputs.
+        public: Samples that all parties hold (KT-pFL).
+        names: Names of the classes.
+        client_names: Names of the clients.
+        title: Name of the data in records.
+        partition: Name of the partition in records.
+
+    Raises:
+        BadInput: If the parts do not fit together.
+    """
+
+    train: Samples
+    rows: list[Rows]
+    classes: int
+    test: Samples | None = None
+    client_test: list[Rows] | None = None
+    client_test_from: Literal["train", "test"] = "train"
+    transform: Transform = field(default_factory=Transform)
+    public: Samples | None = None
+    names: Sequence[str] | None = None
+    client_names: Sequence[str] | None = None
+    title: str = "your data"
+    partition: str = "given"
+
+    def __post_init__(self) -> None:
+        if not self.rows:
+            raise BadInput("a federation needs at least one client")
+        for what, given, count in (
+            ("names", self.names, self.classes),
+            ("client_names", self.client_names, len(self.rows)),
+        ):
+            if given is not None:
+                object.__setattr__(self, what, tuple(str(name) for name in given))
+                if len(given) != count:
+                    raise BadInput(f"{what}: {len(given)} names were given, {count} are needed")
+        for what, data in (("training data", self.train), ("test data", self.test)):
+            if data is not None and len(data.y):
+                arrays.check_classes(data, self.classes, what)
+        if self.test is not None and _sample_type(self.test) != _sample_type(self.train):
+            raise BadInput(
+                f"test samples of shape {tuple(self.test.x.shape[1:])} ({self.test.x.dtype}) do not match training "
+                f"samples of {self.input_shape} ({self.train.x.dtype})"
+            )
+        if self.public is not None and _sample_type(self.public) != _sample_type(self.train):
+            raise BadInput(
+                f"public samples of shape {tuple(self.public.x.shape[1:])} ({self.public.x.dtype}) do not match the "
+                f"clients', {self.input_shape} ({self.train.x.dtype}): their models can't take both"
+            )
+        self.transform.check(self.input_shape)
+
+    # -- properties -------------------------------------------------------------------------------
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of one sample."""
+        return tuple(self.train.x.shape[1:])
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Number of training samples per client."""
+        return tuple(len(rows) for rows in self.rows)
+
+    def counts(self) -> NDArray[np.int64]:
+        """Count training samples by client and class, [clients, classes]."""
+        y = self.train.y.numpy()
+        return np.stack([np.bincount(y[rows], minlength=self.classes) for rows in self.rows]).astype(np.int64)
+
+    # -- modified copies --------------------------------------------------------------------------
+    def with_client_test(self, client_test: str | float | ClientTest | None, seed: int = 0) -> Self:
+        """Return the federation with a test set for each client; see `Federation.from_arrays`."""
+        rule = parse(client_test)
+        if rule is None:
+            return self
+        y = self.train.y.numpy()
+        if isinstance(rule, Fraction):
+            parts = [rule.split(rows, y, seed, k) for k, rows in enumerate(self.rows)]
+            return replace(
+                self, rows=[a for a, _ in parts], client_test=[b for _, b in parts], client_test_from="train"
+            )
+        if self.test is None:
+            raise BadInput("client_test: matched draws from the global test set, but there is none; give test=(x, y)")
+        held, counts = self.test.y.numpy(), self.counts()
+        local = [rule.draw(own, int(counts.sum()), held, seed, k) for k, own in enumerate(counts)]
+        return replace(self, client_test=local, client_test_from="test")
+
+    def subset(self, n: int, seed: int = 0) -> Self:
+        """Return the federation with only n training (and client test) samples, stratified by class."""
+        return self.take(stratified(self.train.y.numpy(), n, seed))
+
+    def take(self, kept: Rows) -> Self:
+        """Return the federation with only these rows of its training set.
+
+        Args:
+            kept: Rows of `train`, each once.
+        """
+        new_row = np.full(len(self.train.y), -1, np.int64)
+        new_row[kept] = np.arange(len(kept))
+
+        def renumber(rows: list[Rows]) -> list[Rows]:
+            return [new_row[own][new_row[own] >= 0] for own in rows]
+
+        local = self.client_test
+        if local is not None and self.client_test_from == "train":
+            local = renumber(local)
+        return replace(self, train=self.train.take(kept), rows=renumber(self.rows), client_test=local)
+
+    def hold_out(self, share: float, seed: int = 0) -> Self:
+        """Return the federation with a share of each client's samples as its test set, and all of these as the global.
+
+        Args:
+            share: Share of the samples, stratified by class.
+            seed: Seed of the choice.
+
+        Raises:
+            BadInput: If no client has enough samples.
+        """
+        rule, y = Fraction(check("test", share, SHARE), stratified=True), self.train.y.numpy()
+        return self.hold_out_rows(np.concatenate([rule.split(own, y, seed, k)[1] for k, own in enumerate(self.rows)]))
+
+    def hold_out_rows(self, held: Rows) -> Self:
+        """Return the federation with rows of `train` as the global test set, and each client's of them as its own."""
+        is_test = np.zeros(len(self.train.y), bool)
+        is_test[held] = True
+        if not is_test.any() or all(is_test[own].all() for own in self.rows):
+            raise BadInput("test: the clients have too few samples to hold test samples out; give test=(x, y)")
+        own_test = [own[is_test[own]] for own in self.rows]
+        new_row = np.cumsum(is_test) - 1
+        made = replace(self, rows=[own[~is_test[own]] for own in self.rows], client_test=None)
+        return replace(
+            made.take(np.flatnonzero(~is_test)),
+            test=self.train.take(np.flatnonzero(is_test)),
+            client_test=[new_row[own] for own in own_test],
+            client_test_from="test",
+        )
+
+    # -- the partition on disk --------------------------------------------------------------------
+    def save_partition(self, path: str | PathLike[str]) -> None:
+        """Write the rows of each client to a file for `load_partition`."""
+        partition_file.save(Path(path), self.rows, self.client_test, self.client_test_from, self.partition)
+
+    def load_partition(self, path: str | PathLike[str]) -> Self:
+        """Return this data with the clients of a file written by `save_partition`.
+
+        Raises:
+            BadInput: If the file can't be read or does not fit the data.
+        """
+        rows, local, client_test_from, text = partition_file.load(Path(path))
+        limit = {"train": len(self.train.y), "test": 0 if self.test is None else len(self.test.y)}
+        for own, what in [*((r, "train") for r in rows), *((r, client_test_from) for r in local or [])]:
+            if own.size and (own.min() < 0 or own.max() >= limit[what]):
+                raise BadInput(f"{path}: row {own.max()} is not in the {what} data of {limit[what]} samples")
+        names = self.client_names if self.client_names is not None and len(self.client_names) == len(rows) else None
+        return replace(
+            self,
+            rows=rows,
+            client_test=local,
+            client_test_from=client_test_from,
+            partition=text,
+            client_names=names,
+        )
+
+
+def _sample_type(data: Samples) -> tuple[torch.Size, torch.dtype]:
+    return data.x.shape[1:], data.x.dtype

@@ -1,0 +1,43 @@
+"""Natural clients: samples that come with the client that each belongs to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from fedhead.core.errors import BadInput
+from fedhead.data import labels
+from fedhead.data.allocation import Rows
+from fedhead.data.labels import Classes
+
+
+def rows_of_groups(
+    groups: Any, names: Sequence[str] | None, samples: int, clients: int | None
+) -> tuple[list[Rows], tuple[str, ...]]:
+    """Return the rows of each group, and the groups' names.
+
+    Args:
+        groups: Client of each sample, [N]: numbers or words.
+        names: Names of the clients, if the groups are numbers 0, 1, 2 ….
+        samples: Number of samples.
+        clients: Number of clients that is expected, if any.
+
+    Raises:
+        BadInput: If the groups do not fit the samples or the number of clients.
+    """
+    if groups is None:
+        raise BadInput(
+            "partition given: this data is not split by client; use iid, dirichlet(alpha) or skewed(classes)"
+        )
+    read = labels.read(groups, "groups")
+    if len(read) != samples:
+        raise BadInput(f"groups has {len(read)} entries, there are {samples} samples: they must match")
+    found = Classes.find(read, names, None)
+    if clients is not None and clients != found.count:
+        raise BadInput(f"clients: the data has {found.count} groups, not {clients}; set clients={found.count}")
+    index = found.encode(read, "groups").numpy()
+    order = np.argsort(index, kind="stable")
+    rows = np.split(order, np.cumsum(np.bincount(index, minlength=found.count))[:-1])
+    return rows, found.names or tuple(str(k) for k in range(found.count))

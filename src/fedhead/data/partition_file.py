@@ -1,0 +1,51 @@
+"""Partitions on disk: which rows each client holds."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedhead.core.errors import BadInput
+from fedhead.data.allocation import Rows
+from fedhead.data.formats import read_npz
+
+
+def save(path: Path, rows: list[Rows], local: list[Rows] | None, client_test_from: str, text: str) -> None:
+    """Write a partition to a file: all rows in one array, the end of each client's rows in another."""
+    entries: dict[str, Any] = pack(rows, "rows", "ends")
+    if local is not None:
+        entries |= pack(local, "local", "local_ends")
+    write(path, partition=np.array(text), client_test_from=np.array(client_test_from), **entries)
+
+
+def load(path: Path) -> tuple[list[Rows], list[Rows] | None, Literal["train", "test"], str]:
+    """Read a partition written by `save`."""
+    held = read_npz(path)
+    try:
+        rows = unpack(held, "rows", "ends")
+        local = unpack(held, "local", "local_ends") if "local" in held else None
+        return rows, local, "test" if str(held["client_test_from"]) == "test" else "train", str(held["partition"])
+    except (KeyError, IndexError) as error:
+        raise BadInput(f"{path}: not a partition that fedhead wrote ({error})") from None
+
+
+def pack(rows: list[Rows], values: str, ends: str) -> dict[str, NDArray[np.int64]]:
+    """Return two arrays, under these names: the rows of all clients, and the end of each client's rows."""
+    return {values: np.concatenate(rows), ends: np.cumsum([len(r) for r in rows])}
+
+
+def unpack(held: dict[str, NDArray[Any]], values: str, ends: str) -> list[Rows]:
+    """Return the rows of each client from the arrays of `pack`."""
+    return [part.astype(np.int64) for part in np.split(held[values], held[ends][:-1])]
+
+
+def write(path: Path, **entries: NDArray[Any]) -> None:
+    """Write arrays to an .npz file, all of them or nothing."""
+    draft = path.with_name(path.name + ".part")
+    with open(draft, "wb") as file:
+        np.savez_compressed(file, **entries)  # type: ignore[arg-type]  # numpy's stub takes entries for flags
+    os.replace(draft, path)
