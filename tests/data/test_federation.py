@@ -1,5 +1,9 @@
 """Federations: from what users hold, checked; local test sets; partitions on disk."""
 
+import io
+import os
+import zipfile
+
 import numpy as np
 import pytest
 import torch
@@ -8,7 +12,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from fedhead.core.errors import BadInput
-from fedhead.data import client_test
+from fedhead.data import client_test, formats
 from fedhead.data.augment import Transform
 from fedhead.data.federation import Federation, Samples
 
@@ -114,6 +118,43 @@ NAN = np.array([[0.0, 1.0], [np.nan, 0.0]])
 def test_wrong_data_is_refused(x, y, settings, says):
     with pytest.raises(BadInput, match=says):
         Federation.from_arrays(x, y, **{"clients": 1, **settings})
+
+
+def test_a_share_is_held_out_for_testing():
+    x, y = arrays(100)
+    fed = Federation.dirichlet(x, y, clients=4, alpha=0.5, test=0.2)
+    assert (len(fed.test.y), len(fed.train.y), fed.client_test) == (20, 80, None)
+    assert np.bincount(fed.test.y).tolist() == [7, 7, 6]
+    everything = torch.cat([fed.train.x, fed.test.x]).flatten(1).numpy()
+    assert len(np.unique(everything, axis=0)) == 100
+    for wrong, says in ((1.2, "test: 1.2 is out of range"), (0.001, "leaves one part empty"), ("a", "test is str")):
+        with pytest.raises(BadInput, match=says):
+            Federation.from_arrays(x, y, clients=4, test=wrong)
+
+
+def test_groups_are_clients_and_hold_their_share_out():
+    x, y = arrays(60)
+    groups = np.array(["north", "south", "east"])[np.arange(60) // 20]
+    fed = Federation.from_arrays(x, y, groups=groups, test=0.25, seed=3)
+    assert fed.client_names == ("east", "north", "south")
+    assert fed.sizes == (15, 15, 15)
+    assert fed.client_test_from == "test"
+    assert np.array_equal(np.sort(np.concatenate(fed.client_test)), np.arange(15))
+    own = {image.tobytes() for image in fed.test.x[fed.client_test[1]].numpy()}
+    assert own <= {image.tobytes() for image in x[:20].transpose(0, 3, 1, 2)}  # of the north
+    same = Federation.from_clients(
+        {"east": (x[40:], y[40:]), "north": (x[:20], y[:20]), "south": (x[20:40], y[20:40])}, test=0.25, seed=3
+    )
+    assert torch.equal(fed.train.x[fed.rows[2]], same.train.x[same.rows[2]])
+    assert fed.with_client_test(None).counts().sum() == 45
+    for settings, says in (
+        ({"groups": groups[:5]}, "groups has 5 entries, there are 60 samples"),
+        ({"groups": groups, "clients": 4}, "the data has 3 groups, not 4"),
+        ({"groups": groups, "partition": "iid"}, "groups: they decide the clients"),
+        ({"groups": np.arange(60) % 3, "group_names": ["a", "b"]}, "label 2 is outside the 2"),
+    ):
+        with pytest.raises(BadInput, match=says):
+            Federation.from_arrays(x, y, **settings)
 
 
 def test_clients_keep_their_own_samples():
@@ -289,6 +330,27 @@ def test_npz(tmp_path):
         Federation.from_npz(tmp_path / "evil.npz")
 
 
+def test_npz_files_that_do_not_fit_are_refused(tmp_path, monkeypatch):
+    path = tmp_path / "mine.npz"
+    with pytest.raises(BadInput, match=r"mine\.npz: no such file"):
+        Federation.from_npz(path)
+    os.mkfifo(path)
+    with pytest.raises(BadInput, match="not a regular file"):
+        Federation.from_npz(path)
+    path.unlink()
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, {"descr": "<f8", "fortran_order": False, "shape": (10**15,)})
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("x.npy", header.getvalue())
+        file.writestr("y.npy", header.getvalue())
+    with pytest.raises(BadInput, match=r"mine\.npz: .*(do not fit into memory|not a readable)"):
+        Federation.from_npz(path)
+    np.savez(path, x=np.zeros((9, 2)), y=np.zeros(9))
+    monkeypatch.setattr(formats, "_memory", lambda: 100)
+    with pytest.raises(BadInput, match="more than this machine's memory"):
+        Federation.from_npz(path)
+
+
 def test_torch_datasets():
     x, y = arrays()
     data = torch.utils.data.TensorDataset(torch.from_numpy(x), torch.from_numpy(y))
@@ -326,54 +388,6 @@ def test_huggingface_columns():
     assert len(fed.test.y) == 60
     with pytest.raises(BadInput, match="no column 'image'; it has img, fine"):
         Federation.from_huggingface(data)
-
-
-# -- folders --------------------------------------------------------------------------------------
-def picture(path, value, size=(6, 5), mode="RGB"):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.new(mode, size, value).save(path)
-
-
-def test_a_folder_a_class(tmp_path):
-    for name, value in (("cat", (10, 20, 30)), ("dog", (40, 50, 60))):
-        for i in range(3):
-            picture(tmp_path / name / f"{i}.png", value)
-    (tmp_path / "cat" / "notes.txt").write_text("not an image")
-    fed = Federation.from_folder(tmp_path, clients=2)
-    assert fed.names == ("cat", "dog")
-    assert fed.train.y.tolist() == [0, 0, 0, 1, 1, 1]
-    assert fed.input_shape == (3, 5, 6)
-    assert fed.train.x[4, :, 0, 0].tolist() == [40, 50, 60]
-
-
-def test_a_folder_a_site_with_train_and_test(tmp_path):
-    for site, name in (("north", "a"), ("north", "b"), ("south", "b"), ("south", "c")):
-        picture(tmp_path / "train" / site / name / "0.png", 7, mode="L")
-    picture(tmp_path / "test" / "c" / "0.png", 9, mode="L")
-    fed = Federation.from_folder(tmp_path)
-    assert fed.sizes == (2, 2)
-    assert fed.names == ("a", "b", "c")
-    assert fed.train.y.tolist() == [0, 1, 1, 2]
-    assert fed.test.y.tolist() == [2]
-    assert fed.input_shape == (1, 5, 6)
-
-
-def test_wrong_folders_are_refused(tmp_path):
-    with pytest.raises(BadInput, match="no such folder"):
-        Federation.from_folder(tmp_path / "none")
-    with pytest.raises(BadInput, match="one folder of images per class"):
-        Federation.from_folder(tmp_path)
-    (tmp_path / "cat").mkdir()
-    with pytest.raises(BadInput, match="no PNG or JPEG"):
-        Federation.from_folder(tmp_path)
-    picture(tmp_path / "cat" / "0.png", (1, 2, 3))
-    picture(tmp_path / "cat" / "1.png", (1, 2, 3), size=(9, 9))
-    with pytest.raises(BadInput, match=r"1\.png: an image of 9x9 among others of 6x5"):
-        Federation.from_folder(tmp_path)
-    assert Federation.from_folder(tmp_path, size=4, clients=1).input_shape == (3, 4, 4)
-    (tmp_path / "cat" / "0.png").write_bytes(b"\x89PNG nonsense")
-    with pytest.raises(BadInput, match=r"0\.png: not a readable image"):
-        Federation.from_folder(tmp_path, size=4)
 
 
 def test_samples_take_rows():

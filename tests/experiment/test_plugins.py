@@ -164,7 +164,7 @@ def test_objects_stand_for_names_in_python() -> None:
 class Halves(fh.Partition):
     """Cut in the middle."""
 
-    def deal(self, y: Any, classes: int, clients: int, rng: Any) -> list[Any]:
+    def assign(self, y: Any, classes: int, clients: int, rng: Any) -> list[Any]:
         return list(np.array_split(np.arange(len(y)), clients))
 
 
@@ -276,7 +276,7 @@ BROKEN = {
     "A = 4": ("dataset=own.py:A", "own.py:A is int, no data set"),
     "def A(y): ...": ("partition=own.py:A", "own.py:A takes (y), a partition is called with (y, clients, rng, …)"),
     "def A(y, k, rng): return [[0]] * k": ("partition=own.py:A", "row 0 went to 10 clients"),
-    "def A(y, k, rng): return []": ("partition=own.py:A", "it dealt to 0 clients, there are 10"),
+    "def A(y, k, rng): return []": ("partition=own.py:A", "it assigned rows to 0 clients, there are 10"),
     "def A(y, k, rng, x: float = 1): ...": ("partition=own.py:A(1, 2)", "2 values are too many, own.py:A takes x"),
     "def A(a, b): ...": ("metrics=[own.py:A]", "own.py:A takes (a, b), a metric is called with (confusion)"),
     "class A: ...": ("stages=[own.py:A]", "own.py:A is no stage: let A inherit from fedhead.Stage"),

@@ -213,7 +213,7 @@ Rows = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Loses(fh.Partition):
-    def deal(self, y: Rows, classes: int, clients: int, rng: np.random.RandomState) -> list[Rows]:
+    def assign(self, y: Rows, classes: int, clients: int, rng: np.random.RandomState) -> list[Rows]:
         size = len(y) // clients
         order = rng.permutation(len(y))
         return [order[k * size : (k + 1) * size] for k in range(clients)]
@@ -221,28 +221,28 @@ class Loses(fh.Partition):
 
 @dataclass(frozen=True)
 class Duplicates(fh.Partition):
-    def deal(self, y: Rows, classes: int, clients: int, rng: np.random.RandomState) -> list[Rows]:
+    def assign(self, y: Rows, classes: int, clients: int, rng: np.random.RandomState) -> list[Rows]:
         rows = np.array_split(rng.permutation(len(y)), clients)
         return [np.append(rows[0], rows[-1][-1]), *rows[1:]]
 
 
 @dataclass(frozen=True)
 class DrawsRows(fh.Partition):
-    def deal(self, y: Rows, classes: int, clients: int, rng: np.random.RandomState) -> list[Rows]:
+    def assign(self, y: Rows, classes: int, clients: int, rng: np.random.RandomState) -> list[Rows]:
         return [np.asarray(rows) for rows in np.array_split(np.random.permutation(len(y)), clients)]  # noqa: NPY002
 
 
 @dataclass(frozen=True)
 class TooFewLists(fh.Partition):
-    def deal(self, y: Rows, classes: int, clients: int, rng: np.random.RandomState) -> list[Rows]:
+    def assign(self, y: Rows, classes: int, clients: int, rng: np.random.RandomState) -> list[Rows]:
         return [np.arange(len(y))]
 
 
 PARTITIONS = {
-    Loses: r"^Loses\.deal loses 5 of 61 rows \(7 clients\), row \d+ first: every row goes to exactly one client$",
-    Duplicates: r"^Duplicates\.deal deals 1 of 60 rows to several clients, row \d+ first: every row goes to exact",
-    DrawsRows: r"^DrawsRows\.deal draws from numpy's global generator: draw from its argument rng alone$",
-    TooFewLists: r"^TooFewLists\.deal returns 1 lists of rows for 4 clients: one list per client$",
+    Loses: r"^Loses\.assign loses 5 of 61 rows \(7 clients\), row \d+ first: every row goes to exactly one client$",
+    Duplicates: r"^Duplicates\.assign gives 1 of 60 rows to several clients, row \d+ first: every row goes to exact",
+    DrawsRows: r"^DrawsRows\.assign draws from numpy's global generator: draw from its argument rng alone$",
+    TooFewLists: r"^TooFewLists\.assign returns 1 lists of rows for 4 clients: one list per client$",
 }
 
 

@@ -147,14 +147,14 @@ def validate(recipe: RecipeName, assignments: Assignments = None) -> None:
 @app.command()
 def partition(
     dataset: Annotated[str, typer.Argument(help="A data set's name, see `fedhead ls datasets`.")],
-    partition: Annotated[str, typer.Argument(help="How it is dealt out, see `fedhead ls partitions`.")],
+    partition: Annotated[str, typer.Argument(help="How it is distributed, see `fedhead ls partitions`.")],
     clients: Annotated[int, typer.Option(help="How many clients.")] = 10,
     seed: Annotated[int, typer.Option(help="Which draw.")] = 0,
     plot: Annotated[Path | None, typer.Option(help="Draw the bubbles to this .png, .svg or .pdf.")] = None,
     data: DataFolder = None,
     as_json: Annotated[bool, typer.Option("--json", help="One line of JSON.")] = False,
 ) -> None:
-    """Show how a partition deals a data set out: the table of clients x classes, and the papers' bubble picture.
+    """Show how a partition distributes a data set: the table of clients x classes, and the papers' bubble picture.
 
     \b
     Examples:

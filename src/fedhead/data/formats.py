@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import io
 import math
+import os
 import pickle
 import re
 import zipfile
@@ -150,13 +151,26 @@ def idx(path: Path, md5: str | None = None) -> NDArray[np.uint8]:
 
 def read_npz(path: Path) -> dict[str, NDArray[Any]]:
     """Read all arrays of an .npz file without running any code in it."""
-    if not path.is_file():
+    if not path.exists():
         raise BadInput(f"{path}: no such file")
+    if not path.is_file():
+        raise BadInput(f"{path}: not a regular file; give an .npz file")
     with open(path, "rb") as file:
         if file.read(2) != b"PK":  # for other files numpy's message suggests loading them unsafely
             raise BadInput(f"{path}: not an .npz file; write one with numpy.savez")
     try:
         with open(path, "rb") as file, np.load(file, allow_pickle=False) as held:
+            size = sum(entry.file_size for entry in held.zip.infolist())
+            if size > _memory():
+                raise BadInput(f"{path}: its arrays take {size / 2**30:,.0f} GiB, more than this machine's memory")
             return {key: held[key] for key in held.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error, AttributeError) as error:
-        raise BadInput(f"{path}: not a readable .npz file ({error}); write it with numpy.savez") from None
+    except MemoryError:
+        raise BadInput(f"{path}: its arrays do not fit into memory, or its headers are damaged") from None
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error, AttributeError, SyntaxError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise BadInput(f"{path}: not a readable .npz file ({reason}); write it with numpy.savez") from None
+
+
+def _memory() -> int:
+    """The machine's memory in bytes."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -12,10 +12,11 @@ import numpy as np
 import torch
 
 from fedhead.core.errors import BadInput
+from fedhead.data import images
 from fedhead.data.arrays import Samples
 from fedhead.data.formats import read_npz
 
-SUFFIXES = frozenset({".png", ".jpg", ".jpeg"})
+SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp"})
 
 
 def subfolders(path: Path) -> list[Path]:
@@ -36,7 +37,7 @@ def decode(root: Path, names: Sequence[str], size: int | None = None, channels: 
         root: The folder.
         names: Classes in order.
         size: Resizes images to size × size.
-        channels: 1 or 3; by default as in the first image.
+        channels: 1 or 3; by default 1 if all images are gray.
 
     Raises:
         BadInput: If the folder or its images can't be read.
@@ -53,35 +54,12 @@ def decode_list(
     root: Path, listed: Sequence[tuple[Path, int]], size: int | None = None, channels: int | None = None
 ) -> Samples:
     """Read image files and their classes as samples; see `decode`."""
-    from PIL import Image
-
     if not listed:
-        raise BadInput(f"{root}: no PNG or JPEG images in its class folders")
-    x: np.ndarray[tuple[int, ...], np.dtype[np.uint8]] | None = None
+        raise BadInput(f"{root}: no PNG, JPEG or WebP images in its class folders")
+    files = [images.Source(str(path), path) for path, _ in listed]
     with _progress(f"decoding {root.name}", len(listed)) as advance:
-        for i, (path, _) in enumerate(listed):
-            try:
-                with Image.open(path) as picture:
-                    if x is None:
-                        channels = channels or (1 if picture.mode in ("1", "L", "I;16") else 3)
-                        width, height = (size, size) if size else picture.size
-                        x = np.empty((len(listed), height, width, channels), np.uint8)
-                    own = picture.convert("L" if channels == 1 else "RGB")
-                    if size and own.size != (size, size):
-                        own = own.resize((size, size), Image.Resampling.BILINEAR)
-                    pixels = np.asarray(own)
-            except (OSError, SyntaxError, ValueError) as error:  # raised by Pillow for damaged files
-                raise BadInput(f"{path}: not a readable image ({error}); delete it or fetch it again") from None
-            if pixels.shape[:2] != x.shape[1:3]:
-                raise BadInput(
-                    f"{path}: an image of {pixels.shape[1]}x{pixels.shape[0]} among others of "
-                    f"{x.shape[2]}x{x.shape[1]}; give a size to resize all images to"
-                )
-            x[i] = pixels if pixels.ndim == 3 else pixels[:, :, None]
-            advance()
-    assert x is not None
-    images = torch.from_numpy(np.ascontiguousarray(x.transpose(0, 3, 1, 2)))
-    return Samples(images, torch.tensor([c for _, c in listed], dtype=torch.int64))
+        x = images.decode(files, size, channels, advance)
+    return Samples(torch.from_numpy(x), torch.tensor([c for _, c in listed], dtype=torch.int64))
 
 
 def cached(root: Path, key: str, listed: Sequence[tuple[Path, int]], size: int | None, channels: int) -> Samples:

@@ -47,9 +47,9 @@ class Partition(Checked):
         if y.min() < 0 or y.max() >= classes:
             raise BadInput(f"labels must lie in 0 … {classes - 1}, they span {y.min()} … {y.max()}")
         rng = np.random.RandomState(random.key(seed, "partition") & 0xFFFFFFFF)
-        return _sound(self.deal(y, classes, clients, rng), len(y), clients, self)
+        return _checked(self.assign(y, classes, clients, rng), len(y), clients, self)
 
-    def deal(self, y: NDArray[Any], classes: int, clients: int, rng: np.random.RandomState) -> list[Rows]:
+    def assign(self, y: NDArray[Any], classes: int, clients: int, rng: np.random.RandomState) -> list[Rows]:
         """Return the rows of each client in any order; the arguments are already checked."""
         raise NotImplementedError
 
@@ -58,7 +58,7 @@ class Partition(Checked):
 class IID(Partition):
     """Shuffled and distributed evenly: every client has the same distribution."""
 
-    def deal(self, y: NDArray[Any], classes: int, clients: int, rng: np.random.RandomState) -> list[Rows]:
+    def assign(self, y: NDArray[Any], classes: int, clients: int, rng: np.random.RandomState) -> list[Rows]:
         return [np.asarray(rows) for rows in np.array_split(rng.permutation(len(y)), clients)]
 
     def __str__(self) -> str:
@@ -71,7 +71,7 @@ class Dirichlet(Partition):
 
     alpha: Annotated[float, Above(0)]  # α: the smaller, the fewer clients share a class
 
-    def deal(self, y: NDArray[Any], classes: int, clients: int, rng: np.random.RandomState) -> list[Rows]:
+    def assign(self, y: NDArray[Any], classes: int, clients: int, rng: np.random.RandomState) -> list[Rows]:
         share = softmax(log_gamma(rng, self.alpha, (classes, clients)))
         sizes = np.bincount(y, minlength=classes)
         # round the cumulative shares; the last client gets the rest of each class
@@ -92,7 +92,7 @@ class CappedDirichlet(Partition):
     minimum: Annotated[int, AtLeast(0)] = 10
     tries: Annotated[int, AtLeast(1)] = 20_000  # how often at most
 
-    def deal(self, y: NDArray[Any], classes: int, clients: int, rng: np.random.RandomState) -> list[Rows]:
+    def assign(self, y: NDArray[Any], classes: int, clients: int, rng: np.random.RandomState) -> list[Rows]:
         if self.minimum * clients > len(y):
             raise BadInput(
                 f"partition {self}: {clients} clients with at least {self.minimum} samples each need "
@@ -138,7 +138,7 @@ class EqualDirichlet(Partition):
 
     alpha: Annotated[float, Above(0)]  # α
 
-    def deal(self, y: NDArray[Any], classes: int, clients: int, rng: np.random.RandomState) -> list[Rows]:
+    def assign(self, y: NDArray[Any], classes: int, clients: int, rng: np.random.RandomState) -> list[Rows]:
         left = np.bincount(y, minlength=classes)
         log = log_gamma(rng, self.alpha, (clients, classes))
         quota = np.full(clients, len(y) // clients)
@@ -178,7 +178,7 @@ class Skewed(Partition):
                 f"classes without a client; use skewed({need}) or more clients"
             )
 
-    def deal(self, y: NDArray[Any], classes: int, clients: int, rng: np.random.RandomState) -> list[Rows]:
+    def assign(self, y: NDArray[Any], classes: int, clients: int, rng: np.random.RandomState) -> list[Rows]:
         sizes = np.bincount(y, minlength=classes)
         present = np.flatnonzero(sizes)
         self.check(len(present), clients)
@@ -201,26 +201,26 @@ class Skewed(Partition):
 class Given(Partition):
     """Data that is already split by site (`Federation.from_clients`, or one folder per client)."""
 
-    def deal(self, y: NDArray[Any], classes: int, clients: int, rng: np.random.RandomState) -> list[Rows]:
+    def assign(self, y: NDArray[Any], classes: int, clients: int, rng: np.random.RandomState) -> list[Rows]:
         raise BadInput("partition given: this data is not split by site; use iid, dirichlet(alpha) or skewed(2)")
 
     def __str__(self) -> str:
         return "given"
 
 
-def _sound(dealt: Sequence[Any], samples: int, clients: int, deal: Partition) -> list[Rows]:
-    """The rows in rising order, after a check that every sample went to exactly one client."""
-    if len(dealt) != clients:
-        raise BadInput(f"partition {deal}: it dealt to {len(dealt)} clients, there are {clients}")
-    rows = [np.sort(np.asarray(own)) for own in dealt]
+def _checked(assigned: Sequence[Any], samples: int, clients: int, rule: Partition) -> list[Rows]:
+    """The rows in rising order, after a check that every sample was assigned to exactly one client."""
+    if len(assigned) != clients:
+        raise BadInput(f"partition {rule}: it assigned rows to {len(assigned)} clients, there are {clients}")
+    rows = [np.sort(np.asarray(own)) for own in assigned]
     odd = next((k for k, own in enumerate(rows) if own.ndim != 1 or (len(own) and own.dtype.kind not in "iu")), None)
     if odd is not None:
-        raise BadInput(f"partition {deal}: the rows of client {odd} are no list of whole numbers")
+        raise BadInput(f"partition {rule}: the rows of client {odd} are no list of whole numbers")
     every = np.concatenate(rows).astype(np.int64)
     if len(every) and (every.min() < 0 or every.max() >= samples):
-        raise BadInput(f"partition {deal}: rows must lie in 0 … {samples - 1}, they span {every.min()} … {every.max()}")
+        raise BadInput(f"partition {rule}: rows must lie in 0 … {samples - 1}, they span {every.min()} … {every.max()}")
     times = np.bincount(every, minlength=samples)
     if (times != 1).any():
         row = int(np.argmax(times != 1))
-        raise BadInput(f"partition {deal}: row {row} went to {times[row]} clients, every row goes to exactly one")
+        raise BadInput(f"partition {rule}: row {row} went to {times[row]} clients, every row goes to exactly one")
     return [own.astype(np.int64) for own in rows]

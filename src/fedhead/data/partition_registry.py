@@ -35,7 +35,7 @@ class FromFunction(Partition):
     text: str  # as the recipe writes it
     parameters: Mapping[str, Any]
 
-    def deal(self, y: NDArray[Any], classes: int, clients: int, rng: np.random.RandomState) -> list[Rows]:
+    def assign(self, y: NDArray[Any], classes: int, clients: int, rng: np.random.RandomState) -> list[Rows]:
         with user_code(f"partition {self}"):
             return list(self.function(y, clients, rng, **self.parameters))
 
@@ -92,7 +92,7 @@ def _checked(found: Any, name: str) -> Entry:
     if isinstance(found, Entry):
         return found
     if isinstance(found, type) and issubclass(found, Partition):
-        cls = check_class(found, name, Partition, needs=["deal"], defaults=False)
+        cls = check_class(found, name, Partition, needs=["assign"], defaults=False)
         return Entry(lambda call: cls(**call.arguments("partition", parameters(cls), required(cls))))
     function = check_function(
         found, name, "partition", CALLED_WITH, "one array of rows per client", open_ended=True, base=Partition
@@ -123,7 +123,7 @@ def _dirichlet(
     return EqualDirichlet(alpha) if form == "equal" else Dirichlet(alpha)
 
 
-_built_in("iid", IID, Form("iid", "", "shuffled and dealt out evenly"))
+_built_in("iid", IID, Form("iid", "", "shuffled and distributed evenly"))
 _built_in(
     "dirichlet",
     _dirichlet,

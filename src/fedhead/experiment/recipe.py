@@ -30,7 +30,7 @@ class Recipe:
     """
 
     dataset: str = "digits"
-    partition: str = "dirichlet(0.1)"  # how the samples are dealt out to the clients
+    partition: str = "dirichlet(0.1)"  # how the samples are distributed over the clients
     clients: Annotated[int, AtLeast(1)] = 10
     participation: Annotated[float, Above(0), AtMost(1)] = 1.0  # the share of the clients that train in a round
     rounds: Annotated[int, AtLeast(1)] = 10

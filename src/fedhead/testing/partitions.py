@@ -18,7 +18,7 @@ CASES = ((60, 3, 4), (61, 4, 7), (200, 10, 5), (6, 2, 6))  # samples, classes, c
 
 
 def check_partition(partition: Partition | type[Partition]) -> list[Check]:
-    """Check that a partition deals every sample to exactly one client, alike for the same seed.
+    """Check that a partition assigns every sample to exactly one client, alike for the same seed.
 
     Args:
         partition: The partition, or its class if that can be made without arguments.
@@ -35,7 +35,7 @@ def check_partition(partition: Partition | type[Partition]) -> list[Check]:
     except TypeError as error:
         raise CheckFailed(f"{owner} can't be made without arguments ({error}): check an instance") from error
     if not isinstance(made, Partition):
-        raise CheckFailed(f"{owner} is no partition: let it inherit from fh.Partition and define deal")
+        raise CheckFailed(f"{owner} is no partition: let it inherit from fh.Partition and define assign")
     if not dataclasses.is_dataclass(made):
         raise CheckFailed(f"{owner} is no dataclass: write @dataclass(frozen=True) above it")
     splits = [(case, *_split(made, owner, *case)) for case in CASES]
@@ -57,21 +57,21 @@ def _split(
 ) -> tuple[NDArray[np.int64], list[Rows] | None]:
     y = _labels(samples, classes)
     before, generator = y.copy(), global_generators()
-    with told(owner, f"dealing {samples} samples to {clients} clients"):
+    with told(owner, f"assigning {samples} samples to {clients} clients"):
         try:
-            dealt = partition.deal(y, classes, clients, np.random.RandomState(0))
+            assigned = partition.assign(y, classes, clients, np.random.RandomState(0))
         except BadInput:
             return before, None
     if not np.array_equal(before, y):
-        raise CheckFailed(f"{owner}.deal changes the labels in place: copy them first")
+        raise CheckFailed(f"{owner}.assign changes the labels in place: copy them first")
     if global_generators() != generator:
-        raise CheckFailed(f"{owner}.deal draws from numpy's global generator: draw from its argument rng alone")
-    return before, [np.asarray(rows) for rows in dealt]
+        raise CheckFailed(f"{owner}.assign draws from numpy's global generator: draw from its argument rng alone")
+    return before, [np.asarray(rows) for rows in assigned]
 
 
 def _refusal(partition: Partition) -> str:
     try:
-        partition.deal(_labels(*CASES[0][:2]), *CASES[0][1:], np.random.RandomState(0))
+        partition.assign(_labels(*CASES[0][:2]), *CASES[0][1:], np.random.RandomState(0))
     except BadInput as error:
         return str(error)
     return "no reason"
@@ -80,30 +80,32 @@ def _refusal(partition: Partition) -> str:
 def _rows(owner: str, case: tuple[int, int, int], rows: list[Rows]) -> None:
     samples, _, clients = case
     if len(rows) != clients:
-        raise CheckFailed(f"{owner}.deal returns {len(rows)} lists of rows for {clients} clients: one list per client")
+        raise CheckFailed(
+            f"{owner}.assign returns {len(rows)} lists of rows for {clients} clients: one list per client"
+        )
     for k, mine in enumerate(rows):
         if mine.ndim != 1 or (len(mine) and not np.issubdtype(mine.dtype, np.integer)):
-            raise CheckFailed(f"{owner}.deal gives client {k} {mine.dtype} of shape {mine.shape}: give row numbers")
-    dealt = np.concatenate(rows).astype(np.int64)
-    if len(dealt) and (dealt.min() < 0 or dealt.max() >= samples):
-        raise CheckFailed(f"{owner}.deal deals out row {dealt.max()}, but the rows are 0 … {samples - 1}")
-    times = np.bincount(dealt, minlength=samples)
+            raise CheckFailed(f"{owner}.assign gives client {k} {mine.dtype} of shape {mine.shape}: give row numbers")
+    assigned = np.concatenate(rows).astype(np.int64)
+    if len(assigned) and (assigned.min() < 0 or assigned.max() >= samples):
+        raise CheckFailed(f"{owner}.assign gives out row {assigned.max()}, but the rows are 0 … {samples - 1}")
+    times = np.bincount(assigned, minlength=samples)
     if lost := int((times == 0).sum()):
         raise CheckFailed(
-            f"{owner}.deal loses {lost} of {samples} rows ({clients} clients), row {int(times.argmin())} first: every "
-            f"row goes to exactly one client"
+            f"{owner}.assign loses {lost} of {samples} rows ({clients} clients), row {int(times.argmin())} first: "
+            "every row goes to exactly one client"
         )
     if twice := int((times > 1).sum()):
         raise CheckFailed(
-            f"{owner}.deal deals {twice} of {samples} rows to several clients, row {int(times.argmax())} first: every "
-            f"row goes to exactly one client"
+            f"{owner}.assign gives {twice} of {samples} rows to several clients, row {int(times.argmax())} first: "
+            "every row goes to exactly one client"
         )
 
 
 def _seed(partition: Partition, owner: str, case: tuple[int, int, int], y: NDArray[Any], rows: list[Rows]) -> None:
-    again = partition.deal(y, *case[1:], np.random.RandomState(0))
+    again = partition.assign(y, *case[1:], np.random.RandomState(0))
     if any(not np.array_equal(a, b) for a, b in zip(rows, again, strict=True)):
-        raise CheckFailed(f"{owner}.deal gives another split for the same rng: draw from its argument rng alone")
+        raise CheckFailed(f"{owner}.assign gives another split for the same rng: draw from its argument rng alone")
     split = partition.split(y, *case[1:], seed=0)
     if [rows.tolist() for rows in split] != [rows.tolist() for rows in partition.split(y, *case[1:], seed=0)]:
-        raise CheckFailed(f"{owner}.split gives another split for the same seed: override deal alone")
+        raise CheckFailed(f"{owner}.split gives another split for the same seed: override assign alone")

@@ -1,0 +1,145 @@
+"""Folders of images: read as they are meant, or refused by name."""
+
+import io
+import os
+import struct
+import zlib
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fedhead.core.errors import BadInput
+from fedhead.data import images
+from fedhead.data.federation import Federation
+
+
+def picture(path, value, size=(6, 5), mode="RGB"):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new(mode, size, value).save(path)
+
+
+def test_a_folder_per_class(tmp_path):
+    for name, value in (("cat", (10, 20, 30)), ("dog", (40, 50, 60))):
+        for i in range(3):
+            picture(tmp_path / name / f"{i}.png", value)
+    (tmp_path / "cat" / "notes.txt").write_text("not an image")
+    fed = Federation.from_folder(tmp_path, clients=2)
+    assert fed.names == ("cat", "dog")
+    assert fed.train.y.tolist() == [0, 0, 0, 1, 1, 1]
+    assert fed.input_shape == (3, 5, 6)
+    assert fed.train.x[4, :, 0, 0].tolist() == [40, 50, 60]
+
+
+def test_a_folder_per_client_with_train_and_test(tmp_path):
+    for site, name in (("north", "a"), ("north", "b"), ("south", "b"), ("south", "c")):
+        picture(tmp_path / "train" / site / name / "0.png", 7, mode="L")
+    picture(tmp_path / "test" / "c" / "0.png", 9, mode="L")
+    fed = Federation.from_folder(tmp_path)
+    assert fed.sizes == (2, 2)
+    assert fed.names == ("a", "b", "c")
+    assert fed.train.y.tolist() == [0, 1, 1, 2]
+    assert fed.test.y.tolist() == [2]
+    assert fed.input_shape == (1, 5, 6)
+
+
+def test_wrong_folders_are_refused(tmp_path):
+    with pytest.raises(BadInput, match="no such folder"):
+        Federation.from_folder(tmp_path / "none")
+    with pytest.raises(BadInput, match="one folder of images per class"):
+        Federation.from_folder(tmp_path)
+    (tmp_path / "cat").mkdir()
+    with pytest.raises(BadInput, match="no PNG, JPEG or WebP images"):
+        Federation.from_folder(tmp_path)
+    picture(tmp_path / "cat" / "0.png", (1, 2, 3))
+    picture(tmp_path / "cat" / "1.png", (1, 2, 3), size=(9, 9))
+    with pytest.raises(BadInput, match=r"1\.png: an image of 9x9 among others of 6x5"):
+        Federation.from_folder(tmp_path)
+    assert Federation.from_folder(tmp_path, size=4, clients=1).input_shape == (3, 4, 4)
+    (tmp_path / "cat" / "0.png").write_bytes(b"\x89PNG nonsense")
+    with pytest.raises(BadInput, match=r"0\.png: not a readable image"):
+        Federation.from_folder(tmp_path, size=4)
+
+
+def write_wide(path, pixels):
+    """Write a gray PNG of 16 bits per pixel."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(pixels.astype(np.uint16)).save(path)
+
+
+def test_images_of_16_bits_are_scaled(tmp_path):
+    levels = np.array([[0, 256, 1000], [32768, 60000, 65535]])
+    write_wide(tmp_path / "cat" / "0.png", levels)
+    write_wide(tmp_path / "dog" / "0.png", levels // 2)
+    fed = Federation.from_folder(tmp_path, clients=1)
+    assert fed.input_shape == (1, 2, 3)
+    assert fed.train.x[0, 0].tolist() == [[0, 1, 4], [128, 233, 255]]
+    assert np.abs(fed.train.x[1, 0].numpy() - levels // 2 / 257).max() <= 0.5
+
+
+def test_images_of_16_bits_that_use_few_of_them_are_refused(tmp_path):
+    write_wide(tmp_path / "cat" / "0.png", np.array([[0, 4095]]))  # 12 bits: 16 levels would be left
+    with pytest.raises(BadInput, match=r"0\.png and others have 16 bits .* only values up to 4095 of 65535"):
+        Federation.from_folder(tmp_path, clients=1)
+
+
+def test_colors_stay_although_the_first_image_is_gray(tmp_path):
+    picture(tmp_path / "cat" / "0.png", 7, mode="L")
+    picture(tmp_path / "cat" / "1.png", (1, 2, 3))
+    fed = Federation.from_folder(tmp_path, clients=1)
+    assert fed.train.x[:, :, 0, 0].tolist() == [[7, 7, 7], [1, 2, 3]]
+
+
+def test_other_formats_are_not_opened(tmp_path):
+    picture(tmp_path / "cat" / "0.png", (1, 2, 3))
+    postscript = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 6 5\n%%EndComments\nshowpage\n"
+    for data in (postscript, _encoded("GIF"), _encoded("TIFF"), b"", b"\x89PNG nonsense"):
+        (tmp_path / "cat" / "1.png").write_bytes(data)
+        with pytest.raises(BadInput, match=r"1\.png: not a readable image of the formats PNG, JPEG, WEBP$"):
+            Federation.from_folder(tmp_path, clients=1)
+
+
+def _encoded(kind):
+    file = io.BytesIO()
+    Image.new("RGB", (6, 5)).save(file, kind)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("side", [9_000, 15_000, 60_000])  # above our limit, Pillow's warning, Pillow's error
+def test_decompression_bombs_are_refused(tmp_path, side):
+    def chunk(kind, data):
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = struct.pack(">IIBBBBB", side, side, 8, 0, 0, 0, 0)
+    packed = zlib.compress(bytes(1000))
+    (tmp_path / "cat").mkdir()
+    (tmp_path / "cat" / "0.png").write_bytes(
+        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", packed) + chunk(b"IEND", b"")
+    )
+    with pytest.raises(BadInput, match=r"0\.png: an image of .*67,108,864 pixels; resize it first"):
+        Federation.from_folder(tmp_path, size=4, clients=1)
+
+
+def test_pipes_and_devices_are_not_opened(tmp_path):
+    (tmp_path / "cat").mkdir()
+    os.mkfifo(tmp_path / "cat" / "0.png")
+    with pytest.raises(BadInput, match=r"0\.png: not a regular file"):
+        Federation.from_folder(tmp_path, clients=1)
+    for target in (tmp_path / "cat" / "0.png", "/dev/zero"):
+        link = tmp_path / "dog" / "0.png"
+        link.parent.mkdir(exist_ok=True)
+        link.unlink(missing_ok=True)
+        link.symlink_to(target)
+        with pytest.raises(BadInput, match="not a regular file"):
+            images.decode([images.Source(str(link), link)])
+    link.unlink()
+    link.symlink_to(tmp_path / "nowhere.png")
+    with pytest.raises(BadInput, match="can't be read"):
+        images.decode([images.Source(str(link), link)])
+
+
+@pytest.mark.parametrize(("size", "says"), [(0, "size: 0 is out of range"), (10**6, "at most 8192"), ("4", "whole")])
+def test_wrong_sizes_are_refused(tmp_path, size, says):
+    picture(tmp_path / "cat" / "0.png", (1, 2, 3))
+    with pytest.raises(BadInput, match=says):
+        Federation.from_folder(tmp_path, size=size, clients=1)
