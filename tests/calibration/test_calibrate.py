@@ -276,10 +276,10 @@ def test_sites_and_server_from_the_command_line(
     )
     save_file(net.state_dict(), "net.safetensors")
     torch.save(net.state_dict(), "net.pt")
-    for k, weights_file in enumerate(["net.safetensors", "net.pt"]):
+    for k, (weights_file, named) in enumerate([("net.safetensors", "mynets:Net"), ("net.pt", "mynets.py:Net")]):
         np.savez(f"site{k}.npz", x=x[k::2], y=y[k::2])
         line = ["statistics", weights_file, f"site{k}.npz", "--out", f"s{k}.safetensors"]
-        assert call([*line, "--model", "mynets:Net", "--classifier", "head"]) == 0, capsys.readouterr().err
+        assert call([*line, "--model", named, "--classifier", "head"]) == 0, capsys.readouterr().err
     sites = ["--statistics", "s0.safetensors", "--statistics", "s1.safetensors"]
     line = ["calibrate", "net.safetensors", *sites, "--classifier", "head", "--lr", "0.01", "--samples", "200"]
     assert call([*line, "--out", "new.safetensors"]) == 0, capsys.readouterr().err
@@ -298,6 +298,8 @@ def test_sites_and_server_from_the_command_line(
         (["statistics", "net.pt", "site0.npz", "--out", "a.safetensors"], "--model"),
         (["statistics", "net.pt", "none.npz", "--model", "mynets:Net", "--out", "a.safetensors"], "none.npz is not"),
         (["statistics", "net.pt", "site0.npz", "--model", "mynets:Nat", "--out", "a.safetensors"], "Nat"),
+        (["statistics", "net.pt", "site0.npz", "--model", "mynet:Net", "--out", "a.st"], "there is no module 'mynet'"),
+        (["statistics", "net.pt", "site0.npz", "--model", "my.py:Net", "--out", "a.st"], "there is no file my.py in"),
     ):
         assert call(arguments) == 2
         err = capsys.readouterr().err

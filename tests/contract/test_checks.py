@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+from typing import Any
+
+import numpy as np
 import pytest
+from torch import nn
 
 from fedhead.data.partition import IID, CappedDirichlet, Dirichlet, EqualDirichlet, Partition, Skewed
 from fedhead.methods import METHODS
-from fedhead.models.registry import build
+from fedhead.models.registry import Body, build
 from fedhead.stages import STAGES
 from fedhead.testing import check_method, check_model, check_partition, check_stage
 
@@ -35,3 +40,21 @@ def test_every_partition(partition: Partition) -> None:
 def test_a_model_and_a_function_that_builds_one() -> None:
     check_model(build("mlp", (1, 6, 6), 3))
     check_model(lambda shape, classes: build("digitscnn", shape, classes, channels=4), input_shape=(1, 8, 8))
+    check_model("mlp(hidden=[5])", input_shape=(4,), classes=3)
+    check_model(plain_function, input_shape=(4,))
+
+
+def plain_function(input_shape: tuple[int, ...], width: int = 5) -> Body:
+    """As plugins write models."""
+    return Body(nn.Sequential(nn.Flatten(), nn.Linear(4, width), nn.ReLU()), width)
+
+
+def test_a_partition_that_is_a_function() -> None:
+    def halves(y: Any, clients: int, rng: np.random.RandomState, share: float = 0.5) -> list[Any]:
+        order = rng.permutation(len(y))
+        first = int(share * len(y)) if clients > 1 else len(y)
+        return [order[:first], *np.array_split(order[first:], clients - 1)]
+
+    check_partition(halves)
+    check_partition(functools.partial(halves, share=0.1))
+    check_partition("dirichlet(0.5, equal)")

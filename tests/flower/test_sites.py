@@ -110,9 +110,10 @@ def bad_data(folder: Path) -> dict[str, str]:
         "absent.npz": "no such file",
         "absent": "is not there",
         "bad_function:three": "must return",
+        "bad_function.py:three": "must return",
         "bad_function:broken": "raised ValueError: no disk",
-        "bad_function:absent": "no such function",
-        "no_such_module:load": "no such function",
+        "bad_function:absent": "unknown name in bad_function 'absent'",
+        "no_such_module:load": "there is no module 'no_such_module'",
     }
 
 

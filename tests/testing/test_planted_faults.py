@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import pytest
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 import fedhead as fh
+from fedhead.data.partition import Dirichlet
 from fedhead.testing import CheckFailed, check_method, check_model, check_partition, check_stage
 
 
@@ -119,6 +120,19 @@ class NotFrozen(fh.Method):
     mu: float = 0.1
 
 
+@dataclass(frozen=True)
+class IgnoresItsRange(fh.Method):
+    mu: Annotated[float, fh.AtLeast(0)] = 0.1
+
+    def __post_init__(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class WrongHook(fh.Method):
+    def loss(self, w: fh.Weights, batch: fh.Batch) -> Tensor:  # type: ignore[override]  # the fault
+        return torch.zeros(())
+
+
 FAULTS = {
     CountsPadding: r"^CountsPadding\.loss: its value changes with the padding .*: use batch\.weight, .* per sample$",
     CallsItem: r"^CallsItem\.loss \(test_planted_faults\.py, line \d+: .*item.*many clients at once.*torch\.where",
@@ -133,7 +147,9 @@ FAULTS = {
     SendsDict: r"^SendsDict\.finish sends a dict: use fh\.Tree",
     ChangesSchema: r"^ChangesSchema\.finish sends another 'late' for client \d, round 2 than for client \d, round 1: ",
     KeepsAnother: r"^KeepsAnother\.finish keeps another 'last/.*' than init_client made: ",
-    NotFrozen: r"^NotFrozen is no frozen dataclass: write @dataclass\(frozen=True\) above it$",
+    NotFrozen: r"^NotFrozen: NotFrozen has the field 'mu': put @dataclass\(frozen=True\) above it$",
+    IgnoresItsRange: r"^IgnoresItsRange takes mu=-1, which must be at least 0: call super\(\)\.__post_init__\(\) first",
+    WrongHook: r"^WrongHook: WrongHook\.loss takes \(self, w, batch\), it is called with \(self, w, batch, client\)$",
 }
 
 
@@ -175,8 +191,13 @@ def test_sums_that_are_none() -> None:
         check_method(UnsentSum, flower=False)
 
 
+def test_options_out_of_their_range_are_found_whatever_made_them() -> None:
+    with pytest.raises(CheckFailed, match=r"^IgnoresItsRange: mu is -2, it must be at least 0$"):
+        check_method(IgnoresItsRange(mu=-2), flower=False)
+
+
 def test_something_else_is_no_method() -> None:
-    with pytest.raises(CheckFailed, match=r"^dict is no method: let it inherit from fh\.Method$"):
+    with pytest.raises(CheckFailed, match=r"^dict is no method: let dict inherit from fedhead\.Method$"):
         check_method(dict)  # type: ignore[arg-type]  # the fault
 
 
@@ -252,6 +273,32 @@ def test_partitions(partition: type[fh.Partition]) -> None:
         check_partition(partition)
 
 
+def loses_rows(y: Rows, clients: int, rng: np.random.RandomState, share: float = 0.5) -> list[Rows]:
+    return [np.arange(int(share * len(y)))] * clients
+
+
+def fails_for_many(y: Rows, clients: int, rng: np.random.RandomState) -> list[Rows]:
+    assert clients < 6
+    return [np.asarray(rows) for rows in np.array_split(rng.permutation(len(y)), clients)]
+
+
+def takes_too_little(y: Rows, clients: int) -> list[Rows]:
+    return []
+
+
+def test_partitions_as_functions() -> None:
+    with pytest.raises(CheckFailed, match=r"^loses_rows loses 30 of 60 rows \(4 clients\), row 30 first: every row"):
+        check_partition(loses_rows)
+    with pytest.raises(CheckFailed, match=r"^fails_for_many \(test_planted_faults\.py, line \d+: assert clients < 6\)"):
+        check_partition(fails_for_many)
+    with pytest.raises(CheckFailed, match=r"^takes_too_little takes \(y, clients\), a partition is called with"):
+        check_partition(takes_too_little)
+    with pytest.raises(CheckFailed, match=r"^dict is the class dict, no partition: name a subclass of fedhead\.Part"):
+        check_partition(dict)
+    with pytest.raises(CheckFailed, match=r"^Dirichlet: partition Dirichlet: alpha is missing, write"):
+        check_partition(Dirichlet)
+
+
 class TwoLayers(nn.Module):
     """The classifier is not applied last where the inputs are not all zero, which can't be traced."""
 
@@ -292,6 +339,13 @@ def unsplit(input_shape: tuple[int, ...], classes: int) -> nn.Module:
     return MixesSamples()
 
 
+def random_start(input_shape: tuple[int, ...]) -> fh.Body:
+    """Draws from a generator of its own, which no seed reaches."""
+    layer = nn.Linear(36, 8)
+    nn.init.normal_(layer.weight, generator=Shaken.generator)
+    return fh.Body(nn.Sequential(nn.Flatten(), layer), 8)
+
+
 @pytest.mark.parametrize(
     ("model", "words"),
     [
@@ -301,7 +355,11 @@ def unsplit(input_shape: tuple[int, ...], classes: int) -> nn.Module:
         ),
         (not_last_traced, r"^not_last_traced: classifier '1' is not the last layer applied in Sequential: name the"),
         (mixing, r"^mixing: in evaluation mode a sample's logits depend on the others of its batch: "),
-        (unsplit, r"^unsplit: MixesSamples has no named parts: use fh\.split\(model, classifier="),
+        (unsplit, r"^unsplit: model 'unsplit' made MixesSamples: return fedhead\.Body\(extractor, width\), or fedhead"),
+        (MixesSamples(), r"^MixesSamples has no named parts: use fh\.split\(model, classifier="),
+        (MixesSamples, r"^MixesSamples is the class MixesSamples, no model: name a function \(input_shape\) that"),
+        (lambda shape, width: None, r"^lambda takes \(shape, width\), a model is called with \(input_shape\): give 'w"),
+        (random_start, r"^random_start: built twice from one seed, its initial weights differ"),
     ],
 )
 def test_models(model: Any, words: str) -> None:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import importlib
 import pickle
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedhead.core.batch import PARTS
-from fedhead.core.errors import BadInput
+from fedhead.core.errors import BadInput, user_code
+from fedhead.core.loading import load_object
 from fedhead.core.tree import Tree
 from fedhead.data import datasets, labels, sources
 from fedhead.data.arrays import Samples
@@ -76,7 +75,8 @@ def model_and_data(
     Args:
         checkpoint: A run folder, or a file of weights.
         site: An `.npz` file with x and y, or a folder of images.
-        model: The architecture of a file of weights: a built-in name, or `module:function`.
+        model: The architecture of a file of weights: a built-in name, or a function without arguments that returns the
+            module, as `module:function` or `file.py:function`.
         classifier: The name of the last linear layer of such a model.
         normalize: How images are normalized; None: as in the run's training.
 
@@ -125,24 +125,21 @@ def _stored_layout(data: Samples) -> str:
 
 
 def _architecture(model: str | None, classifier: str, w: dict[str, Tensor], federation: Federation) -> SplitModel:
-    """The module of a built-in name or of module:function, with the weights of a file, in its parts."""
+    """The module of a built-in name or of file.py:function, with the weights of a file, in its parts."""
     if model is None:
-        raise BadInput("--model: which architecture do the weights belong to? A built-in name, or module:function")
+        raise BadInput("--model: which architecture do the weights belong to? A built-in name, or file.py:function")
     if ":" not in model:
         if model not in MODELS:
-            raise BadInput(f"--model {model!r} is no built-in model; for one of yours write module:function")
+            raise BadInput(f"--model {model!r} is no built-in model; for one of yours write file.py:function")
         classes = next((t.shape[0] for n, t in w.items() if n == "classifier.weight"), federation.classes)
         made = build_model(model, federation.input_shape, classes)
         load(made, Tree({n: t for n, t in w.items() if t.is_floating_point()}))
         return made
-    module, _, function = model.partition(":")
-    sys.path.insert(0, "")
-    try:
-        net = getattr(importlib.import_module(module), function)()
-    except (ImportError, AttributeError) as error:
-        raise BadInput(f"--model {model}: {error}") from error
-    finally:
-        sys.path.remove("")
+    function, _ = load_object(model, f"--model {model}", [Path.cwd()], modules_beside=True)
+    with user_code(f"--model {model}"):
+        net = function()
+    if not isinstance(net, nn.Module):
+        raise BadInput(f"--model {model} made {type(net).__name__}, not a torch module")
     try:
         net.load_state_dict(w)
     except RuntimeError as error:

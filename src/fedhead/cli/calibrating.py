@@ -15,7 +15,10 @@ Checkpoint = Annotated[Path, typer.Argument(help="A run folder of fedhead, or we
 Classifier = Annotated[str, typer.Option(help="The name of the weights' last linear layer.")]
 Architecture = Annotated[
     str | None,
-    typer.Option("--model", help="The weights' architecture: a built-in name, or module:function that makes it."),
+    typer.Option(
+        "--model",
+        help="The weights' architecture: a built-in name, or file.py:function that makes it.",
+    ),
 ]
 Normalize = Annotated[str | None, typer.Option(help="How images are normalized. [default: as in training, or half]")]
 Site = Annotated[Path, typer.Argument(metavar="DATA", help="The site's samples: .npz with x and y, or a folder.")]

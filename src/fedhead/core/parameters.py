@@ -14,11 +14,12 @@ import numbers
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, Literal, Union
+from typing import Annotated, Any, Literal, TypeVar, Union
 
 from fedhead.core.errors import BadInput, unknown
 from fedhead.core.ranges import Range
 
+T = TypeVar("T")
 _WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text", type(None): "null"}
 
 
@@ -33,9 +34,40 @@ class Checked:
 
     def __post_init__(self) -> None:
         """Check every value, and bring it to its field's type."""
-        for name, hint in parameters(type(self)).items():
-            value = check(f"{type(self).__name__}: {name}", getattr(self, name), hint)
-            object.__setattr__(self, name, value)
+        check_fields(self, f"{type(self).__name__}: ")
+
+
+def check_fields(made: Any, prefix: str = "") -> None:
+    """Check every value of a dataclass, also of a frozen one, and bring it to its field's type.
+
+    Args:
+        made: The dataclass, just made.
+        prefix: What stands before a field's name in an error.
+    """
+    for name, hint in parameters(type(made)).items():
+        object.__setattr__(made, name, check(f"{prefix}{name}", getattr(made, name), hint))
+
+
+def from_mapping(cls: type[T], entries: Mapping[str, Any], what: str = "key", **given: Any) -> T:
+    """Make a dataclass from named values, each checked against the type and ranges of its field.
+
+    Args:
+        cls: The dataclass.
+        entries: The values by name, as a user or another machine wrote them.
+        what: What a name is called in an error.
+        **given: Fields that the program sets itself; they are not among the names.
+
+    Raises:
+        BadInput: If a name is unknown or missing, or a value does not fit.
+    """
+    hints = {name: hint for name, hint in parameters(cls).items() if name not in given}
+    for name in entries:
+        if name not in hints:
+            raise unknown(what, name, hints)
+    for name in required(cls):
+        if name in hints and name not in entries:
+            raise BadInput(f"the {what} {name!r} is missing")
+    return cls(**given, **{name: check(name, value, hints[name]) for name, value in entries.items()})
 
 
 def check(name: str, value: Any, hint: Any) -> Any:

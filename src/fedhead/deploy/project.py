@@ -49,7 +49,7 @@ recipe: {recipe}
 set: {set}  # key=value on top of the recipe
 out: run  # the run folder: metrics, checkpoint, final models
 sites: {sites}  # their names; the position in this list is the client's index
-test: {test}  # the server's own test samples: an .npz, a folder, a CSV, module:function; recipe: the data set's
+test: {test}  # the server's own test samples: an .npz, a folder, a CSV, file.py:function; recipe: the data set's
 quorum: {quorum}  # minimum number of sites for a round
 round_seconds: 600  # to wait for a site's answer
 join_seconds: 120  # to wait for all sites to join
@@ -62,7 +62,7 @@ keys: certs/sites  # the sites' public keys, NAME.pub: a node with another key c
 _SITE = """\
 # Settings of this site. Paths are relative to this file; this file and the data never leave the site.
 name: {name}
-data: {data}  # a folder of class folders, an .npz (x, y), a .csv (path,label), module:function; recipe: its share
+data: {data}  # a folder of class folders, an .npz (x, y), a .csv (path,label), file.py:function; recipe: its share
 # test: test.npz  # the site's own test samples, or a share of `data`:
 # client_test: 0.2
 # model: resnet20  # the site's own architecture, if the method allows it

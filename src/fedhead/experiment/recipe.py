@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from fedhead.core.errors import BadInput, unknown
-from fedhead.core.parameters import check, parameters
+from fedhead.core.parameters import check_fields
 from fedhead.core.ranges import Above, AtLeast, AtMost, Below
 from fedhead.experiment.yaml_text import read_yaml, write_yaml
 
@@ -69,8 +69,7 @@ class Recipe:
 
     def __post_init__(self) -> None:
         """Check every value, and bring it to its field's type."""
-        for name, hint in parameters(type(self)).items():
-            object.__setattr__(self, name, check(name, getattr(self, name), hint))
+        check_fields(self)
         if self.last_rounds > self.rounds:
             raise BadInput(
                 f"last_rounds: {self.last_rounds} is out of range, it must be at most the {self.rounds} rounds"

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import csv
-import importlib
 import os
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fedhead.core.errors import BadInput, FedheadError
+from fedhead.core.errors import BadInput, user_code
+from fedhead.core.loading import load_object
 from fedhead.data import arrays, image_folders, labels, sources
 from fedhead.data.allocation import Rows
 from fedhead.data.arrays import Samples
@@ -36,7 +35,8 @@ def federation(
 ) -> Federation:
     """The federation as one site sees it: its own samples under its own number, and nobody else's.
 
-    `data` and `test` are paths relative to `base`, or `module:function`; `client_test` is a share of the own samples.
+    `data` and `test` are paths relative to `base`, or `file.py:function` or `module:function`; `client_test` is a share
+    of the site's own samples.
     """
     train, held = load(data, spec, base, size)
     if test is not None:
@@ -96,7 +96,7 @@ def load(source: str, spec: RunSpec, base: Path, size: int | None = None) -> tup
     else:
         raise BadInput(
             f"data {source!r}: {path} is not there; give a folder of class folders, an .npz or .csv file, "
-            "or module:function"
+            "module:function or file.py:function"
         )
     return _fit(x, y, spec, source), None if held is None else _fit(held[0], held[1], spec, f"{source}, test samples")
 
@@ -157,18 +157,10 @@ def _channels(spec: RunSpec) -> int | None:
 
 
 def _function(source: str, base: Path) -> tuple[Any, Any, Any]:
-    """(x, y) or (x, y, x_test, y_test) from a function of the site's own, in a module beside site.yaml or installed."""
-    module, _, name = source.partition(":")
-    if str(base) not in sys.path:
-        sys.path.insert(0, str(base))
-    try:
-        made = getattr(importlib.import_module(module), name)()
-    except (ImportError, AttributeError) as error:
-        raise BadInput(f"data {source!r}: there is no such function ({error})") from error
-    except FedheadError:
-        raise
-    except Exception as error:  # the site's own code may raise anything
-        raise BadInput(f"data {source!r}: the function raised {type(error).__name__}: {error}") from error
+    """(x, y) or (x, y, x_test, y_test) from a function of the site's own, in a file or module beside site.yaml."""
+    function, _ = load_object(source, f"data {source!r}", [base], modules_beside=True)
+    with user_code(f"data {source!r}"):
+        made = function()
     if not isinstance(made, tuple) or len(made) not in (2, 4):
         raise BadInput(f"data {source!r}: the function must return (x, y) or (x, y, x_test, y_test)")
     return made[0], made[1], None if len(made) == 2 else (made[2], made[3])

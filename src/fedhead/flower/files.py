@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from fedhead.core.errors import BadInput, unknown
-from fedhead.core.parameters import check, parameters
+from fedhead.core.errors import BadInput
+from fedhead.core.parameters import from_mapping
 from fedhead.core.ranges import Above, AtLeast, Below, Matches
 from fedhead.experiment.recipe import Recipe, load
 from fedhead.experiment.yaml_text import read_yaml
@@ -39,25 +38,9 @@ class _File:
         if not isinstance(entries, dict):
             raise BadInput(f"{path}: expected lines 'key: value'")
         try:
-            return cls._from(path, {str(key): value for key, value in entries.items()})
+            return from_mapping(cls, {str(key): value for key, value in entries.items()}, path=path)
         except BadInput as error:
             raise BadInput(f"{path}: {error}") from error
-
-    @classmethod
-    def _from(cls, path: Path, entries: Mapping[str, Any]) -> Self:
-        hints = {name: hint for name, hint in parameters(cls).items() if name != "path"}
-        for key in entries:
-            if key not in hints:
-                raise unknown("key", key, hints)
-        needed = [
-            f.name
-            for f in dataclasses.fields(cls)
-            if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING and f.name != "path"
-        ]
-        for key in needed:
-            if key not in entries:
-                raise BadInput(f"the key {key!r} is missing")
-        return cls(path=path, **{key: check(key, value, hints[key]) for key, value in entries.items()})
 
     def at(self, place: str) -> Path:
         """A path of the file's, relative to its folder."""
@@ -76,7 +59,7 @@ class ServerFile(_File):
     classes: Annotated[int, AtLeast(2)] | tuple[str, ...] | None = None
     shape: tuple[Annotated[int, AtLeast(1)], ...] | None = None  # of one sample, (channels, height, width) for images
     normalize: str | None = None  # a named normalization
-    test: str | None = None  # the server's own test samples: an .npz, a folder, a CSV, module:function, or recipe
+    test: str | None = None  # the server's own test samples: an .npz, a folder, a CSV, file.py:function, or recipe
     public: str | None = None  # samples that all parties hold, likewise
     data: str | None = None  # folder of the recipe's data set
     allow: tuple[str, ...] = ()  # code besides fedhead's own that a site's own model may name: modules and files
@@ -113,7 +96,7 @@ class SiteFile(_File):
     """Where a site's data is and where it keeps its state."""
 
     name: SiteName  # as in the server's list
-    data: str  # a folder of class folders, an .npz, a CSV of path,label, module:function, or recipe
+    data: str  # a folder of class folders, an .npz, a CSV of path,label, file.py:function, or recipe
     test: str | None = None  # the site's own test samples, likewise
     client_test: Annotated[float, Above(0), Below(1)] | str | None = None  # or a share of its own samples
     size: Annotated[int, AtLeast(1)] | None = None  # image files are brought to size x size

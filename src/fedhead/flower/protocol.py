@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from fedhead.algorithm.base import Algorithm, Method, Stage
 from fedhead.core.errors import BadInput
-from fedhead.core.parameters import check, parameters
+from fedhead.core.parameters import from_mapping, parameters
 from fedhead.core.ranges import Above, AtLeast, Between, Matches
 from fedhead.data.augment import Transform
 from fedhead.engine.reply_check import Refused
@@ -140,11 +140,10 @@ def read_response(header: Mapping[str, Any]) -> Response:
 
 
 def _read(cls: type[T], entries: Mapping[str, Any], what: str) -> T:
-    hints = parameters(cls)
-    for odd in sorted(entries.keys() ^ hints.keys()):
+    for odd in sorted(entries.keys() ^ parameters(cls).keys()):
         side = "an unknown entry" if odd in entries else "no entry"
         raise Refused(f"the {what} has {side} {odd!r}: the other side runs another version of fedhead")
     try:
-        return cls(**{name: check(name, entries[name], hint) for name, hint in hints.items()})
+        return from_mapping(cls, entries, "entry")
     except BadInput as error:
         raise Refused(f"the {what} can't be read: {error}") from error

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -13,27 +12,28 @@ from torch.func import functional_call
 from fedhead.algorithm.base import Method
 from fedhead.core import random
 from fedhead.core.batch import Output
+from fedhead.core.component_check import name_of
 from fedhead.data.federation import Federation, Samples
 from fedhead.engine.simulation import Simulation
 from fedhead.executors.job import Executor
 from fedhead.executors.loop import Loop
 from fedhead.executors.stack import Stack
 from fedhead.models import check as models
+from fedhead.models.registry import ModelLike, build
 from fedhead.models.split_model import SplitModel, weights
-from fedhead.testing.failure import Check, CheckFailed, run_checks, told
+from fedhead.testing.failure import Check, CheckFailed, Skipped, run_checks, told
 from fedhead.testing.small import CLASSES, SHAPE
 from fedhead.testing.trial import LOCAL, difference, left, train
 
-Builder = Callable[[Sequence[int], int], SplitModel]
-
 
 def check_model(
-    model: SplitModel | Builder, *, input_shape: Sequence[int] = SHAPE, classes: int | None = None
+    model: SplitModel | ModelLike, *, input_shape: Sequence[int] = SHAPE, classes: int | None = None
 ) -> list[Check]:
     """Check that a model can be trained on every executor, and says of a sample the same in every batch.
 
     Args:
-        model: The model, or a function (input_shape, classes) that builds it.
+        model: The model, or what a recipe names: a function (input_shape, parameters with defaults) that returns a
+            `fedhead.Body` or a `SplitModel`, or its name.
         input_shape: The shape of one input, without the batch axis.
         classes: How many classes a function is to build for; a model knows its own.
 
@@ -43,11 +43,11 @@ def check_model(
     Raises:
         CheckFailed: In one line, what is wrong and how to fix it.
     """
-    owner = getattr(model, "__name__", type(model).__name__)
+    owner = model if isinstance(model, str) else name_of(model)
     made = _built(model, owner, input_shape, classes or CLASSES)
     return run_checks(
         {
-            "build": lambda: _build(model, made, owner, input_shape, classes or CLASSES),
+            "build": lambda: _build(model, owner, input_shape, classes or CLASSES),
             "use": lambda: _use(made, owner, input_shape, classes or made.classes),
             "samples": lambda: _samples(made, owner, input_shape),
             "executors": lambda: _executors(made, owner, input_shape),
@@ -55,28 +55,21 @@ def check_model(
     )
 
 
-def _built(model: SplitModel | Builder, owner: str, shape: Sequence[int], classes: int) -> SplitModel:
-    with told(owner, f"while it was built for inputs of shape {tuple(shape)}"):
-        made: Any = model if isinstance(model, nn.Module) else model(tuple(shape), classes)
-    if not isinstance(made, SplitModel):
-        what = type(made).__name__
-        raise CheckFailed(
-            f"{owner}: {what} has no named parts: use fh.split(model, classifier='name of its last layer')"
-        )
-    return made
-
-
-def _build(model: SplitModel | Builder, made: SplitModel, owner: str, shape: Sequence[int], classes: int) -> None:
+def _built(model: SplitModel | ModelLike, owner: str, shape: Sequence[int], classes: int) -> SplitModel:
+    if isinstance(model, SplitModel):
+        return model
     if isinstance(model, nn.Module):
-        return
-    with random.global_generator(0):
-        one = weights(_built(model, owner, shape, classes))
-    with random.global_generator(0):
-        other = weights(_built(model, owner, shape, classes))
+        raise CheckFailed(f"{owner} has no named parts: use fh.split(model, classifier='name of its last layer')")
+    with told(owner, f"while it was built for inputs of shape {tuple(shape)}"):
+        return build(model, shape, classes)
+
+
+def _build(model: SplitModel | ModelLike, owner: str, shape: Sequence[int], classes: int) -> None:
+    if isinstance(model, SplitModel):
+        raise Skipped("it is built already")
+    one, other = (weights(_built(model, owner, shape, classes)) for _ in range(2))
     if gap := difference(one.leaves(), other.leaves()):
         raise CheckFailed(f"{owner}: built twice from one seed, its initial weights differ ({gap})")
-    if made.classes != classes:
-        raise CheckFailed(f"{owner}: asked for {classes} classes, it gives {made.classes}")
 
 
 def _use(model: SplitModel, owner: str, shape: Sequence[int], classes: int) -> None:

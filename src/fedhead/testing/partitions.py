@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedhead.core.component_check import name_of
 from fedhead.core.errors import BadInput
 from fedhead.data.allocation import Rows
 from fedhead.data.partition import Partition
+from fedhead.data.partition_registry import PARTITIONS, FromFunction, PartitionLike, parse
 from fedhead.testing.failure import Check, CheckFailed, told
 from fedhead.testing.purity import global_generators
 
 CASES = ((60, 3, 4), (61, 4, 7), (200, 10, 5), (6, 2, 6))  # samples, classes, clients
 
 
-def check_partition(partition: Partition | type[Partition]) -> list[Check]:
+def check_partition(partition: PartitionLike) -> list[Check]:
     """Check that a partition assigns every sample to exactly one client, alike for the same seed.
 
     Args:
-        partition: The partition, or its class if that can be made without arguments.
+        partition: The partition; a class that can be made without arguments; a function `(y, clients, rng, parameters
+            with defaults)` that returns one array of rows per client; or a text as recipes write it.
 
     Returns:
         The checks that were made.
@@ -29,23 +31,28 @@ def check_partition(partition: Partition | type[Partition]) -> list[Check]:
     Raises:
         CheckFailed: In one line, what is wrong and how to fix it.
     """
-    owner = partition.__name__ if isinstance(partition, type) else type(partition).__name__
-    try:
-        made = partition() if isinstance(partition, type) else partition
-    except TypeError as error:
-        raise CheckFailed(f"{owner} can't be made without arguments ({error}): check an instance") from error
-    if not isinstance(made, Partition):
-        raise CheckFailed(f"{owner} is no partition: let it inherit from fh.Partition and define assign")
-    if not dataclasses.is_dataclass(made):
-        raise CheckFailed(f"{owner} is no dataclass: write @dataclass(frozen=True) above it")
-    splits = [(case, *_split(made, owner, *case)) for case in CASES]
+    owner = _owner(partition)
+    with told(owner, "while it was made"):
+        made = parse(partition)
+        if isinstance(partition, Partition):
+            PARTITIONS.resolve(type(partition))  # whose class a recipe may name
+    rule = owner if isinstance(made, FromFunction) else f"{owner}.assign"
+    splits = [(case, *_split(made, rule, *case)) for case in CASES]
     usable = [(case, y, rows) for case, y, rows in splits if rows is not None]
     if not usable:
         raise CheckFailed(f"{owner} refuses all of the small data sets: {_refusal(made)}")
     for case, y, rows in usable:
-        _rows(owner, case, rows)
-        _seed(made, owner, case, y, rows)
+        _rows(rule, case, rows)
+        _seed(made, rule, case, y, rows)
     return [Check("rows"), Check("seed")]
+
+
+def _owner(partition: PartitionLike) -> str:
+    if isinstance(partition, FromFunction):
+        return name_of(partition.function)
+    if isinstance(partition, str):
+        return partition
+    return type(partition).__name__ if isinstance(partition, Partition) else name_of(partition)
 
 
 def _labels(samples: int, classes: int) -> NDArray[np.int64]:
@@ -53,59 +60,64 @@ def _labels(samples: int, classes: int) -> NDArray[np.int64]:
 
 
 def _split(
-    partition: Partition, owner: str, samples: int, classes: int, clients: int
+    partition: Partition, rule: str, samples: int, classes: int, clients: int
 ) -> tuple[NDArray[np.int64], list[Rows] | None]:
     y = _labels(samples, classes)
     before, generator = y.copy(), global_generators()
-    with told(owner, f"assigning {samples} samples to {clients} clients"):
+    with told(rule.removesuffix(".assign"), f"assigning {samples} samples to {clients} clients"):
         try:
-            assigned = partition.assign(y, classes, clients, np.random.RandomState(0))
+            assigned = _assign(partition, y, classes, clients)
         except BadInput:
             return before, None
     if not np.array_equal(before, y):
-        raise CheckFailed(f"{owner}.assign changes the labels in place: copy them first")
+        raise CheckFailed(f"{rule} changes the labels in place: copy them first")
     if global_generators() != generator:
-        raise CheckFailed(f"{owner}.assign draws from numpy's global generator: draw from its argument rng alone")
+        raise CheckFailed(f"{rule} draws from numpy's global generator: draw from its argument rng alone")
     return before, [np.asarray(rows) for rows in assigned]
+
+
+def _assign(partition: Partition, y: NDArray[Any], classes: int, clients: int) -> list[Any]:
+    rng = np.random.RandomState(0)
+    if isinstance(partition, FromFunction):  # its own errors, which `assign` takes for refusals
+        return list(partition.function(y, clients, rng, **partition.parameters))
+    return partition.assign(y, classes, clients, rng)
 
 
 def _refusal(partition: Partition) -> str:
     try:
-        partition.assign(_labels(*CASES[0][:2]), *CASES[0][1:], np.random.RandomState(0))
+        _assign(partition, _labels(*CASES[0][:2]), *CASES[0][1:])
     except BadInput as error:
         return str(error)
     return "no reason"
 
 
-def _rows(owner: str, case: tuple[int, int, int], rows: list[Rows]) -> None:
+def _rows(rule: str, case: tuple[int, int, int], rows: list[Rows]) -> None:
     samples, _, clients = case
     if len(rows) != clients:
-        raise CheckFailed(
-            f"{owner}.assign returns {len(rows)} lists of rows for {clients} clients: one list per client"
-        )
+        raise CheckFailed(f"{rule} returns {len(rows)} lists of rows for {clients} clients: one list per client")
     for k, mine in enumerate(rows):
         if mine.ndim != 1 or (len(mine) and not np.issubdtype(mine.dtype, np.integer)):
-            raise CheckFailed(f"{owner}.assign gives client {k} {mine.dtype} of shape {mine.shape}: give row numbers")
+            raise CheckFailed(f"{rule} gives client {k} {mine.dtype} of shape {mine.shape}: give row numbers")
     assigned = np.concatenate(rows).astype(np.int64)
     if len(assigned) and (assigned.min() < 0 or assigned.max() >= samples):
-        raise CheckFailed(f"{owner}.assign gives out row {assigned.max()}, but the rows are 0 … {samples - 1}")
+        raise CheckFailed(f"{rule} gives out row {assigned.max()}, but the rows are 0 … {samples - 1}")
     times = np.bincount(assigned, minlength=samples)
     if lost := int((times == 0).sum()):
         raise CheckFailed(
-            f"{owner}.assign loses {lost} of {samples} rows ({clients} clients), row {int(times.argmin())} first: "
-            "every row goes to exactly one client"
+            f"{rule} loses {lost} of {samples} rows ({clients} clients), row {int(times.argmin())} first: every "
+            f"row goes to exactly one client"
         )
     if twice := int((times > 1).sum()):
         raise CheckFailed(
-            f"{owner}.assign gives {twice} of {samples} rows to several clients, row {int(times.argmax())} first: "
-            "every row goes to exactly one client"
+            f"{rule} gives {twice} of {samples} rows to several clients, row {int(times.argmax())} first: every "
+            f"row goes to exactly one client"
         )
 
 
-def _seed(partition: Partition, owner: str, case: tuple[int, int, int], y: NDArray[Any], rows: list[Rows]) -> None:
-    again = partition.assign(y, *case[1:], np.random.RandomState(0))
+def _seed(partition: Partition, rule: str, case: tuple[int, int, int], y: NDArray[Any], rows: list[Rows]) -> None:
+    again = _assign(partition, y, *case[1:])
     if any(not np.array_equal(a, b) for a, b in zip(rows, again, strict=True)):
-        raise CheckFailed(f"{owner}.assign gives another split for the same rng: draw from its argument rng alone")
+        raise CheckFailed(f"{rule} gives another split for the same rng: draw from its argument rng alone")
     split = partition.split(y, *case[1:], seed=0)
     if [rows.tolist() for rows in split] != [rows.tolist() for rows in partition.split(y, *case[1:], seed=0)]:
-        raise CheckFailed(f"{owner}.split gives another split for the same seed: override assign alone")
+        raise CheckFailed(f"{rule}: its split gives another result for the same seed: override assign alone")
