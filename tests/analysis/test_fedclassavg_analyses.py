@@ -75,7 +75,7 @@ def test_personal_models_are_the_clients_own_of_either_architecture(run: Trained
 
 
 def test_features_of_all_clients_lie_in_one_plane(run: Trained) -> None:
-    report = ANALYSES["features"].look([run], Options(samples=60))
+    report = ANALYSES["features"].run([run], Options(samples=60))
     (numbers,) = report.numbers.values()
     assert len(numbers["place"]) == len(numbers["class"]) == len(numbers["client"]) == 60
     assert set(numbers["client"]) == set(run.simulation.holders)
@@ -84,7 +84,7 @@ def test_features_of_all_clients_lie_in_one_plane(run: Trained) -> None:
 
 
 def test_conductance_compares_the_clients_that_are_right(run: Trained) -> None:
-    (numbers,) = ANALYSES["conductance"].look([run], Options(samples=50)).numbers.values()
+    (numbers,) = ANALYSES["conductance"].run([run], Options(samples=50)).numbers.values()
     models = personal_models(run.simulation, 3)
     test = run.simulation.test
     x = test.view(torch.tensor([numbers["sample"]]), None)
@@ -95,7 +95,7 @@ def test_conductance_compares_the_clients_that_are_right(run: Trained) -> None:
 
 
 def test_curves_count_local_epochs(run: Trained) -> None:
-    (numbers,) = ANALYSES["curves"].look([run], Options()).numbers.values()
+    (numbers,) = ANALYSES["curves"].run([run], Options()).numbers.values()
     assert numbers["epochs"] == [1, 2]
     last = json.loads((run.path / "result.json").read_text())
     assert numbers["mean"][-1] == pytest.approx(last["personal"])
@@ -103,7 +103,7 @@ def test_curves_count_local_epochs(run: Trained) -> None:
 
 
 def test_labels_are_the_federations_counts(run: Trained) -> None:
-    (numbers,) = ANALYSES["labels"].look([run], Options()).numbers.values()
+    (numbers,) = ANALYSES["labels"].run([run], Options()).numbers.values()
     assert numbers["counts"] == run.simulation.federation.counts().tolist()
 
 

@@ -15,10 +15,10 @@ from fedhead.analysis.personal import outputs, personal_models
 from fedhead.core.optimizers import SGD
 from fedhead.engine.rounds import train_round
 from fedhead.engine.simulation import Simulation
-from fedhead.executors import forward
-from fedhead.executors.forward import MemoryBudget
+from fedhead.executors import map_clients
 from fedhead.executors.job import Executor
 from fedhead.executors.loop import Loop
+from fedhead.executors.map_clients import MemoryBudget
 from fedhead.executors.stack import Stack
 from fedhead.methods import METHODS
 from fedhead.models.split_model import SplitModel
@@ -93,7 +93,7 @@ def test_only_stacked_runs_and_gpus_have_room() -> None:
     simulation = trained("fedavg", [network("group")])
     assert client_models.budget(simulation, Loop()) is None
     assert client_models.budget(simulation, Stack()) == MemoryBudget()
-    assert forward.use_stacks(torch.device("cuda"), Loop())
+    assert map_clients.use_stacks(torch.device("cuda"), Loop())
     assert MemoryBudget.on(torch.device("cuda")).samples > MemoryBudget.on(torch.device("cpu")).samples
 
 
@@ -101,7 +101,7 @@ def test_models_on_the_same_samples_beside_each_other() -> None:
     simulation = trained("ditto", [network("batch")])
     models = list(client_models.local_models(simulation, Loop(), 2).values())
     x = torch.rand(3, 1, 6, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    doubled = forward.map_models(lambda w, x: w.map(lambda t: 2 * t), models, x, MemoryBudget(clients=2))
+    doubled = map_clients.map_models(lambda w, x: w.map(lambda t: 2 * t), models, x, MemoryBudget(clients=2))
     assert len(doubled) == len(models)
     for w, twice in zip(models, doubled, strict=True):
         torch.testing.assert_close(dict(twice), dict(2 * w))

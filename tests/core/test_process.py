@@ -7,8 +7,8 @@ import sys
 
 PROGRAM = """
 import sys
-from fedhead.core.process import ProcessIdentity, leave_with
-leave_with(ProcessIdentity.of(int(sys.argv[1])), lambda: print("left", flush=True), seconds=0.05)
+from fedhead.core.process import ProcessIdentity, exit_with
+exit_with(ProcessIdentity.of(int(sys.argv[1])), lambda: print("left", flush=True), seconds=0.05)
 print("works", flush=True)
 while True:
     sum(range(1000))

@@ -127,7 +127,7 @@ def _strangers(federation: LocalFederation, folder: Path) -> dict[str, subproces
         "plain-text": ["--insecure"],
         "other-authority": ["--root-certificates", theirs, *key],
     }
-    command = ["flower-supernode", "--superlink", f"127.0.0.1:{federation.port}", "--max-retries", "1"]
+    command = ["flower-supernode", "--superlink", f"127.0.0.1:{federation.link.port}", "--max-retries", "1"]
     command += ["--node-config", f'site="{federation.sites["north"].path}"']
     return {
         name: processes.start(
@@ -206,8 +206,8 @@ def test_a_killed_node_and_a_killed_link(tmp_path: Path, federations: list[Local
             os.killpg(victim.pid, signal.SIGKILL)
         if "link" in acts and done >= acts["link"]:
             del acts["link"]
-            assert federation.link is not None
-            os.killpg(federation.link.pid, signal.SIGKILL)
+            assert federation.link.process is not None
+            os.killpg(federation.link.process.pid, signal.SIGKILL)
 
     federation.watch(strike)
     assert not acts

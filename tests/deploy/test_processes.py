@@ -17,6 +17,7 @@ from fedhead.core.process import ProcessIdentity
 from fedhead.deploy import ownership, processes
 from fedhead.deploy.local_federation import LocalFederation
 from fedhead.deploy.project import Project
+from fedhead.deploy.superlink import SuperLink
 from fedhead.flower.server_status import ServerStatus
 
 SLEEP = "sleep 1000"
@@ -129,12 +130,12 @@ def test_a_server_that_is_gone_without_a_word_is_asked_for_and_resumed(
 ) -> None:
     asked: list[tuple[str, ...]] = []
 
-    def flwr(self: LocalFederation, *words: str) -> dict[str, object]:
+    def flwr(self: SuperLink, *words: str) -> dict[str, object]:
         asked.append(words)
         ended = {"runs": [{"status": "finished:failed"}]}
         return ended if words[0] == "ls" else {"success": True, "run-id": str(len(asked))}
 
-    monkeypatch.setattr(LocalFederation, "flwr", flwr)
+    monkeypatch.setattr(SuperLink, "flwr", flwr)
     monkeypatch.setattr("fedhead.deploy.local_federation.ASK_SECONDS", 0.0)
     federation = LocalFederation(project, log=lambda line: None)
     federation.run_id = "17"

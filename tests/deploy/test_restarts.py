@@ -91,9 +91,9 @@ def test_the_supervisor_resumes_twenty_times_by_itself(tmp_path: Path) -> None:
     def strike() -> None:
         nonlocal seen
         done = len(rounds(project))
-        if seen < done and federation.resumes < RESTARTS and federation.link is not None:
+        if seen < done and federation.resumes < RESTARTS and federation.link.process is not None:
             seen = done
-            os.killpg(federation.link.pid, signal.SIGKILL)
+            os.killpg(federation.link.process.pid, signal.SIGKILL)
 
     try:
         federation.up()
@@ -156,7 +156,7 @@ def test_a_stolen_name_gets_no_work(tmp_path: Path) -> None:
     federation, thief = LocalFederation(project, secure=True), None
     try:
         federation.up()
-        address, authority = f"127.0.0.1:{federation.port}", project.certs / "ca.crt"
+        address, authority = f"127.0.0.1:{federation.link.port}", project.certs / "ca.crt"
         assert register(address, authority, {"mallory": project.certs / "sites" / "mallory.pub"}) == ["mallory"]
         command = ["flower-supernode", "--superlink", address, "--port", str(processes.free_ports(1)[0])]
         command += ["--root-certificates", str(authority)]

@@ -61,7 +61,7 @@ def prepared(name: str, norm: str) -> Job:
 def test_replayed_steps_equal_plain_ones(name: str, norm: str) -> None:
     job = prepared(name, norm)
     plain, replayed = [
-        local_round(job.program, job.stacked_inputs(), job.stacked_tables(), VmapVectorizer(), train)
+        local_round(job.program, job.stacked_inputs(), job.stacked_batches(), VmapVectorizer(), train)
         for train in (train_eagerly, Replayed())
     ]
     for mine, theirs in zip(replayed, plain, strict=True):

@@ -23,10 +23,11 @@ from fedhead.engine.rounds import run_stage, train_round
 from fedhead.engine.server import make_downlink
 from fedhead.engine.simulation import Simulation
 from fedhead.engine.simulation import simulate as run
-from fedhead.executors import forward
-from fedhead.executors.forward import ForwardExecutor, MemoryBudget
+from fedhead.executors import forward, map_clients
+from fedhead.executors.forward import ForwardExecutor
 from fedhead.executors.job import Executor, Job, Rows
 from fedhead.executors.loop import Loop
+from fedhead.executors.map_clients import MemoryBudget
 from fedhead.executors.stack import Stack
 from fedhead.methods import METHODS
 from fedhead.models.split_model import SplitModel
@@ -169,14 +170,14 @@ class Full:
 
 def test_out_of_memory_halves_the_stacks_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
     device, budget = Full(2), MemoryBudget()
-    found = forward.map_in_stacks([3, 9, 5, 1, 7], device, lambda k: -1, budget, "testing")
+    found = map_clients.map_in_stacks([3, 9, 5, 1, 7], device, lambda k: -1, budget, "testing")
     assert found == [0, 10, 20, 30, 40]
     assert device.tried == [5, 2, 2, 1]
     assert "testing: out of memory with 5 clients at once, continuing with 2" in caplog.text
 
 
 def test_where_no_stack_fits_clients_go_one_by_one(caplog: pytest.LogCaptureFixture) -> None:
-    found = forward.map_in_stacks([1, 1], Full(0), lambda k: -k, MemoryBudget(samples=128), "testing")
+    found = map_clients.map_in_stacks([1, 1], Full(0), lambda k: -k, MemoryBudget(samples=128), "testing")
     assert found == [0, -1]
     assert "continuing client by client" in caplog.text
 
@@ -186,7 +187,7 @@ def test_bad_input_is_no_matter_of_stacks() -> None:
         raise BadInput("no")
 
     with pytest.raises(BadInput, match="no"):
-        forward.map_in_stacks([1, 1], refuse, lambda k: 0, MemoryBudget(), "testing")
+        map_clients.map_in_stacks([1, 1], refuse, lambda k: 0, MemoryBudget(), "testing")
 
 
 @pytest.mark.parametrize("samples", [1, 2, 7, 100])
@@ -194,7 +195,7 @@ def test_every_row_is_seen_once_and_padding_stays_small(samples: int) -> None:
     lengths = [40, 39, 12, 12, 3, 1]
     seen = [0] * len(lengths)
     padding = 0
-    for begin, end, width in forward._steps(lengths, samples):
+    for begin, end, width in map_clients._steps(lengths, samples):
         assert width * (end - begin) <= max(samples, width)
         for k, n in enumerate(lengths):
             there = max(0, min(end, n) - begin)
@@ -211,7 +212,7 @@ def test_clients_of_very_different_sizes_stand_in_different_stacks() -> None:
         stacks.append(places)
         return places
 
-    forward.map_in_stacks([100, 3, 60, 49, 2], note, lambda k: 0, MemoryBudget(), "statistics", min_ratio=0.5)
+    map_clients.map_in_stacks([100, 3, 60, 49, 2], note, lambda k: 0, MemoryBudget(), "statistics", min_ratio=0.5)
     assert stacks == [[0, 2], [3], [1, 4]]
 
 

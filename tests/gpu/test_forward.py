@@ -14,8 +14,9 @@ from fedhead.engine.rounds import train_round
 from fedhead.engine.server import make_downlink
 from fedhead.engine.simulation import Simulation
 from fedhead.executors import forward
-from fedhead.executors.forward import ForwardExecutor, MemoryBudget
+from fedhead.executors.forward import ForwardExecutor
 from fedhead.executors.loop import Loop
+from fedhead.executors.map_clients import MemoryBudget
 from fedhead.methods import METHODS
 from fedhead.models.precision import set_precision
 from fedhead.stages.ccvr import CCVR

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedhead.core.tree import Weights
-from fedhead.executors.forward import MemoryBudget, map_models
+from fedhead.executors.map_clients import MemoryBudget, map_models
 from fedhead.models.layers import activations
 from fedhead.models.split_model import SplitModel
 

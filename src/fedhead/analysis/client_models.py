@@ -18,7 +18,8 @@ from fedhead.core.batch import PARTS
 from fedhead.core.errors import BadInput
 from fedhead.core.tree import Tree, Weights
 from fedhead.engine.rounds import train_round
-from fedhead.executors.forward import MemoryBudget, client_features, use_stacks
+from fedhead.executors.forward import client_features
+from fedhead.executors.map_clients import MemoryBudget, use_stacks
 from fedhead.stages.recalibrate import features
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from fedhead.engine.rounds import train_round
 from fedhead.experiment.reopen import Trained, fresh
 from fedhead.report.plots import COLORS
 
-Rows = Sequence[Mapping[str, float]]
+Curve = Sequence[Mapping[str, float]]
 TITLES = {
     "nc1": "NC1: variance within classes\nover that between them",
     "nc2": "NC2: error of the\nprototypes' simplex",
@@ -80,7 +80,7 @@ def by_unique_name(runs: Sequence[Trained]) -> dict[str, Trained]:
 
 
 # -- figures ----------------------------------------------------------------------------------------------------------
-def curves(runs: Mapping[str, Rows]) -> Figure:
+def curves(runs: Mapping[str, Curve]) -> Figure:
     """Plot each metric over the rounds, one panel per metric, one line per run."""
     fig = Figure(figsize=(3.2 * len(TITLES), 3.2), layout="constrained")
     for points, (key, title) in enumerate(TITLES.items()):

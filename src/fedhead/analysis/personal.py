@@ -12,7 +12,7 @@ from torch.func import functional_call
 
 from fedhead.core.batch import PARTS, Output
 from fedhead.core.tree import Weights
-from fedhead.executors.forward import MemoryBudget, map_models
+from fedhead.executors.map_clients import MemoryBudget, map_models
 from fedhead.models.split_model import SplitModel, load, weights
 
 if TYPE_CHECKING:

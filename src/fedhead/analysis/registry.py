@@ -41,17 +41,17 @@ class Report(NamedTuple):
     figures: Mapping[str, Figure]  # by the suffix of the file name, "" for the main figure
 
 
-class Kind(NamedTuple):
+class Analysis(NamedTuple):
     """An analysis, one line of `fedhead ls analyses`."""
 
     description: str
-    look: Look
+    run: AnalysisFunction
 
 
 S = TypeVar("S", bound=Stage)
-Look = Callable[[Sequence[Trained], Options], Report]
-L = TypeVar("L", bound=Callable[..., Any])
-ANALYSES = Registry[Kind](
+AnalysisFunction = Callable[[Sequence[Trained], Options], Report]
+F = TypeVar("F", bound=Callable[..., Any])
+ANALYSES = Registry[Analysis](
     "analysis",
     "fedhead.analyses",
     lambda found, name: _checked(found, name),
@@ -59,7 +59,7 @@ ANALYSES = Registry[Kind](
 )
 
 
-def analysis(name: str, description: str = "") -> Callable[[L], L]:
+def analysis(name: str, description: str = "") -> Callable[[F], F]:
     """Register an analysis under a name: a function (runs, options) that returns a `Report`.
 
     Args:
@@ -67,15 +67,15 @@ def analysis(name: str, description: str = "") -> Callable[[L], L]:
         description: One line for `fedhead ls analyses`; without it the docstring's first.
     """
 
-    def enter(look: L) -> L:
+    def register(function: F) -> F:
         if description:
-            vars(look)["description"] = description
-        return ANALYSES.register(name, look)
+            vars(function)["description"] = description
+        return ANALYSES.register(name, function)
 
-    return enter
+    return register
 
 
-def _checked(found: Any, name: str) -> Kind:
+def _checked(found: Any, name: str) -> Analysis:
     if isinstance(found, type) or not callable(found):
         kind = found.__name__ if isinstance(found, type) else type(found).__name__
         raise BadInput(
@@ -85,7 +85,7 @@ def _checked(found: Any, name: str) -> Kind:
     taken = parameters(found)
     if len(taken) != 2:
         raise BadInput(f"{name} takes ({', '.join(taken)}), an analysis is called with (runs, options)")
-    return Kind(getattr(found, "description", "") or (found.__doc__ or "").strip().partition("\n")[0], found)
+    return Analysis(getattr(found, "description", "") or (found.__doc__ or "").strip().partition("\n")[0], found)
 
 
 def label(run: Trained) -> str:
@@ -273,7 +273,7 @@ def analyze_inversion(runs: Sequence[Trained], options: Options) -> Report:
 
 def _only(runs: Sequence[Trained], name: str) -> Trained:
     if len(runs) != 1:
-        raise BadInput(f"{name} looks at one run at a time, {len(runs)} were given")
+        raise BadInput(f"{name} takes one run at a time, {len(runs)} were given")
     return runs[0]
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from fedhead.core.errors import BadInput
 from fedhead.core.tree import Tree
 
-Kind = Literal["full", "diagonal"]
+CovarianceKind = Literal["full", "diagonal"]
 _NEGATIVE = 1e-7  # an eigenvalue below this share of the largest one is not a rounding error
 
 
@@ -52,7 +52,7 @@ class Statistics:
         return self.sum.shape[1]
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> CovarianceKind:
         """Whether covariances are full or only their diagonals."""
         return "diagonal" if self.outer.shape[1] == self.features else "full"
 

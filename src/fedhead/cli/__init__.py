@@ -71,7 +71,7 @@ def main() -> None:
     os._exit(code)
 
 
-class _OneLine(logging.Formatter):
+class _OneLineFormatter(logging.Formatter):
     """Formats a record as `warning: text`, on one line however long the text is."""
 
     def format(self, record: logging.LogRecord) -> str:
@@ -82,7 +82,7 @@ class _OneLine(logging.Formatter):
 def _log_lines() -> Iterator[None]:
     """Write what the library logs to the standard error while a command runs, one line per record."""
     logger, handler = logging.getLogger("fedhead"), logging.StreamHandler()
-    handler.setFormatter(_OneLine())
+    handler.setFormatter(_OneLineFormatter())
     propagated, logger.propagate = logger.propagate, False
     logger.addHandler(handler)
     try:

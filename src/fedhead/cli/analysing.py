@@ -1,4 +1,4 @@
-"""Commands that look into trained runs: analyse, forecast."""
+"""Commands that analyze trained runs: analyse, forecast."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from fedhead.core.errors import BadInput
 def analyse(
     kind: Annotated[
         str | None,
-        typer.Argument(metavar="[KIND]", help="What to look at: a name, or file.py:function; none: list the names."),
+        typer.Argument(metavar="[KIND]", help="Which analysis: a name, or file.py:function; none: list the names."),
     ] = None,
     runs: Annotated[list[Path] | None, typer.Argument(metavar="[RUN]...", help="Run folders.")] = None,
-    samples: Annotated[int | None, typer.Option(min=2, help="How many samples to look at.")] = None,
+    samples: Annotated[int | None, typer.Option(min=2, help="How many samples to use.")] = None,
     rounds: Annotated[str, typer.Option(help="norms, collapse: rounds to run again: 1,5-10.")] = "1",
     seed: Annotated[int, typer.Option(min=0, help="Decides what is drawn.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Where to write. [default: analysis/ in the first run]")] = None,
@@ -28,7 +28,7 @@ def analyse(
     device: Annotated[Device, typer.Option(help="Where to compute.")] = Device.auto,
     as_json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
 ) -> None:
-    """Look into a trained run: KIND.json and KIND.png are written into its folder.
+    """Analyze a trained run: KIND.json and KIND.png are written into its folder.
 
     Local models are those of the round after the last, for which every client trains once more.
 
@@ -54,7 +54,7 @@ def analyse(
     if not runs:
         raise BadInput(f"fedhead analyse {kind} needs a run: give its folder")
     trained = [reopen(path, data, device.value) for path in runs]
-    report = found.look(trained, Options(samples, _numbers(rounds), seed))
+    report = found.run(trained, Options(samples, _numbers(rounds), seed))
     folder, kind = out or runs[0] / "analysis", kind.rpartition(":")[2]
     folder.mkdir(parents=True, exist_ok=True)
     with atomic(folder / f"{kind}.json") as draft:

@@ -21,7 +21,7 @@ Architecture = Annotated[
     ),
 ]
 Normalize = Annotated[str | None, typer.Option(help="How images are normalized. [default: as in training, or half]")]
-Site = Annotated[Path, typer.Argument(metavar="DATA", help="The site's samples: .npz with x and y, or a folder.")]
+SiteData = Annotated[Path, typer.Argument(metavar="DATA", help="The site's samples: .npz with x and y, or a folder.")]
 
 
 class Covariance(StrEnum):
@@ -35,14 +35,14 @@ class Covariance(StrEnum):
 @app.command()
 def statistics(
     checkpoint: Checkpoint,
-    site: Site,
+    site: SiteData,
     out: Annotated[Path, typer.Option(help="The file to write, .safetensors.")],
     model: Architecture = None,
     classifier: Classifier = "fc",
     covariance: Annotated[
         Covariance, typer.Option(help="Whole covariances, their diagonals, or these and --rank leading directions.")
     ] = Covariance.full,
-    rank: Annotated[int, typer.Option(min=0, help="Directions a class, with --covariance low-rank.")] = 16,
+    rank: Annotated[int, typer.Option(min=0, help="Directions per class, with --covariance low-rank.")] = 16,
     normalize: Normalize = None,
 ) -> None:
     """Write the class statistics of a site's features: all that a server needs of it to calibrate the classifier.
@@ -68,12 +68,12 @@ def statistics(
 def calibrate(
     checkpoint: Checkpoint,
     out: Annotated[Path, typer.Option(help="The file to write the calibrated weights to, .safetensors.")],
-    statistics: Annotated[list[Path] | None, typer.Option(help="A site's file; give it once a site.")] = None,
+    statistics: Annotated[list[Path] | None, typer.Option(help="A site's file; once per site.")] = None,
     data: Annotated[Path | None, typer.Option(help="Samples (.npz or folder) whose statistics to take.")] = None,
     model: Architecture = None,
     classifier: Classifier = "fc",
     normalize: Normalize = None,
-    samples: Annotated[int, typer.Option(min=1, help="Virtual features a class.")] = 2000,
+    samples: Annotated[int, typer.Option(min=1, help="Virtual features per class.")] = 2000,
     epochs: Annotated[int, typer.Option(min=0, help="Epochs of training on them.")] = 10,
     lr: Annotated[float, typer.Option(help="Learning rate.")] = 1e-3,
     seed: Annotated[int, typer.Option(min=0, help="Decides the virtual features.")] = 0,
@@ -106,7 +106,7 @@ def calibrate(
     if statistics and data:
         raise BadInput("--statistics and --data: give the one or the other")
     if not statistics and not data and not run:
-        raise BadInput("there is nothing to calibrate by: give --statistics (once a site) or --data")
+        raise BadInput("there is nothing to calibrate by: give --statistics (once per site) or --data")
     if statistics:
         merged = merge_files(statistics)
     elif data is not None:

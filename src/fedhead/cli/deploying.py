@@ -13,7 +13,7 @@ from fedhead.cli.app import app
 deploy = typer.Typer(help="Run over real sites, on Flower.", rich_markup_mode=None, invoke_without_command=True)
 app.add_typer(deploy, name="deploy")
 
-Folder = Annotated[Path, typer.Argument(help="The deployment's folder.", metavar="DIR")]
+DeploymentFolder = Annotated[Path, typer.Argument(help="The deployment's folder.", metavar="DIR")]
 
 
 @deploy.callback()
@@ -24,13 +24,13 @@ def _help(context: typer.Context) -> None:
 
 @deploy.command()
 def init(
-    folder: Folder,
+    folder: DeploymentFolder,
     assignments: Annotated[
         list[str] | None, typer.Argument(help="key=value on top of the recipe.", metavar="[KEY=VALUE]...")
     ] = None,
     recipe: Annotated[str, typer.Option(help="What is trained: a recipe's name or file.")] = "digits",
     sites: Annotated[int, typer.Option(min=1, help="How many sites, named site-0, site-1 …")] = 3,
-    site: Annotated[list[str] | None, typer.Option(help="A site's name, once a site, in place of --sites.")] = None,
+    site: Annotated[list[str] | None, typer.Option(help="A site's name, once per site, in place of --sites.")] = None,
     data: Annotated[list[str] | None, typer.Option(help="A site's data, in the order of the sites.")] = None,
 ) -> None:
     """Write a ready project: app/ for flwr run, server.yaml, and a site.yaml for each site.
@@ -46,14 +46,14 @@ def init(
     project = Project.init(folder, recipe, site or site_names(sites), assignments or [], data or [])
     print(f"{project.path} is ready: look into server.yaml and sites/*/site.yaml, then")
     print(f"  fedhead deploy up {folder} --insecure --wait")
-    print("runs all of it on this machine; docs/deployment.md shows machines of their own")
+    print("runs all of it on this machine; docs/deployment.md shows how to use several machines")
 
 
 @deploy.command()
 def certs(
-    folder: Folder,
+    folder: DeploymentFolder,
     host: Annotated[
-        list[str] | None, typer.Option(help="A name or address of the server's. [default: 127.0.0.1, localhost]")
+        list[str] | None, typer.Option(help="A name or address of the server. [default: 127.0.0.1, localhost]")
     ] = None,
 ) -> None:
     """Write a certificate authority, the server's certificate, and a key for each site.
@@ -63,24 +63,24 @@ def certs(
       fedhead deploy certs demo
       fedhead deploy certs demo --host fl.example.org --host 10.0.0.5
     """
-    from fedhead.deploy import certificates as making
+    from fedhead.deploy import certificates
     from fedhead.deploy.project import Project
 
     project = Project.open(folder)
-    for path in making.write(project.certs, host or ["127.0.0.1", "localhost"], project.server().sites):
+    for path in certificates.write(project.certs, host or ["127.0.0.1", "localhost"], project.server().sites):
         print(path)
 
 
 @deploy.command()
 def up(
-    folder: Folder,
+    folder: DeploymentFolder,
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Without TLS and keys: on one machine, for trying out.")
     ] = False,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the run's last checkpoint.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue from the run's last checkpoint.")] = False,
     wait: Annotated[bool, typer.Option("--wait", help="Stay until the run has ended.")] = False,
 ) -> None:
-    """Start a whole federation on this machine: the SuperLink, a SuperNode a site, and the run.
+    """Start a whole federation on this machine: the SuperLink, one SuperNode per site, and the run.
 
     \b
     Examples:
@@ -93,14 +93,14 @@ def up(
 
     project = Project.open(folder)
     supervise.launch(project, secure=not insecure, resume=resume)
-    _show(supervise.report(project))
+    _print_status(supervise.report(project))
     if wait:
         raise typer.Exit(supervise.wait(project, print))
 
 
 @deploy.command()
 def status(
-    folder: Folder,
+    folder: DeploymentFolder,
     as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
 ) -> None:
     """Show what runs: the link, the nodes, the run and its last line.
@@ -114,11 +114,11 @@ def status(
     from fedhead.deploy.project import Project
 
     found = supervise.report(Project.open(folder))
-    print(json.dumps(found)) if as_json else _show(found)
+    print(json.dumps(found)) if as_json else _print_status(found)
 
 
 @deploy.command()
-def down(folder: Folder) -> None:
+def down(folder: DeploymentFolder) -> None:
     """End everything that `up` started; the run can go on later with up --resume.
 
     \b
@@ -131,7 +131,7 @@ def down(folder: Folder) -> None:
     print("everything has ended" if supervise.bring_down(Project.open(folder)) else "nothing was running")
 
 
-def _show(found: dict[str, object]) -> None:
+def _print_status(found: dict[str, object]) -> None:
     from typing import Any, cast
 
     state = cast(dict[str, Any], found)

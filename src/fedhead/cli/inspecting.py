@@ -1,4 +1,4 @@
-"""Commands that look and tell: ls, validate, partition, report."""
+"""Commands that list, check and compare: ls, validate, partition, report."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-class Kind(StrEnum):
+class ComponentKind(StrEnum):
     """What `ls` can list."""
 
     methods = "methods"
@@ -40,7 +40,7 @@ class Kind(StrEnum):
 
 @app.command()
 def ls(
-    kind: Annotated[Kind, typer.Argument(help="What to list.")],
+    kind: Annotated[ComponentKind, typer.Argument(help="What to list.")],
     as_json: Annotated[bool, typer.Option("--json", help="One line of JSON.")] = False,
 ) -> None:
     """List what can be named: fedhead's own and what installed packages add, with where each comes from.
@@ -50,7 +50,7 @@ def ls(
       fedhead ls methods
       fedhead ls recipes --json
     """
-    entries = _recipes() if kind is Kind.recipes else _components(kind)
+    entries = _recipes() if kind is ComponentKind.recipes else _components(kind)
     if as_json:
         print(json.dumps(entries))
         return
@@ -67,7 +67,7 @@ def ls(
     console().print(table)
 
 
-def _components(kind: Kind) -> list[dict[str, Any]]:
+def _components(kind: ComponentKind) -> list[dict[str, Any]]:
     from fedhead.analysis.registry import ANALYSES
     from fedhead.experiment.components import registries
 
@@ -77,7 +77,7 @@ def _components(kind: Kind) -> list[dict[str, Any]]:
             entries.append({"name": listed.name, "parameters": {}, "description": listed.problem, "from": "broken"})
             continue
         forms = getattr(listed.component, "forms", None)  # a built-in partition is written in several ways
-        texts = [(f.text, f.parameters, f.description) for f in forms] if forms else [_told(kind, listed)]
+        texts = [(f.text, f.parameters, f.description) for f in forms] if forms else [_describe(kind, listed)]
         entries += [
             {"name": name, "parameters": words, "description": description, "from": listed.source}
             for name, words, description in texts
@@ -85,19 +85,20 @@ def _components(kind: Kind) -> list[dict[str, Any]]:
     return entries
 
 
-def _told(kind: Kind, listed: Listed) -> tuple[str, dict[str, Any] | str, str]:
+def _describe(kind: ComponentKind, listed: Listed) -> tuple[str, dict[str, Any] | str, str]:
     """A component's name, parameters and description."""
     thing: Any = listed.component
     description = str(getattr(thing, "description", "") or _first_line(thing))
-    if kind is Kind.datasets:
+    if kind is ComponentKind.datasets:
         shape = getattr(thing, "shape", None)
         known = {"classes": thing.classes, "shape": "x".join(map(str, shape))} if shape else {}
         return listed.name, known, description
     if dataclasses.is_dataclass(thing):
         fields = [f for f in dataclasses.fields(thing) if f.init and f.repr and f.default is not dataclasses.MISSING]
         return listed.name, {f.name: f.default for f in fields}, description
-    skipped = {Kind.models: ("classes",)}.get(kind, ())
-    own = {} if kind in (Kind.executors, Kind.analyses, Kind.metrics) else inspect.signature(thing).parameters
+    skipped = {ComponentKind.models: ("classes",)}.get(kind, ())
+    no_parameters = kind in (ComponentKind.executors, ComponentKind.analyses, ComponentKind.metrics)
+    own = {} if no_parameters else inspect.signature(thing).parameters
     words = {word: _plain(p.default) for word, p in own.items() if p.default is not p.empty and word not in skipped}
     return listed.name, words, description
 

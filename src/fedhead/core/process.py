@@ -33,7 +33,7 @@ class ProcessIdentity:
         return bool(self.started) and _started(self.pid) == self.started
 
 
-def leave_with(other: ProcessIdentity, first: Callable[[], object] = lambda: None, seconds: float = 0.5) -> None:
+def exit_with(other: ProcessIdentity, first: Callable[[], object] = lambda: None, seconds: float = 0.5) -> None:
     """Let this process end, whatever it is doing, as soon as another one has gone.
 
     Args:

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import ssl
 import subprocess
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,11 +15,11 @@ from fedhead.core.treefile import atomic
 from fedhead.deploy import certificates, ownership, processes
 from fedhead.deploy.project import Project
 from fedhead.deploy.registration import register
+from fedhead.deploy.superlink import SuperLink
 from fedhead.experiment.run_folder import CHECKPOINT, RESULT
 from fedhead.flower import server_status
 from fedhead.flower.server_status import ServerStatus
 
-READY_SECONDS = 90.0
 RESTART_SECONDS = 5.0  # before a failed node is restarted: Flower keeps it registered for a minute
 ASK_SECONDS = 20.0  # without a server process, before Flower is asked whether the run still exists
 MAX_RESUMES = 5  # how often a run that makes no progress is resumed automatically
@@ -55,17 +52,15 @@ class LocalFederation:
     resume: bool = False
     log: Callable[[str], None] = print
     nodes: list[Node] = field(default_factory=list)
-    link: subprocess.Popen[bytes] | None = None
     run_id: str | None = None
     status: str = "starting"
     resumes: int = 0  # how often the run was resumed in total …
-    vain: int = 0  # … and since its last round
-    port: int = 0
+    resumes_without_progress: int = 0  # … and since its last round
 
     def __post_init__(self) -> None:
         self._claimed = False
         self._resumed_at = 0  # the checkpoint's time when the run was last resumed
-        self._unheard_since = time.monotonic()  # since when the server has had no process
+        self._server_seen = time.monotonic()  # when the server last had a process
         self.private = self.project.private
         self.private.mkdir(parents=True, exist_ok=True)
         self.sites = self.project.sites()
@@ -74,7 +69,7 @@ class LocalFederation:
             raise FedheadError(f"{self.project.path} has no site.yaml for any of its sites")
         if self.secure:
             certificates.check(self.project.certs, list(self.sites))
-        self.port, *ports = processes.free_ports(1 + len(self.sites))
+        link_port, *ports = processes.free_ports(1 + len(self.sites))
         self.nodes = [Node(name, port) for name, port in zip(self.sites, ports, strict=True)]
         self.env = processes.environment(
             self.private / "flwr",
@@ -82,6 +77,7 @@ class LocalFederation:
             FEDHEAD_SERVER_LOG=str(self.private / "server.log"),
             **{server_status.VARIABLE: str(self.private / ownership.SERVER), processes.MARK: str(self.private)},
         )
+        self.link = SuperLink(self.project, link_port, self.secure, self.env)
 
     # -- starting ---------------------------------------------------------------------------------
     def up(self) -> None:
@@ -93,52 +89,22 @@ class LocalFederation:
         """
         ownership.claim(self.project)
         self._claimed = True
-        self._write_connection()
         self._start_link()
         if self.secure:
             keys = {name: self.project.certs / "sites" / f"{name}.pub" for name in self.sites}
-            register(f"127.0.0.1:{self.port}", self.project.certs / "ca.crt", keys)
+            register(self.link.address, self.project.certs / "ca.crt", keys)
         for node in self.nodes:
             self._start_node(node)
         self._submit(self.resume)
 
-    def _write_connection(self) -> None:
-        trust = f'root-certificates = "{self.project.certs / "ca.crt"}"' if self.secure else "insecure = true"
-        home = self.private / "flwr"
-        home.mkdir(parents=True, exist_ok=True)
-        text = f'[superlink]\ndefault = "local"\n\n[superlink.local]\naddress = "127.0.0.1:{self.port}"\n{trust}\n'
-        (home / "config.toml").write_text(text, encoding="utf-8")
-
     def _start_link(self) -> None:
-        command = ["flower-superlink", "--host", "127.0.0.1", "--port", str(self.port)]
-        command += ["--database", str(self.private / "link.db")]  # without one, all nodes leave when the link falls
-        folder = self.project.certs
-        if self.secure:
-            command += ["--ssl-certfile", str(folder / "server.crt"), "--ssl-keyfile", str(folder / "server.key")]
-            command += ["--ssl-ca-certfile", str(folder / "ca.crt"), "--enable-supernode-auth"]
-        else:
-            command += ["--insecure"]
-        self.link = processes.start(command, self.private / "link.log", self.env, self.project.path)
+        self.link.launch()
         self.save()
-        deadline = time.monotonic() + READY_SECONDS
-        while not self.healthy():
-            if self.link.poll() is not None or time.monotonic() > deadline:
-                raise FedheadError(f"the SuperLink did not start: see {self.private / 'link.log'}")
-            time.sleep(0.1)
-        self.log(f"SuperLink is ready on 127.0.0.1:{self.port}")
-
-    def healthy(self) -> bool:
-        """Return whether the SuperLink answers."""
-        context = ssl.create_default_context(cafile=str(self.project.certs / "ca.crt")) if self.secure else None
-        address = f"{'https' if self.secure else 'http'}://127.0.0.1:{self.port}/health"
-        try:
-            with urllib.request.urlopen(address, timeout=2, context=context) as reply:
-                return bool(reply.status == 200)
-        except (urllib.error.URLError, OSError):
-            return False
+        self.link.wait_until_ready()
+        self.log(f"SuperLink is ready on {self.link.address}")
 
     def _start_node(self, node: Node) -> None:
-        command = ["flower-supernode", "--superlink", f"127.0.0.1:{self.port}", "--port", str(node.port)]
+        command = ["flower-supernode", "--superlink", self.link.address, "--port", str(node.port)]
         command += ["--node-config", f'site="{self.sites[node.site].path}"']
         if self.secure:
             command += ["--root-certificates", str(self.project.certs / "ca.crt")]
@@ -152,37 +118,10 @@ class LocalFederation:
         self.save()
 
     def _submit(self, resume: bool) -> None:
-        config = f'server="{self.project.server_file}" resume={_toml(resume)} insecure={_toml(not self.secure)}'
-        found = self.flwr("run", str(self.project.app), "--run-config", config, "--format", "json")
-        self._unheard_since = time.monotonic()
-        self.run_id, self.status = str(found.get("run-id", found.get("run_id", ""))), "running"
-        if not found.get("success") or not self.run_id:
-            raise FedheadError(f"Flower refused the run: {found.get('error-message', found)}")
+        self.run_id, self.status = self.link.submit(resume), "running"
+        self._server_seen = time.monotonic()
         self.save()
         self.log(f"run {self.run_id} has begun")
-
-    def flwr(self, *words: str) -> dict[str, Any]:
-        """Run a `flwr` command against this SuperLink and return its JSON output, or an empty dictionary.
-
-        Raises:
-            FedheadError: If the command fails.
-        """
-        done = subprocess.run(
-            ["flwr", *words],
-            env=self.env,
-            cwd=self.project.path,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-        with (self.private / "flwr.log").open("a", encoding="utf-8") as log:
-            log.write(f"$ flwr {' '.join(words)}\n{done.stdout}{done.stderr}\n")
-        if done.returncode != 0:
-            tail = (done.stderr or done.stdout).strip().splitlines()[-1:]
-            raise FedheadError(f"flwr {' '.join(words[:2])} failed: {' '.join(tail)}; see {self.private / 'flwr.log'}")
-        begin = done.stdout.find("{")
-        return json.loads(done.stdout[begin:]) if begin >= 0 else {}
 
     # -- watching ---------------------------------------------------------------------------------
     @property
@@ -201,8 +140,8 @@ class LocalFederation:
         """
         while not self.finished:
             on_tick()
-            self._fix_link()
-            self._fix_nodes()
+            self._restart_link()
+            self._restart_nodes()
             reason = self._server_failure()
             if reason is not None:
                 self.status = f"failed: {reason}"
@@ -213,7 +152,7 @@ class LocalFederation:
         self.status = "finished"
         self.save()
 
-    def _fix_nodes(self) -> None:
+    def _restart_nodes(self) -> None:
         for node in self.nodes:
             if node.process is None or node.process.poll() is None:
                 continue
@@ -225,15 +164,16 @@ class LocalFederation:
                 node.next_start = 0.0
                 self._start_node(node)
 
-    def _fix_link(self) -> None:
-        if self.link is None or self.link.poll() is None:
+    def _restart_link(self) -> None:
+        if self.link.process is None or self.link.process.poll() is None:
             return
         if not self._may_resume():
             raise FedheadError(
-                f"the SuperLink has fallen {MAX_RESUMES + 1} times without a round in between: "
+                f"the SuperLink has ended {MAX_RESUMES + 1} times without a round in between: "
                 f"see {self.private / 'link.log'}"
             )
-        self.log(f"the SuperLink has ended with code {self.link.returncode}; it is started again, and the run resumed")
+        code = self.link.process.returncode
+        self.log(f"the SuperLink has ended with code {code}; it is started again, and the run resumed")
         server = ServerStatus.read(self.private / ownership.SERVER, self.run_id)
         if server is not None:  # it may not have noticed yet, and would hold the run folder
             processes.end(lambda: [server.process])
@@ -241,31 +181,31 @@ class LocalFederation:
         self._submit(resume=True)
 
     def _may_resume(self) -> bool:
-        """Count a resumption; False if the last few have brought no new round."""
+        """Count a resumption; return False if the last few have brought no new round."""
         checkpoint = self.out / CHECKPOINT
         written = checkpoint.stat().st_mtime_ns if checkpoint.exists() else 0
-        self.vain = 1 if written != self._resumed_at else self.vain + 1
+        self.resumes_without_progress = 1 if written != self._resumed_at else self.resumes_without_progress + 1
         self._resumed_at = written
         self.resumes += 1
-        return self.vain <= MAX_RESUMES
+        return self.resumes_without_progress <= MAX_RESUMES
 
     def _server_failure(self) -> str | None:
-        """Why the run can't go on, None if it does; a server that is gone without a word is started again."""
+        """Why the run can't go on, None if it does; a server that ended without a status is started again."""
         status = ServerStatus.read(self.private / ownership.SERVER, self.run_id)
         if status is not None and status.failure is not None:
             return status.failure
         now = time.monotonic()
         if status is not None and status.process.alive():
-            self._unheard_since = now
-        if now - self._unheard_since < ASK_SECONDS:
+            self._server_seen = now
+        if now - self._server_seen < ASK_SECONDS:
             return None
-        self._unheard_since = now
+        self._server_seen = now
         return self._lost_run()  # runs a command, so only if there is no server
 
     def _lost_run(self) -> str | None:
         """Resume a run that Flower ended from its checkpoint, a limited number of times; else return the reason."""
         try:
-            runs = self.flwr("ls", "--run-id", str(self.run_id), "--format", "json").get("runs", [])
+            runs = self.link.flwr("ls", "--run-id", str(self.run_id), "--format", "json").get("runs", [])
         except (FedheadError, subprocess.TimeoutExpired) as error:
             self.log(f"the SuperLink does not say how the run is: {error}")
             return None  # asked again later; a link that has ended is started again
@@ -287,10 +227,10 @@ class LocalFederation:
 
         state = {
             "status": self.status,
-            "address": f"127.0.0.1:{self.port}",
+            "address": self.link.address,
             "secure": self.secure,
             "run": self.run_id,
-            "link": entry(self.link),
+            "link": entry(self.link.process),
             "nodes": {n.site: entry(n.process) | {"port": n.port, "starts": n.starts} for n in self.nodes},
         }
         with atomic(self.private / ownership.STATE) as draft:
@@ -302,14 +242,10 @@ class LocalFederation:
             return
         nodes = [node.process for node in self.nodes if node.process is not None]
         marks = [ProcessIdentity.of(process.pid) for process in nodes]
-        processes.end(lambda: marks)  # nodes first: they take their leave of the link
+        processes.end(lambda: marks)  # nodes first: they unregister at the link
         ownership.end_leftovers(self.project)
-        for process in [*nodes, *([self.link] if self.link is not None else [])]:
+        for process in [*nodes, *([self.link.process] if self.link.process is not None else [])]:
             process.wait()
         self.save()
         self._claimed = False
         ownership.release(self.project)
-
-
-def _toml(value: bool) -> str:
-    return "true" if value else "false"

@@ -23,16 +23,18 @@ from fedhead.data.pool import Pool
 from fedhead.engine import compatibility, evaluation
 from fedhead.engine.client_states import ClientStates
 from fedhead.engine.padding_check import PaddingCheck
-from fedhead.engine.prefetch import Form, Prefetcher
+from fedhead.engine.prefetch import DrawArguments, Prefetcher
 from fedhead.engine.server import Downlink
 from fedhead.executors import forward
 from fedhead.executors.client_round import OPTIMIZER, initial_optimizer_states, initial_trained
-from fedhead.executors.job import Executor, Job, Rows
+from fedhead.executors.job import Executor, Job
+from fedhead.executors.map_clients import MemoryBudget, use_stacks
 from fedhead.executors.program import Program
 from fedhead.models.split_model import SplitModel, weights
 
 if TYPE_CHECKING:
-    from fedhead.data.federation import Federation
+    from fedhead.data.allocation import Rows
+from fedhead.data.federation import Federation
 
 
 class Clients:
@@ -91,9 +93,7 @@ class Clients:
         self.states = ClientStates(self.initial_state)
         self.prefetch = Prefetcher()
         self.padding_check = PaddingCheck()
-        self.budgets = [
-            forward.MemoryBudget.on(self.device) for _ in templates
-        ]  # for testing the clients of each architecture
+        self.budgets = [MemoryBudget.on(self.device) for _ in templates]  # for testing the clients of each architecture
 
     def _held(self) -> Pool:
         """What the clients train on, all of them together: local test samples are no part of it."""
@@ -171,13 +171,18 @@ class Clients:
     def _schedules(
         self, algorithm: Algorithm, task: Task, client: int, round: int, label: str, drawn: bool
     ) -> list[batching.BatchSchedule]:
-        forms = self.forms(algorithm, task, client, round, label)
-        return [self.prefetch.schedule(form) if drawn else batching.empty_batches(*form[:4]) for form in forms]
+        draws = self.draw_arguments(algorithm, task, client, round, label)
+        return [
+            self.prefetch.schedule(arguments) if drawn else batching.empty_batches(*arguments[:4])
+            for arguments in draws
+        ]
 
-    def forms(self, algorithm: Algorithm, task: Task, client: int, round: int, label: str = "train") -> list[Form]:
+    def draw_arguments(
+        self, algorithm: Algorithm, task: Task, client: int, round: int, label: str = "train"
+    ) -> list[DrawArguments]:
         """What the batches of a client's phases are drawn from."""
         local = task.local
-        forms = []
+        draws = []
         for number, phase in enumerate(algorithm.phases(task)):
             if phase.data not in ("private", "public"):
                 raise BadInput(f"{algorithm.name}: phase {number} trains on data={phase.data!r}: say private or public")
@@ -187,8 +192,8 @@ class Clients:
             epochs = local.epochs if phase.epochs is None else phase.epochs
             epochs = epochs if round >= phase.begins else 0
             key = batching.phase_key(task.seed, round, label, number, client)
-            forms.append((n, phase.batch_size or local.batch_size, epochs, local.drop_last, key))
-        return forms
+            draws.append((n, phase.batch_size or local.batch_size, epochs, local.drop_last, key))
+        return draws
 
     def _public_rows(self) -> Rows:
         return np.arange(0 if self.public is None else len(self.public), dtype=np.int64)
@@ -209,7 +214,7 @@ class Clients:
         assert pool is not None, "local test rows point into the test set"
         found: dict[int, float | None] = {}
         for job in self.work(algorithm, downlink, states, round, trains=False):
-            budget = self.budgets[self.assign[job.clients[0]]] if forward.use_stacks(self.device, executor) else None
+            budget = self.budgets[self.assign[job.clients[0]]] if use_stacks(self.device, executor) else None
             right = forward.personal(job, pool, [local[k] for k in job.clients], budget)
             found.update({k: evaluation.accuracy(hits) for k, hits in zip(job.clients, right, strict=True)})
         return found

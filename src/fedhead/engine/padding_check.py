@@ -58,7 +58,7 @@ def check(job: Job, k: int, phases: set[int]) -> None:
     probe = _EvaluationProgram(program.algorithm, program.task, program.pool, program.public, bf16=program.bf16)
     own = torch.from_numpy(job.rows[k]).to(program.pool.device)
     # Every phase is handed out as an executor would train it, and is given back untrained.
-    work = phase_runs(probe, job.inputs(k), job.tables(k), Vectorizer())
+    work = phase_runs(probe, job.inputs(k), job.batches(k), Vectorizer())
     phase_run = next(work)
     for number in range(max(phases) + 1):
         if number in phases:
@@ -81,9 +81,9 @@ def _padded_phases(job: Job, k: int) -> set[int]:
 
 
 def _check_phase(phase_run: PhaseRun, rows: Tensor) -> None:
-    step, table, carry, w, inputs = phase_run
+    step, batches, carry, w, inputs = phase_run
     pool, phase = step.program.source(step.phase.data), step.phase
-    batch, key = table.batch(len(table) - 1, pool)
+    batch, key = batches.batch(len(batches) - 1, pool)
     there, padding = batch.weight.nonzero()[:ROWS, 0], (batch.weight == 0).nonzero()[:ROWS, 0]
     one = Batch(*(t[torch.cat([there, padding])] for t in batch))
     # The padding's other content: of each of its rows the sample after it, so that a loss meets nothing unheard of.

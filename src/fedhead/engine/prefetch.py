@@ -1,4 +1,4 @@
-"""Drawing ahead: the batches of the next round are drawn on the host while a GPU trains this one."""
+"""Prefetching: the batches of the next round are drawn on the host while a GPU trains this one."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from fedhead.core import batching
 
-Form = tuple[int, int, int, bool, int]  # the arguments of `batching.draw_batches`
+DrawArguments = tuple[int, int, int, bool, int]  # the arguments of `batching.draw_batches`
 
 
 class Prefetcher:
-    """Schedules, some of them begun before anyone asks for them."""
+    """Draws the batches of clients, some of them in the background before they are needed."""
 
     def __init__(self) -> None:
         self._worker: ThreadPoolExecutor | None = None
-        self._begun: dict[Form, Future[batching.BatchSchedule]] = {}
+        self._pending: dict[DrawArguments, Future[batching.BatchSchedule]] = {}
 
-    def begin(self, forms: Iterable[Form]) -> None:
+    def begin(self, draws: Iterable[DrawArguments]) -> None:
         """Start to draw these in the background."""
         if self._worker is None:
             self._worker = ThreadPoolExecutor(1, thread_name_prefix="batches")
-        self._begun.update({form: self._worker.submit(batching.draw_batches, *form) for form in forms})
+        self._pending.update({arguments: self._worker.submit(batching.draw_batches, *arguments) for arguments in draws})
 
-    def schedule(self, form: Form) -> batching.BatchSchedule:
+    def schedule(self, arguments: DrawArguments) -> batching.BatchSchedule:
         """`batching.draw_batches`, at once if it was begun."""
-        begun = self._begun.pop(form, None)
-        return batching.draw_batches(*form) if begun is None else begun.result()
+        pending = self._pending.pop(arguments, None)
+        return batching.draw_batches(*arguments) if pending is None else pending.result()

@@ -6,15 +6,11 @@ The pieces:
   makes of the replies.
 - A *transport* (`fedhead.engine.transport`) reaches the clients. The simulation's (`fedhead.engine.simulation`) gives
   their work to an executor on this machine; Flower's (`fedhead.flower.transport`) sends messages to sites.
-- The *loop*, here, does the same over both. In every round it draws a cohort among the clients that are present, has
-  the transport carry out the exchange, checks each reply, asks again while there is no quorum, undoes the uploads,
-  aggregates, lets the states of those whose reply counted move on, evaluates, and hands out the round's record with a
-  `Snapshot` from which the run can be resumed. After the last round each stage is one more exchange (or two) with all
-  clients, on copies of the states: the trained run stays as it is.
-
-A failure is an error that belongs to one client: no reply in time, a reply of other shapes than asked for, numbers
-that are not finite. It never enters an aggregate. A transport with a `Quorum` goes on without that client and names
-it in the record; without one, as in simulations, the failure ends the run.
+- An *exchange* (`fedhead.engine.exchange`) asks a cohort over the transport, checks the replies and aggregates them.
+- The *loop*, here, is the same for both transports. In every round it draws a cohort among the clients that are
+  present, makes the exchange, evaluates, and hands out the round's record with a `Snapshot` from which the run can be
+  resumed. After the last round each stage is one more exchange (or two) with all clients, on copies of the states: the
+  trained run stays as it is.
 """
 
 from __future__ import annotations
@@ -24,18 +20,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedhead.algorithm import upload
 from fedhead.algorithm.base import Algorithm, Stage
-from fedhead.core.errors import FedheadError
-from fedhead.core.schema import Schema, schema
 from fedhead.core.tree import Tree, Weights
-from fedhead.engine import evaluation, reply_check, sampling
+from fedhead.engine import evaluation, sampling
 from fedhead.engine.classification_metrics import NO_METRICS, Metric
+from fedhead.engine.exchange import exchange
 from fedhead.engine.metrics import Row, RunMetrics, StageResult
-from fedhead.engine.server import aggregate, global_accuracy
-from fedhead.engine.transport import ClientReply, Quorum, Received, Transport
-
-AnyTransport = Transport[Any]
+from fedhead.engine.server import global_accuracy
+from fedhead.engine.transport import AnyTransport
 
 
 @dataclass(frozen=True)
@@ -163,7 +155,7 @@ def train_round(
     """Carry out one round of training, and return its record; without a quorum nothing changes."""
     clock, clients = _Clock(transport), transport.clients
     row: Row = {"round": number, "lr": clients.lr(number)}
-    transport.server, record = _exchange(
+    transport.server, record = exchange(
         transport,
         clients.method,
         transport.server,
@@ -200,7 +192,7 @@ def _stage_exchange(transport: AnyTransport, stage: Stage, server: Tree) -> tupl
     """One exchange with all clients that are present, on a copy of their states."""
     states = transport.states.copy()
     number = transport.clients.task.rounds + 1
-    server, record = _exchange(transport, stage, server, states, number, lambda present: present)
+    server, record = exchange(transport, stage, server, states, number, lambda present: present)
     return server, states, record
 
 
@@ -222,91 +214,6 @@ def evaluate(
         if found.steps:
             row["steps"] = {name: evaluation.mean(each) for name, each in found.steps.items()}
     return row
-
-
-# -- one exchange -------------------------------------------------------------------------------------
-def _exchange(
-    transport: AnyTransport,
-    algorithm: Algorithm,
-    server: Tree,
-    states: Any,
-    round: int,
-    select: Callable[[list[int]], list[int]],
-) -> tuple[Tree, Row]:
-    """Ask a cohort, check and aggregate; clients' states are written last, so that a failure leaves no trace."""
-    quorum = transport.quorum or Quorum()
-    where = f"stage {algorithm.name}" if isinstance(algorithm, Stage) else f"round {round}"
-    counted: dict[int, ClientReply] = {}
-    failed: dict[int, FedheadError] = {}
-    down = 0
-    for attempt in range(1, quorum.attempts + 1):
-        cohort = select(transport.present())
-        asked = [k for k in cohort if k not in counted]
-        received = transport.exchange(algorithm, server, states, asked, round)
-        down += received.bytes_down
-        fresh, faults = _checked(transport, algorithm, server, received, round)
-        counted |= fresh
-        failed = {k: why for k, why in failed.items() if k not in asked} | faults
-        for k, why in faults.items():
-            if transport.quorum is None:
-                raise why
-            transport.log(f"{where}: {transport.client_name(k)} does not count: {why}")
-        if len(counted) >= max(1, min(quorum.replies, len({*cohort, *counted}))):
-            new = _aggregated(transport, algorithm, server, counted)
-            for k in sorted(counted):
-                states[k] = counted[k].kept
-            return new, _record(transport, counted, failed, down)
-        transport.log(f"{where}, attempt {attempt}: only {len(counted)} replies that count")
-    reasons = "; ".join(f"{transport.client_name(k)}: {why}" for k, why in sorted(failed.items()))
-    raise FedheadError(
-        f"{where} has no quorum: {len(counted)} of {quorum.replies} replies after "
-        f"{quorum.attempts} attempts ({reasons}); fix the sites, then resume"
-    )
-
-
-def _checked(
-    transport: AnyTransport, algorithm: Algorithm, server: Tree, received: Received, round: int
-) -> tuple[dict[int, ClientReply], dict[int, FedheadError]]:
-    """Return the replies that are as expected, and why the others are not."""
-    passed: dict[int, ClientReply] = {}
-    failed = dict(received.failures)
-    first: Schema | None = None
-    for k in sorted(received.replies):
-        reply = received.replies[k]
-        known = transport.schema(algorithm, server, k)
-        try:
-            reply_check.check(reply.send, first if known is None else known, k, round)
-        except FedheadError as error:
-            failed[k] = error
-            continue
-        first = schema(reply.send) if first is None else first
-        passed[k] = reply
-    return passed, failed
-
-
-def _aggregated(transport: AnyTransport, algorithm: Algorithm, server: Tree, replies: dict[int, ClientReply]) -> Tree:
-    clients = transport.clients
-    sent = {k: upload.decode(clients.uploads, algorithm, r.send, clients.task_of(k)) for k, r in replies.items()}
-    new = aggregate(algorithm, server, sent, {k: r.samples for k, r in replies.items()}, clients.task)
-    return _with_frozen(server, new, clients.task.model.frozen)
-
-
-def _with_frozen(old: Tree, new: Tree, names: frozenset[str]) -> Tree:
-    """The server's new state with the frozen weights of the old one, whatever a method's rule makes of them."""
-    model = old.get("model")
-    if not names or not isinstance(model, Weights) or not isinstance(new.get("model"), Weights):
-        return new
-    return new.replace(model=new["model"].replace({name: t for name, t in model.items() if name in names}))
-
-
-def _record(
-    transport: AnyTransport, replies: dict[int, ClientReply], failed: dict[int, FedheadError], down: int
-) -> Row:
-    up = sum(reply.send.nbytes for reply in replies.values())
-    record: Row = {"bytes_up": up, "bytes_down": down, "participants": len(replies)}
-    if failed:
-        record["failed"] = {transport.client_name(k): str(why) for k, why in failed.items()}
-    return record
 
 
 class _Clock:

@@ -104,7 +104,9 @@ class Simulation(Clients, Transport[ClientStates]):
         """Let the executor do the work of a cohort, one job per architecture."""
         if self.device.type == "cuda" and isinstance(algorithm, Method) and round < self.task.rounds:
             later = self.cohort(round + 1)  # a CPU has no time to spare
-            self.prefetch.begin(f for k in later for f in self.forms(self.method, self.task_of(k), k, round + 1))
+            self.prefetch.begin(
+                draw for k in later for draw in self.draw_arguments(self.method, self.task_of(k), k, round + 1)
+            )
         downlink = make_downlink(algorithm, server, cohort, self.task_of)
         jobs = self.work(algorithm, downlink, states, round)
         replies: dict[int, ClientReply] = {}

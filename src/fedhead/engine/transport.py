@@ -136,3 +136,6 @@ class Transport(ABC, Generic[S]):
         Returns:
             The accuracies, or None where no client has test samples.
         """
+
+
+AnyTransport = Transport[Any]

@@ -18,20 +18,20 @@ from fedhead.algorithm.task import Task
 from fedhead.core.errors import BadInput
 from fedhead.core.tree import Tree, Weights
 from fedhead.executors.program import Program, Vectorizer, loss_name
-from fedhead.executors.steps import Carry, PhaseRun, Step, Table, Trainer, channels_last, train_eagerly
+from fedhead.executors.steps import Carry, PhaseBatches, PhaseRun, Step, Trainer, channels_last, train_eagerly
 
 OPTIMIZER = "~optimizer"  # entry of a client's state that keeps its optimizer state from round to round
 
 
 def phase_runs(
-    program: Program, inputs: ClientInputs, tables: list[Table], vectorizer: Vectorizer
+    program: Program, inputs: ClientInputs, batches: list[PhaseBatches], vectorizer: Vectorizer
 ) -> Generator[PhaseRun, Carry, Reply]:
     """Yield each phase of a client's (or stack's) round for training, and return the reply.
 
     Args:
         program: Algorithm, task and data.
         inputs: What the client receives, holds and sees.
-        tables: The batches of each phase.
+        batches: The batches of each phase.
         vectorizer: Maps functions of one client to a stack of clients.
 
     Yields:
@@ -45,12 +45,12 @@ def phase_runs(
     if program.channels_last:
         w = w.map(channels_last)
     optimizer_states: dict[str, Any] = {}
-    for number, (phase, table) in enumerate(zip(program.algorithm.phases(program.task), tables, strict=True)):
+    for number, (phase, phase_batches) in enumerate(zip(program.algorithm.phases(program.task), batches, strict=True)):
         model = w if phase.on == "model" else inputs.state[phase.on]
         optimizer = phase.optimizer or program.task.local.optimizer
         step = Step(program, phase, optimizer, vectorizer, _trained_by(phase, model, program.task))
         carry = step.begin(model, inputs.state[OPTIMIZER][str(number)] if program.persistent else None)
-        carry = yield PhaseRun(step, table, carry, model, inputs)
+        carry = yield PhaseRun(step, phase_batches, carry, model, inputs)
         model, optimizer_states[str(number)] = model.replace({**carry.stats, **carry.params}), carry.opt
         if phase.on == "model":
             w = model
@@ -66,10 +66,14 @@ def phase_runs(
 
 
 def local_round(
-    program: Program, inputs: ClientInputs, tables: list[Table], vectorizer: Vectorizer, train: Trainer = train_eagerly
+    program: Program,
+    inputs: ClientInputs,
+    batches: list[PhaseBatches],
+    vectorizer: Vectorizer,
+    train: Trainer = train_eagerly,
 ) -> Reply:
     """Run all phases of a client's (or stack's) round; `train` trains one phase. See `phase_runs`."""
-    phases = phase_runs(program, inputs, tables, vectorizer)
+    phases = phase_runs(program, inputs, batches, vectorizer)
     try:
         phase_run = next(phases)
         while True:

@@ -26,7 +26,7 @@ from torch.utils import _pytree as pytree
 from fedhead.core.errors import first_line
 from fedhead.core.log import warn_once
 from fedhead.executors.compile import compile_step
-from fedhead.executors.steps import Carry, PhaseRun, Step, Table, join, rows
+from fedhead.executors.steps import Carry, PhaseBatches, PhaseRun, Step, join, rows
 
 
 def buckets(width: int, least: int = 8) -> list[int]:
@@ -62,12 +62,12 @@ class Graphs:
 
     def __call__(self, phase_run: PhaseRun) -> Carry:
         """Run all steps of a phase."""
-        if not len(phase_run.table):
+        if not len(phase_run.batches):
             return phase_run.carry
         phase_run = without_rows(phase_run)
         key = cache_key(phase_run, steps=False)
         runner = self._runners.get(key)
-        if runner is None or runner.capacity < len(phase_run.table):
+        if runner is None or runner.capacity < len(phase_run.batches):
             runner = self._runners[key] = GraphRunner(self, phase_run)
             while len(self._runners) > self._max_runners:
                 self._runners.popitem(last=False)
@@ -84,26 +84,26 @@ class GraphRunner:
     """Static tensors for one kind of stack, and the graphs that work on them."""
 
     def __init__(self, owner: Graphs, phase_run: PhaseRun):
-        step, table, carry, w, inputs = phase_run
+        step, batches, carry, w, inputs = phase_run
         self.owner, self.step = owner, step
-        self.capacity = max(len(table), _most_steps(step))
-        self.carry, self.w, self.inputs, self.key = static_copy((carry, w, inputs, table.key))
-        shape = (self.capacity, *table.rows.shape[1:])
-        self.rows, self.weight = table.rows.new_zeros(shape), table.weight.new_zeros(shape)
-        self.counter = torch.zeros((), dtype=torch.int64, device=table.rows.device)
-        self.sizes = buckets(len(table.key))
+        self.capacity = max(len(batches), _most_steps(step))
+        self.carry, self.w, self.inputs, self.key = static_copy((carry, w, inputs, batches.key))
+        shape = (self.capacity, *batches.rows.shape[1:])
+        self.rows, self.weight = batches.rows.new_zeros(shape), batches.weight.new_zeros(shape)
+        self.counter = torch.zeros((), dtype=torch.int64, device=batches.rows.device)
+        self.sizes = buckets(len(batches.key))
         self.graphs: dict[int, StepGraphs] = {}  # by bucket
 
     def train(self, phase_run: PhaseRun) -> Carry:
         """Copy the tensors of a round in, replay its steps, copy the outcome out."""
-        _, table, carry, w, inputs = phase_run
-        copy_into((self.carry, self.w, self.inputs, self.key), (carry, w, inputs, table.key))
-        self.rows[: len(table)].copy_(table.rows)
-        self.weight[: len(table)].copy_(table.weight)
+        _, batches, carry, w, inputs = phase_run
+        copy_into((self.carry, self.w, self.inputs, self.key), (carry, w, inputs, batches.key))
+        self.rows[: len(batches)].copy_(batches.rows)
+        self.weight[: len(batches)].copy_(batches.weight)
         self.counter.zero_()
-        assert table.widths is not None, "a stack has widths"
-        done, width = [], len(table.key)
-        for now, steps in itertools.groupby(table.widths):
+        assert batches.widths is not None, "a stack has widths"
+        done, width = [], len(batches.key)
+        for now, steps in itertools.groupby(batches.widths):
             if now < width:
                 done.append(_clone(rows(self.carry, slice(now, width))))
                 width = now
@@ -160,7 +160,7 @@ class GraphRunner:
             w, inputs, index, weight, key, x, y = pytree.tree_unflatten(list(flat[len(changed) :]), read_shape)
             data = pool.with_data(x, y)
             step = replace(self.step, program=self.step.program.reading(data, self.step.phase.data))
-            batch, draw = Table(index, weight, key, None).batch(counter, data, size)
+            batch, draw = PhaseBatches(index, weight, key, None).batch(counter, data, size)
             new = step(carry, w, batch, draw, inputs)
             for old, value in zip(pytree.tree_leaves(carry), pytree.tree_leaves(new), strict=True):
                 old.copy_(value)
@@ -223,9 +223,9 @@ def without_rows(phase_run: PhaseRun) -> PhaseRun:
 
 def cache_key(phase_run: PhaseRun, steps: bool = True) -> str:
     """Return what two phase runs must have in common to share static tensors and graphs."""
-    program, table = phase_run.step.program, phase_run.table
-    shape = table.rows.shape if steps else table.rows.shape[1:]
-    tensors = structure((phase_run.carry, phase_run.w, phase_run.inputs, table.key))
+    program, batches = phase_run.step.program, phase_run.batches
+    shape = batches.rows.shape if steps else batches.rows.shape[1:]
+    tensors = structure((phase_run.carry, phase_run.w, phase_run.inputs, batches.key))
     phase = phase_run.step.phase
     who = (id(program.task), repr(program.algorithm), getattr(phase.loss, "__qualname__", repr(phase.loss)), phase.data)
     return repr((who, phase_run.step.optimizer, phase_run.step.names, shape, tensors))

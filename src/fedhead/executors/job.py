@@ -7,17 +7,16 @@ from typing import TypeVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from fedhead.algorithm.client import ClientInputs
 from fedhead.algorithm.phase import Reply
 from fedhead.core.batching import BatchSchedule
 from fedhead.core.tree import Tree, stack
+from fedhead.data.allocation import Rows
 from fedhead.executors.program import Program
-from fedhead.executors.steps import Table
+from fedhead.executors.steps import PhaseBatches
 
-Rows = NDArray[np.int64]
 T = TypeVar("T")
 
 
@@ -88,16 +87,16 @@ class Job:
         steps = [sum(len(s) for s in self.schedules[k]) for k in places]
         return rows, mask, torch.tensor(steps, dtype=pool.dtype, device=pool.device)
 
-    def tables(self, k: int) -> list[Table]:
-        """Return the batches of the client at index `k`, one table per phase."""
-        return [self._table([k], phase, squeeze=True) for phase in range(len(self.schedules[k]))]
+    def batches(self, k: int) -> list[PhaseBatches]:
+        """Return the batches of the client at index `k`, one table of batches per phase."""
+        return [self._batches([k], phase, squeeze=True) for phase in range(len(self.schedules[k]))]
 
-    def stacked_tables(self) -> list[Table]:
+    def stacked_batches(self) -> list[PhaseBatches]:
         """Return the batches of all clients with a client axis; clients must be sorted by steps, most first."""
         places = list(range(len(self.clients)))
-        return [self._table(places, phase) for phase in range(len(self.schedules[0]))]
+        return [self._batches(places, phase) for phase in range(len(self.schedules[0]))]
 
-    def _table(self, places: list[int], phase: int, squeeze: bool = False) -> Table:
+    def _batches(self, places: list[int], phase: int, squeeze: bool = False) -> PhaseBatches:
         mine = [self.schedules[k][phase] for k in places]
         data = self.program.algorithm.phases(self.program.task)[phase].data
         pool = self.program.source(data)
@@ -112,9 +111,9 @@ class Job:
         key = torch.tensor([s.key for s in mine], device=pool.device)
         on = (torch.from_numpy(index).to(pool.device), torch.from_numpy(weight).to(pool.device))
         if squeeze:
-            return Table(on[0][:, 0], on[1][:, 0], key[0], None)
+            return PhaseBatches(on[0][:, 0], on[1][:, 0], key[0], None)
         widths = [sum(n > step for n in lengths) for step in range(len(index))]
-        return Table(*on, key, widths)
+        return PhaseBatches(*on, key, widths)
 
 
 class Executor:

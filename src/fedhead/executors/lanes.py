@@ -28,7 +28,7 @@ from fedhead.executors.graphs import (
 )
 from fedhead.executors.job import Executor, Job
 from fedhead.executors.program import Vectorizer
-from fedhead.executors.steps import Carry, PhaseRun, Table
+from fedhead.executors.steps import Carry, PhaseBatches, PhaseRun
 
 STEPS_PER_GRAPH = 4  # each step takes time to capture, for every lane
 
@@ -37,21 +37,21 @@ class Lane:
     """The static tensors and the step of one client."""
 
     def __init__(self, phase_run: PhaseRun):
-        self.step, self.last = phase_run.step, len(phase_run.table) - 1
-        self.carry, self.w, self.inputs, self.table = static_copy((*phase_run[2:], phase_run.table[:3]))
-        self.counter = torch.zeros((), dtype=torch.int64, device=phase_run.table.rows.device)
+        self.step, self.last = phase_run.step, len(phase_run.batches) - 1
+        self.carry, self.w, self.inputs, self.batches = static_copy((*phase_run[2:], phase_run.batches[:3]))
+        self.counter = torch.zeros((), dtype=torch.int64, device=phase_run.batches.rows.device)
         self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
     def load(self, phase_run: PhaseRun) -> None:
         """Copy the tensors of a round in."""
-        copy_into((self.carry, self.w, self.inputs, self.table), (*phase_run[2:], phase_run.table[:3]))
+        copy_into((self.carry, self.w, self.inputs, self.batches), (*phase_run[2:], phase_run.batches[:3]))
         self.counter.zero_()
 
     def __call__(self) -> None:
         """Take one step in place; a lane that is done repeats its last batch, and the result is discarded."""
         pool = self.step.program.source(self.step.phase.data)
-        rows, weight, start = self.table
-        batch, key = Table(rows, weight, start, None).batch(self.counter.clamp(max=self.last), pool)
+        rows, weight, start = self.batches
+        batch, key = PhaseBatches(rows, weight, start, None).batch(self.counter.clamp(max=self.last), pool)
         new = self.step(self.carry, self.w, batch, key, self.inputs)
         with torch.no_grad():
             copy_into(self.carry, new)
@@ -72,7 +72,7 @@ class LaneGroup:
         for lane, phase_run in zip(self.lanes, work, strict=True):
             lane.load(phase_run)
         done: dict[int, Carry] = {}
-        for active, steps in active_lanes([len(phase_run.table) for phase_run in work]):
+        for active, steps in active_lanes([len(phase_run.batches) for phase_run in work]):
             done |= {k: _copy(self.lanes[k].carry) for k in range(active, len(work)) if k not in done}
             size = bucket(active, self.sizes)
             if size not in self.graphs:
@@ -136,7 +136,7 @@ class Lanes(Executor):
         replies: dict[int, Reply] = {}
         for index, (job, k) in enumerate(clients):
             program = replace(job.program, channels_last=True)
-            rounds[index] = phase_runs(program, job.inputs(k), job.tables(k), Vectorizer())
+            rounds[index] = phase_runs(program, job.inputs(k), job.batches(k), Vectorizer())
         outcome: dict[int, Carry | None] = dict.fromkeys(rounds)
         while outcome:
             work: dict[int, PhaseRun] = {}
@@ -149,8 +149,8 @@ class Lanes(Executor):
         return [replies[index] for index in range(len(clients))]
 
     def _train(self, work: dict[int, PhaseRun]) -> dict[int, Carry]:
-        idle = {index: phase_run.carry for index, phase_run in work.items() if not len(phase_run.table)}
-        order = sorted((p for p in work if p not in idle), key=lambda p: (-len(work[p].table), p))
+        idle = {index: phase_run.carry for index, phase_run in work.items() if not len(phase_run.batches)}
+        order = sorted((p for p in work if p not in idle), key=lambda p: (-len(work[p].batches), p))
         if not order:
             return idle
         phases = [without_rows(work[index]) for index in order]

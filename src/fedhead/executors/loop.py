@@ -56,4 +56,4 @@ class Loop(Executor):
 
 
 def _run_client(program: Program, job: Job, k: int) -> Reply:
-    return local_round(program, job.inputs(k), job.tables(k), Vectorizer())
+    return local_round(program, job.inputs(k), job.batches(k), Vectorizer())

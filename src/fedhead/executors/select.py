@@ -27,7 +27,7 @@ for _name, _executor in (("loop", Loop), ("stack", Stack), ("lanes", Lanes)):
     EXECUTORS.register(_name, _executor)
 
 
-class Workload(Protocol):
+class Trainable(Protocol):
     """What an executor is chosen for: a federation that is about to train."""
 
     @property
@@ -58,36 +58,42 @@ COMPILED_FROM = 200_000  # client-steps of a run from which on compiling its ste
 TIMED_FOR = 0.1  # seconds that an executor is timed for, at least
 
 
-def by_name(name: str, workload: Workload, compile: bool | None = None, folders: Iterable[str | Path] = ()) -> Executor:
+def by_name(
+    name: str, simulation: Trainable, compile: bool | None = None, folders: Iterable[str | Path] = ()
+) -> Executor:
     """Return the executor of a name.
 
     Args:
         name: As for `Registry.find`.
-        workload: What it is chosen for.
+        simulation: What it is chosen for.
         compile: Whether a stack compiles its step on a GPU; None: for long runs only.
         folders: Where `file.py:Name` is looked for, before the working directory.
     """
-    if name == "lanes" and workload.device.type != "cuda":
+    if name == "lanes" and simulation.device.type != "cuda":
         raise BadInput("executor lanes: its streams need a GPU; use --executor stack, loop or auto")
-    return _made(name, workload, compile, folders)
+    return _made(name, simulation, compile, folders)
 
 
-def _made(name: str, workload: Workload, compile: bool | None = None, folders: Iterable[str | Path] = ()) -> Executor:
+def _made(
+    name: str, simulation: Trainable, compile: bool | None = None, folders: Iterable[str | Path] = ()
+) -> Executor:
     if name != "stack":
         made = EXECUTORS.find(name, folders)()
         made.name = name  # by which a run folder finds it again
         return made
-    return Stack(graphs=Graphs(compile=client_steps(workload) >= COMPILED_FROM if compile is None else compile))
+    return Stack(graphs=Graphs(compile=client_steps(simulation) >= COMPILED_FROM if compile is None else compile))
 
 
-def client_steps(workload: Workload) -> float:
+def client_steps(simulation: Trainable) -> float:
     """About how many steps all clients will take in a run."""
-    task = workload.task
+    task = simulation.task
     batches = sum(-(-size // task.local.batch_size) for size in task.sizes)
     return task.rounds * task.participation * task.local.epochs * batches
 
 
-def executor(name: str | Executor | type[Executor], workload: Workload, folders: Iterable[str | Path] = ()) -> Executor:
+def executor(
+    name: str | Executor | type[Executor], simulation: Trainable, folders: Iterable[str | Path] = ()
+) -> Executor:
     """Return the executor of a name, or the one given.
 
     `auto` times each on a few steps of round 1 and takes the fastest. On a GPU the plain loop stands by: it is taken
@@ -95,7 +101,7 @@ def executor(name: str | Executor | type[Executor], workload: Workload, folders:
 
     Args:
         name: `auto`, a name as for `Registry.find`, an executor, or its class.
-        workload: What it is chosen for.
+        simulation: What it is chosen for.
         folders: Where `file.py:Name` is looked for, before the working directory.
     """
     if isinstance(name, Executor):
@@ -105,12 +111,12 @@ def executor(name: str | Executor | type[Executor], workload: Workload, folders:
         made.name = name_of(name)
         return made
     if name != "auto":
-        return by_name(name, workload, folders=folders)
-    jobs = workload.jobs_of_round(1)
+        return by_name(name, simulation, folders=folders)
+    jobs = simulation.jobs_of_round(1)
     if sum(len(job.clients) for job in jobs) == 1:
         return Loop()
-    names = ["stack", "lanes"] if workload.device.type == "cuda" else ["stack", "loop"]
-    timed = [(seconds_per_client(worker, jobs), worker) for worker in (_made(n, workload) for n in names)]
+    names = ["stack", "lanes"] if simulation.device.type == "cuda" else ["stack", "loop"]
+    timed = [(seconds_per_client(worker, jobs), worker) for worker in (_made(n, simulation) for n in names)]
     seconds, best = min(timed, key=lambda pair: pair[0])
     return best if seconds < float("inf") else Loop()
 

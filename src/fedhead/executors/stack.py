@@ -98,7 +98,7 @@ class Stack(Executor):
     def _run_stack(self, job: Job) -> list[Reply]:
         train = self.graphs if job.program.pool.device.type == "cuda" else train_eagerly
         before = self.graphs.preparing
-        reply = local_round(job.program, job.stacked_inputs(), job.stacked_tables(), VmapVectorizer(), train)
+        reply = local_round(job.program, job.stacked_inputs(), job.stacked_batches(), VmapVectorizer(), train)
         self.preparing += self.graphs.preparing - before
         count = len(job.clients)
         return [Reply(s, k) for s, k in zip(unstack(reply.send, count), unstack(reply.keep, count), strict=True)]

@@ -19,7 +19,7 @@ from fedhead.data.pool import Pool
 from fedhead.executors.program import Program, Vectorizer
 
 
-class Table(NamedTuple):
+class PhaseBatches(NamedTuple):
     """The batches of a phase: rows and weights a step, and the key that augmentation and dropout draw from."""
 
     rows: Tensor  # [steps, (K,) batch]
@@ -94,7 +94,7 @@ class PhaseRun(NamedTuple):
     """A phase to be trained."""
 
     step: Step
-    table: Table
+    batches: PhaseBatches
     carry: Carry  # what the steps change
     w: Weights  # the model, of which the steps read what they don't train
     inputs: ClientInputs
@@ -105,13 +105,13 @@ Trainer = Callable[[PhaseRun], Carry]  # runs all steps of a phase
 
 def train_eagerly(phase_run: PhaseRun) -> Carry:
     """Step after step; in a stack, clients that have run out of batches are set aside."""
-    step, table, carry, w, inputs = phase_run
+    step, batches, carry, w, inputs = phase_run
     pool = step.program.source(step.phase.data)
     done: list[Carry] = []  # the clients that ran out of batches, last ones first
-    width = len(table.key) if table.widths is not None else None
-    for number in range(len(table)):
-        if table.widths is not None and width is not None and table.widths[number] < width:
-            now = table.widths[number]
+    width = len(batches.key) if batches.widths is not None else None
+    for number in range(len(batches)):
+        if batches.widths is not None and width is not None and batches.widths[number] < width:
+            now = batches.widths[number]
             done.append(rows(carry, slice(now, width)))
             carry, w, inputs, width = (
                 rows(carry, slice(0, now)),
@@ -119,7 +119,7 @@ def train_eagerly(phase_run: PhaseRun) -> Carry:
                 step.vectorizer.narrow(inputs, now),
                 now,
             )
-        batch, key = table.batch(number, pool, width)
+        batch, key = batches.batch(number, pool, width)
         carry = step(carry, w, batch, key, inputs)
     return join([carry, *reversed(done)])
 

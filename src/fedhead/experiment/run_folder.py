@@ -37,7 +37,8 @@ from fedhead.experiment.recipe import Recipe
 CONFIG, PARTITION, METRICS = "config.yaml", "partition.npz", "metrics.jsonl"
 CHECKPOINT, ENVIRONMENT, RESULT = "checkpoint.safetensors", "environment.json", "result.json"
 STAGE_STATES = "stages.safetensors"
-SHARE = 0.05  # of a run's time at most goes into checkpoints; the rounds since the last one are run again on resuming
+# At most this share of a run goes into checkpoints; the rounds since the last one are run again on resuming.
+CHECKPOINT_SHARE = 0.05
 
 
 class RunFolder:
@@ -182,7 +183,7 @@ class RunFolder:
     def save_checkpoint(self, round: int, state: Tree, final: bool = False) -> bool:
         """Store the state after a round, if the last one is long enough ago; says whether it did."""
         start = time.monotonic()
-        if not final and start - self._saved_at < self._save_took / SHARE:
+        if not final and start - self._saved_at < self._save_took / CHECKPOINT_SHARE:
             return False
         if self._metrics is not None:
             os.fsync(self._metrics.fileno())  # what a checkpoint counts on must be on the disk before it

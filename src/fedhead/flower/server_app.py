@@ -17,7 +17,7 @@ LINE = 2000  # the longest line of the log
 def main(grid: Grid, context: Context) -> None:
     """Carry out the run that `server` (a path to server.yaml on this machine) describes; `resume` goes on with it."""
     from fedhead.core.errors import BadInput, FedheadError
-    from fedhead.core.process import ProcessIdentity, leave_with
+    from fedhead.core.process import ProcessIdentity, exit_with
     from fedhead.core.text import printable
     from fedhead.flower.files import ServerFile
     from fedhead.flower.server_status import VARIABLE, ServerStatus
@@ -38,7 +38,7 @@ def main(grid: Grid, context: Context) -> None:
             now.write(status_file)
 
     tell(status)
-    leave_with(ProcessIdentity.of(os.getppid()))  # without its link it would wait for ever, and hold the run folder
+    exit_with(ProcessIdentity.of(os.getppid()))  # without its link it would wait for ever, and hold the run folder
     path = context.run_config.get("server") or os.environ.get("FEDHEAD_SERVER")
     try:
         if not path:

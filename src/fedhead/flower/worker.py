@@ -13,7 +13,7 @@ import sys
 import time
 from pathlib import Path
 
-from fedhead.core.process import ProcessIdentity, leave_with
+from fedhead.core.process import ProcessIdentity, exit_with
 from fedhead.flower import worker_client
 
 IDLE_SECONDS = 900.0
@@ -29,7 +29,7 @@ def main(site: str, path: str, parent: int) -> None:
         os.umask(before)
         listener.listen()
         listener.settimeout(LOOK_SECONDS)
-        leave_with(mark, lambda: place.unlink(missing_ok=True))  # nobody would hear the response
+        exit_with(mark, lambda: place.unlink(missing_ok=True))  # nobody would hear the response
         try:
             _serve(listener, site)
         finally:

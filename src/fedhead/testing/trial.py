@@ -131,7 +131,7 @@ class PlainLoop(Executor):
 
     def _client(self, job: Job, k: int) -> Reply:
         where = f"client {job.clients[k]}, round {job.round}"
-        reply, again = (local_round(job.program, job.inputs(k), job.tables(k), Vectorizer()) for _ in range(2))
+        reply, again = (local_round(job.program, job.inputs(k), job.batches(k), Vectorizer()) for _ in range(2))
         for word, one, other in (("sends", reply.send, again.send), ("keeps", reply.keep, again.keep)):
             if gap := difference(one.leaves(), other.leaves()):
                 raise CheckFailed(

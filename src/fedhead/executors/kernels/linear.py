@@ -60,10 +60,10 @@ def stacked(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Compute the layer of every client: x [K, B, I], weight [K, O, I], bias [K, O]."""
     x, weight = x.contiguous(), weight.contiguous()
     (clients, batch, in_features), out_features = x.shape, weight.shape[1]
-    y, form = x.new_empty(clients, batch, out_features), Form(batch, out_features, in_features)
+    y, shape = x.new_empty(clients, batch, out_features), ProductShape(batch, out_features, in_features)
     added = y if bias is None else bias.contiguous()  # a placeholder that is never read
-    grid = (form.programs, clients)
-    _kernels().forth[grid](x, weight, added, y, *form, bias is not None, *form.blocks, dot_precision(), num_warps=4)
+    grid = (shape.programs, clients)
+    _kernels().forward[grid](x, weight, added, y, *shape, bias is not None, *shape.blocks, dot_precision(), num_warps=4)
     return y
 
 
@@ -73,11 +73,14 @@ def stacked_back(x: Tensor, weight: Tensor, grad: Tensor, needs_input: bool) -> 
     x, weight, grad = x.contiguous(), weight.contiguous(), grad.contiguous()
     found = _gradients(x, weight, needs_input)
     (clients, batch, in_features), out_features = x.shape, grad.shape[2]
-    input_form, weight_form = Form(batch, in_features, out_features), Form(out_features, in_features, batch)
-    first = input_form.programs if needs_input else 0
-    blocks = (*input_form.blocks, *weight_form.blocks, dot_precision())
-    grid = (first + weight_form.programs, clients)
-    _kernels().back[grid](x, weight, grad, *found, batch, in_features, out_features, first, *blocks, num_warps=4)
+    input_shape, weight_shape = (
+        ProductShape(batch, in_features, out_features),
+        ProductShape(out_features, in_features, batch),
+    )
+    first = input_shape.programs if needs_input else 0
+    blocks = (*input_shape.blocks, *weight_shape.blocks, dot_precision())
+    grid = (first + weight_shape.programs, clients)
+    _kernels().backward[grid](x, weight, grad, *found, batch, in_features, out_features, first, *blocks, num_warps=4)
     return found
 
 
@@ -113,7 +116,7 @@ stacked.register_autograd(_backward, setup_context=_save)
 
 
 # -- launching ------------------------------------------------------------------------------------------------------
-class Form(NamedTuple):
+class ProductShape(NamedTuple):
     """A product of [rows, inner] with [inner, columns]."""
 
     rows: int

@@ -1,6 +1,6 @@
 """The kernels behind `fedhead.executors.kernels.linear`, in Triton; imported only if there is a GPU.
 
-A layer's way back is two products that need not wait for each other, so one launch computes both.
+A layer's backward pass is two products that need not wait for each other, so one launch computes both.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import triton.language as tl
 
 
 @triton.jit
-def forth(
+def forward(
     x,
     weight,
     bias,
@@ -33,7 +33,7 @@ def forth(
 
 
 @triton.jit
-def back(
+def backward(
     x,
     weight,
     grad,

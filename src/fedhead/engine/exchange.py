@@ -1,0 +1,122 @@
+"""One exchange with the clients: ask a cohort, check each reply, ask again while there is no quorum, aggregate.
+
+A failure is an error that belongs to one client: no reply in time, a reply of other shapes than asked for, numbers
+that are not finite. It never enters an aggregate. A transport with a `Quorum` goes on without that client and names
+it in the record; without one, as in simulations, the failure ends the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from fedhead.algorithm import upload
+from fedhead.algorithm.base import Algorithm, Stage
+from fedhead.core.errors import FedheadError
+from fedhead.core.schema import Schema, schema
+from fedhead.core.tree import Tree, Weights
+from fedhead.engine import reply_check
+from fedhead.engine.metrics import Row
+from fedhead.engine.server import aggregate
+from fedhead.engine.transport import AnyTransport, ClientReply, Quorum, Received
+
+
+def exchange(
+    transport: AnyTransport,
+    algorithm: Algorithm,
+    server: Tree,
+    states: Any,
+    round: int,
+    select: Callable[[list[int]], list[int]],
+) -> tuple[Tree, Row]:
+    """Send the server's state to a cohort, check the replies and aggregate them.
+
+    The clients' states are written last, so that a failure leaves no trace.
+
+    Args:
+        transport: The way to the clients.
+        algorithm: A method or a stage.
+        server: The server's state.
+        states: The clients' states, of which those whose reply counts are replaced.
+        round: Number of the round.
+        select: Chooses the cohort among the clients that are present.
+
+    Returns:
+        The server's new state, and the record of the exchange.
+
+    Raises:
+        FedheadError: If there is no quorum, or, without one, as soon as a client fails.
+    """
+    quorum = transport.quorum or Quorum()
+    where = f"stage {algorithm.name}" if isinstance(algorithm, Stage) else f"round {round}"
+    counted: dict[int, ClientReply] = {}
+    failed: dict[int, FedheadError] = {}
+    down = 0
+    for attempt in range(1, quorum.attempts + 1):
+        cohort = select(transport.present())
+        asked = [k for k in cohort if k not in counted]
+        received = transport.exchange(algorithm, server, states, asked, round)
+        down += received.bytes_down
+        fresh, faults = _check_replies(transport, algorithm, server, received, round)
+        counted |= fresh
+        failed = {k: why for k, why in failed.items() if k not in asked} | faults
+        for k, why in faults.items():
+            if transport.quorum is None:
+                raise why
+            transport.log(f"{where}: {transport.client_name(k)} does not count: {why}")
+        if len(counted) >= max(1, min(quorum.replies, len({*cohort, *counted}))):
+            new = _aggregate(transport, algorithm, server, counted)
+            for k in sorted(counted):
+                states[k] = counted[k].kept
+            return new, _record(transport, counted, failed, down)
+        transport.log(f"{where}, attempt {attempt}: only {len(counted)} replies that count")
+    reasons = "; ".join(f"{transport.client_name(k)}: {why}" for k, why in sorted(failed.items()))
+    raise FedheadError(
+        f"{where} has no quorum: {len(counted)} of {quorum.replies} replies after "
+        f"{quorum.attempts} attempts ({reasons}); fix the sites, then resume"
+    )
+
+
+def _check_replies(
+    transport: AnyTransport, algorithm: Algorithm, server: Tree, received: Received, round: int
+) -> tuple[dict[int, ClientReply], dict[int, FedheadError]]:
+    """Return the replies that are as expected, and why the others are not."""
+    passed: dict[int, ClientReply] = {}
+    failed = dict(received.failures)
+    first: Schema | None = None
+    for k in sorted(received.replies):
+        reply = received.replies[k]
+        known = transport.schema(algorithm, server, k)
+        try:
+            reply_check.check(reply.send, first if known is None else known, k, round)
+        except FedheadError as error:
+            failed[k] = error
+            continue
+        first = schema(reply.send) if first is None else first
+        passed[k] = reply
+    return passed, failed
+
+
+def _aggregate(transport: AnyTransport, algorithm: Algorithm, server: Tree, replies: dict[int, ClientReply]) -> Tree:
+    clients = transport.clients
+    sent = {k: upload.decode(clients.uploads, algorithm, r.send, clients.task_of(k)) for k, r in replies.items()}
+    new = aggregate(algorithm, server, sent, {k: r.samples for k, r in replies.items()}, clients.task)
+    return _with_frozen(server, new, clients.task.model.frozen)
+
+
+def _with_frozen(old: Tree, new: Tree, names: frozenset[str]) -> Tree:
+    """The server's new state with the frozen weights of the old one, whatever a method's rule makes of them."""
+    model = old.get("model")
+    if not names or not isinstance(model, Weights) or not isinstance(new.get("model"), Weights):
+        return new
+    return new.replace(model=new["model"].replace({name: t for name, t in model.items() if name in names}))
+
+
+def _record(
+    transport: AnyTransport, replies: dict[int, ClientReply], failed: dict[int, FedheadError], down: int
+) -> Row:
+    up = sum(reply.send.nbytes for reply in replies.values())
+    record: Row = {"bytes_up": up, "bytes_down": down, "participants": len(replies)}
+    if failed:
+        record["failed"] = {transport.client_name(k): str(why) for k, why in failed.items()}
+    return record
