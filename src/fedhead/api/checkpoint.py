@@ -150,7 +150,8 @@ def _architecture(model: str | None, classifier: str, w: dict[str, Tensor], fede
 def _refuse_inputs(model: SplitModel, federation: Federation, transform: Transform, site: Path) -> None:
     try:
         with torch.no_grad():
-            model.eval()(transform(federation.train.x[:1]).to(next(model.parameters()).dtype))
+            x = transform(federation.train.x[:1])
+            model.eval()(x.to(next(model.parameters()).dtype) if x.is_floating_point() else x)
     except (RuntimeError, ValueError, IndexError, BadInput) as error:
         reason = str(error).splitlines()[0]
         raise BadInput(f"{site}: the model can't take samples of shape {federation.input_shape} ({reason})") from error

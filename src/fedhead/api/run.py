@@ -196,6 +196,6 @@ def _models(
         which = "the model" if len(given) == 1 else f"client {users[0]}: its model" if users else f"model {number}"
         if not isinstance(one, SplitModel):
             raise BadInput(f"{which} is {type(one).__name__}: wrap it first, fedhead.split(model, classifier='…')")
-        require(one, federation.input_shape, federation.classes, name=which)
+        require(one, federation.input_shape, federation.classes, name=which, largest_token=federation.largest_token)
         models.append(one)
     return models

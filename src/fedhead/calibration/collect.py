@@ -58,7 +58,9 @@ def statistics_of(
     training, total = model.training, None
     model.eval()
     for part, labels in zip(torch.split(x, chunk), torch.split(y, chunk), strict=True):
-        inputs = (part if transform is None else transform(part)).to(device, next(model.parameters()).dtype)
+        inputs = (part if transform is None else transform(part)).to(device)
+        if inputs.dtype != torch.int64:  # tokens stay integers
+            inputs = inputs.to(next(model.parameters()).dtype)
         z = model.projection(model.extractor(inputs))
         found = class_statistics.class_sums(z, labels.to(device), torch.ones(len(labels)), model.classes, diagonal)
         if total is None:

@@ -136,9 +136,11 @@ class Transform(Checked):
         """Transform a batch.
 
         Args:
-            x: Samples as stored, [B, …].
+            x: Samples as stored, [B, …]; tokens (int64) are returned as they are.
             key: Random keys, int64 [B], one per sample; None to normalize only.
         """
+        if x.dtype == torch.int64:  # tokens
+            return x
         scale = 1.0 if x.is_floating_point() else 1 / 255
         if key is not None and self.augment:
             return self._normalized(self._augmented(x, key, scale), in_place=True)

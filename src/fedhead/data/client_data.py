@@ -92,6 +92,12 @@ class ClientData:
         return tuple(self.train.x.shape[1:])
 
     @property
+    def largest_token(self) -> int | None:
+        """Largest token of all samples; None if the samples are not tokens."""
+        parts = [data.x for data in (self.train, self.test, self.public) if data is not None and len(data.y)]
+        return max(int(x.max()) for x in parts) if self.train.x.dtype == torch.int64 else None
+
+    @property
     def sizes(self) -> tuple[int, ...]:
         """Number of training samples per client."""
         return tuple(len(rows) for rows in self.rows)

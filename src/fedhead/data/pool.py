@@ -77,7 +77,8 @@ class Pool:
 
     def view(self, index: Tensor, key: Tensor | None) -> Tensor:
         """Return the inputs of rows `index` [B], augmented with `key` [B] if it is given."""
-        return self.transform(self._select(index), key).to(self.dtype)
+        x = self.transform(self._select(index), key)
+        return x.to(self.dtype) if x.is_floating_point() else x  # tokens stay integers
 
     def _select(self, index: Tensor) -> Tensor:
         """Return the stored samples of rows `index`."""

@@ -80,7 +80,12 @@ def _tensors(model: nn.Module) -> Iterator[Tensor]:
 
 # -- checking -------------------------------------------------------------------------------------------------------
 def require(
-    model: SplitModel, input_shape: Sequence[int], classes: int, executor: str = "loop", name: str = "the model"
+    model: SplitModel,
+    input_shape: Sequence[int],
+    classes: int,
+    executor: str = "loop",
+    name: str = "the model",
+    largest_token: int | None = None,
 ) -> None:
     """Raise an error if an executor can't run a model.
 
@@ -90,16 +95,19 @@ def require(
         classes: Number of classes of the data.
         executor: Name of the executor.
         name: How error messages refer to the model.
+        largest_token: Largest token of the data, if its inputs are tokens.
 
     Raises:
         BadInput: With the first problem and its remedy.
     """
-    for finding in check(model, input_shape, classes):
+    for finding in check(model, input_shape, classes, largest_token):
         if finding.blocks == "all" or (finding.blocks == "stack" and executor == "stack"):
             raise BadInput(f"{name} can't be used: {finding}")
 
 
-def check(model: SplitModel, input_shape: Sequence[int], classes: int) -> list[Finding]:
+def check(
+    model: SplitModel, input_shape: Sequence[int], classes: int, largest_token: int | None = None
+) -> list[Finding]:
     """List the reasons why a model can't be trained functionally or vectorized, each with a remedy.
 
     The model is inspected, then tried: a batch of two samples forward and backward, alone and vectorized over two
@@ -109,6 +117,7 @@ def check(model: SplitModel, input_shape: Sequence[int], classes: int) -> list[F
         model: Model to check.
         input_shape: Shape of one input, without the batch axis.
         classes: Number of classes of the data.
+        largest_token: Largest token of the data, if its inputs are tokens.
 
     Returns:
         The findings; an empty list if nothing is wrong.
@@ -119,7 +128,7 @@ def check(model: SplitModel, input_shape: Sequence[int], classes: int) -> list[F
     training = model.training
     try:
         with random.global_generator(0):
-            return found + _try_run(model.train(), input_shape)
+            return found + _try_run(model.train(), input_shape, largest_token)
     finally:
         model.train(training)
 
@@ -155,13 +164,14 @@ class _Trial(NamedTuple):
     key: Tensor
 
 
-def _try_run(model: SplitModel, input_shape: Sequence[int]) -> list[Finding]:
+def _try_run(model: SplitModel, input_shape: Sequence[int], largest_token: int | None) -> list[Finding]:
     """Find problems by running the model in training mode."""
-    trial = _trial(model, input_shape)
+    trial = _trial(model, input_shape, largest_token)
     before = [t.clone() for t in _tensors(model)]
     first, failure = _attempt(lambda: _apply(model, trial))
     if first is None:
-        problem = f"it does not take inputs of shape {tuple(input_shape)} ({failure})"
+        kind = "inputs" if largest_token is None else f"tokens 0 … {largest_token}"
+        problem = f"it does not take {kind} of shape {tuple(input_shape)} ({failure})"
         return [Finding("model", problem, "name a model and data that fit", "all")]
     found = list(_wrong_outputs(model, first)) + _wrong_order(model, trial)
     if any(f.blocks == "all" for f in found):
@@ -191,11 +201,13 @@ def _try_run(model: SplitModel, input_shape: Sequence[int]) -> list[Finding]:
     return found
 
 
-def _trial(model: SplitModel, input_shape: Sequence[int]) -> _Trial:
+def _trial(model: SplitModel, input_shape: Sequence[int], largest_token: int | None) -> _Trial:
     params = {name: p.detach() for name, p in model.named_parameters()}
     stats = {name: b.detach() for name, b in model.named_buffers() if b.is_floating_point()}
     like = next(iter(params.values()))
-    x = random.uniform(torch.tensor(random.key("check")), 2, *input_shape).to(like)
+    x = random.uniform(torch.tensor(random.key("check")), 2, *input_shape)
+    # tokens: the largest one is what an embedding may lack
+    x = x.to(like) if largest_token is None else torch.full_like(x, largest_token, dtype=torch.int64).to(like.device)
     return _Trial(params, stats, x, torch.tensor(random.key("check", "dropout"), device=like.device))
 
 
