@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedhead.calibration import statistics
+from fedhead.calibration import statistics, statistics_check
 from fedhead.calibration.statistics import Statistics
 from fedhead.core.errors import BadInput
 
@@ -182,28 +182,28 @@ def broken(name: str) -> Statistics:
 )
 def test_what_no_features_have_is_refused_by_name(name: str, words: str) -> None:
     with pytest.raises(BadInput, match=f"^client 4: .*{words}"):
-        statistics.check(broken(name), "client 4")
+        statistics_check.check(broken(name), "client 4")
 
 
 def test_the_costly_check_is_made_only_when_asked_for_and_is_strict() -> None:
     sound = broken("indefinite")
-    assert statistics.check(sound, "client 4", full=False) is sound  # its diagonals are
+    assert statistics_check.check(sound, "client 4", full=False) is sound  # its diagonals are
     with pytest.raises(BadInput, match="covariance of class 1"):
-        statistics.check(broken("variance"), "client 4", full=False)
+        statistics_check.check(broken("variance"), "client 4", full=False)
     count, total = torch.tensor([5.0]), torch.zeros(1, 2)
     for excess, fits in ((0.0, True), (1e-12, True), (1e-5, False)):  # an eigenvalue below 0 by so much of the largest
         outer = torch.tensor([[1.0, 1.0 + excess, 1.0]]).double()
         if fits:
-            statistics.check(Statistics(count, total, outer), "client 4")
+            statistics_check.check(Statistics(count, total, outer), "client 4")
         else:
             with pytest.raises(BadInput, match="positive semi-definite"):
-                statistics.check(Statistics(count, total, outer), "client 4")
+                statistics_check.check(Statistics(count, total, outer), "client 4")
 
 
 def test_sound_statistics_pass_also_where_they_are_singular() -> None:
     z, y = sample(5, 6, 20, 2)  # fewer samples than dimensions
-    statistics.check(statistics.from_features(z + 100, y, 3), "client 0")
-    statistics.check(statistics.from_features(z, y, 3, diagonal=True), "client 0")
+    statistics_check.check(statistics.from_features(z + 100, y, 3), "client 0")
+    statistics_check.check(statistics.from_features(z, y, 3, diagonal=True), "client 0")
 
 
 def test_statistics_of_other_models_do_not_merge() -> None:

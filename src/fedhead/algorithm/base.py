@@ -35,6 +35,8 @@ class Algorithm(Checked):
     name: ClassVar[str] = ""  # in records and errors: the registered one, or the class's own
     broadcast: ClassVar[tuple[str, ...]] = ("model",)  # server entries that every client receives
     sums: ClassVar[tuple[str, ...]] = ()  # sent entries of which the server only uses the plain sum over clients
+    # sent entries with one row per class, zero for a class without samples: rows of small classes may be left out
+    class_rows: ClassVar[tuple[str, ...]] = ()
     head: ClassVar[str | None] = None  # the head that the model must have, None: any
     oracle: ClassVar[bool] = False  # whether it needs all clients' data in one place, which only simulations have
 
@@ -61,6 +63,15 @@ class Algorithm(Checked):
     def per_client(self, server: Tree, client: int, task: Task) -> Tree:
         """What one client receives besides the broadcast."""
         return Tree()
+
+    def check_reply(self, sent: Tree, samples: float, task: Task) -> None:
+        """Raise `BadInput` for a reply that no client could have computed; only that client is left out then.
+
+        Args:
+            sent: What the client sent; names, shapes and types are right, and all numbers finite.
+            samples: How many training samples the client has.
+            task: The task with the client's own architecture.
+        """
 
     def aggregate(self, server: Tree, replies: Replies, task: Task) -> Tree:
         """The server's new state."""

@@ -36,4 +36,5 @@ class Task:
     seed: int = 0
     participation: float = 1.0
     sizes: tuple[int, ...] = ()  # training samples a client; known to simulations, empty at real sites
+    min_class_count: int = 1  # rows of smaller classes are left out of what leaves a client (`Algorithm.class_rows`)
     pool: Pool | None = field(default=None, repr=False)  # all training data, for oracles: simulations only

@@ -157,6 +157,11 @@ def decode(uploads: Sequence[Upload], algorithm: Algorithm, send: Tree, task: Ta
     return send
 
 
+def exact(uploads: Sequence[Upload], algorithm: Algorithm, names: Sequence[str]) -> bool:
+    """Whether the server sees these entries as the client computed them: no upload rounds, masks or adds noise."""
+    return not names or all(step.spares_sums and set(names) <= set(algorithm.sums) for step in uploads)
+
+
 def _refuse_what_is_no_sum(step: Upload, algorithm: Algorithm, send: Tree) -> None:
     for name in send if step.needs_sums else ():
         if name not in algorithm.sums:

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from fedhead.calibration import statistics as class_statistics
+from fedhead.calibration import statistics_check
 from fedhead.calibration.collect import fingerprint
 from fedhead.calibration.head import check_head
 from fedhead.calibration.statistics import Statistics
@@ -36,7 +37,7 @@ def calibrate(
     if not isinstance(model, SplitModel):
         raise BadInput(f"model is {type(model).__name__}: wrap it first, fedhead.split(model, classifier='…')")
     merged = statistics if isinstance(statistics, Statistics) else class_statistics.merge(statistics)
-    class_statistics.check(merged, "the statistics")
+    statistics_check.check(merged, "the statistics")
     stage = CCVR(**settings)
     check_head(model, stage.free, "calibrate")
     _refuse_misfit(merged, model.classes, model.features, fingerprint(weights(model)))
@@ -61,7 +62,7 @@ def calibrate_weights(
         raise BadInput(f"classifier {classifier!r} is no plain linear layer: it also holds {others[0]!r}")
     weight = w[names["weight"]]
     head = nn.Linear(weight.shape[1], weight.shape[0], bias="bias" in names, dtype=weight.dtype)
-    class_statistics.check(statistics, "the statistics")
+    statistics_check.check(statistics, "the statistics")
     _refuse_misfit(statistics, weight.shape[0], weight.shape[1], fingerprint(w, classifier))
     own = Weights({f"classifier.{word}": w[name] for word, name in names.items()})
     stage = CCVR(**settings)

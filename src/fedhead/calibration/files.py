@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from fedhead.calibration import statistics as class_statistics
+from fedhead.calibration import statistics_check
 from fedhead.calibration.statistics import Statistics
 from fedhead.core.errors import BadInput
 from fedhead.core.tree import Tree
@@ -32,7 +33,7 @@ def save_statistics(path: str | Path, statistics: Statistics, rank: int | None =
     Raises:
         BadInput: If the statistics are invalid, or the rank is out of range.
     """
-    class_statistics.check(statistics, "the statistics")
+    statistics_check.check(statistics, "the statistics")
     tree = statistics.tree() if rank is None else class_statistics.to_low_rank(statistics, rank)
     save_tree(path, tree, {"holds": _KIND, "extractor": statistics.extractor})
     return tree.nbytes
@@ -54,7 +55,7 @@ def load_statistics(path: str | Path) -> Statistics:
         raise BadInput(f"{path} holds no class statistics: create it with fedhead statistics")
     _refuse_shapes(tree, str(path))
     statistics = replace(class_statistics.from_tree(tree), extractor=str(metadata.get("extractor", "")))
-    return class_statistics.check(statistics, str(path))
+    return statistics_check.check(statistics, str(path))
 
 
 def _refuse_shapes(tree: Tree, source: str) -> None:

@@ -18,7 +18,6 @@ from fedhead.core.errors import BadInput
 from fedhead.core.tree import Tree
 
 CovarianceKind = Literal["full", "diagonal"]
-_NEGATIVE = 1e-7  # an eigenvalue below this share of the largest one is not a rounding error
 
 
 @dataclass(frozen=True)
@@ -243,49 +242,9 @@ def from_tree(sent: Tree) -> Statistics:
     """Restore statistics from the tree that a client sent, expanding a low rank to full covariances."""
     if "factor" not in sent:
         return Statistics(sent["count"], sent["sum"], sent["outer"])
-    count, total, factor = sent["count"], sent["sum"], sent["factor"]
+    count, total, factor, square = (sent[name].double() for name in ("count", "sum", "factor", "square"))
     mean = total / count.clamp_min(1)[:, None]
     scatter = factor.mT @ factor
-    rest = (sent["square"] - total * mean - scatter.diagonal(dim1=-2, dim2=-1)).clamp_min(0)
+    rest = (square - total * mean - scatter.diagonal(dim1=-2, dim2=-1)).clamp_min(0)
     outer = scatter + torch.diag_embed(rest) + total[:, :, None] * mean[:, None, :]
     return Statistics(count, total, pack(outer))
-
-
-# -- checks -------------------------------------------------------------------------------------------
-def check(statistics: Statistics, source: str, full: bool = True) -> Statistics:
-    """Check that statistics could have been computed from features.
-
-    Args:
-        statistics: Statistics to check.
-        source: Where they come from, for error messages.
-        full: Whether to check that full covariances have no negative eigenvalues, which is costly; without it only
-            diagonals are checked.
-
-    Returns:
-        The same statistics.
-
-    Raises:
-        BadInput: With the source and the reason.
-    """
-    for name, t in statistics.tree().items():
-        if not bool(torch.isfinite(t).all()):
-            raise BadInput(f"{source}: {name!r} is not finite; leave this client out, its model has diverged")
-    count = statistics.count
-    if bool((count < 0).any()) or bool((count != count.round()).any()):
-        c = int(torch.nonzero((count < 0) | (count != count.round()))[0])
-        raise BadInput(f"{source}: {float(count[c]):g} samples of class {c}: counts must be full and not negative")
-    empty = (count == 0) & ((statistics.sum != 0).any(1) | (statistics.outer != 0).any(1))
-    if bool(empty.any()):
-        raise BadInput(f"{source}: class {int(torch.nonzero(empty)[0])} has sums but no samples; recompute them")
-    squares = statistics.diagonal()
-    scatter = squares.outer - squares.sum * squares.mean()
-    lowest, scale = scatter.amin(1), squares.outer.abs().amax(1)
-    if full and statistics.kind == "full":
-        outer = unpack(statistics.outer, statistics.features)
-        lowest = torch.linalg.eigvalsh(outer - statistics.sum[:, :, None] * statistics.mean()[:, None])[:, 0]
-    for c in torch.nonzero(lowest < -_NEGATIVE * scale.clamp_min(1e-300)).flatten().tolist():
-        raise BadInput(
-            f"{source}: the covariance of class {c} is not positive semi-definite "
-            f"(an eigenvalue of the scatter is {float(lowest[c]):.3g}): no features have it, recompute the statistics"
-        )
-    return statistics

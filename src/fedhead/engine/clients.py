@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from fedhead.algorithm import class_rows
 from fedhead.algorithm.base import Algorithm, Method, Stage
 from fedhead.algorithm.task import LocalTraining, Task
 from fedhead.algorithm.upload import Upload
@@ -55,6 +56,7 @@ class Clients:
         bf16: bool = False,
         assign: Sequence[int] | None = None,
         uploads: Sequence[Upload] = (),
+        min_class_count: int = 1,  # rows of smaller classes are left out of what leaves a client
         all_here: bool = True,  # a real site knows neither the others' sizes nor their data
     ):
         method.check(models, federation)
@@ -83,6 +85,7 @@ class Clients:
                 local=local,
                 seed=seed,
                 participation=participation,
+                min_class_count=min_class_count,
                 sizes=tuple(len(rows) for rows in federation.rows) if all_here else (),
                 pool=self._held() if all_here else None,
             )
@@ -124,6 +127,10 @@ class Clients:
     def task_of(self, client: int) -> Task:
         """The task with the client's own architecture."""
         return self.tasks[self.assign[client]]
+
+    def small_classes(self, algorithm: Algorithm, client: int) -> list[int]:
+        """The classes that a client holds too few samples of to send their rows in an exchange."""
+        return class_rows.small_classes(algorithm, self.counts[client], self.task.min_class_count)
 
     @property
     def holders(self) -> list[int]:

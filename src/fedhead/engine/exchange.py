@@ -2,7 +2,8 @@
 
 A failure is an error that belongs to one client: no reply in time, a reply of other shapes than asked for, numbers
 that are not finite. It never enters an aggregate. A transport with a `Quorum` goes on without that client and names
-it in the record; without one, as in simulations, the failure ends the run.
+it in the record; without one, as in simulations, the failure ends the run. Numbers of the right form that no client
+could have computed (`Algorithm.check_reply`) leave out that client everywhere.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 
 from fedhead.algorithm import upload
 from fedhead.algorithm.base import Algorithm, Stage
-from fedhead.core.errors import FedheadError
+from fedhead.core.errors import BadInput, FedheadError
 from fedhead.core.schema import Schema, schema
 from fedhead.core.tree import Tree, Weights
 from fedhead.engine import reply_check
@@ -61,7 +62,7 @@ def exchange(
         counted |= fresh
         failed = {k: why for k, why in failed.items() if k not in asked} | faults
         for k, why in faults.items():
-            if transport.quorum is None:
+            if transport.quorum is None and not isinstance(why, reply_check.Impossible):
                 raise why
             transport.log(f"{where}: {transport.client_name(k)} does not count: {why}")
         if len(counted) >= max(1, min(quorum.replies, len({*cohort, *counted}))):
@@ -89,12 +90,25 @@ def _check_replies(
         known = transport.schema(algorithm, server, k)
         try:
             reply_check.check(reply.send, first if known is None else known, k, round)
+            _check_possible(transport, algorithm, k, reply)
         except FedheadError as error:
             failed[k] = error
             continue
         first = schema(reply.send) if first is None else first
         passed[k] = reply
     return passed, failed
+
+
+def _check_possible(transport: AnyTransport, algorithm: Algorithm, client: int, reply: ClientReply) -> None:
+    """Raise `Impossible` for numbers that no client could have computed, where uploads let them be seen."""
+    clients = transport.clients
+    if not upload.exact(clients.uploads, algorithm, algorithm.class_rows):
+        return
+    task = clients.task_of(client)
+    try:
+        algorithm.check_reply(upload.decode(clients.uploads, algorithm, reply.send, task), reply.samples, task)
+    except BadInput as error:
+        raise reply_check.Impossible(f"client {client}: {error}") from error
 
 
 def _aggregate(transport: AnyTransport, algorithm: Algorithm, server: Tree, replies: dict[int, ClientReply]) -> Tree:
@@ -119,4 +133,7 @@ def _record(
     record: Row = {"bytes_up": up, "bytes_down": down, "participants": len(replies)}
     if failed:
         record["failed"] = {transport.client_name(k): str(why) for k, why in failed.items()}
+    left_out = {transport.client_name(k): list(reply.left_out) for k, reply in replies.items() if reply.left_out}
+    if left_out:
+        record["left_out"] = left_out
     return record

@@ -17,6 +17,10 @@ class Refused(FedheadError):
     """A reply that is not what was asked for."""
 
 
+class Impossible(Refused):
+    """A reply of the right form whose numbers no client could have computed: it is left out, in simulations too."""
+
+
 def check(send: Tree, expected: Schema | None, client: int, round: int) -> None:
     """Raise `Refused` for other names, shapes or types than expected, `Diverged` for numbers that are not finite."""
     where = f"client {client}, round {round}"

@@ -183,6 +183,9 @@ def run_stage(transport: AnyTransport, stage: Stage, metrics: Mapping[str, Metri
     server, states, row = _stage_exchange(transport, stage, server)
     for way in ("bytes_up", "bytes_down"):
         row[way] += before[way]
+    for what in ("failed", "left_out"):
+        if what in before:
+            row[what] = before[what] | row.get(what, {})
     row |= evaluate(transport, stage, server, states, task.rounds + 1, deliver=True, metrics=metrics)
     row["seconds"] = clock.seconds()
     return StageResult(stage.name, server, states, row, stage.global_model(server, task))

@@ -86,6 +86,10 @@ class Simulation(Clients, Transport[ClientStates]):
         stage.check([task.model for task in self.tasks], self.federation)
         self.check_trained(stage)
 
+    def log(self, line: str) -> None:
+        """Warn of it."""
+        warn_once(line)
+
     def begin(self) -> None:
         """Select the executor."""
         self.executor = select.executor(self._wanted, self)
@@ -112,7 +116,8 @@ class Simulation(Clients, Transport[ClientStates]):
         replies: dict[int, ClientReply] = {}
         for job, found in zip(jobs, self._executor_for(algorithm).run_all(jobs), strict=True):
             for k, reply in zip(job.clients, found, strict=True):
-                replies[k] = ClientReply(reply.send, reply.keep, float(len(self.federation.rows[k])))
+                samples, left_out = float(len(self.federation.rows[k])), self.small_classes(algorithm, k)
+                replies[k] = ClientReply(reply.send, reply.keep, samples, left_out)
         return Received(replies, downlink.nbytes())
 
     def _executor_for(self, algorithm: Algorithm) -> Executor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
 
@@ -21,6 +21,7 @@ class ClientReply(NamedTuple):
     send: Tree  # what crossed the wire, as the uploads left it
     kept: Any  # what the transport's states hold for this client once the reply counts
     samples: float  # n_k, the training samples behind it
+    left_out: Sequence[int] = ()  # classes of which the client holds too few samples to send their rows
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fedhead.algorithm import upload
 from fedhead.algorithm.base import Algorithm, Method
+from fedhead.algorithm.class_rows import without_small_classes
 from fedhead.algorithm.client import Client, ClientInputs
 from fedhead.algorithm.phase import Phase, Reply
 from fedhead.algorithm.task import Task
@@ -64,10 +65,11 @@ class Program:
         return self.algorithm.start(self.client(inputs))
 
     def finish(self, w: Weights, inputs: ClientInputs) -> Reply:
-        """What is sent, as the uploads leave it, and kept after the last step."""
+        """What is sent, without small classes and as the uploads leave it, and what is kept after the last step."""
         client = self.client(inputs)
         reply = self.algorithm.finish(w, client)
-        return reply._replace(send=upload.encode(self.uploads, self.algorithm, reply.send, client))
+        send = without_small_classes(self.algorithm, reply.send, client)
+        return reply._replace(send=upload.encode(self.uploads, self.algorithm, send, client))
 
     def correct(self, g: Tree, inputs: ClientInputs) -> Tree:
         """The gradient that the optimizer sees."""

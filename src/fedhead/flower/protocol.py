@@ -107,6 +107,7 @@ class Response:
     reference: str = ""  # … and the number under which the site's own log says more
     samples: Count = 0  # n_k
     tests: Count = 0  # its own test samples
+    left_out: list[Count] = field(default_factory=list)  # work: classes that are too small for their rows to leave
     model: dict[str, Any] = field(default_factory=dict)  # keys of the recipe that it replaces: its own architecture
     accuracy: Percent | None = None  # test: per cent on its own test samples …
     steps: dict[str, Percent | None] = field(default_factory=dict)  # … and for the states on the way of a stage

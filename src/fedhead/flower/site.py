@@ -103,6 +103,7 @@ class Site:
             else:
                 store.keep_stage_state(request.algorithm, reply.keep)
 
+        response = dataclasses.replace(response, left_out=clients.small_classes(algorithm, k))
         return response, {"send": reply.send}, commit
 
     def _state(self, request: Request, store: SiteStore, initial: Tree) -> Tree:

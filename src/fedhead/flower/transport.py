@@ -209,7 +209,7 @@ class FlowerTransport(Transport[SiteStates]):
                 failures[k] = Refused(printable(why))
             else:
                 kept = round if label == TRAIN else label
-                replies[k] = ClientReply(reply[1]["send"], kept, float(reply[0].samples))
+                replies[k] = ClientReply(reply[1]["send"], kept, float(reply[0].samples), reply[0].left_out)
         return Received(replies, downlink.nbytes(), failures)
 
     def schema(self, algorithm: Algorithm, server: Tree, client: int) -> Schema | None:
@@ -281,6 +281,8 @@ class FlowerTransport(Transport[SiteStates]):
         known = self._exchanges[label]
         if response.steps.keys() - (known.steps() if isinstance(known, Stage) else {}).keys():
             return "it reports steps that the stage does not have"
+        if any(c >= self.spec.classes for c in response.left_out) or len(response.left_out) > self.spec.classes:
+            return "it left out classes that there are not"
         return None
 
     def _label(self, algorithm: Algorithm) -> str:

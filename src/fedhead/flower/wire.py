@@ -44,7 +44,7 @@ _SIDES, _ELEMENTS = 16, 2**48  # of one tensor; sides of length 0 count as 1
 
 # Characters of the two texts. Of a response: a header is a few names and numbers, a description is as long as that of
 # the expected trees, with room for one that is wrong but can be named. Of a request: what a server may ask of a site.
-RESPONSE_HEADER, RESPONSE_ROOM = 2**16, 2**14
+RESPONSE_HEADER, RESPONSE_ROOM = 2**18, 2**14
 REQUEST_HEADER, REQUEST_DESCRIPTION = 2**24, 2**26
 
 

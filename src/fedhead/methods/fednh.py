@@ -14,6 +14,8 @@ from fedhead.algorithm.client import Client
 from fedhead.algorithm.phase import Replies, Reply
 from fedhead.algorithm.prototypes import class_sums
 from fedhead.algorithm.task import Task
+from fedhead.calibration.statistics_check import check_counts
+from fedhead.core.errors import BadInput
 from fedhead.core.ranges import Between
 from fedhead.core.tree import Tree, Weights
 
@@ -31,6 +33,7 @@ class FedNH(Method):
 
     head: ClassVar[str | None] = "prototype"
     sums: ClassVar[tuple[str, ...]] = ("prototypes", "counts")
+    class_rows: ClassVar[tuple[str, ...]] = ("prototypes", "counts")
     rho: Annotated[float, Between(0, 1)] = 0.9  # ρ, how much of a prototype stays in a round
     average_over: Literal["clients", "samples"] = "clients"  # who counts alike in the mean model
 
@@ -41,6 +44,12 @@ class FedNH(Method):
         return Reply(
             reply.send.replace(prototypes=means * client.counts.unsqueeze(1), counts=client.counts), reply.keep
         )
+
+    def check_reply(self, sent: Tree, samples: float, task: Task) -> None:
+        """Refuse prototypes of more samples than the client has, or of none, and means that are longer than 1."""
+        check_counts("its prototypes", sent["counts"], samples, sent["prototypes"])
+        if bool((sent["prototypes"].norm(dim=1) > sent["counts"] * (1 + 1e-3)).any()):
+            raise BadInput("a mean of unit features is longer than 1")
 
     def aggregate(self, server: Tree, replies: Replies, task: Task) -> Tree:
         """w_c ← ρ w_c + (1−ρ) μ_c, both of unit norm, and unit norm again; a class that nobody holds stays."""

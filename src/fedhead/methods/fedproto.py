@@ -14,6 +14,7 @@ from fedhead.algorithm.client import Client
 from fedhead.algorithm.phase import Replies, Reply
 from fedhead.algorithm.prototypes import class_sums, prototype_space
 from fedhead.algorithm.task import Task
+from fedhead.calibration.statistics_check import check_counts
 from fedhead.core.batch import Batch
 from fedhead.core.errors import BadInput
 from fedhead.core.losses import cross_entropy, mean
@@ -37,6 +38,7 @@ class FedProto(LocalOnly):
 
     broadcast: ClassVar[tuple[str, ...]] = ("prototypes",)
     sums: ClassVar[tuple[str, ...]] = ("sums", "counts")
+    class_rows: ClassVar[tuple[str, ...]] = ("sums", "counts")
     # λ, weight of the distance to the prototypes (Eq. 7); the paper: 1, for CIFAR 0.1
     lam: Annotated[float, AtLeast(0)] = 1.0
     predict_by: Literal["prototypes", "logits"] = "prototypes"
@@ -74,6 +76,10 @@ class FedProto(LocalOnly):
         if self.average_over == "clients":
             sums, counts = sums / counts.clamp_min(1).unsqueeze(1), (counts > 0).to(counts.dtype)
         return Reply(send=Tree(sums=sums, counts=counts), keep=Tree(own=w))
+
+    def check_reply(self, sent: Tree, samples: float, task: Task) -> None:
+        """Refuse prototypes of more samples than the client has, or of none."""
+        check_counts("its prototypes", sent["counts"], samples, sent["sums"])
 
     def aggregate(self, server: Tree, replies: Replies, task: Task) -> Tree:
         """The mean prototype of each class over those who hold it (Eq. 6); a class that nobody held stays as it was."""

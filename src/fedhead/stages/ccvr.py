@@ -14,6 +14,7 @@ from fedhead.algorithm.client import Client
 from fedhead.algorithm.phase import Replies, Reply
 from fedhead.algorithm.task import Task
 from fedhead.calibration import statistics as class_statistics
+from fedhead.calibration import statistics_check
 from fedhead.calibration.head import check_head, retrain
 from fedhead.calibration.statistics import Statistics
 from fedhead.calibration.virtual_features import Tukey, tukey, virtual_counts, virtual_features
@@ -55,6 +56,7 @@ class CCVR(Stage):
 
     broadcast: ClassVar[tuple[str, ...]] = ("model", "calibrated")
     sums: ClassVar[tuple[str, ...]] = ("statistics",)
+    class_rows: ClassVar[tuple[str, ...]] = ("statistics",)
 
     def after(self, method: Method) -> Self:
         """Refuse methods whose clients have no features in common."""
@@ -105,6 +107,16 @@ class CCVR(Stage):
         return Reply(send=send, keep=client.state)
 
     # -- server -----------------------------------------------------------------------------------
+    def check_reply(self, sent: Tree, samples: float, task: Task) -> None:
+        """Refuse statistics that no features of so many samples have."""
+        found, rounded = class_statistics.from_tree(sent["statistics"]), self.covariance == "low-rank"
+        statistics_check.check(found, "its statistics", full=not rounded)
+        statistics_check.check_counts("its statistics", found.count, samples)
+        if not rounded:
+            statistics_check.check_lone_samples("its statistics", found)
+        if int(sent["architecture"]) != architecture(task.model):
+            raise BadInput("its statistics are those of another architecture")
+
     def aggregate(self, server: Tree, replies: Replies, task: Task) -> Tree:
         """Merge the statistics (Eq. 3 and 4), draw virtual features, train the head on them."""
         groups: dict[int, list[int]] = {}
@@ -123,15 +135,15 @@ class CCVR(Stage):
     def merge(self, sent: Sequence[tuple[int, Tree]]) -> Statistics:
         """The statistics of all clients together; refuses those that no features could have, by client."""
         parts = (
-            class_statistics.check(class_statistics.from_tree(tree), f"statistics of client {k}", full=False)
+            statistics_check.check(class_statistics.from_tree(tree), f"statistics of client {k}", full=False)
             for k, tree in sent
         )
         merged = class_statistics.merge(parts)
         try:
-            return class_statistics.check(merged, "the merged statistics")
+            return statistics_check.check(merged, "the merged statistics")
         except BadInput:
             for k, tree in sent:  # whose fault is it?
-                class_statistics.check(class_statistics.from_tree(tree), f"statistics of client {k}")
+                statistics_check.check(class_statistics.from_tree(tree), f"statistics of client {k}")
             raise
 
     def calibrate(self, model: SplitModel, head: Tree, statistics: Statistics, seed: int = 0) -> Tree:

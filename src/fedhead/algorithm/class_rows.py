@@ -1,0 +1,39 @@
+"""Entries with one row per class, such as class statistics and prototypes: which of the rows leave a client.
+
+Sums over very few samples are close to the samples themselves, the sum over one is that sample. A client can therefore
+leave out the rows of its small classes (`Task.min_class_count`); to the server it then holds no sample of them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedhead.algorithm.base import Algorithm
+from fedhead.algorithm.client import Client
+from fedhead.core.tree import Tree
+
+
+def without_small_classes(algorithm: Algorithm, send: Tree, client: Client) -> Tree:
+    """Return what a client sends with the rows of its small classes set to zero, for one client and pure."""
+    least = client.task.min_class_count
+    if least <= 1:
+        return send
+    large = client.counts >= least
+
+    def only_large(rows: Tensor) -> Tensor:
+        return torch.where(large.reshape(-1, *[1] * (rows.dim() - 1)), rows, torch.zeros_like(rows))
+
+    def kept(entry: Any) -> Any:
+        return entry.map(only_large) if isinstance(entry, Tree) else only_large(entry)
+
+    return send.replace({name: kept(send[name]) for name in algorithm.class_rows if name in send})
+
+
+def small_classes(algorithm: Algorithm, counts: Tensor, least: int) -> list[int]:
+    """Return the classes that `without_small_classes` leaves out of a client's reply, by number."""
+    if least <= 1 or not algorithm.class_rows:
+        return []
+    return [int(c) for c in torch.nonzero((counts > 0) & (counts < least)).flatten()]
