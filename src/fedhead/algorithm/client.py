@@ -19,12 +19,12 @@ from fedhead.models.dropout import dropout_key
 
 
 class ClientInputs(NamedTuple):
-    """The tensors of one client's view; in a stack those marked K have a leading client axis."""
+    """The tensors of one client; in a stack those marked K have a leading client axis."""
 
     broadcast: Tree
     per_client: Tree  # K, what this client alone receives
     state: Tree  # K, what it kept
-    counts: Tensor  # K, training samples a class
+    counts: Tensor  # K, training samples per class
     rows: Tensor  # K, its training rows, topped up to one length
     mask: Tensor  # K, 1 for a row, 0 for padding
     steps: Tensor  # K, local steps of the round
@@ -33,7 +33,28 @@ class ClientInputs(NamedTuple):
 
 
 class Client:
-    """One client, as a method's hooks see it; made anew for each hook from plain tensors."""
+    """One client, as the hooks of a method see it.
+
+    The engine creates it for each hook from plain tensors.
+
+    Args:
+        task: Sizes and settings that all clients share.
+        inputs: What it received, kept and holds.
+        pool: Training samples.
+        chunk: Samples per batch in `total` and `on_public`.
+        bf16: Whether the model computes in bfloat16.
+        key: Key of dropout's random numbers.
+        public: Public samples, where the federation has some.
+
+    Attributes:
+        task: Sizes and settings that all clients share.
+        received: The broadcast, and what this client alone received.
+        state: What the client kept after its last round.
+        counts: Training samples per class, [C].
+        steps: Local steps of this round.
+        lr: Learning rate of this round.
+        round: Number of the round, from 1.
+    """
 
     def __init__(
         self,
@@ -60,14 +81,21 @@ class Client:
 
     @property
     def samples(self) -> Tensor:
-        """n_k, how many training samples the client holds."""
+        """n_k, the number of training samples of the client."""
         return self.counts.sum()
 
     def apply(self, w: Weights, x: Tensor, train: bool = True) -> Output:
         """Run a model on a batch.
 
-        With `train` its BatchNorm layers normalize by the batch and their running statistics move on; a loss
-        uses it only for the model that is being trained. Without, the model is frozen in evaluation mode.
+        Args:
+            w: Weights of the whole model.
+            x: Inputs.
+            train: Whether BatchNorm normalizes by the batch and updates its running statistics, and dropout is active;
+                a
+                loss uses it only for the model that is being trained. Without, the model is in evaluation mode.
+
+        Returns:
+            Features, projected features and logits.
         """
         model = self.task.model
         if model.training != train:
@@ -88,11 +116,26 @@ class Client:
         return out
 
     def view(self, batch: Batch, number: int = 1) -> Tensor:
-        """Another augmented view of a batch's samples."""
+        """Return another augmented view of the samples of a batch.
+
+        Args:
+            batch: The batch.
+            number: Which view; each number draws another one.
+
+        Returns:
+            Inputs like `batch.x`.
+        """
         return self._pool.view(batch.rows, random.fold_in(batch.key, number))
 
     def total(self, fn: Callable[[Batch], Tree]) -> Tree:
-        """The sum of `fn(batch)` over all of the client's training samples, not augmented."""
+        """Sum a function over all training samples of the client, not augmented.
+
+        Args:
+            fn: Returns named sums over a batch. Rows of weight 0 are padding.
+
+        Returns:
+            The sums over all batches.
+        """
         total: Tree | None = None
         for rows, mask in zip(torch.split(self._rows, self._chunk), torch.split(self._mask, self._chunk), strict=True):
             part = fn(self._pool.batch(rows, mask))
@@ -101,7 +144,14 @@ class Client:
         return total
 
     def on_public(self, fn: Callable[[Tensor], Tensor]) -> Tensor:
-        """`fn(x)` for all public samples, in their order."""
+        """Apply a function to all public samples.
+
+        Args:
+            fn: Applied to the inputs of each batch.
+
+        Returns:
+            The results in the order of the samples.
+        """
         pool = self._public
         assert pool is not None, "checked when the run was set up"
         places = torch.arange(len(pool), device=pool.device)
@@ -109,7 +159,7 @@ class Client:
 
     @property
     def moved_stats(self) -> Tree | None:
-        """The running statistics after the calls with `train`, for the engine."""
+        """The running statistics after the calls of `apply` with `train`, for the engine."""
         return self._stats
 
 

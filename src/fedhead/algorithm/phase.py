@@ -17,44 +17,83 @@ from fedhead.core.tree import Tree, Weights
 
 @dataclass(frozen=True)
 class Phase:
-    """One phase of local training."""
+    """One phase of local training.
 
-    loss: Callable[[Weights, Batch, Client], Tensor]  # one number, or one value per sample, which batch.weight weighs
-    trains: tuple[str, ...] = PARTS  # prefixes of what is trained; what a head fixes only when named in full
-    epochs: int | None = None  # None: the run's local epochs
-    optimizer: Optimizer | None = None  # None: the run's
-    batch_size: int | None = None  # None: the run's
-    on: str = "model"  # the working model, or the client's own model of that name in its state
-    data: str = "private"  # or "public"
-    begins: int = 1  # the first round in which it takes place
-    corrects: bool = True  # whether Method.correct sees this phase's gradients
-    saves: str | None = None  # a name under which the client's state keeps what this phase trained, as it was then
+    Args:
+        loss: Loss of a batch (weights, batch, client): one number, or one value per sample, weighted by `batch.weight`.
+        trains: Prefixes of the parameters that are trained; what a head fixes only when named in full.
+        epochs: Passes over the data; None: the run's local epochs.
+        optimizer: None: the run's.
+        batch_size: None: the run's.
+        on: The model that is trained: the working model, or the client's own of that name in its state.
+        data: `private` (the client's) or `public`.
+        begins: The first round in which the phase takes place.
+        corrects: Whether `Method.correct` sees the phase's gradients.
+        saves: Name under which the client's state keeps what this phase trained, as it is after the phase.
+    """
+
+    loss: Callable[[Weights, Batch, Client], Tensor]
+    trains: tuple[str, ...] = PARTS
+    epochs: int | None = None
+    optimizer: Optimizer | None = None
+    batch_size: int | None = None
+    on: str = "model"
+    data: str = "private"
+    begins: int = 1
+    corrects: bool = True
+    saves: str | None = None
 
 
 class Reply(NamedTuple):
-    """What a client ends a round with."""
+    """What a client ends a round with.
 
-    send: Tree  # crosses the wire
-    keep: Tree  # stays with the client
+    Args:
+        send: What is sent to the server.
+        keep: The client's new state, which stays with it.
+    """
+
+    send: Tree
+    keep: Tree
 
 
 @dataclass(frozen=True)
 class Replies:
-    """The replies of one round, in the order of the clients' numbers."""
+    """The replies of one round, in the order of the clients' numbers.
+
+    Args:
+        clients: Numbers of the clients.
+        samples: n_k, the number of training samples behind each reply.
+        sent: What each client sent.
+    """
 
     clients: Sequence[int]
-    samples: Sequence[float]  # n_k, the training samples behind each reply
+    samples: Sequence[float]
     sent: Sequence[Tree]
 
     def __len__(self) -> int:
         return len(self.clients)
 
     def mean(self, name: str, weights: Sequence[float] | None = None) -> Tree:
-        """The mean of what the clients sent under `name`, weighted by their sample counts unless told otherwise."""
+        """Return the mean of what the clients sent under a name.
+
+        Args:
+            name: Name of the entry.
+            weights: One weight per client; None: the numbers of samples.
+
+        Returns:
+            The weighted mean.
+        """
         return trees.mean([s[name] for s in self.sent], list(self.samples if weights is None else weights))
 
     def sum(self, name: str) -> Tree | Tensor:
-        """The plain sum of what the clients sent under `name`."""
+        """Return the plain sum of what the clients sent under a name.
+
+        Args:
+            name: Name of the entry.
+
+        Returns:
+            The sum.
+        """
         total = self.sent[0][name]
         for sent in self.sent[1:]:
             total = total + sent[name]

@@ -15,7 +15,18 @@ from fedhead.models.split_model import SplitModel
 
 
 def class_sums(client: Client, w: Weights, feature: Callable[[Output], Tensor]) -> Tensor:
-    """The sum of a feature over the client's training samples, a row a class [C, d]; sums of clients add up."""
+    """Sum a feature over the training samples of a client, class by class.
+
+    Sums of several clients can be added.
+
+    Args:
+        client: The client.
+        w: Weights of the model.
+        feature: Chooses the feature, such as `lambda out: out.z`.
+
+    Returns:
+        One row per class, [C, d].
+    """
     classes = torch.arange(client.task.classes, device=client.counts.device)
     sums: Tensor = client.total(
         lambda batch: Tree(

@@ -14,19 +14,42 @@ from fedhead.models.split_model import SplitModel
 
 @dataclass(frozen=True)
 class LocalTraining(Checked):
-    """How clients train: the recipe's part of a client's round."""
+    """How clients train in a round.
+
+    Args:
+        epochs: Passes over the client's data.
+        batch_size: Samples per step.
+        optimizer: `fedhead.SGD` or `fedhead.Adam`.
+        lr_decay: The learning rate is multiplied by this every round.
+        drop_last: Whether to leave out the last, partial batch of an epoch (it is kept if it is the only one).
+        persistent: Whether the optimizer's state is kept from round to round.
+    """
 
     epochs: Annotated[int, AtLeast(1)] = 1
     batch_size: Annotated[int, AtLeast(1)] = 64
     optimizer: Optimizer = field(default_factory=lambda: SGD(lr=0.01))
-    lr_decay: Annotated[float, Above(0), AtMost(1)] = 1.0  # the learning rate is multiplied by this every round
-    drop_last: bool = False  # leave the last, partial batch out (kept if it is the only one)
-    persistent: bool = False  # whether the optimizer's state survives from round to round
+    lr_decay: Annotated[float, Above(0), AtMost(1)] = 1.0
+    drop_last: bool = False
+    persistent: bool = False
 
 
 @dataclass(frozen=True)
 class Task:
-    """What server and clients know alike: sizes, settings and the architecture."""
+    """What the server and all clients know: sizes, settings and the architecture.
+
+    Args:
+        model: The architecture.
+        classes: Number of classes.
+        clients: Number of clients.
+        rounds: Number of rounds.
+        local: Settings of local training.
+        seed: Seed of the run.
+        participation: Share of the clients that take part in a round.
+        sizes: Training samples per client; known in simulations, empty at real sites.
+        min_class_count: Rows of classes with fewer samples are left out of what leaves a client
+            (`Algorithm.class_rows`).
+        pool: All training data, for oracles; simulations only.
+    """
 
     model: SplitModel
     classes: int
@@ -35,6 +58,6 @@ class Task:
     local: LocalTraining
     seed: int = 0
     participation: float = 1.0
-    sizes: tuple[int, ...] = ()  # training samples a client; known to simulations, empty at real sites
-    min_class_count: int = 1  # rows of smaller classes are left out of what leaves a client (`Algorithm.class_rows`)
-    pool: Pool | None = field(default=None, repr=False)  # all training data, for oracles: simulations only
+    sizes: tuple[int, ...] = ()
+    min_class_count: int = 1
+    pool: Pool | None = field(default=None, repr=False)

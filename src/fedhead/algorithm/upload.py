@@ -27,31 +27,60 @@ from fedhead.core.tree import Tree
 
 @dataclass(frozen=True)
 class Upload(Checked):
-    """One step on the way of a reply from a client to the server; this one changes nothing.
+    """One step between a client's reply and the server, such as compression; this one changes nothing.
 
-    Which of the sent entries are plain sums (`Algorithm.sums`) decides what an upload may do to them: masks that
-    cancel out need sums, and rounding harms them.
+    Whether a sent entry is a plain sum (`Algorithm.sums`) decides what an upload may do to it: masks that cancel out
+    need
+    sums, and rounding harms them.
+
+    Attributes:
+        name: Name in errors: the registered one, or that of the class.
+        needs_sums: Whether to refuse entries that are no plain sums.
+        spares_sums: Whether plain sums are left as they are; `encode` does not see them.
     """
 
-    name: ClassVar[str] = ""  # in errors: the registered one, or the class's own
-    needs_sums: ClassVar[bool] = False  # refuse, by name, an entry that is no plain sum
-    spares_sums: ClassVar[bool] = False  # leave plain sums as they are: `encode` does not see them
+    name: ClassVar[str] = ""
+    needs_sums: ClassVar[bool] = False
+    spares_sums: ClassVar[bool] = False
 
     def __init_subclass__(cls, **settings: Any) -> None:
-        """Name a class that nobody has named."""
+        """Give a class without a name that of the class."""
         super().__init_subclass__(**settings)
         if "name" not in vars(cls):
             cls.name = cls.__name__
 
     def check(self, method: Method) -> None:
-        """Raise `BadInput` before anything is computed, for a method with which this upload can't be used."""
+        """Check, before anything is computed, that this upload can be used with a method.
+
+        Args:
+            method: The method.
+
+        Raises:
+            BadInput: If it can't.
+        """
 
     def encode(self, send: Tree, client: Client) -> Tree:
-        """Return what leaves the client in place of `send`."""
+        """Return what leaves the client.
+
+        Args:
+            send: What `finish` returned, or the previous upload.
+            client: The client.
+
+        Returns:
+            What is sent in place of `send`.
+        """
         return send
 
     def decode(self, send: Tree, task: Task) -> Tree:
-        """Return what the server aggregates in place of what arrived."""
+        """Return what the server aggregates.
+
+        Args:
+            send: What arrived.
+            task: Sizes and settings.
+
+        Returns:
+            What is aggregated in place of `send`.
+        """
         return send
 
 
@@ -62,7 +91,14 @@ U = TypeVar("U", bound=type[Upload])
 
 
 def upload(name: str) -> Callable[[U], U]:
-    """Register an upload under a name, for recipes and the command line."""
+    """Register an upload under a name, for recipes and the command line.
+
+    Args:
+        name: The name.
+
+    Returns:
+        A decorator of subclasses of `Upload`.
+    """
 
     def enter(cls: U) -> U:
         UPLOADS.register(name, cls)
@@ -81,7 +117,7 @@ class Clip(Upload):
     statistics included), over all such entries together. Entries without a counterpart pass as they are.
     """
 
-    norm: Annotated[float, Above(0)] = 1.0
+    norm: Annotated[float, Above(0)] = 1.0  # the largest L2 norm of an update
     spares_sums: ClassVar[bool] = True
 
     def check(self, method: Method) -> None:

@@ -23,9 +23,19 @@ from fedhead.stages.ccvr import CCVR
 def calibrate(
     model: SplitModel, statistics: Statistics | Iterable[Statistics], *, seed: int = 0, **settings: Any
 ) -> SplitModel:
-    """A copy of a model with its classifier calibrated by class statistics (CCVR), which no data is needed for.
+    """Calibrate the classifier of a model by class statistics (CCVR); no data is needed.
 
-    `statistics` are those of all sites, merged or one by one. `settings` are CCVR's: samples, epochs, lr and so on.
+    Args:
+        model: The model.
+        statistics: Class statistics of all sites, merged or one by one.
+        seed: Seed of the virtual features.
+        **settings: Parameters of `fedhead.CCVR`: samples, epochs, lr and so on.
+
+    Returns:
+        A copy of the model with a calibrated classifier.
+
+    Raises:
+        BadInput: If the statistics are invalid or belong to a different model.
 
     >>> import torch
     >>> from fedhead.calibration.collect import statistics_of

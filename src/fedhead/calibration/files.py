@@ -47,6 +47,9 @@ def load_statistics(path: str | Path) -> Statistics:
     Args:
         path: File written by `save_statistics`.
 
+    Returns:
+        The statistics.
+
     Raises:
         BadInput: If the file is corrupt, or its numbers can't be the statistics of any features.
     """
@@ -77,6 +80,9 @@ def merge_files(paths: Sequence[str | Path]) -> Statistics:
 
     Args:
         paths: Files written by `save_statistics`, all for the same model.
+
+    Returns:
+        The statistics of all sites together.
 
     Raises:
         BadInput: If a file can't be read or belongs to a different model.

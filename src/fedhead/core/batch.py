@@ -13,18 +13,31 @@ class Batch(NamedTuple):
     """One batch of samples of one client.
 
     All batches have the same size: the last batch of an epoch is padded with rows of weight 0.
+
+    Args:
+        x: Inputs, augmented and normalized, [B, ...].
+        y: Labels, [B].
+        weight: 1 for a sample, 0 for padding, [B].
+        rows: Indices of the samples in the pool, [B].
+        key: One random key per sample, to draw further views, [B].
     """
 
-    x: Tensor  # inputs, augmented and normalized
-    y: Tensor  # labels
-    weight: Tensor  # 1 for a sample, 0 for padding
-    rows: Tensor  # indices of the samples in the pool
-    key: Tensor  # one random key per sample, to draw further views
+    x: Tensor
+    y: Tensor
+    weight: Tensor
+    rows: Tensor
+    key: Tensor
 
 
 class Output(NamedTuple):
-    """The outputs of a model for a batch of B samples."""
+    """The outputs of a model for a batch of B samples.
 
-    h: Tensor  # features of the extractor, [B, ...]
-    z: Tensor  # projected features, the classifier's input, [B, d]
-    logits: Tensor  # [B, C]
+    Args:
+        h: Features of the extractor, [B, ...].
+        z: Projected features, the input of the classifier, [B, d].
+        logits: Scores of the classes, [B, C].
+    """
+
+    h: Tensor
+    z: Tensor
+    logits: Tensor

@@ -37,7 +37,14 @@ class SGD(Checked):
     nesterov: bool = False
 
     def init(self, params: Tree) -> Tree:
-        """Return the optimizer state before the first step."""
+        """Return the optimizer state before the first step.
+
+        Args:
+            params: Parameters.
+
+        Returns:
+            The state.
+        """
         return Tree(velocity=params.zeros()) if self.momentum else Tree()
 
     def step(self, params: Tree, grads: Tree, state: Tree, lr: Tensor | float) -> tuple[Tree, Tree]:
@@ -64,7 +71,14 @@ class SGD(Checked):
         return params.replace(dict(zip(params, w, strict=True))), state
 
     def step_in_place(self, params: Tree, grads: Tree, state: Tree, lr: Tensor) -> None:
-        """Take one step that overwrites `params` and `state`, which must come from `clone_for_in_place`."""
+        """Take one step that overwrites `params` and `state`.
+
+        Args:
+            params: Parameters, from `clone_for_in_place`.
+            grads: Their gradients, under the same names.
+            state: Optimizer state, from `clone_for_in_place`.
+            lr: Learning rate of this step.
+        """
         torch._fused_sgd_(
             list(params.values()),
             _match_strides(grads, params),
@@ -96,12 +110,29 @@ class Adam(Checked):
     weight_decay: Annotated[float, AtLeast(0)] = 0.0
 
     def init(self, params: Tree) -> Tree:
-        """Return the optimizer state before the first step."""
+        """Return the optimizer state before the first step.
+
+        Args:
+            params: Parameters.
+
+        Returns:
+            The state.
+        """
         first = next(iter(params.values()))
         return Tree(step=first.new_zeros(()), mean=params.zeros(), square=params.zeros())
 
     def step(self, params: Tree, grads: Tree, state: Tree, lr: Tensor | float) -> tuple[Tree, Tree]:
-        """Take one step; see `SGD.step`."""
+        """Take one step.
+
+        Args:
+            params: Parameters.
+            grads: Their gradients, under the same names.
+            state: Optimizer state, from `init` or the previous step.
+            lr: Learning rate of this step.
+
+        Returns:
+            New parameters and new state.
+        """
         b1, b2 = self.betas
         g, w = list(grads.values()), list(params.values())
         if self.weight_decay:
@@ -123,7 +154,14 @@ class Adam(Checked):
         return params.replace(dict(zip(names, w, strict=True))), state
 
     def step_in_place(self, params: Tree, grads: Tree, state: Tree, lr: Tensor) -> None:
-        """Take one step that overwrites `params` and `state`, which must come from `clone_for_in_place`."""
+        """Take one step that overwrites `params` and `state`.
+
+        Args:
+            params: Parameters, from `clone_for_in_place`.
+            grads: Their gradients, under the same names.
+            state: Optimizer state, from `clone_for_in_place`.
+            lr: Learning rate of this step.
+        """
         state["step"].add_(1)
         torch._fused_adam_(
             list(params.values()),

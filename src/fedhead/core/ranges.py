@@ -22,6 +22,9 @@ class Range:
 class AtLeast(Range):
     """Numbers from `bound` on.
 
+    Args:
+        bound: The smallest allowed number.
+
     >>> 0 in AtLeast(0), -0.1 in AtLeast(0), str(AtLeast(0))
     (True, False, 'at least 0')
     """
@@ -37,7 +40,11 @@ class AtLeast(Range):
 
 @dataclass(frozen=True)
 class Above(Range):
-    """Numbers greater than `bound`."""
+    """Numbers greater than `bound`.
+
+    Args:
+        bound: Not allowed itself.
+    """
 
     bound: float
 
@@ -50,7 +57,11 @@ class Above(Range):
 
 @dataclass(frozen=True)
 class AtMost(Range):
-    """Numbers up to `bound`."""
+    """Numbers up to `bound`.
+
+    Args:
+        bound: The largest allowed number.
+    """
 
     bound: float
 
@@ -63,7 +74,11 @@ class AtMost(Range):
 
 @dataclass(frozen=True)
 class Below(Range):
-    """Numbers smaller than `bound`."""
+    """Numbers smaller than `bound`.
+
+    Args:
+        bound: Not allowed itself.
+    """
 
     bound: float
 
@@ -76,7 +91,12 @@ class Below(Range):
 
 @dataclass(frozen=True)
 class Between(Range):
-    """Numbers from `low` to `high`, both included."""
+    """Numbers from `low` to `high`, both included.
+
+    Args:
+        low: The smallest allowed number.
+        high: The largest allowed number.
+    """
 
     low: float
     high: float

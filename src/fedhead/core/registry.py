@@ -95,7 +95,14 @@ class Registry(Mapping[str, T], Generic[T]):
         return component
 
     def decorator(self, name: str) -> Callable[[C], C]:
-        """Return a decorator that registers a class or function under a name."""
+        """Return a decorator that registers a class or function under a name.
+
+        Args:
+            name: The name, for recipes and the command line.
+
+        Returns:
+            A decorator that returns what it is given.
+        """
         return lambda component: self.register(name, component)
 
     def _import_home(self) -> None:

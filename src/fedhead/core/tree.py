@@ -74,11 +74,29 @@ class Tree(dict[str, Any]):
         return self.map(torch.clone)
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
-        """Apply `Tensor.to` to every tensor."""
+        """Apply `Tensor.to` to every tensor.
+
+        Args:
+            *args: Arguments of `Tensor.to`.
+            **kwargs: Arguments of `Tensor.to`.
+
+        Returns:
+            A tree with the same names.
+        """
         return self.map(lambda t: t.to(*args, **kwargs))
 
     def dot(self, other: Tree) -> Tensor:
-        """Return the inner product with a tree of the same names."""
+        """Return the inner product with another tree.
+
+        Args:
+            other: A tree with the same names.
+
+        Returns:
+            A number.
+
+        Raises:
+            KeyError: If the names differ.
+        """
         mine, theirs = self._vector(), other._vector()
         if mine.keys() != theirs.keys():
             raise KeyError(f"trees with different names: {', '.join(sorted(mine.keys() ^ theirs.keys())[:4])}")
@@ -93,15 +111,37 @@ class Tree(dict[str, Any]):
 
     # -- names ------------------------------------------------------------------------------------
     def part(self, *prefixes: str) -> Self:
-        """Return the entries whose names start with one of the dotted prefixes, such as "classifier"."""
+        """Return the entries under dotted prefixes.
+
+        Args:
+            *prefixes: Such as "classifier", for "classifier.weight" and "classifier.bias".
+
+        Returns:
+            The entries whose names start with one of the prefixes.
+        """
         return self._like({n: t for n, t in self.items() if under(n, prefixes)})
 
     def without(self, *prefixes: str) -> Self:
-        """Return the entries whose names start with none of the dotted prefixes."""
+        """Return the entries under none of the dotted prefixes.
+
+        Args:
+            *prefixes: Such as "classifier".
+
+        Returns:
+            The entries whose names start with none of the prefixes.
+        """
         return self._like({n: t for n, t in self.items() if not under(n, prefixes)})
 
     def replace(self, other: Mapping[str, Any] | None = None, /, **entries: Any) -> Self:
-        """Return a copy with the given entries replaced or added."""
+        """Return a copy with entries replaced or added.
+
+        Args:
+            other: Entries by name.
+            **entries: Further entries.
+
+        Returns:
+            The copy.
+        """
         return self._like({**self, **(other or {}), **entries})
 
     def leaves(self) -> dict[str, Tensor]:

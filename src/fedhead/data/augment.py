@@ -101,6 +101,9 @@ class Transform(Checked):
             augment: Named augmentation, or steps joined by `+`.
             normalize: Named normalization.
 
+        Returns:
+            The transform.
+
         Raises:
             BadInput: If a name is unknown.
         """
@@ -112,7 +115,16 @@ class Transform(Checked):
     def replace(
         self, augment: str | None = None, normalize: str | None = None, dtype: torch.dtype | None = None
     ) -> Transform:
-        """Return a copy with a different named augmentation, normalization or dtype."""
+        """Return a copy with other settings.
+
+        Args:
+            augment: Named augmentation, or steps joined by `+`; None: as it is.
+            normalize: Named normalization; None: as it is.
+            dtype: Type of the result; None: as it is.
+
+        Returns:
+            The copy.
+        """
         other = Transform.named(augment or "none", normalize or "unit")
         return Transform(
             self.mean if normalize is None else other.mean,
@@ -122,7 +134,14 @@ class Transform(Checked):
         )
 
     def check(self, shape: tuple[int, ...]) -> None:
-        """Raise `BadInput` if samples of this shape (without the batch axis) can't be transformed."""
+        """Check that samples of a shape can be transformed.
+
+        Args:
+            shape: Shape of one sample, without the batch axis.
+
+        Raises:
+            BadInput: If they can't.
+        """
         if self.augment and len(shape) != 3:
             raise BadInput(f"augmentation {'+'.join(self.augment)} is for images, the samples have shape {shape}")
         if len(self.mean) > 1 and (not shape or shape[0] != len(self.mean)):

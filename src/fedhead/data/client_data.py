@@ -109,7 +109,15 @@ class ClientData:
 
     # -- modified copies --------------------------------------------------------------------------
     def with_client_test(self, client_test: str | float | ClientTest | None, seed: int = 0) -> Self:
-        """Return the federation with a test set for each client; see `Federation.from_arrays`."""
+        """Return the federation with a test set for each client; see `Federation.from_arrays`.
+
+        Args:
+            client_test: A share of the client's samples, or `matched`.
+            seed: Seed of the choice.
+
+        Returns:
+            A copy, or the federation itself without `client_test`.
+        """
         rule = parse(client_test)
         if rule is None:
             return self
@@ -126,7 +134,15 @@ class ClientData:
         return replace(self, client_test=local, client_test_from="test")
 
     def subset(self, n: int, seed: int = 0) -> Self:
-        """Return the federation with only n training (and client test) samples, stratified by class."""
+        """Return the federation with only n training (and client test) samples, stratified by class.
+
+        Args:
+            n: Number of samples.
+            seed: Seed of the choice.
+
+        Returns:
+            A copy.
+        """
         return self.take(stratified(self.train.y.numpy(), n, seed))
 
     def take(self, kept: Rows) -> Self:
@@ -134,6 +150,9 @@ class ClientData:
 
         Args:
             kept: Rows of `train`, each once.
+
+        Returns:
+            A copy.
         """
         new_row = np.full(len(self.train.y), -1, np.int64)
         new_row[kept] = np.arange(len(kept))
@@ -153,6 +172,9 @@ class ClientData:
             share: Share of the samples, stratified by class.
             seed: Seed of the choice.
 
+        Returns:
+            A copy.
+
         Raises:
             BadInput: If no client has enough samples.
         """
@@ -160,7 +182,14 @@ class ClientData:
         return self.hold_out_rows(np.concatenate([rule.split(own, y, seed, k)[1] for k, own in enumerate(self.rows)]))
 
     def hold_out_rows(self, held: Rows) -> Self:
-        """Return the federation with rows of `train` as the global test set, and each client's of them as its own."""
+        """Return the federation with rows of `train` as the global test set, and each client's of them as its own.
+
+        Args:
+            held: Rows of `train`.
+
+        Returns:
+            A copy.
+        """
         is_test = np.zeros(len(self.train.y), bool)
         is_test[held] = True
         if not is_test.any() or all(is_test[own].all() for own in self.rows):
@@ -177,11 +206,21 @@ class ClientData:
 
     # -- the partition on disk --------------------------------------------------------------------
     def save_partition(self, path: str | PathLike[str]) -> None:
-        """Write the rows of each client to a file for `load_partition`."""
+        """Write the rows of each client to a file for `load_partition`.
+
+        Args:
+            path: File to write.
+        """
         partition_file.save(Path(path), self.rows, self.client_test, self.client_test_from, self.partition)
 
     def load_partition(self, path: str | PathLike[str]) -> Self:
         """Return this data with the clients of a file written by `save_partition`.
+
+        Args:
+            path: The file.
+
+        Returns:
+            A copy.
 
         Raises:
             BadInput: If the file can't be read or does not fit the data.

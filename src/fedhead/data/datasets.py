@@ -35,24 +35,59 @@ _LETTERS = tuple("ABCDEFGHIJKLMNOPQRSTUVWXYZ")
 
 @dataclass(frozen=True)
 class Dataset:
-    """A data set of the registry, a line of `fedhead ls datasets`."""
+    """A data set of the registry, a line of `fedhead ls datasets`.
+
+    Args:
+        name: Its name.
+        classes: Number of classes.
+        shape: Shape of one sample; of images: channels, height, width.
+        transform: Augmentation and normalization.
+        description: One line about it.
+        source: Where its files come from.
+        read: Reads a part: (data folder, part, whether to download).
+        names: Names of the classes.
+        sizes: Numbers of training and test samples, if they are fixed.
+    """
 
     name: str
     classes: int
-    shape: tuple[int, ...]  # of one sample; of images: channels, height, width
+    shape: tuple[int, ...]
     transform: Transform
     description: str
-    source: str  # where its files come from
-    read: Callable[[Path, Part, bool], Samples]  # (data folder, part, whether to download)
-    names: tuple[str, ...] | None = None  # of the classes
-    sizes: tuple[int, int] | None = None  # numbers of training and test samples, if fixed
+    source: str
+    read: Callable[[Path, Part, bool], Samples]
+    names: tuple[str, ...] | None = None
+    sizes: tuple[int, int] | None = None
 
     def load(self, data_dir: str | PathLike[str] | None = None, download: bool = True) -> tuple[Samples, Samples]:
-        """Return the training and the test samples."""
+        """Return the training and the test samples.
+
+        Args:
+            data_dir: Folder of the data sets; None: $FEDHEAD_DATA, else ~/.cache/fedhead.
+            download: Whether to download files that are missing.
+
+        Returns:
+            Training and test samples.
+
+        Raises:
+            BadInput: If files are missing or of another shape or size.
+        """
         return self.part("train", data_dir, download), self.part("test", data_dir, download)
 
     def part(self, part: Part, data_dir: str | PathLike[str] | None = None, download: bool = True) -> Samples:
-        """Return one part of the data set, after checking its shape and size."""
+        """Return one part of the data set, after checking its shape and size.
+
+        Args:
+            part: "train" or "test".
+            data_dir: Folder of the data sets; None: $FEDHEAD_DATA, else ~/.cache/fedhead.
+            download: Whether to download files that are missing.
+
+        Returns:
+            The samples.
+
+        Raises:
+            BadInput: If files are missing or of another shape or size.
+        """
         root = folder(data_dir)
         data = self.read(root, part, download)
         if self.sizes is not None and len(data.y) != self.sizes[part == "test"]:
@@ -76,7 +111,14 @@ def get(name: str | Dataset | Callable[[], Any], folders: Iterable[str | Path] =
 
 
 def dataset(name: str) -> Callable[[C], C]:
-    """Register a data set under a name: a function that returns `(x, y, x_test, y_test)`."""
+    """Register a data set under a name.
+
+    Args:
+        name: The name, for recipes and the command line.
+
+    Returns:
+        A decorator of functions that return `(x, y, x_test, y_test)`.
+    """
     return DATASETS.decorator(name)
 
 

@@ -58,6 +58,9 @@ class Federation(ClientData):
             test: Global test set (x, y), or the share of the samples that is held out for it.
             seed: Seed of the partition.
             **settings: Further arguments of `from_arrays`.
+
+        Returns:
+            The federation.
         """
         return cls.from_arrays(x, y, Dirichlet(alpha), clients, test, seed, **settings)
 
@@ -113,6 +116,9 @@ class Federation(ClientData):
             augment: Augmentation in place of the transform's, such as "flip".
             normalize: Normalization in place of the transform's: its name, or "standard", by the mean and deviation of
                 each feature or channel over all clients.
+
+        Returns:
+            The federation.
 
         Raises:
             BadInput: If the data is inconsistent, can be read in several ways, or can't be partitioned.
@@ -181,6 +187,9 @@ class Federation(ClientData):
             augment: Augmentation in place of the transform's.
             normalize: Normalization in place of the transform's.
 
+        Returns:
+            The federation.
+
         Raises:
             BadInput: If the clients' data is empty or inconsistent.
         """
@@ -212,6 +221,9 @@ class Federation(ClientData):
         Args:
             dataset: The training data.
             **settings: Arguments of `from_arrays`; `test` may be a `Dataset` too.
+
+        Returns:
+            The federation.
         """
         if not isinstance(settings.get("test"), tuple | float | None):
             settings["test"] = sources.torch_dataset(settings["test"])
@@ -226,6 +238,9 @@ class Federation(ClientData):
             image: Column of the samples.
             label: Column of the labels.
             **settings: Arguments of `from_arrays`; `test` may be a `Dataset` too.
+
+        Returns:
+            The federation.
         """
         if not isinstance(settings.get("test"), tuple | float | None):
             settings["test"] = sources.columns(settings["test"], image, label)[:2]
@@ -239,6 +254,9 @@ class Federation(ClientData):
         Args:
             path: The file.
             **settings: Arguments of `from_arrays`.
+
+        Returns:
+            The federation.
         """
         x, y, test = sources.npz(Path(path))
         try:
@@ -257,6 +275,9 @@ class Federation(ClientData):
             path: The folder.
             size: Resizes images to size × size; without it all images must have the same size.
             **settings: Arguments of `from_arrays` or `from_clients`.
+
+        Returns:
+            The federation.
         """
         found = sources.folder(Path(path), size)
         settings = {"names": found.names, "test": found.test, "title": Path(path).name, "layout": "nchw", **settings}
@@ -303,6 +324,9 @@ class Federation(ClientData):
             public: Data set of which all parties hold samples (KT-pFL): test samples of another data set, or training
                 samples of the same one, which are then removed from the clients.
             public_samples: Their number; by default 3000 of another data set and a fifth of the same.
+
+        Returns:
+            The federation.
 
         Raises:
             BadInput: If a name is unknown or the data can't be found.

@@ -50,7 +50,17 @@ class Partition(Checked):
         return _checked(self.assign(y, classes, clients, rng), len(y), clients, self)
 
     def assign(self, y: NDArray[Any], classes: int, clients: int, rng: np.random.RandomState) -> list[Rows]:
-        """Return the rows of each client in any order; the arguments are already checked."""
+        """Assign samples to clients; the arguments are already checked.
+
+        Args:
+            y: Labels, [N].
+            classes: Number of classes.
+            clients: Number of clients.
+            rng: Random numbers, seeded.
+
+        Returns:
+            The rows of each client, in any order.
+        """
         raise NotImplementedError
 
 

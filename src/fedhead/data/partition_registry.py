@@ -63,7 +63,14 @@ PARTITIONS = Registry[Entry]("partition", "fedhead.partitions", lambda found, na
 
 
 def partition(name: str) -> Callable[[P], P]:
-    """Register a partition under a name: a subclass of `Partition`, or a function `(y, clients, rng, …)`."""
+    """Register a partition under a name.
+
+    Args:
+        name: The name, for recipes and the command line.
+
+    Returns:
+        A decorator of subclasses of `Partition`, or of functions `(y, clients, rng, …)`.
+    """
     return PARTITIONS.decorator(name)
 
 

@@ -35,7 +35,14 @@ METRICS = Registry[Metric](
 
 
 def metric(name: str) -> Callable[[C], C]:
-    """Register a metric under a name: a function of the confusion matrix [true class, predicted class]."""
+    """Register a metric under a name.
+
+    Args:
+        name: The name, for recipes and records.
+
+    Returns:
+        A decorator of functions of the confusion matrix [true class, predicted class].
+    """
     return METRICS.decorator(name)
 
 

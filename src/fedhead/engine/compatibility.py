@@ -17,7 +17,9 @@ def assignment(assign: Sequence[int] | None, models: int, clients: int) -> list[
     if assign is None:
         return [client % models for client in range(clients)]
     if len(assign) != clients:
-        raise BadInput(f"assign gives {len(assign)} clients a model, but there are {clients}: give one number a client")
+        raise BadInput(
+            f"assign gives {len(assign)} clients a model, but there are {clients}: give one number per client"
+        )
     for client, number in enumerate(assign):
         if not 0 <= number < models:
             raise BadInput(f"client {client}: assign gives it model {number}, but the models are 0 … {models - 1}")
@@ -68,5 +70,5 @@ def _lone_samples(here: Sequence[tuple[int, SplitModel]], local: LocalTraining) 
         if local.batch_size == 1 and layers:
             raise BadInput(
                 f"client {client}: batch_size 1 can't train its model, whose BatchNorm layer {layers[0]!r} needs at "
-                f"least 2 samples a batch: use batch_size 2 or more"
+                f"least 2 samples per batch: use batch_size 2 or more"
             )

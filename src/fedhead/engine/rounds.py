@@ -42,7 +42,16 @@ class Snapshot:
 
 @dataclass
 class Result(RunMetrics):
-    """A finished run: its history, its weights and what it can still be asked."""
+    """A finished run: its history, its weights and its stages.
+
+    Args:
+        transport: The trained federation.
+        history: The records of all rounds.
+        executor: Name of the executor, or of the transport.
+        stages: The results of the stages, by name.
+        last_rounds: Over how many evaluated rounds `accuracy_mean` is taken.
+        preparing: Seconds spent on compiling and capturing, which `seconds` leaves out.
+    """
 
     transport: AnyTransport = field(repr=False)
     history: list[Row] = field(repr=False)

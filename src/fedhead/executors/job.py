@@ -128,9 +128,23 @@ class Executor:
     preparing: float = 0.0
 
     def run(self, job: Job) -> list[Reply]:
-        """Return the replies in the order of the job's clients."""
+        """Train the clients of a job.
+
+        Args:
+            job: The clients of one architecture, with what they receive, hold and do.
+
+        Returns:
+            The replies in the order of the job's clients.
+        """
         raise NotImplementedError
 
     def run_all(self, jobs: list[Job]) -> list[list[Reply]]:
-        """Return the replies of several jobs, one per architecture."""
+        """Train the clients of several jobs; one job after another by default.
+
+        Args:
+            jobs: One job per architecture.
+
+        Returns:
+            The replies of each job.
+        """
         return [self.run(job) for job in jobs]

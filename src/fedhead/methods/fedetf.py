@@ -30,8 +30,8 @@ class FedETF(Method):
     head: ClassVar[str | None] = "etf"
     gamma: Annotated[float, AtLeast(0)] = 1.0  # γ, exponent of the class counts (Eq. 6)
     absent: Literal["mask", "one"] = "mask"  # classes that a client lacks: n^γ = 0 (Eq. 6), or n = 1 (public code)
-    balanced_loss: bool = True
-    learnable_temperature: bool = True
+    balanced_loss: bool = True  # weigh the classes by their counts (Eq. 6), or plain cross entropy
+    learnable_temperature: bool = True  # train the temperature of the head, or keep it
 
     def phases(self, task: Task) -> tuple[Phase, ...]:
         """w_k = argmin L_k(w) over u, p and β (Eq. 7); V is fixed by the head."""

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 @method("fedproto")
 @dataclass(frozen=True)
 class FedProto(LocalOnly):
-    """Pull each client's features towards the mean prototypes of all; models stay at home (Tan et al., 2022).
+    """Pull each client's features towards the mean prototypes of all; models stay with the clients (Tan et al., 2022).
 
     Clients may differ in architecture as long as their features have one dimension. FedETF's experiments set
     λ = 0.1 and predict by logits. Both their code and the authors' average over clients.
@@ -41,7 +41,7 @@ class FedProto(LocalOnly):
     class_rows: ClassVar[tuple[str, ...]] = ("sums", "counts")
     # λ, weight of the distance to the prototypes (Eq. 7); the paper: 1, for CIFAR 0.1
     lam: Annotated[float, AtLeast(0)] = 1.0
-    predict_by: Literal["prototypes", "logits"] = "prototypes"
+    predict_by: Literal["prototypes", "logits"] = "prototypes"  # the nearest prototype, or the classifier
     average_over: Literal["samples", "clients"] = "samples"  # who counts alike in a prototype (Eq. 6)
 
     def check(self, models: Sequence[SplitModel], federation: Federation) -> None:

@@ -42,9 +42,9 @@ class KTpFL(Method):
     # η₃, the step of the coefficients; None: the public code's (`step_size`)
     coefficient_lr: Annotated[float, Above(0)] | None = None
     sharpness: Annotated[float, Above(0)] = 5.0  # the coefficients' rows are softmax(sharpness · c)
-    distillation_epochs: Annotated[int, AtLeast(1)] = 1
-    distillation_batch: Annotated[int, AtLeast(1)] = 256
-    share: Literal["predictions", "all"] = "predictions"
+    distillation_epochs: Annotated[int, AtLeast(1)] = 1  # passes over the public data
+    distillation_batch: Annotated[int, AtLeast(1)] = 256  # public samples per step
+    share: Literal["predictions", "all"] = "predictions"  # soft predictions on public data, or whole models
     # with share=all: how far towards its mixture a client's model is moved
     transfer: Annotated[float, Between(0, 1)] = 1.0
 

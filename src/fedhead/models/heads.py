@@ -34,6 +34,12 @@ def head(name: str) -> Callable[[C], C]:
 
     One that also takes `scale` or `key` gets the model's first temperature and the key of its random numbers; further
     parameters have defaults, and are set as in `head=mine.py:Cosine(margin=0.2)`.
+
+    Args:
+        name: The name, for recipes.
+
+    Returns:
+        A decorator of classes or functions.
     """
     return HEADS.decorator(name)
 

@@ -31,12 +31,19 @@ RUN_DECIDES = ("name", "input_shape", "classes", "seed", "folders")  # of what `
 
 
 class Body(NamedTuple):
-    """The parts of an architecture except its classifier."""
+    """The parts of an architecture except its classifier.
+
+    Args:
+        extractor: Maps inputs to features h.
+        width: Dimension of h.
+        projection: Maps h to z; None: the identity.
+        features: Dimension of z; None: that of h.
+    """
 
     extractor: nn.Module
-    width: int  # dimension of h, the extractor's output
+    width: int
     projection: nn.Module | None = None
-    features: int | None = None  # dimension of z; None: that of h
+    features: int | None = None
 
 
 class Entry(NamedTuple):
@@ -85,6 +92,9 @@ def register(name: str, description: str = "") -> Callable[[B], B]:
     Args:
         name: The name in recipes.
         description: One line for `fedhead ls models`; without it the docstring's first.
+
+    Returns:
+        A decorator of functions.
     """
 
     def enter(builder: B) -> B:
@@ -135,6 +145,9 @@ def build(
         scale: Initial temperature of an ETF or prototype head.
         projected: Whether an ETF head has a projection layer; False as in FedETF's ablation.
         **params: Parameters of the architecture.
+
+    Returns:
+        The model.
 
     Raises:
         BadInput: If a name or parameter is unknown, or the parameters do not fit the architecture.
@@ -188,6 +201,9 @@ def with_head(
         seed: Seed of its initial weights.
         dim: Dimension of an ETF head.
         scale: Initial temperature of an ETF or prototype head.
+
+    Returns:
+        The copy.
 
     Raises:
         BadInput: If the head is unknown.

@@ -61,7 +61,14 @@ class SplitModel(nn.Module):
         return self.fixed_by_head | self.frozen
 
     def forward(self, x: Tensor) -> Output:
-        """Compute the features, the projected features and the logits of a batch."""
+        """Compute the features, the projected features and the logits of a batch.
+
+        Args:
+            x: Inputs, [B, ...].
+
+        Returns:
+            The outputs.
+        """
         h = self.extractor(x)
         z = self.projection(h)
         return Output(h, z, self.classifier(z))

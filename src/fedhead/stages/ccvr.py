@@ -36,16 +36,16 @@ class CCVR(Stage):
     """Train the classifier anew on features drawn from the clients' class statistics (Luo et al., 2021, Algorithm 1).
 
     Where clients differ in architecture, each architecture has its own statistics and calibrated classifier.
-    The paper's sizes are 2000 features a class and 10 epochs for Dirichlet(0.1) and below, 100 and 30 for (0.5).
+    The paper's sizes are 2000 features per class and 10 epochs for Dirichlet(0.1) and below, 100 and 30 for (0.5).
     """
 
-    samples: Annotated[int, AtLeast(1)] = 2000  # M_c, virtual features a class
-    proportional: bool = False  # M_c in proportion to N_c/|D|, `samples` a class on average
-    epochs: Annotated[int, AtLeast(0)] = 10
-    lr: Annotated[float, Above(0)] = 1e-3
-    momentum: Annotated[float, AtLeast(0), Below(1)] = 0.9
-    weight_decay: Annotated[float, AtLeast(0)] = 1e-5
-    batch_size: Annotated[int, AtLeast(1)] = 64
+    samples: Annotated[int, AtLeast(1)] = 2000  # M_c, virtual features per class
+    proportional: bool = False  # M_c in proportion to N_c/|D|, `samples` per class on average
+    epochs: Annotated[int, AtLeast(0)] = 10  # of training the classifier on them
+    lr: Annotated[float, Above(0)] = 1e-3  # learning rate of SGD
+    momentum: Annotated[float, AtLeast(0), Below(1)] = 0.9  # of SGD
+    weight_decay: Annotated[float, AtLeast(0)] = 1e-5  # L2 penalty of SGD
+    batch_size: Annotated[int, AtLeast(1)] = 64  # virtual features per step
     # The paper applies ReLU and Tukey's transformation but not where: to the real features before their statistics
     # and in testing (real), to virtual features and in testing (both), to virtual features alone, or not at all.
     tukey: Tukey = "none"

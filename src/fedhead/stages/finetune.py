@@ -72,13 +72,13 @@ class FineTuneCCVR(FineTune):
     This is the personal accuracy of CCVR in FedETF's tables; the defaults are what those experiments calibrate with.
     """
 
-    samples: Annotated[int, AtLeast(1)] = 10  # virtual features a class
-    epochs: Annotated[int, AtLeast(0)] = 100
-    lr: Annotated[float, Above(0)] = 0.01
+    samples: Annotated[int, AtLeast(1)] = 10  # virtual features per class
+    epochs: Annotated[int, AtLeast(0)] = 100  # of training the classifier on them
+    lr: Annotated[float, Above(0)] = 0.01  # learning rate of SGD
     momentum: Annotated[float, AtLeast(0), Below(1)] = 0.0  # plain SGD, unlike CCVR's own experiments
-    weight_decay: Annotated[float, AtLeast(0)] = 0.0
-    batch_size: Annotated[int, AtLeast(1)] = 128
-    covariance: Literal["full", "diagonal"] = "diagonal"
+    weight_decay: Annotated[float, AtLeast(0)] = 0.0  # L2 penalty of SGD
+    batch_size: Annotated[int, AtLeast(1)] = 128  # virtual features per step
+    covariance: Literal["full", "diagonal"] = "diagonal"  # what clients send of Σ_c
 
     def after(self, method: Method) -> Self:
         """Refuse what CCVR can't follow, and methods without a global model to go on from."""
@@ -122,7 +122,7 @@ class FineTuneETF(FineTune):
     iterations: Annotated[int, AtLeast(0)] = 20  # T_p; the paper gives none, this is the public code's
     # E of each step, None: the run's local epochs (3 for variant code)
     epochs: Annotated[int, AtLeast(1)] | None = None
-    variant: Literal["paper", "code"] = "paper"
+    variant: Literal["paper", "code"] = "paper"  # the algorithm of the paper, or of its public code
     record: bool = True  # whether the accuracy after each step is measured
     at: str | None = dataclasses.field(default=None, repr=False)  # a step to look back at; None: the end
 

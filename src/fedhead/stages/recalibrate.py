@@ -34,12 +34,12 @@ class Recalibrate(Stage):
     """Train the classifier anew on all clients' real features, in simulations: an upper bound (Luo et al., 2021)."""
 
     oracle: ClassVar[bool] = True
-    per_class: Annotated[int, AtLeast(1)] | None = None  # real features a class; None: all that there are
-    epochs: Annotated[int, AtLeast(0)] = 50
-    lr: Annotated[float, Above(0)] = 1e-3
-    momentum: Annotated[float, AtLeast(0), Below(1)] = 0.9
-    weight_decay: Annotated[float, AtLeast(0)] = 1e-5
-    batch_size: Annotated[int, AtLeast(1)] = 64
+    per_class: Annotated[int, AtLeast(1)] | None = None  # real features per class; None: all
+    epochs: Annotated[int, AtLeast(0)] = 50  # of training the classifier on them
+    lr: Annotated[float, Above(0)] = 1e-3  # learning rate of SGD
+    momentum: Annotated[float, AtLeast(0), Below(1)] = 0.9  # of SGD
+    weight_decay: Annotated[float, AtLeast(0)] = 1e-5  # L2 penalty of SGD
+    batch_size: Annotated[int, AtLeast(1)] = 64  # features per step
     free: bool = False  # calibrate also a head that is fixed or not linear in the features
 
     def after(self, method: Method) -> Self:
