@@ -172,7 +172,7 @@ def test_what_is_declared_a_sum_is_only_ever_summed() -> None:
 def test_uploads_from_python_recipes_and_names_are_the_same(tmp_path: Path) -> None:
     recipe = Recipe(rounds=2, clients=3, subset=90, batch_size=16, stages=("ccvr",))
     clipped = recipe.override(["uploads=[clip(0.2), half]"])
-    assert build.uploads(clipped) == [Clip(0.2), Half()] == [build.upload("clip(norm=0.2)"), build.upload("half")]
+    assert build.uploads(clipped) == (Clip(0.2), Half()) == (build.upload("clip(norm=0.2)"), build.upload("half"))
     assert Recipe.from_yaml(clipped.to_yaml()) == clipped
     plain, less = (
         execute(one, tmp_path / str(k), Settings(executor="loop", device="cpu"))

@@ -18,6 +18,7 @@ from fedhead.core.errors import BadInput
 from fedhead.core.parameters import Checked, check, check_all, parameters
 from fedhead.core.ranges import Above, AtLeast, AtMost, Below, Between, Matches, Range
 from fedhead.experiment import build
+from fedhead.experiment.experiment import Experiment
 from fedhead.experiment.recipe import Recipe
 from fedhead.models import MODELS
 
@@ -71,7 +72,7 @@ def test_every_number_of_a_method_or_stage_has_a_range_that_holds_everywhere(
         key = f"method.{field}" if kind == "method" else f"stage.{name}.{field}"
         keys = {"method": name} if kind == "method" else {"stages": [name]}
         with pytest.raises(BadInput) as recipe:
-            build.stages(Recipe.from_flat({**keys, key: bad}))
+            build.algorithms(Recipe.from_flat({**keys, key: bad}))
         assert str(recipe.value) == f"{key}{str(python.value).removeprefix(f'{cls.__name__}: {field}')}"
 
 
@@ -88,7 +89,7 @@ def test_a_models_parameters_are_named_as_the_caller_wrote_them() -> None:
     with pytest.raises(BadInput, match=r"^model mlp: hidden: 0 is out of range, it must be at least 1$"):
         fh.build("mlp", (4,), 2, hidden=[3, 0])
     with pytest.raises(BadInput, match=r"^model\.hidden: 0 is out of range, it must be at least 1$"):
-        build.validate(Recipe(model_parameters={"hidden": [3, 0]}))
+        Experiment.from_recipe(Recipe(model_parameters={"hidden": [3, 0]}))
 
 
 @given(low=numbers, value=numbers)

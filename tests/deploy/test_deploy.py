@@ -24,7 +24,8 @@ from fedhead.deploy import certificates, processes
 from fedhead.deploy.local_federation import LocalFederation
 from fedhead.deploy.project import Project
 from fedhead.engine.rounds import train_round
-from fedhead.experiment import build
+from fedhead.experiment import data as recipe_data
+from fedhead.experiment.experiment import Experiment
 from fedhead.experiment.recipe import Recipe
 from fedhead.experiment.run_folder import CHECKPOINT
 from fedhead.flower import data
@@ -50,10 +51,14 @@ def recipe_of(project: Project) -> Recipe:
 def replayed(recipe: Recipe, history: list[dict[str, Any]]) -> Tree:
     """The server's state of a simulation in which exactly those clients reply that replied in the deployment."""
     torch.set_num_threads(1)
-    whole = build.federation(recipe)
-    models = build.architectures(recipe, whole.input_shape, whole.classes)
+    experiment = Experiment.from_recipe(recipe)
     simulation = Partial(
-        whole, models, build.method(recipe), rounds=recipe.rounds, local=build.local(recipe), seed=recipe.seed
+        experiment.federation(),
+        experiment.models,
+        experiment.method,
+        rounds=recipe.rounds,
+        local=experiment.local,
+        seed=recipe.seed,
     )
     for row in history:
         simulation.absent = {SITES.index(name) for name in row.get("failed", {})}
@@ -149,7 +154,7 @@ def _refused(name: str, process: subprocess.Popen[bytes], folder: Path) -> None:
 def faulty(project: Project, site: str, faults: dict[str, str]) -> None:
     """Give a site the data of its share, and a program of faults."""
     folder, number = project.path / "sites" / site, SITES.index(site)
-    own = data.share(build.federation(recipe_of(project)), number)
+    own = data.share(recipe_data.federation(recipe_of(project)), number)
     x = own.train.x.numpy()
     np.savez(folder / "data.npz", x=x, y=own.train.y.numpy(), x_test=x[:4], y_test=own.train.y.numpy()[:4])
     (folder / "faults.json").write_text(json.dumps(faults))

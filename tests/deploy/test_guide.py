@@ -16,8 +16,7 @@ import torch
 from fedhead.core.treefile import load_tree
 from fedhead.deploy import processes
 from fedhead.engine.rounds import train_round
-from fedhead.engine.simulation import Simulation
-from fedhead.experiment import build
+from fedhead.experiment.experiment import Experiment
 from fedhead.experiment.run_folder import CHECKPOINT, RunFolder
 
 GUIDE = Path(__file__).parents[2] / "docs" / "deployment.md"
@@ -88,11 +87,8 @@ def _wait_for(port: int, log: Path) -> None:
 def _equals_simulation(folder: Path) -> None:
     torch.set_num_threads(1)
     recipe = RunFolder.open(folder).recipe
-    whole = build.federation(recipe)
-    models = build.architectures(recipe, whole.input_shape, whole.classes)
-    simulation = Simulation(
-        whole, models, build.method(recipe), rounds=recipe.rounds, local=build.local(recipe), seed=recipe.seed
-    )
+    experiment = Experiment.from_recipe(recipe)
+    simulation = experiment.simulation(experiment.federation(), torch.device("cpu"), bf16=False)
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     for row in rows:
         assert "failed" not in row

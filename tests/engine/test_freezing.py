@@ -16,7 +16,7 @@ from fedhead.engine.simulation import Simulation
 from fedhead.executors.job import Executor
 from fedhead.executors.loop import Loop
 from fedhead.executors.stack import Stack
-from fedhead.experiment import build
+from fedhead.experiment.experiment import Experiment
 from fedhead.experiment.recipe import Recipe
 from fedhead.methods import METHODS
 from fedhead.stages import STAGES
@@ -96,11 +96,11 @@ def test_fh_run_holds_what_was_frozen_after_the_build() -> None:
 )
 def test_recipes_freeze_by_part_name_or_pattern(names: tuple[str, ...], frozen: set[str]) -> None:
     recipe = Recipe(model="mlp", model_parameters={"hidden": [8]}, freeze=names)
-    assert build.validate(recipe)[0].frozen == frozen
+    assert Experiment.from_recipe(recipe).models[0].frozen == frozen
 
 
 def test_recipes_refuse_to_freeze_nothing_or_everything() -> None:
     with pytest.raises(BadInput, match=r"unknown name in freeze 'extractr': did you mean 'extractor'\?"):
-        build.validate(Recipe(freeze=("extractr",)))
+        Experiment.from_recipe(Recipe(freeze=("extractr",)))
     with pytest.raises(BadInput, match=r"freeze: all parameters are frozen"):
-        build.validate(Recipe(freeze=("extractor", "classifier")))
+        Experiment.from_recipe(Recipe(freeze=("extractor", "classifier")))

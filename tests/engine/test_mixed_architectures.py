@@ -13,7 +13,7 @@ from torch import nn
 import fedhead
 from fedhead.core.errors import BadInput
 from fedhead.data.federation import Federation
-from fedhead.experiment import build
+from fedhead.experiment.experiment import Experiment
 from fedhead.experiment.recipe import Recipe
 from fedhead.experiment.run import Settings, execute
 from fedhead.experiment.run_folder import RunFolder
@@ -23,7 +23,7 @@ from fedhead.report import tables
 
 def test_a_recipe_names_several_models() -> None:
     assert Recipe.from_yaml(RECIPE.to_yaml()) == RECIPE
-    made = build.validate(RECIPE)
+    made = Experiment.from_recipe(RECIPE).models
     assert [m.features for m in made] == [24, 24, 24]
     sizes = [sum(p.numel() for p in m.extractor.parameters()) for m in made]
     assert len(set(sizes)) == 3
@@ -134,7 +134,7 @@ def test_digits_hold_out_their_own_rows_as_public_data() -> None:
 )
 def test_what_does_not_fit_is_refused_with_the_reason(override: str, message: str) -> None:
     with pytest.raises(BadInput, match=message):
-        build.validate(RECIPE.override(override.split(" ; ")))
+        Experiment.from_recipe(RECIPE.override(override.split(" ; ")))
 
 
 def test_ktpfl_without_public_data_is_refused(tmp_path: Path) -> None:

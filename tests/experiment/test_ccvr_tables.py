@@ -72,7 +72,7 @@ def test_every_cell_is_sound_and_has_its_published_value(name: str) -> None:
                 checked.add(key)
                 keys = {**cell.keys, "stages": [cell.stage] if cell.stage else []}
                 keys |= {f"stage.{cell.stage}.{word}": value for word, value in cell.parameters.items()}
-                build.stages(build.Recipe.from_flat(keys))
+                build.algorithms(build.Recipe.from_flat(keys))
 
 
 def test_every_published_value_of_the_paper_has_its_cell() -> None:

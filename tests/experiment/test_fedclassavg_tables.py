@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from fedhead.experiment import build, tables
+from fedhead.experiment import tables
+from fedhead.experiment.experiment import Experiment
 from fedhead.experiment.published import published
 from fedhead.experiment.reproduce import reproduce
 from fedhead.experiment.run import Settings
@@ -29,7 +30,7 @@ def test_every_cell_has_its_published_value_and_a_recipe(name: str, cells: int) 
         assert (published(cell) is None) == (cell.name == "ktpfl-predictions")
         cell.recipe(seed=0)
     for cell in table.cells("small"):
-        build.validate(cell.recipe(seed=0))
+        Experiment.from_recipe(cell.recipe(seed=0))
 
 
 def test_table_1_s_hyper_parameters_are_those_of_the_cells() -> None:
@@ -47,7 +48,7 @@ def test_table_1_s_hyper_parameters_are_those_of_the_cells() -> None:
 @pytest.mark.parametrize("choice", ["cifar10-dirichlet fedclassavg", "emnist-skewed fedproto"])
 def test_full_cells_fit_their_data(choice: str) -> None:
     (cell,) = tables.load("fedclassavg/table2").cells(pick=[choice])
-    made = build.validate(cell.recipe(seed=0))
+    made = Experiment.from_recipe(cell.recipe(seed=0)).models
     assert len({m.features for m in made}) == 1
     assert len(made) == (4 if "fedclassavg" in choice else 3)
 

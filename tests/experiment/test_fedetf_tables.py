@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from fedhead.experiment import build, tables
+from fedhead.experiment.experiment import Experiment
 from fedhead.experiment.published import published, published_rows
 from fedhead.experiment.reproduce import reproduce
 from fedhead.experiment.run import Settings
@@ -36,9 +37,9 @@ def test_every_cell_can_be_built_and_finds_its_value(name: str) -> None:
         text = recipe.to_yaml() + str(cell.stage)
         if text not in seen:
             seen.add(text)
-            build.validate(recipe)
+            Experiment.from_recipe(recipe)
             if cell.stage is not None:
-                build.stages(recipe.override([f"stages=[{cell.stage}]"]))
+                build.algorithms(recipe.override([f"stages=[{cell.stage}]"]))
 
 
 def test_the_papers_settings() -> None:
@@ -51,7 +52,7 @@ def test_the_papers_settings() -> None:
     assert (tiny.model, tiny.rounds, tiny.local_epochs, tiny.lr) == ("resnet18", 50, 1, 0.01)
     assert cells["fedetf cifar10-0.1 personal"].stage == "finetune_etf"
     assert cells["fedavg cifar10-0.1 personal"].stage == "finetune"
-    prototypes = build.method(cells["fedproto cifar10-0.1 personal"].recipe(0))
+    prototypes = build.algorithms(cells["fedproto cifar10-0.1 personal"].recipe(0))[0]
     assert prototypes == FedProto(lam=0.1, predict_by="logits", average_over="clients")
     calibrated, tuned = CCVR(**cells["ccvr cifar10-0.1 general"].parameters), FineTuneCCVR()
     assert cells["ccvr cifar10-0.1 personal"].stage == "finetune_ccvr"
@@ -60,7 +61,7 @@ def test_the_papers_settings() -> None:
     assert (calibrated.lr, calibrated.momentum, calibrated.weight_decay) == (0.01, 0.0, 0.0)  # plain SGD
     assert calibrated == tuned.earlier()  # what is tuned for Personal. is the model that is tested for General.
     ablation = {cell.name: cell for cell in tables.load("fedetf/table4").cells("small")}
-    (model,) = build.validate(ablation["no-projection cifar10-0.1"].recipe(0))
+    (model,) = Experiment.from_recipe(ablation["no-projection cifar10-0.1"].recipe(0)).models
     assert model.features == 200  # the ETF stands in the extractor's own dimension
 
 

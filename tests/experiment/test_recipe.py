@@ -14,6 +14,7 @@ import fedhead
 from fedhead.core.errors import BadInput
 from fedhead.data.federation import Federation
 from fedhead.experiment import build
+from fedhead.experiment import data as recipe_data
 from fedhead.experiment.recipe import KEYS, Recipe, builtin, describe, load
 from fedhead.experiment.yaml_text import read_yaml
 
@@ -181,8 +182,8 @@ def test_yaml_is_plain_yaml_to_other_readers() -> None:
 
 
 def test_seeds_may_share_one_split() -> None:
-    shared = [build.federation(Recipe(seed=seed, partition_seed=5)) for seed in (0, 1)]
-    own = [build.federation(Recipe(seed=seed)) for seed in (0, 1)]
+    shared = [recipe_data.federation(Recipe(seed=seed, partition_seed=5)) for seed in (0, 1)]
+    own = [recipe_data.federation(Recipe(seed=seed)) for seed in (0, 1)]
     assert all((a == b).all() for a, b in zip(shared[0].rows, shared[1].rows, strict=True))
     assert [len(rows) for rows in own[0].rows] != [len(rows) for rows in own[1].rows]
 

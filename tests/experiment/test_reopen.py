@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from fedhead.core.errors import BadInput
-from fedhead.experiment import build
+from fedhead.experiment import data as recipe_data
+from fedhead.experiment.experiment import Experiment
 from fedhead.experiment.recipe import load
 from fedhead.experiment.reopen import _executor, fresh, reopen, stage_file
 from fedhead.experiment.run import Settings, execute
@@ -59,8 +60,8 @@ def test_it_goes_on_with_the_executor_and_the_precision_of_the_run_where_it_can(
 
 
 def test_other_data_and_runs_without_a_checkpoint_are_refused(run: Path) -> None:
-    other = build.federation(RECIPE.override(["partition_seed=9"]), None)
-    assert not np.array_equal(other.rows[0], build.federation(RECIPE, None).rows[0])
+    other = recipe_data.federation(RECIPE.override(["partition_seed=9"]), None)
+    assert not np.array_equal(other.rows[0], recipe_data.federation(RECIPE, None).rows[0])
     (run / PARTITION).unlink()
     RunFolder.open(run).save_partition(other)
     with pytest.raises(BadInput, match="the data has changed"):
@@ -87,7 +88,9 @@ def test_a_stages_outcome_is_found_by_its_name_and_parameters(tmp_path: Path) ->
     ],
 )
 def test_a_run_is_reopened_with_an_executor_that_runs_here(begun: dict[str, str], device: str, name: str) -> None:
-    assert _executor(begun, device) == name
+    experiment = Experiment.from_recipe(RECIPE)
+    simulation = experiment.simulation(experiment.federation(), torch.device(device), bf16=False)
+    assert _executor(begun, simulation, ()).name == name
 
 
 def test_the_outcome_of_a_stage_named_by_its_path_is_kept_in_the_run_folder(tmp_path: Path) -> None:

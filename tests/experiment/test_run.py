@@ -13,8 +13,12 @@ from small import network
 
 from fedhead.core.errors import BadInput
 from fedhead.deploy import local_run
-from fedhead.experiment import run
+from fedhead.engine.metrics import Row
+from fedhead.experiment import build as components
+from fedhead.experiment import data, run
+from fedhead.experiment.folder_run import FolderRun
 from fedhead.experiment.recipe import load
+from fedhead.experiment.reopen import reopen
 from fedhead.experiment.run import Settings, execute, execute_together
 from fedhead.experiment.run_folder import RunFolder
 from fedhead.experiment.seeds import execute_seeds
@@ -57,17 +61,69 @@ def test_small_models_without_convolutions_take_one_thread() -> None:
 
 
 def test_what_a_run_was_begun_with_holds_unless_something_else_is_asked_for(tmp_path: Path) -> None:
-    folder, cpu = RunFolder.create(tmp_path / "run", RECIPE), torch.device("cpu")
-    fresh = run._settle(folder, Settings(executor="loop", precision="bf16"), cpu)
-    assert fresh == {"executor": "loop", "precision": "bf16", "device": "cpu"}
-    folder.save_environment({"executor": "loop", "threads": 2})
+    out, cpu = tmp_path / "run", torch.device("cpu")
+    fresh = run._as_begun(FolderRun(RECIPE, out), Settings(executor="loop", precision="bf16"), cpu)
+    assert (fresh.executor, fresh.precision, fresh.device, fresh.threads) == ("loop", "bf16", "cpu", None)
+    facts = {"executor": "loop", "threads": 2, "precision": "bf16", "device": "cpu"}
+    RunFolder.create(out, RECIPE).save_environment(facts)
+    begun = FolderRun(RECIPE, out, resume=True)
     for settings in (Settings(), Settings(executor="loop", device="cpu", precision="bf16"), Settings(precision="fp32")):
-        again = run._settle(folder, settings, cpu)
-        assert (again["executor"], again["precision"], again["device"]) == ("loop", "bf16", "cpu")
-        assert torch.get_num_threads() == 2
+        again = run._as_begun(begun, settings, cpu)
+        assert {name: getattr(again, name) for name in facts} == facts
     for settings, words in ((Settings(executor="stack"), "executor loop"), (Settings(device="cuda"), "device cpu")):
         with pytest.raises(BadInput, match=f"was begun with {words}"):
-            run._settle(folder, settings, cpu)
+            run._as_begun(begun, settings, cpu)
+
+
+@pytest.mark.parametrize("command", ["execute", "reopen"])
+def test_every_component_is_built_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+    recipe, out = RECIPE.override(["stages=[ccvr]", "uploads=[half]"]), tmp_path / "run"
+    if command == "reopen":
+        execute(recipe, out, Settings(executor="loop"))
+    made: list[str] = []
+    for name in ("algorithms", "uploads", "local", "architectures"):
+        original = getattr(components, name)
+        monkeypatch.setattr(components, name, lambda *a, f=original, n=name, **k: (made.append(n), f(*a, **k))[1])
+    execute(recipe, out, Settings(executor="loop")) if command == "execute" else reopen(out)
+    assert sorted(made) == ["algorithms", "architectures", "local", "uploads"]
+
+
+OWN_EXECUTOR = """
+import fedhead as fh
+from fedhead.executors.loop import Loop
+
+class Slow(fh.Executor):
+    def run(self, job):
+        return Loop().run(job)
+"""
+
+
+def test_the_user_s_own_executor_is_found_beside_the_recipe_and_needed_to_resume(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, elsewhere = tmp_path / "here", tmp_path / "elsewhere"
+    for folder in (here, elsewhere):
+        folder.mkdir()
+    (here / "mine.py").write_text(OWN_EXECUTOR)
+    (here / "recipe.yaml").write_text(RECIPE.override(["rounds=2"]).to_yaml())
+    monkeypatch.chdir(elsewhere)
+    recipe, out = load(here / "recipe.yaml"), tmp_path / "run"
+    settings = Settings(executor="mine.py:Slow")
+
+    def stop(row: Row) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        execute(recipe, out, settings, on_row=stop)
+    (here / "mine.py").rename(here / "moved.py")
+    with pytest.raises(BadInput, match=r"needs the executor mine.py:Slow, which was in .*mine.py: put the file back"):
+        execute(recipe, out, resume=True)
+    (here / "mine.py").write_text(OWN_EXECUTOR + "# changed")
+    with pytest.raises(BadInput, match=r"mine.py \(executor mine.py:Slow\) changed"):
+        execute(recipe, out, resume=True)
+    (here / "moved.py").rename(here / "mine.py")
+    assert execute(recipe, out, resume=True)["executor"] == "mine.py:Slow"
+    assert reopen(out).executor.name == "mine.py:Slow"
 
 
 @pytest.mark.parametrize("name", ["device", "executor", "precision", "tensorboard"])
@@ -87,7 +143,7 @@ def test_runs_train_together_in_a_stack_only(tmp_path: Path) -> None:
 def test_a_folder_that_is_taken_is_refused_before_any_data_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run.build, "federation", lambda *_: pytest.fail("data was read"))
+    monkeypatch.setattr(data, "federation", lambda *_: pytest.fail("data was read"))
     RunFolder.create(tmp_path / "run", RECIPE)
     with pytest.raises(BadInput, match="holds an unfinished run already"):
         execute(RECIPE, tmp_path / "run", Settings(device="cpu"))

@@ -111,7 +111,9 @@ def test_the_server_refuses_a_site_s_own_model_that_it_does_not_allow(site: Path
     made = project(tmp_path, ["method=local"])
     server = made.server()
     terms = assemble.run_spec(server)
-    coordinator = assemble.transport(server, terms, grid(made), log=lambda line: None)
+    experiment = assemble.experiment(server, terms)
+    data = assemble.server_data(server, experiment.recipe)
+    coordinator = assemble.transport(server, terms, experiment, data, grid(made), log=lambda line: None)
     for own in ({"model": "federal:net"}, {"model": "mlp", "model.head": "federal:Cosine"}):
         with pytest.raises(BadInput) as caught:
             coordinator.dry_run.assign(0, own)
@@ -120,7 +122,7 @@ def test_the_server_refuses_a_site_s_own_model_that_it_does_not_allow(site: Path
         coordinator.dry_run.assign(0, {"method": "federal:FedMine"})
     assert "federal" not in sys.modules
     made.server_file.write_text(made.server_file.read_text() + "allow: [federal]\n")
-    coordinator = assemble.transport(made.server(), terms, grid(made), log=lambda line: None)
+    coordinator = assemble.transport(made.server(), terms, experiment, data, grid(made), log=lambda line: None)
     coordinator.dry_run.assign(0, {"model": "federal:net"})
 
 

@@ -15,9 +15,8 @@ from fedhead.core.errors import BadInput, FedheadError
 from fedhead.core.treefile import load_tree
 from fedhead.deploy.project import Project
 from fedhead.engine.rounds import train_round
-from fedhead.engine.simulation import Simulation
 from fedhead.executors.loop import Loop
-from fedhead.experiment import build
+from fedhead.experiment.experiment import Experiment
 from fedhead.experiment.run import Settings, execute
 from fedhead.flower import assemble
 from fedhead.flower.serving import serve
@@ -62,10 +61,9 @@ def test_two_architectures_of_a_recipe(tmp_path: Path) -> None:
     made, grid = project(tmp_path, "method=fedclassavg", models, "model.feature_layer=8", "client_test=0.3")
     found = serve(made.server(), grid, log=lambda line: None)
     recipe = made.server().recipe_of_run()
-    whole = build.federation(recipe)
-    architectures = build.architectures(recipe, whole.input_shape, whole.classes)
-    assert len(architectures) == 2
-    simulation = Simulation(whole, architectures, build.method(recipe), rounds=3, local=build.local(recipe))
+    experiment = Experiment.from_recipe(recipe)
+    assert len(experiment.models) == 2
+    simulation = experiment.simulation(experiment.federation(), torch.device("cpu"), bf16=False)
     for number in range(1, 4):
         train_round(simulation.using(Loop()), number)
     accuracies = simulation.evaluate(simulation.method, simulation.server, simulation.states, 3).clients

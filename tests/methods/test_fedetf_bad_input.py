@@ -19,6 +19,7 @@ from fedhead.data.federation import Federation
 from fedhead.engine.rounds import Result
 from fedhead.engine.simulation import simulate
 from fedhead.experiment import build
+from fedhead.experiment.experiment import Experiment
 from fedhead.experiment.recipe import Recipe
 from fedhead.experiment.run import execute
 from fedhead.methods import METHODS
@@ -95,9 +96,9 @@ def test_personalization_without_local_test_sets_is_refused_before_training(loca
 
 
 def test_recipes_choose_the_head_that_a_method_needs() -> None:
-    (model,) = build.validate(Recipe(method="fedetf"))
+    (model,) = Experiment.from_recipe(Recipe(method="fedetf")).models
     assert model.head == "etf"
-    (model,) = build.validate(Recipe(method="fednh"))
+    (model,) = Experiment.from_recipe(Recipe(method="fednh")).models
     assert model.head == "prototype"
     result = fh.run(federation(), "mlp", "fedetf", rounds=1)
     assert result.transport.task.model.head == "etf"
@@ -110,9 +111,9 @@ def test_recipes_choose_the_head_that_a_method_needs() -> None:
 def test_a_recipe_that_can_t_be_is_refused_before_there_is_a_folder(tmp_path: Path) -> None:
     out = tmp_path / "run"
     with pytest.raises(BadInput, match="fedetf needs a model with the etf head"):
-        build.validate(Recipe(method="fedetf", model_parameters={"head": "linear"}))
+        Experiment.from_recipe(Recipe(method="fedetf", model_parameters={"head": "linear"}))
     with pytest.raises(BadInput, match="finetune_etf needs a model with the etf head"):
-        build.validate(Recipe(method="fedavg", stages=("finetune_etf",)))
+        Experiment.from_recipe(Recipe(method="fedavg", stages=("finetune_etf",)))
     with pytest.raises(BadInput, match=r"client_test=0\.3"):
         execute(Recipe(method="fedetf", stages=("finetune",)), out)
     assert not out.exists()
@@ -123,7 +124,7 @@ def test_parameters_out_of_range_are_refused() -> None:
         with pytest.raises(BadInput, match=r"^Fed\w+: \w+: .* is out of range"):
             make()
     with pytest.raises(BadInput, match=r"method.absent"):
-        build.method(Recipe(method="fedetf", method_parameters={"absent": "two"}))
+        build.algorithms(Recipe(method="fedetf", method_parameters={"absent": "two"}))
 
 
 def test_partial_participation_follows_one_sampling_list_for_all_methods(monkeypatch: pytest.MonkeyPatch) -> None:

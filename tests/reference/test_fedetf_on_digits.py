@@ -8,8 +8,7 @@ import pytest
 
 from fedhead.analysis.collapse import CollapseRecorder
 from fedhead.engine.rounds import Result
-from fedhead.engine.simulation import simulate
-from fedhead.experiment import build
+from fedhead.experiment.experiment import Experiment
 from fedhead.experiment.recipe import Recipe
 
 SEEDS = range(5)
@@ -34,19 +33,19 @@ def digits(method: str, seed: int) -> tuple[Result, CollapseRecorder]:
         stage_parameters={"finetune_etf": {"iterations": 3}} if method == "fedetf" else {},
         seed=seed,
     )
-    federation, models = build.federation(recipe), build.validate(recipe)
-    settings = {"rounds": recipe.rounds, "local": build.local(recipe), "seed": seed}
-    watch = CollapseRecorder(federation, models, build.method(recipe), clients=False, executor="loop", **settings)
-    result = simulate(
+    experiment = Experiment.from_recipe(recipe)
+    federation, local = experiment.federation(), experiment.local
+    watch = CollapseRecorder(
         federation,
-        models,
-        build.method(recipe),
-        stages=build.stages(recipe),
-        last_rounds=recipe.last_rounds,
+        experiment.models,
+        experiment.method,
+        clients=False,
         executor="loop",
-        on_round=watch,
-        **settings,  # type: ignore[arg-type]  # one dictionary for both
+        rounds=recipe.rounds,
+        local=local,
+        seed=seed,
     )
+    result = experiment.simulate(federation, executor="loop", on_round=watch)
     return result, watch
 
 

@@ -18,7 +18,6 @@ from fedhead.core.parameters import parameters
 from fedhead.core.registry import Registry
 from fedhead.core.tree import Weights
 from fedhead.engine.server import global_accuracy
-from fedhead.experiment import build
 from fedhead.experiment.reopen import Trained, fresh
 from fedhead.models.split_model import classify
 from fedhead.stages.ccvr import CCVR
@@ -95,7 +94,7 @@ def label(run: Trained) -> str:
 
 def own_stage(run: Trained, kind: type[S]) -> S:
     """Return the run's stage of this class with the settings of its recipe, or one with defaults."""
-    return next((stage for stage in build.stages(run.recipe) if type(stage) is kind), kind())
+    return next((stage for stage in run.experiment.stages if type(stage) is kind), kind())
 
 
 @analysis("cka", "similarity of the clients' models, layer by layer (CCVR, Fig. 1, 2, 11)")

@@ -21,7 +21,7 @@ from fedhead.data.augment import Transform
 from fedhead.data.conversion import samples
 from fedhead.data.federation import Federation
 from fedhead.data.labels import Classes
-from fedhead.experiment import build
+from fedhead.experiment.experiment import Experiment
 from fedhead.experiment.reopen import checkpoint_state
 from fedhead.experiment.run_folder import RunFolder
 from fedhead.models import MODELS, load
@@ -36,11 +36,11 @@ def run_model(run: Path) -> SplitModel:
     Raises:
         BadInput: If the run's method leaves no global model.
     """
-    recipe = RunFolder.open(run).recipe
-    method = build.method(recipe)
+    experiment = Experiment.from_recipe(RunFolder.open(run).recipe)
+    method = experiment.method
     if not set(PARTS) <= set(method.shared):
         raise BadInput(f"{run}: {method.name} leaves no global model to calibrate")
-    model = build.validate(recipe)[0]
+    model = experiment.models[0]
     load(model, checkpoint_state(run)[1]["server"]["model"].part(*PARTS))
     return model
 

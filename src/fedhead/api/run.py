@@ -8,7 +8,6 @@ from typing import Any
 from torch import nn
 
 from fedhead.algorithm.base import Method, Stage
-from fedhead.algorithm.task import LocalTraining
 from fedhead.algorithm.upload import Upload
 from fedhead.core.errors import BadInput
 from fedhead.core.optimizers import SGD, Adam, Optimizer, make_optimizer
@@ -16,9 +15,9 @@ from fedhead.data.federation import Federation
 from fedhead.engine.classification_metrics import Metric
 from fedhead.engine.classification_metrics import find as find_metrics
 from fedhead.engine.rounds import Result, Snapshot
-from fedhead.engine.simulation import simulate
 from fedhead.executors.job import Executor
 from fedhead.experiment import build
+from fedhead.experiment.experiment import Experiment
 from fedhead.experiment.recipe import Recipe
 from fedhead.methods import METHODS
 from fedhead.models.build_many import build_many
@@ -100,7 +99,7 @@ def run(
         Diverged: Training left the finite numbers.
     """
     _refuse_kinds(federation, model, method, stages, uploads)
-    told = Recipe(  # whose ranges hold here too
+    settings = Recipe(  # whose ranges hold here too
         rounds=rounds,
         local_epochs=local_epochs,
         batch_size=batch_size,
@@ -117,42 +116,37 @@ def run(
         last_rounds=last_rounds,
     )
     chosen = METHODS.find(method)() if isinstance(method, str) else method
-    local = LocalTraining(
-        told.local_epochs, told.batch_size, _optimizer(optimizer, told), told.lr_decay, drop_last, persistent_optimizer
-    )
-    return simulate(
-        federation,
-        _models(federation, model, chosen.head, told.seed, assign),
+    experiment = Experiment(
+        settings,
         chosen,
-        rounds=told.rounds,
-        local=local,
-        participation=told.participation,
-        stages=[STAGES.find(s)() if isinstance(s, str) else s for s in stages],
-        uploads=[build.upload(u) for u in uploads],
+        stages=tuple(STAGES.find(s)() if isinstance(s, str) else s for s in stages),
+        uploads=tuple(build.upload(u) for u in uploads),
         metrics=find_metrics(metrics),
-        seed=told.seed,
+        local=build.local(settings, _optimizer(optimizer, settings)),
+        models=tuple(_models(federation, model, chosen.head, settings.seed, assign)),
+    )
+    return experiment.simulate(
+        federation,
         executor=executor,
         device=device,
         precision=precision,
-        evaluate_every=told.evaluate_every,
-        last_rounds=told.last_rounds,
+        assign=assign,
         resume=resume,
         on_round=on_round,
-        assign=assign,
     )
 
 
-def _optimizer(asked: Any, told: Recipe) -> Optimizer:
+def _optimizer(asked: Any, settings: Recipe) -> Optimizer:
     """The optimizer itself, or the one of a name with the settings beside it."""
     if isinstance(asked, str):
-        return make_optimizer(asked, told.lr, told.momentum, told.weight_decay, told.betas)
+        return make_optimizer(asked, settings.lr, settings.momentum, settings.weight_decay, settings.betas)
     if not isinstance(asked, SGD | Adam):
         kind = asked.__name__ if isinstance(asked, type) else type(asked).__name__
         raise BadInput(f"optimizer is {kind}: give a name, 'sgd' or 'adam', or fedhead.SGD(…) or fedhead.Adam(…)")
     plain = Recipe()
     for name in ("lr", "momentum", "betas", "weight_decay"):
-        if getattr(told, name) != getattr(plain, name):
-            raise BadInput(f"{name}: {getattr(told, name)} would have no effect, the optimizer {asked} has its own")
+        if getattr(settings, name) != getattr(plain, name):
+            raise BadInput(f"{name}: {getattr(settings, name)} would have no effect, the optimizer {asked} has its own")
     return asked
 
 

@@ -131,11 +131,11 @@ def validate(recipe: RecipeName, assignments: Assignments = None) -> None:
       fedhead validate digits
       fedhead validate my.yaml method=fedprox method.mu=0.1
     """
-    from fedhead.experiment.build import validate as check
+    from fedhead.experiment.experiment import Experiment
     from fedhead.experiment.recipe import load
 
     found = load(recipe, assignments or [])
-    sizes = [sum(p.numel() for p in model.parameters()) for model in check(found)]
+    sizes = [sum(p.numel() for p in model.parameters()) for model in Experiment.from_recipe(found).models]
     names = [found.model] if isinstance(found.model, str) else found.model
     models = ", ".join(f"{name} of {size:,} parameters" for name, size in zip(names, sizes, strict=True))
     stages = "".join(f" + {stage}" for stage in found.stages)
@@ -162,10 +162,10 @@ def partition(
       fedhead partition digits 'dirichlet(0.1)' --clients 10 --seed 0
       fedhead partition digits 'skewed(2)' --clients 20 --plot split.png
     """
-    from fedhead.experiment import build
+    from fedhead.experiment import data as recipe_data
     from fedhead.experiment.recipe import Recipe
 
-    federation = build.federation(Recipe(dataset=dataset, partition=partition, clients=clients, seed=seed), data)
+    federation = recipe_data.federation(Recipe(dataset=dataset, partition=partition, clients=clients, seed=seed), data)
     counts = federation.counts()
     if plot is not None:
         plots.save(plots.bubbles(counts, federation.names, f"{dataset}, {partition}, seed {seed}"), plot)

@@ -11,7 +11,7 @@ from fedhead.deploy import processes
 from fedhead.deploy.local_federation import LocalFederation
 from fedhead.deploy.project import Project
 from fedhead.engine.metrics import Row
-from fedhead.experiment import build
+from fedhead.experiment.experiment import Experiment
 from fedhead.experiment.recipe import Recipe
 from fedhead.experiment.run import Settings
 from fedhead.experiment.run_folder import RunFolder
@@ -57,7 +57,7 @@ def execute(
         import flwr  # noqa: F401 (only to fail early if it is missing)
     except ImportError as error:
         raise BadInput("--transport flower needs Flower: pip install 'fedhead[flower]'") from error
-    build.validate(recipe)
+    Experiment.from_recipe(recipe)
     out = Path(out).resolve()
     project_path = out.with_name(f"{out.name}.flower")
     if resume and out.exists():

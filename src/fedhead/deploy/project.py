@@ -124,7 +124,7 @@ class Project:
             raise BadInput(f"{len(data)} data sources for {len(sites)} sites: give one per site, or none")
         found = load(recipe, [*assignments, f"clients={len(sites)}"])
         found = replace(found, folders=(*found.folders, *folders))
-        build.stages(found)  # fail now if the recipe is invalid
+        build.algorithms(found)  # fail now if the recipe is invalid
         files, modules = _own_code(found)
         named = str(Path(recipe).resolve()) if Path(recipe).is_file() else recipe
         project.path.mkdir(parents=True, exist_ok=True)

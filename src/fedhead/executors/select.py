@@ -23,7 +23,8 @@ from fedhead.executors.stack import Stack
 EXECUTORS = Registry[type[Executor]](
     "executor", "fedhead.executors", lambda found, name: check_class(found, name, Executor, needs=["run"])
 )
-for _name, _executor in (("loop", Loop), ("stack", Stack), ("lanes", Lanes)):
+BUILT_IN = {"loop": Loop, "stack": Stack, "lanes": Lanes}
+for _name, _executor in BUILT_IN.items():
     EXECUTORS.register(_name, _executor)
 
 
@@ -64,23 +65,26 @@ def by_name(
     """Return the executor of a name.
 
     Args:
-        name: As for `Registry.find`.
-        simulation: What it is chosen for.
-        compile: Whether a stack compiles its step on a GPU; None: for long runs only.
-        folders: Where `file.py:Name` is looked for, before the working directory.
+        name: A built-in name, package.module:Name or file.py:Name.
+        simulation: What it is to train.
+        compile: Whether a stack is compiled on a GPU; None: for long runs only.
+        folders: Where `file.py` is looked for, before the working directory.
     """
     if name == "lanes" and simulation.device.type != "cuda":
         raise BadInput("executor lanes: its streams need a GPU; use --executor stack, loop or auto")
-    return _made(name, simulation, compile, folders)
+    return own(name, folders) if name not in BUILT_IN else _made(name, simulation, compile)
 
 
-def _made(
-    name: str, simulation: Trainable, compile: bool | None = None, folders: Iterable[str | Path] = ()
-) -> Executor:
+def own(name: str, folders: Iterable[str | Path] = ()) -> Executor:
+    """Return the user's own executor of a name such as file.py:Name."""
+    made = EXECUTORS.find(name, folders)()
+    made.name = name  # by which a run folder finds it again
+    return made
+
+
+def _made(name: str, simulation: Trainable, compile: bool | None = None) -> Executor:
     if name != "stack":
-        made = EXECUTORS.find(name, folders)()
-        made.name = name  # by which a run folder finds it again
-        return made
+        return own(name)
     return Stack(graphs=Graphs(compile=client_steps(simulation) >= COMPILED_FROM if compile is None else compile))
 
 

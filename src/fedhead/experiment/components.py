@@ -16,6 +16,7 @@ from fedhead.data.datasets import DATASETS
 from fedhead.data.partition_registry import PARTITIONS
 from fedhead.engine.classification_metrics import METRICS
 from fedhead.executors.select import EXECUTORS
+from fedhead.experiment.data import is_path
 from fedhead.experiment.recipe import Recipe
 from fedhead.methods import METHODS
 from fedhead.models import HEADS, MODELS
@@ -56,11 +57,6 @@ def named(recipe: Recipe) -> list[tuple[Registry[Any], str]]:
     return [(registry, name) for registry, names in kinds for name in dict.fromkeys(names)]
 
 
-def is_path(dataset: str) -> bool:
-    """Whether a data set's name is a path to the user's own data."""
-    return dataset not in DATASETS and Path(dataset).exists()
-
-
 def sources(recipe: Recipe, executor: str | None = None, kinds: Iterable[str] | None = None) -> list[dict[str, str]]:
     """Return where each component of a recipe (and the executor, where it is the user's own) comes from.
 
@@ -76,9 +72,18 @@ def sources(recipe: Recipe, executor: str | None = None, kinds: Iterable[str] | 
     return [{"kind": kind, **source.to_json()} for kind, source in found]
 
 
-def check_present(recipe: Recipe, recorded: Iterable[Mapping[str, str]], run: Path) -> None:
+def own_executor(recorded: Iterable[Mapping[str, str]]) -> str | None:
+    """Return the name of the user's own executor that a run was begun with; None if it was a built-in one."""
+    return next((entry["name"] for entry in recorded if entry["kind"] == EXECUTORS.kind), None)
+
+
+def check_present(
+    recipe: Recipe, recorded: Iterable[Mapping[str, str]], run: Path, executor: str | None = None
+) -> None:
     """Refuse a run whose code is not here any more, and say what to install or where to put it."""
     by_name = {(registry.kind, name): registry for registry, name in named(recipe)}
+    if executor is not None:
+        by_name[EXECUTORS.kind, executor] = EXECUTORS
     for entry in recorded:
         registry = by_name.get((entry["kind"], entry["name"]))
         if registry is None or "file" not in entry:

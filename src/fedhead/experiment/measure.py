@@ -224,7 +224,7 @@ def _stages(
         try:
             if reopen.load_stage_result(file) is None:
                 trained = trained or reopen.reopen(path, context.settings.data, context.settings.device)
-                (stage,) = build.stages(stage_recipe(cell, training.recipe))
+                _, (stage,) = build.algorithms(stage_recipe(cell, training.recipe))
                 reopen.save_stage_result(file, cell.stage, cell.parameters, trained.run(stage))
             context.results.add(_measurement(repetition, path, timing))
         except FedheadError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,13 +14,13 @@ from fedhead.core.errors import BadInput
 from fedhead.core.log import warn_once
 from fedhead.core.tree import Tree
 from fedhead.core.treefile import atomic, load_tree
-from fedhead.data.federation import Federation
 from fedhead.engine.metrics import StageResult
 from fedhead.engine.rounds import run_stage
 from fedhead.engine.simulation import Simulation
 from fedhead.executors import select
 from fedhead.executors.job import Executor
-from fedhead.experiment import build, components
+from fedhead.experiment import components
+from fedhead.experiment.experiment import Experiment
 from fedhead.experiment.recipe import Recipe
 from fedhead.experiment.run_folder import CHECKPOINT, RunFolder, finite
 
@@ -30,9 +30,14 @@ class Trained:
     """A run as its checkpoint left it."""
 
     path: Path
-    recipe: Recipe
+    experiment: Experiment
     simulation: Simulation
     round: int  # after which the checkpoint was taken
+
+    @property
+    def recipe(self) -> Recipe:
+        """What was run."""
+        return self.experiment.recipe
 
     @property
     def executor(self) -> Executor:
@@ -51,43 +56,31 @@ def reopen(path: str | Path, data: str | Path | None = None, device: str = "auto
     recipe = folder.recipe
     begun = folder.environment()
     recorded = begun.get("components", [])
-    components.check_present(recipe, recorded, folder.path)
+    components.check_present(recipe, recorded, folder.path, components.own_executor(recorded))
     if lines := components.changed(recipe, recorded):
         warn_once(f"{', '.join(lines)} changed since {folder.path} was begun: what is seen now is the new code's")
-    simulation = begin(recipe, build.federation(recipe, data), device, begun.get("precision") == "bf16")
+    experiment = Experiment.from_recipe(recipe)
+    bf16 = begun.get("precision") == "bf16"
+    simulation = experiment.simulation(experiment.federation(data), select.device(device), bf16)
     folder.save_partition(simulation.federation)  # refuses data that has changed since
     simulation.restore(state["server"], {int(k): kept for k, kept in state["clients"].items()})
-    simulation.using(select.by_name(_executor(begun, simulation.device.type), simulation))
-    return Trained(folder.path, recipe, simulation, number)
+    simulation.using(_executor(begun, simulation, recipe.folders))
+    return Trained(folder.path, experiment, simulation, number)
 
 
-def _executor(begun: Mapping[str, Any], device: str) -> str:
+def _executor(begun: Mapping[str, Any], simulation: Simulation, folders: Sequence[Path]) -> Executor:
     """The executor that a run was begun with, or the loop where that one can't run here."""
     name = str(begun.get("executor", "loop"))
     # what a GPU does best a CPU may not do at all; a run over Flower was trained by its sites
-    return "loop" if name == "flower" or begun.get("device") != device else name
+    if name == "flower" or begun.get("device") != simulation.device.type:
+        name = "loop"
+    return select.by_name(name, simulation, folders=folders)
 
 
 def fresh(trained: Trained) -> Simulation:
     """The same run before its first round."""
     now = trained.simulation
-    return begin(trained.recipe, now.federation, now.device.type, now.bf16)
-
-
-def begin(recipe: Recipe, federation: Federation, device: str, bf16: bool) -> Simulation:
-    """A recipe's simulation before its first round."""
-    return Simulation(
-        federation,
-        build.validate(recipe),
-        build.method(recipe),
-        rounds=recipe.rounds,
-        local=build.local(recipe),
-        participation=recipe.participation,
-        uploads=build.uploads(recipe),
-        seed=recipe.seed,
-        device=select.device(device),
-        bf16=bf16,
-    )
+    return trained.experiment.simulation(now.federation, now.device, now.bf16)
 
 
 def checkpoint_state(run: Path) -> tuple[int, Tree]:

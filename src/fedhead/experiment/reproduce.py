@@ -9,6 +9,7 @@ from typing import Any
 from fedhead.core.errors import BadInput
 from fedhead.data import datasets
 from fedhead.experiment import build, table_result, tables
+from fedhead.experiment.experiment import Experiment
 from fedhead.experiment.measure import Log, MeasureContext, Repetition, folder, measure_all
 from fedhead.experiment.published import published
 from fedhead.experiment.recipe import Recipe
@@ -222,9 +223,9 @@ def _validate(cells: Sequence[Cell]) -> None:
         recipe = cell.recipe(0)
         try:
             if recipe not in checked:
-                build.validate(recipe)
+                Experiment.from_recipe(recipe)
                 checked.append(recipe)
-            build.stages(stage_recipe(cell, recipe))
+            build.algorithms(stage_recipe(cell, recipe))
         except BadInput as error:
             raise BadInput(f"{cell.name}: {error}") from error
         published(cell)

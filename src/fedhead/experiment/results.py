@@ -77,8 +77,9 @@ def digest(cell: Cell) -> str:
     """
     recipe = stage_recipe(cell, cell.recipe(0))
     keys = {k: v for k, v in recipe.flat().items() if k not in ("seed", "seeds", "partition_seed")}
-    keys |= _fields("method", build.method(recipe))
-    for stage in build.stages(recipe):
+    method, stages = build.algorithms(recipe)
+    keys |= _fields("method", method)
+    for stage in stages:
         keys |= _fields(f"stage.{stage.name}", stage)
     keys |= {"figure": cell.value}  # not renamed: the digests of recorded rows were made with this key
     keys |= {"code": [entry["digest"] for entry in components.sources(recipe) if "digest" in entry]}

@@ -5,24 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from fedhead.core.errors import BadInput
 from fedhead.core.tree import Tree
-from fedhead.engine import classification_metrics
-from fedhead.engine.metrics import Row, RunMetrics
+from fedhead.engine.metrics import Row
 from fedhead.engine.rounds import Snapshot
-from fedhead.engine.simulation import Simulation, simulate
+from fedhead.engine.simulation import Simulation
 from fedhead.executors import select
 from fedhead.executors.compile import start_compiler_workers
 from fedhead.executors.job import Executor
 from fedhead.executors.multi_run import run_together
 from fedhead.executors.stack import Stack
-from fedhead.experiment import build, components, environment, reopen
+from fedhead.experiment import environment
+from fedhead.experiment.experiment import Experiment
+from fedhead.experiment.folder_run import FolderRun
 from fedhead.experiment.recipe import Recipe
-from fedhead.experiment.run_folder import RunFolder
 from fedhead.experiment.tensorboard import Board
 from fedhead.models.split_model import SplitModel
 
@@ -55,77 +54,54 @@ def execute(
     With `resume` a run that was stopped there goes on, and ends as if it had not been; a finished one is left as it
     is. `on_row` learns each round's metrics, also those from before a resumption.
     """
-    out, settings = Path(out), settings or Settings()
-    existing = RunFolder.open(out, recipe) if resume and out.exists() and any(out.iterdir()) else None
-    if existing is not None and existing.finished:
-        return existing.result() or {}
-    own = settings.executor if isinstance(settings.executor, str) and settings.executor != "auto" else None
-    if own is not None:
-        select.EXECUTORS.find(own)
-    if existing is None:
-        RunFolder.refuse_taken(out)
-    else:
-        recipe = replace(recipe, folders=(*recipe.folders, *existing.recipe.folders))
-        recorded = existing.environment().get("components", [])
-        components.check_present(recipe, recorded, out)
-        components.check_unchanged(out, recipe, recorded, own, settings.allow_changed_code)
-    models = build.validate(recipe)
+    settings = settings or Settings()
+    asked = settings.executor if isinstance(settings.executor, str) and settings.executor != "auto" else None
+    if asked is not None:
+        select.EXECUTORS.find(asked, recipe.folders)
+    run = FolderRun(
+        recipe,
+        out,
+        resume=resume,
+        executor=None if asked in select.BUILT_IN else asked,
+        allow_changed_code=settings.allow_changed_code,
+    )
+    if run.result is not None:
+        return run.result
+    experiment = Experiment.from_recipe(run.recipe)
     device = select.device(settings.device)
     if device.type == "cuda" and recipe.rounds * recipe.local_epochs >= LONG:
         start_compiler_workers()  # while the data is read
-    federation = build.federation(recipe, settings.data)
-    for algorithm in (build.method(recipe), *build.stages(recipe)):
-        algorithm.check(models, federation)  # before there is a folder
-    folder = existing or RunFolder.create(out, recipe)
-    torch.set_num_threads(settings.threads or _threads(models))
-    with folder.locked():
-        folder.save_partition(federation)
-        facts = _settle(folder, settings, device)
-        folder.save_environment({"components": components.sources(recipe, own)})
-        snapshot = _snapshot(folder)
-        board = Board(out, snapshot.history if snapshot else ()) if settings.tensorboard else None
+    federation = experiment.federation(settings.data)
+    chosen = _as_begun(run, settings, device)
+    torch.set_num_threads(chosen.threads or _threads(experiment.models))  # sums over more threads round differently
+    facts = {} if "executor" in run.begun else {**environment.facts(device), "precision": chosen.precision}
+    with run.writing(facts, federation):
+        snapshot = run.snapshot(lambda state: {int(k): kept for k, kept in state["clients"].items()})
+        board = Board(run.out, snapshot.history if snapshot else ()) if settings.tensorboard else None
         for row in snapshot.history if snapshot else ():
             on_row(row)
 
         def after_round(now: Snapshot) -> None:
-            row = now.history[-1]
-            folder.record(row)
-            state = Tree(server=now.server, clients=Tree({str(k): state for k, state in now.clients.items()}))
-            folder.save_checkpoint(now.round, state, final=now.round == recipe.rounds)
+            clients = Tree({str(k): state for k, state in now.clients.items()})
+            run.after_round(now, Tree(server=now.server, clients=clients))
             if board is not None:
-                board.add(row)
-            on_row(row)
+                board.add(now.history[-1])
+            on_row(now.history[-1])
 
         try:
-            result = simulate(
+            result = experiment.simulate(
                 federation,
-                models,
-                build.method(recipe),
-                rounds=recipe.rounds,
-                local=build.local(recipe),
-                participation=recipe.participation,
-                stages=build.stages(recipe),
-                uploads=build.uploads(recipe),
-                seed=recipe.seed,
-                executor=settings.executor if isinstance(settings.executor, Executor) else facts["executor"],
-                device=facts["device"],
-                precision=facts["precision"],
-                evaluate_every=recipe.evaluate_every,
-                last_rounds=recipe.last_rounds,
-                metrics=classification_metrics.find(recipe.metrics, recipe.folders),
+                executor=chosen.executor,
+                device=chosen.device,
+                precision=chosen.precision,
                 resume=snapshot,
                 on_round=after_round,
-                on_start=lambda name: folder.save_environment({"executor": name}),
+                on_start=lambda name: run.folder.save_environment({"executor": name}),
             )
         finally:
             if board is not None:
                 board.close()
-        if result.stages:
-            folder.save_stages({name: stage.server for name, stage in result.stages.items()})
-        found = final_metrics(out, recipe, result)
-        found["public_bytes"] = 0 if federation.public is None else federation.public.x.nbytes
-        folder.finish(found)
-    return found
+        return run.finish(result, federation.public)
 
 
 def execute_together(
@@ -173,31 +149,41 @@ def _stack_for(recipes: Sequence[Recipe], settings: Settings) -> Executor:
 
 
 def _simulation(recipe: Recipe, settings: Settings) -> Simulation:
-    return reopen.begin(recipe, build.federation(recipe, settings.data), settings.device, settings.precision == "bf16")
+    experiment = Experiment.from_recipe(recipe)
+    device = select.device(settings.device)
+    return experiment.simulation(experiment.federation(settings.data), device, settings.precision == "bf16")
 
 
-def _name(executor: Any) -> Any:
-    return executor.name if isinstance(executor, Executor) else executor
-
-
-def _settle(folder: RunFolder, settings: Settings, device: torch.device) -> Row:
-    """What the run is carried out with: as it was begun, if it was begun before."""
-    begun = folder.environment()
+def _as_begun(run: FolderRun, settings: Settings, device: torch.device) -> Settings:
+    """Return what the run is carried out with: as it was begun, if it was begun before."""
+    begun = run.begun
     if "executor" not in begun:
-        asked = {"executor": _name(settings.executor), "precision": settings.precision}
-        folder.save_environment({**environment.facts(device), "precision": settings.precision})
-        return {**asked, "device": device.type}
+        return replace(settings, device=device.type, executor=_executor(settings.executor, run.recipe))
     for name in ("executor", "device", "precision"):
-        asked_for = _name(getattr(settings, name))
-        if asked_for not in ("auto", begun[name]) and not (name == "precision" and asked_for == "fp32"):
+        value = getattr(settings, name)
+        asked = value.name if isinstance(value, Executor) else value
+        if asked not in ("auto", begun[name]) and not (name == "precision" and asked == "fp32"):
             raise BadInput(
-                f"{folder.path} was begun with {name} {begun[name]}, and another one rounds differently: "
+                f"{run.out} was begun with {name} {begun[name]}, and another one rounds differently: "
                 f"leave --{name} out to resume, or start a new run"
             )
     if begun["device"] == "cuda":
         select.device("cuda")  # refuses where there is none
-    torch.set_num_threads(begun["threads"])  # sums over more threads round differently
-    return begun
+    executor = settings.executor if isinstance(settings.executor, Executor) else begun["executor"]
+    return replace(
+        settings,
+        executor=_executor(executor, run.recipe),
+        device=begun["device"],
+        precision=begun["precision"],
+        threads=begun["threads"],
+    )
+
+
+def _executor(asked: str | Executor, recipe: Recipe) -> str | Executor:
+    """Return the user's own executor, made once; built-in ones are made when there is work to choose them for."""
+    if isinstance(asked, Executor) or asked == "auto" or asked in select.BUILT_IN:
+        return asked
+    return select.own(asked, recipe.folders)
 
 
 def _threads(models: Sequence[SplitModel]) -> int:
@@ -205,38 +191,3 @@ def _threads(models: Sequence[SplitModel]) -> int:
     small = all(sum(p.numel() for p in model.parameters()) < 1_000_000 for model in models)
     convolves = any(isinstance(m, torch.nn.modules.conv._ConvNd) for model in models for m in model.modules())
     return 1 if small and not convolves else torch.get_num_threads()
-
-
-def _snapshot(folder: RunFolder) -> Snapshot | None:
-    found = folder.rewind()
-    if found is None:
-        return None
-    number, state, history = found
-    return Snapshot(number, state["server"], {int(k): kept for k, kept in state["clients"].items()}, history)
-
-
-def final_metrics(out: Path, recipe: Recipe, result: RunMetrics) -> Row:
-    """Return the final metrics of a run, as its folder keeps them."""
-    last = next((row for row in reversed(result.history) if "accuracy" in row), {})
-    return {
-        "run": str(out),
-        "dataset": recipe.dataset,
-        "partition": recipe.partition,
-        "method": recipe.method,
-        "model": recipe.model,
-        "seed": recipe.seed,
-        "rounds": recipe.rounds,
-        "accuracy": result.accuracy,
-        "accuracy_mean": result.accuracy_mean,
-        "metrics": result.metrics,
-        "personal": result.personal,
-        "per_class": last.get("per_class"),
-        "clients": last.get("clients"),
-        "stages": {name: stage.metrics for name, stage in result.stages.items()},
-        "bytes_up": result.bytes_up,
-        "bytes_down": result.bytes_down,
-        "client_bytes": result.client_bytes,
-        "seconds": result.seconds,
-        "preparing": result.preparing,
-        "executor": result.executor,
-    }

@@ -6,12 +6,14 @@ import json
 import time
 from collections.abc import Sequence
 from functools import cache
+from pathlib import Path
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from fedhead.data import datasets
 from fedhead.experiment import build
+from fedhead.experiment.data import Inputs
 from fedhead.experiment.recipe import Recipe
 
 
@@ -66,18 +68,18 @@ def epochs(recipe: Recipe) -> float:
 
 def cost(recipe: Recipe) -> float:
     """Return about how much a training computes: multiplications and additions of the forward passes."""
-    entry = datasets.get(recipe.dataset)
+    entry = datasets.get(recipe.dataset, recipe.folders)
     samples = recipe.subset or (entry.sizes[0] if entry.sizes else 100_000)
     decisive = {k: v for k, v in recipe.flat().items() if k in ("dataset", "model") or k.startswith("model.")}
-    return epochs(recipe) * samples * _operations(json.dumps(decisive))
+    return epochs(recipe) * samples * _operations(json.dumps(decisive), recipe.folders)
 
 
 @cache
-def _operations(keys: str) -> float:
+def _operations(keys: str, folders: tuple[Path, ...]) -> float:
     """The mean over a recipe's models of what one sample takes."""
-    recipe = Recipe.from_flat(json.loads(keys))
-    entry = datasets.get(recipe.dataset)
-    made = build.architectures(recipe, entry.shape, entry.classes)
+    recipe = Recipe.from_flat(json.loads(keys), folders)
+    entry = datasets.get(recipe.dataset, folders)
+    made = build.architectures(recipe, Inputs(entry.shape, entry.classes))
     counter = FlopCounterMode(display=False)
     with torch.no_grad(), counter:
         for model in made:

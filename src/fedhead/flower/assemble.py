@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +16,11 @@ from fedhead.data import datasets
 from fedhead.data.augment import Transform
 from fedhead.data.federation import Federation
 from fedhead.data.pool import Pool
-from fedhead.engine.clients import Clients
 from fedhead.executors import select
-from fedhead.experiment import build, components
+from fedhead.experiment import components
+from fedhead.experiment import data as recipe_data
+from fedhead.experiment.data import Inputs
+from fedhead.experiment.experiment import Experiment
 from fedhead.experiment.recipe import Recipe
 from fedhead.flower import data as own_data
 from fedhead.flower.dry_run import DryRun
@@ -64,7 +67,7 @@ def site(file: SiteFile) -> Site:
 
     def samples(spec: RunSpec, number: int, recipe: Recipe) -> Federation:
         if file.data == RECIPE_DATA:
-            return own_data.share(_recipe_data(recipe, file.data_folder), number)
+            return own_data.share(recipe_data.federation(recipe, file.data_folder), number)
         return own_data.federation(
             spec,
             number,
@@ -82,11 +85,10 @@ def site(file: SiteFile) -> Site:
             _check_code(recipe, spec, file)
         with coded("data"):
             federation = samples(spec, number, recipe)
-        choices = _models(recipe, spec, file.own_model())
-        clients = _clients(recipe, select.device(file.device))(
-            federation, [choices[number % len(choices)]], [0] * len(spec.sites)
-        )
-        return SiteRun(clients, build.stages(recipe))
+        experiment = _experiment(replace(recipe, metrics=()), spec, file.own_model())  # metrics are the server's
+        model = experiment.models[number % len(experiment.models)]
+        clients = experiment.clients(federation, [model], [0] * len(spec.sites), select.device(file.device))
+        return SiteRun(clients, experiment.stages)
 
     return Site(file.name, site_run, file.at(file.state), file.own_model())
 
@@ -110,8 +112,8 @@ def run_spec(file: ServerFile, experiment: str | None = None) -> RunSpec:
     recipe = file.recipe_of_run()
     names: Sequence[str] | None
     if file.classes is None and file.shape is None:
-        if build.own_data(recipe.dataset):
-            whole = _recipe_data(recipe, file.data)
+        if recipe_data.is_path(recipe.dataset):
+            whole = recipe_data.federation(recipe, file.data)
             shape, classes, names, transform = whole.input_shape, whole.classes, whole.names, whole.transform
         else:
             entry = datasets.get(recipe.dataset, recipe.folders)
@@ -141,27 +143,53 @@ def run_spec(file: ServerFile, experiment: str | None = None) -> RunSpec:
     )
 
 
-def transport(file: ServerFile, spec: RunSpec, grid: Grid, log: Callable[[str], None] = print) -> FlowerTransport:
-    """Return the server's way to the sites of a run, over a grid."""
-    recipe = file.recipe_of_run()
-    stages = build.stages(recipe)  # refuses a stage that does not go with the method before any site is asked
+def experiment(file: ServerFile, spec: RunSpec) -> Experiment:
+    """Return the server's experiment; refuses what does not go together before any site is asked."""
+    return _experiment(file.recipe_of_run(), spec, {})
+
+
+def server_data(file: ServerFile, recipe: Recipe) -> Federation | None:
+    """Return the recipe's data where the server tests on it; None where it does not."""
+    return recipe_data.federation(recipe, file.data) if file.test == RECIPE_DATA else None
+
+
+def transport(
+    file: ServerFile,
+    spec: RunSpec,
+    experiment: Experiment,
+    whole: Federation | None,
+    grid: Grid,
+    log: Callable[[str], None] = print,
+) -> FlowerTransport:
+    """Return the server's way to the sites of a run.
+
+    Args:
+        file: The server's settings.
+        spec: What all parties agree on.
+        experiment: The run.
+        whole: The recipe's data, as `server_data` returns it.
+        grid: Flower's way to the sites' nodes.
+        log: Called with one line per event.
+    """
+    recipe = experiment.recipe
     shared = file.public
     public = None if shared is None else own_data.load(shared, spec, file.path.parent)[0]
     test = None
-    if file.test == RECIPE_DATA:
-        whole = _recipe_data(recipe, file.data)
+    if whole is not None:
         test, public = whole.test, whole.public if public is None else public
-    elif file.test is not None:
+    elif file.test not in (None, RECIPE_DATA):
         test, _ = own_data.load(file.test, spec, file.path.parent)
     pool = None if test is None else Pool(test, spec.transform())
 
-    def models(own: Mapping[str, Any]) -> list[SplitModel]:
+    def models(own: Mapping[str, Any]) -> Sequence[SplitModel]:
+        if not own:
+            return experiment.models
         _check_own_model(own, file.allow)
-        return _models(recipe, spec, own)
+        return _experiment(recipe, spec, own).models
 
-    dry_run = DryRun(spec, models, _clients(recipe), public, file.max_model_mb)
+    dry_run = DryRun(spec, models, experiment.clients, public, file.max_model_mb)
     keys = {} if file.keys is None else site_keys(file.at(file.keys), file.sites)
-    return FlowerTransport(grid, spec, dry_run, file.timeouts(), stages, pool, log, keys)
+    return FlowerTransport(grid, spec, dry_run, file.timeouts(), experiment.stages, pool, log, keys)
 
 
 # -- code that fedhead does not bring ---------------------------------------------------------------
@@ -193,36 +221,11 @@ def _digests(recipe: Recipe) -> dict[str, str]:
 
 
 # -- both -------------------------------------------------------------------------------------------
-def _models(recipe: Recipe, spec: RunSpec, own: Mapping[str, Any]) -> list[SplitModel]:
-    """The architectures of the recipe, or of a site that has its own."""
+def _experiment(recipe: Recipe, spec: RunSpec, own: Mapping[str, Any]) -> Experiment:
+    """The experiment of the recipe, or of a site that has its own architecture."""
     if own:
         keys = {
             key: value for key, value in recipe.flat().items() if "model" not in own or not key.startswith("model.")
         }
         recipe = Recipe.from_flat({**keys, **own}, recipe.folders)
-    return build.architectures(recipe, tuple(spec.shape), spec.classes)
-
-
-def _clients(
-    recipe: Recipe, device: torch.device | str = "cpu"
-) -> Callable[[Federation, Sequence[SplitModel], Sequence[int]], Clients]:
-    def make(federation: Federation, models: Sequence[SplitModel], assign: Sequence[int]) -> Clients:
-        return Clients(
-            federation,
-            models,
-            build.method(recipe),
-            rounds=recipe.rounds,
-            local=build.local(recipe),
-            participation=recipe.participation,
-            uploads=build.uploads(recipe),
-            seed=recipe.seed,
-            device=device,
-            assign=assign,
-            all_here=False,
-        )
-
-    return make
-
-
-def _recipe_data(recipe: Recipe, folder: str | None) -> Federation:
-    return build.federation(recipe, folder)
+    return Experiment.from_recipe(recipe, Inputs(tuple(spec.shape), spec.classes))

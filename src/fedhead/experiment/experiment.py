@@ -1,0 +1,186 @@
+"""An experiment: a recipe with all that it names, built and checked once.
+
+Validating, running, resuming, reopening, reproducing, deploying: each takes an `Experiment`, so that what was checked
+is what is run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+
+from fedhead.algorithm.base import Method, Stage
+from fedhead.algorithm.task import LocalTraining
+from fedhead.algorithm.upload import Upload
+from fedhead.core.errors import BadInput
+from fedhead.data.federation import Federation
+from fedhead.engine import classification_metrics, compatibility
+from fedhead.engine.classification_metrics import Metric
+from fedhead.engine.clients import Clients
+from fedhead.engine.rounds import Result, Snapshot
+from fedhead.engine.simulation import Simulation, simulate
+from fedhead.executors.job import Executor
+from fedhead.experiment import build
+from fedhead.experiment import data as recipe_data
+from fedhead.experiment.data import Inputs
+from fedhead.experiment.recipe import Recipe
+from fedhead.models.split_model import SplitModel
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Everything of a run but its data.
+
+    Attributes:
+        recipe: The settings.
+        method: What is trained.
+        stages: What follows the rounds, in order.
+        uploads: What replies pass before they leave a client, in order.
+        metrics: Metrics of the global model besides the accuracy, by name.
+        local: How clients train.
+        models: The architectures with their initial weights: client i has model i mod n.
+        own_data: The user's own data set, which has to be read to know what its samples look like.
+    """
+
+    recipe: Recipe
+    method: Method
+    stages: tuple[Stage, ...]
+    uploads: tuple[Upload, ...]
+    metrics: Mapping[str, Metric]
+    local: LocalTraining
+    models: tuple[SplitModel, ...]
+    own_data: Federation | None = None
+
+    @classmethod
+    def from_recipe(cls, recipe: Recipe, inputs: Inputs | None = None) -> Self:
+        """Build all that a recipe names and check that it goes together; no data is read but the user's own.
+
+        Args:
+            recipe: What to build.
+            inputs: What the samples look like; None: as those of the recipe's data set.
+
+        Raises:
+            BadInput: Something is unknown, out of range, or does not go with the rest.
+        """
+        method, stages = build.algorithms(recipe)
+        uploads, local = build.uploads(recipe), build.local(recipe)
+        metrics = classification_metrics.find(recipe.metrics, recipe.folders)
+        own_data = None
+        if inputs is None and recipe_data.is_path(recipe.dataset):
+            own_data = recipe_data.federation(recipe)
+            inputs = Inputs(own_data.input_shape, own_data.classes)
+        inputs = inputs or recipe_data.inputs(recipe)
+        models = tuple(build.architectures(recipe, inputs, method.head))
+        made = cls(recipe, method, stages, uploads, metrics, local, models, own_data)
+        made._check(inputs)
+        return made
+
+    def _check(self, inputs: Inputs) -> None:
+        for client, model in enumerate(self.models):
+            _forward(model, inputs, self.recipe, client)
+        for algorithm in (self.method, *self.stages):
+            algorithm.check_head(self.models)
+        for step in self.uploads:
+            step.check(self.method)
+        self.method.check_local(self.local)
+        clients = range(len(self.models))[: self.recipe.clients]
+        compatibility.check_models(self.method, self.models, clients, self.local)
+
+    # -- with data ----------------------------------------------------------------------------------
+    def federation(self, data: str | Path | None = None) -> Federation:
+        """Read the recipe's data and deal it out to the clients.
+
+        Args:
+            data: The folder of the data sets; None: the default one.
+
+        Raises:
+            BadInput: The method or a stage can't work with this data.
+        """
+        made = self.own_data or recipe_data.federation(self.recipe, data)
+        for algorithm in (self.method, *self.stages):
+            algorithm.check(self.models, made)
+        return made
+
+    def simulation(self, federation: Federation, device: torch.device, bf16: bool) -> Simulation:
+        """Return the simulation before its first round."""
+        return Simulation(federation, self.models, self.method, device=device, bf16=bf16, **self._settings())
+
+    def clients(
+        self,
+        federation: Federation,
+        models: Sequence[SplitModel],
+        assign: Sequence[int],
+        device: torch.device | str = "cpu",
+    ) -> Clients:
+        """Return the clients of a site or, with blank data, the server's picture of all of them.
+
+        Args:
+            federation: The data that is here.
+            models: The architectures that are here.
+            assign: The number of each client's architecture.
+            device: Where to compute.
+        """
+        settings = self._settings()
+        return Clients(federation, models, self.method, assign=assign, device=device, all_here=False, **settings)
+
+    def simulate(
+        self,
+        federation: Federation,
+        *,
+        executor: str | Executor = "auto",
+        device: str = "auto",
+        precision: str = "fp32",
+        assign: Sequence[int] | None = None,
+        resume: Snapshot | None = None,
+        on_round: Callable[[Snapshot], None] | None = None,
+        on_start: Callable[[str], None] | None = None,
+    ) -> Result:
+        """Simulate the whole run; the arguments are those of `engine.simulation.simulate`."""
+        return simulate(
+            federation,
+            self.models,
+            self.method,
+            stages=self.stages,
+            metrics=self.metrics,
+            evaluate_every=self.recipe.evaluate_every,
+            last_rounds=self.recipe.last_rounds,
+            executor=executor,
+            device=device,
+            precision=precision,
+            assign=assign,
+            resume=resume,
+            on_round=on_round,
+            on_start=on_start,
+            **self._settings(),
+        )
+
+    def _settings(self) -> dict[str, Any]:
+        """What clients are made with, wherever they are."""
+        recipe = self.recipe
+        return {
+            "rounds": recipe.rounds,
+            "local": self.local,
+            "participation": recipe.participation,
+            "uploads": self.uploads,
+            "seed": recipe.seed,
+        }
+
+
+def _forward(model: SplitModel, inputs: Inputs, recipe: Recipe, client: int) -> None:
+    """Pass one blank input through the model: what it can't take shows here, not after the data is loaded."""
+    was = model.training
+    try:
+        with torch.no_grad():
+            model.eval()(torch.zeros(1, *inputs.shape))
+    except (RuntimeError, ValueError, IndexError) as error:
+        reason = str(error).splitlines()[0]
+        name = recipe.model if isinstance(recipe.model, str) else recipe.model[client]
+        raise BadInput(
+            f"model: {name!r} can't take {recipe.dataset}'s inputs of shape {inputs.shape} ({reason})"
+        ) from error
+    finally:
+        model.train(was)

@@ -1,0 +1,136 @@
+"""One run in its folder, from opening it to its result: a simulation and Flower's server leave the same files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from fedhead.core.tree import Tree
+from fedhead.data.arrays import Samples
+from fedhead.data.federation import Federation
+from fedhead.engine.metrics import Row
+from fedhead.engine.rounds import Result, Snapshot
+from fedhead.experiment import components
+from fedhead.experiment.recipe import Recipe
+from fedhead.experiment.run_folder import RunFolder
+
+
+class FolderRun:
+    """A run that is begun in a new folder, or resumed in its own.
+
+    Making one opens the folder and refuses what can't be begun or resumed there; nothing is written before `writing`.
+
+    Args:
+        recipe: What is run.
+        out: The run folder.
+        resume: Continue the run that was stopped there, if there is one.
+        executor: The user's own executor by name, if one was chosen.
+        allow_changed_code: Resume also where the user's own code differs from what the run began with.
+
+    Attributes:
+        recipe: The recipe, which finds the user's own code also where it was when the run began.
+        begun: The environment of the run that is resumed; empty for a new one.
+        result: The final metrics of a run that is finished already; None otherwise.
+
+    Raises:
+        BadInput: The folder holds something else, or the run's own code is missing or has changed.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        out: str | Path,
+        *,
+        resume: bool = False,
+        executor: str | None = None,
+        allow_changed_code: bool = False,
+    ):
+        self.out = Path(out)
+        self.recipe = recipe
+        self.begun: Mapping[str, Any] = {}
+        self.result: Row | None = None
+        self._existing: RunFolder | None = None
+        self._executor = executor
+        if not (resume and self.out.exists() and any(self.out.iterdir())):
+            RunFolder.refuse_taken(self.out)
+            return
+        self._existing = RunFolder.open(self.out, recipe)
+        self.result = self._existing.result()
+        if self.result is not None:
+            return
+        self.recipe = replace(recipe, folders=(*recipe.folders, *self._existing.recipe.folders))
+        self.begun = self._existing.environment()
+        recorded = self.begun.get("components", [])
+        self._executor = executor = executor or components.own_executor(recorded)
+        components.check_present(self.recipe, recorded, self.out, executor)
+        components.check_unchanged(self.out, self.recipe, recorded, executor, allow_changed_code)
+
+    @contextmanager
+    def writing(self, facts: Mapping[str, Any], federation: Federation | None = None) -> Iterator[None]:
+        """Hold the folder for writing, creating it if need be.
+
+        Args:
+            facts: What the environment records, besides where the components come from.
+            federation: The data whose split is stored, or compared with the stored one.
+        """
+        self.folder = self._existing or RunFolder.create(self.out, self.recipe)
+        with self.folder.locked():
+            if federation is not None:
+                self.folder.save_partition(federation)
+            self.folder.save_environment({**facts, "components": components.sources(self.recipe, self._executor)})
+            yield
+
+    def snapshot(self, clients: Callable[[Tree], Mapping[int, Any]]) -> Snapshot | None:
+        """Go back to the last checkpoint; None if there is none yet.
+
+        Args:
+            clients: Returns what `Snapshot.clients` holds from the state that `after_round` was given.
+        """
+        found = self.folder.rewind()
+        if found is None:
+            return None
+        number, state, history = found
+        return Snapshot(number, state["server"], dict(clients(state)), history)
+
+    def after_round(self, now: Snapshot, state: Tree, *, checkpoint: bool = False) -> None:
+        """Record a round and save its state, if the last checkpoint is long enough ago or `checkpoint` is set."""
+        self.folder.record(now.history[-1])
+        self.folder.save_checkpoint(now.round, state, final=checkpoint or now.round == self.recipe.rounds)
+
+    def finish(self, result: Result, public: Samples | None) -> Row:
+        """Store the stages' states and the final metrics, and return these; from then on the run is finished."""
+        if result.stages:
+            self.folder.save_stages({name: stage.server for name, stage in result.stages.items()})
+        found = _final_metrics(self.out, self.recipe, result)
+        found["public_bytes"] = 0 if public is None else public.x.nbytes
+        self.folder.finish(found)
+        return found
+
+
+def _final_metrics(out: Path, recipe: Recipe, result: Result) -> Row:
+    last = next((row for row in reversed(result.history) if "accuracy" in row), {})
+    return {
+        "run": str(out),
+        "dataset": recipe.dataset,
+        "partition": recipe.partition,
+        "method": recipe.method,
+        "model": recipe.model,
+        "seed": recipe.seed,
+        "rounds": recipe.rounds,
+        "accuracy": result.accuracy,
+        "accuracy_mean": result.accuracy_mean,
+        "metrics": result.metrics,
+        "personal": result.personal,
+        "per_class": last.get("per_class"),
+        "clients": last.get("clients"),
+        "stages": {name: stage.metrics for name, stage in result.stages.items()},
+        "bytes_up": result.bytes_up,
+        "bytes_down": result.bytes_down,
+        "client_bytes": result.client_bytes,
+        "seconds": result.seconds,
+        "preparing": result.preparing,
+        "executor": result.executor,
+    }
