@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
 from small import federation, network
 
-from fedhead.algorithm.phase import Reply
-from fedhead.algorithm.task import LocalTraining
-from fedhead.core.errors import BadInput
+from fedhead.algorithm.base import Method
+from fedhead.algorithm.phase import Replies, Reply
+from fedhead.algorithm.task import LocalTraining, Task
+from fedhead.core.errors import BadInput, Diverged
 from fedhead.core.optimizers import SGD
+from fedhead.core.tree import Tree
 from fedhead.engine.rounds import Result, Snapshot
 from fedhead.engine.simulation import Simulation, simulate
 from fedhead.executors.job import Executor, Job
@@ -113,3 +116,24 @@ def test_batches_larger_than_any_client_are_told_of(
     local = LocalTraining(epochs=1, batch_size=batch_size, optimizer=SGD(0.05))
     Simulation(federation(), [network("group")], METHODS["fedavg"](), rounds=1, local=local)
     assert ("trains alike in less time" in caplog.text) == told
+
+
+@pytest.mark.parametrize("name", ["local", "ditto"])
+def test_numbers_that_a_client_keeps_are_checked_like_those_it_sends(name: str) -> None:
+    method = METHODS[name](**({"lam": 1e38} if name == "ditto" else {}))  # the model it sends stays finite
+    local = LocalTraining(epochs=3, batch_size=4, optimizer=SGD(1e30 if name == "local" else 1e-3))
+    with pytest.raises(Diverged, match=r"client 0, round 1: '(own|personal)/.*' is not finite any more; .*\(lr\)"):
+        simulate(federation(), network("group"), method, rounds=3, local=local, executor="loop")
+
+
+def test_a_server_that_leaves_the_finite_numbers_is_named() -> None:
+    with pytest.raises(Diverged, match=r"round 1, the server: 'model/.*' is not finite any more"):
+        simulate(federation(), network("group"), Overflowing(), rounds=1, local=LOCAL, executor="loop")
+
+
+@dataclass(frozen=True)
+class Overflowing(Method):
+    """FedAvg whose server divides by 0."""
+
+    def aggregate(self, server: Tree, replies: Replies, task: Task) -> Tree:
+        return super().aggregate(server, replies, task).map(lambda t: t / 0)

@@ -11,7 +11,7 @@ import matplotlib.image
 import numpy as np
 import pytest
 
-from fedhead.core.errors import BadInput
+from fedhead.core.errors import BadInput, Diverged
 from fedhead.data.federation import Federation
 from fedhead.experiment.recipe import Recipe
 from fedhead.experiment.run_folder import RunFolder
@@ -128,6 +128,77 @@ def test_unfinished_and_empty_runs_can_be_reported(tmp_path: Path) -> None:
     html = page.page(tables.load_runs([tmp_path]))
     assert "stopped after round 2" in html
     assert "stopped after round 0" in html
+
+
+def table(path: Path) -> dict[str, tables.TableRow]:
+    return {line.label: line for line in tables.table_rows(tables.group_by_seed(tables.load_runs([path])))}
+
+
+def test_only_finished_runs_are_averaged(tmp_path: Path) -> None:
+    for seed, accuracies in enumerate(([90.0, 92.0], [88.0, 90.0], [10.0])):
+        write_run(tmp_path / f"s{seed}", Recipe(rounds=2, seed=seed), accuracies, {} if seed < 2 else None)
+    line = table(tmp_path)["fedavg"]
+    assert (line.accuracy, line.seeds, line.uncounted) == ([92.0, 90.0], [0, 1], "1 unfinished")
+    html = page.page(tables.load_runs([tmp_path]))
+    assert "91.00 ± 1.41" in html
+    assert "s2 is unfinished, stopped after round 1 of 2: it does not count" in html
+    ax = plots.curves(tables.group_by_seed(tables.load_runs([tmp_path]))).axes[0]
+    assert {str(line.get_label()): np.asarray(line.get_ydata()).tolist() for line in ax.lines} == {
+        "fedavg": [89.0, 91.0],
+        "fedavg, seed 2, unfinished": [10.0],
+    }
+
+
+def test_one_seed_in_three_folders_that_were_stopped_is_no_result(tmp_path: Path) -> None:
+    for i, rounds in enumerate((6, 1, 2)):
+        write_run(tmp_path / f"run{i}", Recipe(rounds=9), [90.0 + i] * rounds)
+    line = table(tmp_path)["fedavg"]
+    assert (tables.mean_std(line.accuracy), line.seeds, line.uncounted) == ("–", [], "1 unfinished")
+
+
+def test_a_seed_that_was_run_twice_counts_once(tmp_path: Path) -> None:
+    for i, last in enumerate((92.0, 92.0, 92.0)):
+        write_run(tmp_path / f"run{i}", Recipe(rounds=2), [90.0, last], {})
+    assert (table(tmp_path)["fedavg"].accuracy, table(tmp_path)["fedavg"].seeds) == ([92.0], [0])
+    [note] = tables.notes(tables.group_by_seed(tables.load_runs([tmp_path])))
+    assert note.startswith("seed 0 was run 3 times with the same result, which counts once: ")
+    assert "run2" in note
+
+
+def test_a_seed_with_two_results_is_named(tmp_path: Path) -> None:
+    for i, last in enumerate((92.0, 95.0)):
+        write_run(tmp_path / f"run{i}", Recipe(rounds=2), [90.0, last], {})
+    assert table(tmp_path)["fedavg"].accuracy == [92.0]
+    [note] = tables.notes(tables.group_by_seed(tables.load_runs([tmp_path])))
+    assert "DIFFERENT results (accuracy 92.00, 95.00), of which only the first counts" in note
+
+
+def test_a_folder_named_twice_is_one_run(tmp_path: Path) -> None:
+    write_run(tmp_path / "run", Recipe(rounds=1), [90.0], {})
+    assert len(tables.load_runs([tmp_path, tmp_path / "run"])) == 1
+
+
+def test_a_diverged_run_is_marked(tmp_path: Path) -> None:
+    write_run(tmp_path / "run", Recipe(rounds=9), [90.0])
+    with pytest.raises(Diverged), RunFolder.open(tmp_path / "run").locked():
+        raise Diverged("client 3, round 2: 'own/w' is not finite any more")
+    assert table(tmp_path)["fedavg"].uncounted == "1 diverged"
+    assert "diverged (client 3, round 2: &#x27;own/w&#x27; is not finite any more)" in page.page(
+        tables.load_runs([tmp_path])
+    )
+
+
+def test_empty_folders_are_named(tmp_path: Path) -> None:
+    write_run(tmp_path / "run", Recipe(rounds=1), [90.0], {})
+    (tmp_path / "seeds" / "seed0").mkdir(parents=True)
+    (tmp_path / "run" / "tensorboard").mkdir()  # inside a run, it is none of the reader's business
+    (tmp_path / "none").mkdir()
+    assert len(tables.load_runs([tmp_path / "run", tmp_path / "none"])) == 1
+    assert tables.empty_folders([tmp_path]) == [tmp_path / "none", tmp_path / "seeds" / "seed0"]
+    html = page.write([tmp_path], tmp_path / "report.html").read_text()
+    assert f"{tmp_path / 'none'} is empty: no run began there" in html
+    with pytest.raises(BadInput, match="none contains no run, it is empty"):
+        tables.load_runs([tmp_path / "none"])
 
 
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:

@@ -209,6 +209,8 @@ def report(
 
     groups = tables.group_by_seed(tables.load_runs(runs))
     print_results(tables.table_rows(groups))
+    for note in tables.notes(groups, tables.empty_folders(runs)):
+        print(note)
     if unlabeled := tables.unlabeled_keys(groups):
         print(f"they also differ in {', '.join(unlabeled)}: the report says how")
     print(f"report: {page.write(runs, out)}")

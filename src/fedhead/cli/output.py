@@ -31,11 +31,18 @@ def print_results(lines: list[Any]) -> None:
     personal = any(line.personal for line in lines)
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("method")
-    for column in ("accuracy", *(["personal"] if personal else []), "seeds"):
+    more = ["not counted"] if any(line.uncounted for line in lines) else []
+    for column in ("accuracy", *(["personal"] if personal else []), "seeds", *more):
         table.add_column(column, justify="right", no_wrap=True)
     for line in lines:
         own = [tables.mean_std(line.personal)] if personal else []
-        table.add_row(Text(line.label), tables.mean_std(line.accuracy), *own, str(len(line.seeds)))
+        table.add_row(
+            Text(line.label),
+            tables.mean_std(line.accuracy),
+            *own,
+            str(len(line.seeds)),
+            *([line.uncounted] if more else []),
+        )
     console().print(table)
 
 

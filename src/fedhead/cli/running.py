@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import statistics
 from pathlib import Path
 from typing import Annotated
 
@@ -12,7 +13,7 @@ import typer
 from fedhead.cli.app import app
 from fedhead.cli.options import Assignments, DataFolder, Device, ExecutorName, Precision, RecipeName, TransportName
 from fedhead.cli.output import print_results, progress
-from fedhead.core.errors import BadInput
+from fedhead.core.errors import BadInput, Diverged
 from fedhead.engine.metrics import Row
 
 # What the demo compares: FedAvg, with CCVR after it, and FedETF.
@@ -65,7 +66,8 @@ def run(
         raise BadInput("--resume needs --out: name the run folder that is to go on")
     found = load(recipe, assignments or [])
     settings = Settings(data, device.value, executor, precision.value, threads, tensorboard, allow_changed_code)
-    out = out or _unused(Path("runs") / f"{Path(recipe).stem}-{found.method.rpartition(':')[2]}-seed{found.seed}")
+    name = f"{Path(recipe).stem}-{found.method.rpartition(':')[2]}"
+    out = out or _unused(Path("runs") / (name if found.seeds else f"{name}-seed{found.seed}"))
     if together and not found.seeds:
         raise BadInput("--together joins several seeds: give them, as in 'seeds=[0, 1, 2]'")
     over_flower = transport is TransportName.flower
@@ -79,6 +81,8 @@ def run(
         print(json.dumps(result))
     else:
         _print_result(result)
+    for seed, reason in result.get("diverged", {}).items():
+        raise Diverged(f"seed {seed} diverged and is in no mean: {reason}")
 
 
 def _unused(path: Path) -> Path:
@@ -91,17 +95,17 @@ def _unused(path: Path) -> Path:
 
 
 def _print_result(result: Row) -> None:
-    def percent(value: float | None) -> str:
-        return "–" if value is None else f"{value:.2f} %"
-
-    print(f"accuracy    {percent(result['accuracy'])}")
+    runs = result.get("runs", [result])
+    many = f"  ({len(runs)} seeds)" if "runs" in result else ""
+    print(f"accuracy    {_percent([r['accuracy'] for r in runs])}{many}")
     if result["personal"] is not None:
-        print(f"personal    {percent(result['personal'])}")
+        print(f"personal    {_percent([r['personal'] for r in runs])}{many}")
     for name, value in result.get("metrics", {}).items():
         print(f"{name}    {value:.4f}")
-    for name, row in result["stages"].items():
-        values = [("accuracy", row["accuracy"]), ("personal", row["personal"])]
-        print(f"  + {name}: {', '.join(f'{word} {percent(value)}' for word, value in values if value is not None)}")
+    for name in result["stages"]:
+        found = [(word, [r["stages"][name][word] for r in runs]) for word in ("accuracy", "personal")]
+        shown = [f"{word} {_percent(values)}" for word, values in found if values != [None] * len(runs)]
+        print(f"  + {name}: {', '.join(shown)}")
     print(f"traffic     {result['bytes_up'] / 1e6:,.1f} MB up, {result['bytes_down'] / 1e6:,.1f} MB down")
     if result.get("client_bytes"):
         each = {way: f"{value / 1e3:,.1f} kB {way}" for way, value in result["client_bytes"].items()}
@@ -109,6 +113,15 @@ def _print_result(result: Row) -> None:
     prepared = result.get("preparing") or 0.0
     print(f"time        {result['seconds']:.1f} s" + (f", after {prepared:.1f} s of compiling" if prepared else ""))
     print(f"run         {result['run']}")
+
+
+def _percent(values: list[float | None]) -> str:
+    """The value of a run in per cent; of several, their mean and deviation."""
+    there = [v for v in values if v is not None]
+    if not there:
+        return "–"
+    spread = f" ± {statistics.stdev(there):.2f}" if len(there) > 1 else ""
+    return f"{statistics.fmean(there):.2f}{spread} %"
 
 
 @app.command()

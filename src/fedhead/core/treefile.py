@@ -89,6 +89,20 @@ def load_tree(path: str | Path) -> tuple[Tree, dict[str, Any]]:
     return tree, metadata
 
 
+def load_metadata(path: str | Path) -> dict[str, Any]:
+    """Read only the metadata of a file written by `save_tree`, which takes no time however large the file is.
+
+    Raises:
+        BadInput: If the file is missing, corrupt or was not written by fedhead.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata: dict[str, Any] = json.loads((file.metadata() or {})["metadata"])
+            return metadata
+    except (SafetensorError, OSError, KeyError, json.JSONDecodeError) as error:
+        raise BadInput(f"{path} can't be read: it is corrupt, truncated or not a fedhead file ({error})") from error
+
+
 def describe(tree: Tree) -> dict[str, Any]:
     """Return the structure of a tree as JSON data; as lists, since safetensors files don't keep the order."""
     entries = [[name, describe(value) if isinstance(value, Tree) else None] for name, value in tree.items()]

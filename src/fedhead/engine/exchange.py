@@ -47,6 +47,7 @@ def exchange(
 
     Raises:
         FedheadError: If there is no quorum, or, without one, as soon as a client fails.
+        Diverged: If the server's new state is not finite.
     """
     quorum = transport.quorum or Quorum()
     where = f"stage {algorithm.name}" if isinstance(algorithm, Stage) else f"round {round}"
@@ -67,6 +68,7 @@ def exchange(
             transport.log(f"{where}: {transport.client_name(k)} does not count: {why}")
         if len(counted) >= max(1, min(quorum.replies, len({*cohort, *counted}))):
             new = _aggregate(transport, algorithm, server, counted)
+            reply_check.check_finite(new, f"{where}, the server")
             for k in sorted(counted):
                 states[k] = counted[k].kept
             return new, _record(transport, counted, failed, down)
@@ -91,6 +93,8 @@ def _check_replies(
         try:
             reply_check.check(reply.send, first if known is None else known, k, round)
             _check_possible(transport, algorithm, k, reply)
+            if isinstance(reply.kept, Tree):  # a site checks by itself what it keeps
+                reply_check.check_finite(reply.kept, f"client {k}, round {round}")
         except FedheadError as error:
             failed[k] = error
             continue

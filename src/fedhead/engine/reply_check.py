@@ -24,12 +24,21 @@ class Impossible(Refused):
 def check(send: Tree, expected: Schema | None, client: int, round: int) -> None:
     """Raise `Refused` for other names, shapes or types than expected, `Diverged` for numbers that are not finite."""
     where = f"client {client}, round {round}"
-    leaves = send.leaves()
     if expected is not None:
         odd = difference(schema(send), expected)
         if odd is not None:
             raise Refused(f"{where}: {odd}")
-    floats = {n: t for n, t in leaves.items() if t.is_floating_point() and t.numel()}
+    check_finite(send, where)
+
+
+def check_finite(tree: Tree, where: str) -> None:
+    """Raise `Diverged` for numbers that are not finite.
+
+    Args:
+        tree: What a client sent or keeps, or the server's state.
+        where: How the error refers to its owner, such as "client 3, round 7".
+    """
+    floats = {n: t for n, t in tree.leaves().items() if t.is_floating_point() and t.numel()}
     if floats and not _all_finite(list(floats.values())):
         name = next(n for n, t in floats.items() if not bool(torch.isfinite(t).all()))
         raise Diverged(f"{where}: {name!r} is not finite any more; a smaller learning rate (lr) is the usual fix")

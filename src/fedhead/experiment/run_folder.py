@@ -6,6 +6,7 @@
     checkpoint.safetensors  the state after a round, replaced whole
     environment.json        versions, device, commit, where each component came from, and the executor that was chosen
     stages.safetensors      the server's state after each stage
+    diverged.json           why the run has no result, where its numbers left the finite ones
     result.json             the final results; a run that has them is finished
 
 A run that is killed at any moment goes on from its checkpoint: rounds that were counted after it are cut from the
@@ -28,15 +29,15 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedhead.core.errors import BadInput
+from fedhead.core.errors import BadInput, Diverged
 from fedhead.core.tree import Tree
-from fedhead.core.treefile import atomic, load_tree, save_tree
+from fedhead.core.treefile import atomic, load_metadata, load_tree, save_tree
 from fedhead.data.federation import Federation
 from fedhead.experiment.recipe import Recipe
 
 CONFIG, PARTITION, METRICS = "config.yaml", "partition.npz", "metrics.jsonl"
 CHECKPOINT, ENVIRONMENT, RESULT = "checkpoint.safetensors", "environment.json", "result.json"
-STAGE_STATES = "stages.safetensors"
+STAGE_STATES, DIVERGED = "stages.safetensors", "diverged.json"
 # At most this share of a run goes into checkpoints; the rounds since the last one are run again on resuming.
 CHECKPOINT_SHARE = 0.05
 
@@ -56,11 +57,18 @@ class RunFolder:
         """Refuse a folder that can't hold a new run because it holds something already."""
         held = _contents(Path(path))
         if CONFIG in held:
-            finished = RESULT in held
-            fix = (
-                "select another folder with --out" if finished else "continue it with --resume or select another --out"
+            state = (
+                "a finished run"
+                if RESULT in held
+                else "a run that diverged"
+                if DIVERGED in held
+                else "an unfinished run"
             )
-            raise BadInput(f"{path} holds {'a finished' if finished else 'an unfinished'} run already: {fix}")
+            resumable = state == "an unfinished run"
+            fix = (
+                "continue it with --resume or select another --out" if resumable else "select another folder with --out"
+            )
+            raise BadInput(f"{path} holds {state} already: {fix}")
         if held:
             raise BadInput(f"{path} is not empty and holds no run (it has {held[0]}): select another folder with --out")
 
@@ -107,11 +115,15 @@ class RunFolder:
             except OSError as error:
                 raise BadInput(f"{self.path} is in use: another process is running in it") from error
             # A process was killed while it wrote; safetensors writes a checkpoint by a .tmpXXXXXX file beside it.
-            for name in (CONFIG, PARTITION, METRICS, CHECKPOINT, ENVIRONMENT, RESULT, STAGE_STATES, "tmp"):
+            for name in (CONFIG, PARTITION, METRICS, CHECKPOINT, ENVIRONMENT, RESULT, STAGE_STATES, DIVERGED, "tmp"):
                 for draft in self.path.glob(f".{name}*"):
                     draft.unlink()
+            (self.path / DIVERGED).unlink(missing_ok=True)  # it is tried again
             try:
                 yield self
+            except Diverged as error:
+                self._write(DIVERGED, json.dumps({"reason": str(error)}) + "\n")
+                raise
             finally:
                 if self._metrics is not None:
                     self._metrics.close()
@@ -121,6 +133,12 @@ class RunFolder:
     def finished(self) -> bool:
         """Whether the run came to its end."""
         return (self.path / RESULT).exists()
+
+    @property
+    def diverged(self) -> str | None:
+        """Why the run has no result, if its numbers left the finite ones."""
+        found = self._read_json(DIVERGED)
+        return None if found is None or self.finished else str(found["reason"])
 
     # -- the split and the surroundings -----------------------------------------------------------
     def save_partition(self, federation: Federation) -> None:
@@ -192,6 +210,11 @@ class RunFolder:
         self._save_took = self._saved_at - start
         return True
 
+    def checkpoint_round(self) -> int:
+        """The round after which the checkpoint was taken; 0 if there is none yet."""
+        path = self.path / CHECKPOINT
+        return int(load_metadata(path).get("round", 0)) if path.exists() else 0
+
     def rewind(self) -> tuple[int, Tree, list[dict[str, Any]]] | None:
         """Go back to the checkpoint: its round, its state and the metrics up to it; None if there is none yet.
 
@@ -243,7 +266,7 @@ def _code_folders(path: Path) -> list[Path]:
     found = []
     for entry in RunFolder(path, Recipe()).environment().get("components", ()):
         where = Path(entry["name"].rpartition(":")[0])
-        if where.suffix == ".py" and "file" in entry and ".." not in where.parts:
+        if where.suffix == ".py" and "file" in entry and ".." not in where.parts and not where.is_absolute():
             found.append(Path(entry["file"]).parents[len(where.parts) - 1])
     return list(dict.fromkeys(found))
 

@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+from fedhead.core.errors import Diverged
 from fedhead.engine.metrics import Row
 from fedhead.experiment.recipe import Recipe
 from fedhead.experiment.run import Settings, execute, execute_together
+from fedhead.experiment.run_folder import RunFolder
+
+MEANS = ("accuracy", "accuracy_mean", "personal")  # results that are averaged over seeds
+
+
+def seed_folders(recipe: Recipe, out: Path) -> dict[Path, Recipe]:
+    """Return the run folder of each seed with its recipe; without a list of seeds `out` itself."""
+    if not recipe.seeds:
+        return {out: recipe}
+    return {out / f"seed{seed}": recipe.override([f"seed={seed}"]) for seed in recipe.seeds}
 
 
 def execute_seeds(
@@ -23,6 +35,8 @@ def execute_seeds(
 ) -> Row:
     """Run a recipe once for each of its seeds, each in its own folder.
 
+    A seed whose run diverges does not stop the others; it is named under `diverged` and enters no mean.
+
     Args:
         recipe: What to run; one without a list of seeds is run once, in `out` itself.
         out: The run folder, or the folder that holds `seed0`, `seed1` and so on.
@@ -33,36 +47,71 @@ def execute_seeds(
         on_row: Called with the record of every round.
 
     Returns:
-        The result of the run; of several, their means, with the single results under `runs`.
+        The result of the run; of several, the means and deviations of those that ended, with the single results under
+        `runs`.
+
+    Raises:
+        Diverged: If no seed has a result.
     """
-    seeds = [recipe.override([f"seed={seed}"]) for seed in recipe.seeds]
-    folders = [out / f"seed{r.seed}" for r in seeds]
-    if not seeds:
+    folders = seed_folders(recipe, out)
+    if not recipe.seeds:
         return execute(recipe, out, settings, resume=resume, on_row=on_row)
+    results: list[Row] = []
+    diverged: dict[int, Diverged] = {}
     if together:
-        results = execute_together(seeds, folders, settings, resume=resume, on_row=on_row)
+        try:
+            results = execute_together(list(folders.values()), list(folders), settings, resume=resume, on_row=on_row)
+        except Diverged as error:  # raised when all have ended
+            results, diverged = _ended(folders, error)
     else:
-        pairs = zip(seeds, folders, strict=True)
-        results = [execute(r, folder, settings, resume=resume, on_row=on_row) for r, folder in pairs]
-    means = {name: _mean([r[name] for r in results]) for name in ("accuracy", "accuracy_mean", "personal")}
-    totals = {name: sum(r[name] for r in results) for name in ("bytes_up", "bytes_down", "seconds")}
-    totals["preparing"] = max(r.get("preparing") or 0.0 for r in results)  # runs that train together share it
+        for folder, one in folders.items():
+            try:
+                results.append(execute(one, folder, settings, resume=resume, on_row=on_row))
+            except Diverged as error:
+                diverged[one.seed] = error
+    if not results:
+        raise next(iter(diverged.values()))
+    return {"run": str(out), **averaged(results), "diverged": {str(seed): str(why) for seed, why in diverged.items()}}
+
+
+def _ended(folders: Mapping[Path, Recipe], error: Diverged) -> tuple[list[Row], dict[int, Diverged]]:
+    """Return the results of the runs that ended well, and why the others have none."""
+    results, diverged = [], {}
+    for path, recipe in folders.items():
+        folder = RunFolder.open(path)
+        if (found := folder.result()) is not None:
+            results.append(found)
+        elif (reason := folder.diverged) is not None:
+            diverged[recipe.seed] = Diverged(reason)
+        else:
+            raise error  # this one was stopped by something else
+    return results, diverged
+
+
+def averaged(results: Sequence[Row]) -> Row:
+    """Return the means and deviations over runs that differ only in their seed, and the runs themselves."""
     stages = {
         name: {metric: _mean([r["stages"][name][metric] for r in results]) for metric in ("accuracy", "personal")}
         for name in results[0]["stages"]
     }
-    metrics = {name: _mean([r["metrics"][name] for r in results]) for name in results[0].get("metrics") or {}}
     return {
-        "run": str(out),
-        **means,
-        "metrics": metrics,
+        **{name: _mean([r[name] for r in results]) for name in MEANS},
+        "deviation": {name: deviation([r[name] for r in results]) for name in MEANS},
+        "metrics": {name: _mean([r["metrics"][name] for r in results]) for name in results[0].get("metrics") or {}},
         "stages": stages,
-        **totals,
-        "seed": list(recipe.seeds),
-        "runs": results,
+        **{name: sum(r[name] for r in results) for name in ("bytes_up", "bytes_down", "seconds")},
+        "preparing": max(r.get("preparing") or 0.0 for r in results),  # runs that train together share it
+        "seed": [r["seed"] for r in results],
+        "runs": list(results),
     }
 
 
-def _mean(values: list[float | None]) -> float | None:
+def _mean(values: Sequence[Any]) -> float | None:
     there = [v for v in values if v is not None]
     return statistics.fmean(there) if there else None
+
+
+def deviation(values: Sequence[Any]) -> float | None:
+    """Return the sample standard deviation (n − 1) of the values that are there; None for fewer than two."""
+    there = [v for v in values if v is not None]
+    return statistics.stdev(there) if len(there) > 1 else None

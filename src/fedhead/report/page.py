@@ -43,24 +43,31 @@ def write(paths: Sequence[str | Path], out: str | Path) -> Path:
         The path of the file.
     """
     out = Path(out)
-    html = page(tables.load_runs(paths))
+    html = page(tables.load_runs(paths), tables.empty_folders(paths))
     out.parent.mkdir(parents=True, exist_ok=True)
     with atomic(out) as draft:
         draft.write_text(html, encoding="utf-8")
     return out
 
 
-def page(runs: Sequence[Run]) -> str:
-    """Return the report as HTML."""
+def page(runs: Sequence[Run], empty: Sequence[Path] = ()) -> str:
+    """Return the report as HTML.
+
+    Args:
+        runs: What it is about.
+        empty: Folders in which no run began, to be named.
+    """
     groups = tables.group_by_seed(runs)
     table_rows = tables.table_rows(groups)
     recipes = [run.recipe for run in runs]
     title = " · ".join(sorted({r.dataset for r in recipes})) + " · " + ", ".join(sorted({r.partition for r in recipes}))
     parts = [
         f"<h1>{escape(title)}</h1>",
-        f"<p>{len(runs)} runs, {len(groups)} settings. Accuracies in per cent, mean ± deviation over seeds.</p>",
+        f"<p>{len(runs)} runs, {len(groups)} settings. Accuracies in per cent, mean ± deviation over the seeds that "
+        f"finished.</p>",
         "<h2>Results</h2>",
         _results(table_rows),
+        _notes(tables.notes(groups, empty)),
         _settings(groups),
         "<h2>Learning curves</h2>",
         _curves(groups),
@@ -91,13 +98,24 @@ def _table(head: Sequence[str], body: Sequence[Sequence[str]], best: set[tuple[i
 
 
 def _results(table_rows: Sequence[TableRow]) -> str:
-    head = ["method", "accuracy", "personal", "seeds", "traffic (MB)", "per client and round (kB)", "seconds"]
+    uncounted = any(row.uncounted for row in table_rows)
+    head = [
+        "method",
+        "accuracy",
+        "personal",
+        "seeds",
+        *(["not counted"] if uncounted else []),
+        "traffic (MB)",
+        "per client and round (kB)",
+        "seconds",
+    ]
     body = [
         [
             row.label,
             tables.mean_std(row.accuracy),
             tables.mean_std(row.personal),
             str(len(row.seeds)),
+            *([row.uncounted] if uncounted else []),
             "" if row.megabytes is None else f"{row.megabytes:,.1f}",
             "" if row.client_kilobytes is None else f"{row.client_kilobytes:,.1f}",
             "" if row.seconds is None else f"{row.seconds:.1f}",
@@ -112,6 +130,10 @@ def _results(table_rows: Sequence[TableRow]) -> str:
     return _table(head, body, best)
 
 
+def _notes(lines: Sequence[str]) -> str:
+    return "<ul>" + "".join(f"<li>{escape(line)}</li>" for line in lines) + "</ul>" if lines else ""
+
+
 def _settings(groups: Sequence[Group]) -> str:
     """Return a table of the settings that differ between groups and that their labels leave out."""
     if not tables.unlabeled_keys(groups):
@@ -123,7 +145,9 @@ def _settings(groups: Sequence[Group]) -> str:
 
 def _curves(groups: Sequence[Group]) -> str:
     found = [
-        name for name in ("accuracy", "personal") if any(run.last(name) is not None for g in groups for run in g.runs)
+        name
+        for name in ("accuracy", "personal")
+        if any(run.last(name) is not None for g in groups for run in [*g.runs, *g.unfinished])
     ]
     if not found:
         return "<p>No round has been evaluated yet.</p>"
@@ -162,11 +186,10 @@ def _partitions(runs: Sequence[Run]) -> str:
 
 def _details(run: Run) -> str:
     environment = run.folder.environment()
-    state = "finished" if run.result else f"stopped after round {run.rows[-1]['round'] if run.rows else 0}"
     details = [f"executor {environment.get('executor', '–')}", f"device {environment.get('device', '–')}"]
     details += [f"{name} {version}" for name, version in environment.get("versions", {}).items() if version]
     details += [f"commit {environment['commit']}"] if environment.get("commit") else []
     return (
-        f"<details><summary>{escape(str(run.folder.path))} – {escape(state)}</summary>"
+        f"<details><summary>{escape(str(run.folder.path))} – {escape(run.state)}</summary>"
         f"<p>{escape(', '.join(details))}</p><pre>{escape(run.recipe.to_yaml())}</pre></details>"
     )

@@ -39,6 +39,8 @@ _STYLE: dict[Any, Any] = {
 def curves(groups: Sequence[Group], metric: str = "accuracy") -> Figure:
     """Plot a metric over the rounds: the mean over seeds, with a band of one standard deviation.
 
+    Runs that did not finish are lines of their own, thin and named as such.
+
     Args:
         groups: Groups of runs, see `fedhead.report.tables.group_by_seed`.
         metric: "accuracy" or "personal".
@@ -46,17 +48,23 @@ def curves(groups: Sequence[Group], metric: str = "accuracy") -> Figure:
     fig, ax = _blank(7.0, 3.8)
     legend_lines = 0  # lines of text in the legend
     for i, g in enumerate(groups):
-        rounds, values = _aligned([run.rows for run in g.runs], metric)
-        if not len(rounds):
-            continue
-        color, mean = COLORS[i % len(COLORS)], values.mean(axis=0)
-        dash = DASHES[i // len(COLORS) % len(DASHES)]
-        label = textwrap.fill(g.label, _LEGEND_WIDTH)
-        legend_lines += 1 + label.count("\n")
-        ax.plot(rounds, mean, dash, color=color, lw=1.8, label=label, marker="o" if len(rounds) == 1 else "")
-        if len(values) > 1:
-            deviation = values.std(axis=0, ddof=1)
-            ax.fill_between(rounds, mean - deviation, mean + deviation, color=color, alpha=0.18, lw=0)
+        color, dash = COLORS[i % len(COLORS)], DASHES[i // len(COLORS) % len(DASHES)]
+        lines = [(g.label, [run.rows for run in g.runs], 1.8)]
+        for run in g.unfinished:
+            lines.append(
+                (f"{g.label}, seed {run.recipe.seed}, {run.state.partition(' ')[0].strip(',')}", [run.rows], 0.8)
+            )
+        for label, histories, width in lines:
+            rounds, values = _aligned(histories, metric)
+            if not len(rounds):
+                continue
+            mean = values.mean(axis=0)
+            label = textwrap.fill(label, _LEGEND_WIDTH)
+            legend_lines += 1 + label.count("\n")
+            ax.plot(rounds, mean, dash, color=color, lw=width, label=label, marker="o" if len(rounds) == 1 else "")
+            if len(values) > 1:
+                deviation = values.std(axis=0, ddof=1)
+                ax.fill_between(rounds, mean - deviation, mean + deviation, color=color, alpha=0.18, lw=0)
     ax.set(xlabel="round", ylabel=f"{'personal ' if metric == 'personal' else ''}accuracy (%)")
     ax.grid(color=_INK, alpha=0.12, lw=0.6)
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))

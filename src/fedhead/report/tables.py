@@ -1,4 +1,7 @@
-"""Tables: runs that differ only in their seed form one row, with mean and standard deviation."""
+"""Tables: runs that differ only in their seed form one row, with mean and standard deviation.
+
+Only finished runs are averaged, and each seed counts once, however many folders hold it.
+"""
 
 from __future__ import annotations
 
@@ -27,6 +30,20 @@ class Run:
         """The recipe of the run."""
         return self.folder.recipe
 
+    @property
+    def finished(self) -> bool:
+        """Whether the run came to its end."""
+        return self.result is not None
+
+    @property
+    def state(self) -> str:
+        """Say how far the run came."""
+        if self.finished:
+            return "finished"
+        if (reason := self.folder.diverged) is not None:
+            return f"diverged ({reason})"
+        return f"unfinished, stopped after round {self.rows[-1]['round'] if self.rows else 0} of {self.recipe.rounds}"
+
     def last(self, name: str) -> Any:
         """Return the latest value of a metric, or None if it was never measured."""
         return next((row[name] for row in reversed(self.rows) if row.get(name) is not None), None)
@@ -37,7 +54,9 @@ class Group:
     """Runs that differ only in their seed."""
 
     label: str
-    runs: list[Run]
+    runs: list[Run]  # the finished ones, one per seed
+    unfinished: list[Run]  # those that were stopped or diverged, one per seed that has no finished run
+    notes: list[str]  # what a reader must know of the folders that do not count
     settings: Row  # its values of the settings that differ, except method and stages
     stage_settings: Row  # the same for the parameters of its stages
 
@@ -51,6 +70,7 @@ class TableRow:
     personal: list[float]
     per_class: list[list[float | None]]
     seeds: list[int]
+    uncounted: str  # what else there is, such as "1 unfinished, 1 diverged"
     megabytes: float | None  # total traffic, mean over seeds
     client_kilobytes: float | None  # traffic of one client in one round
     seconds: float | None
@@ -59,20 +79,39 @@ class TableRow:
 def load_runs(paths: Iterable[str | Path]) -> list[Run]:
     """Load runs from their folders; a folder that contains run folders stands for all of them.
 
+    Empty folders are passed over, see `empty_folders`.
+
     Raises:
-        BadInput: If a folder does not exist or contains no run.
+        BadInput: If a folder does not exist, or contains something but no run, or all are empty.
     """
-    found: list[Run] = []
-    for path in map(Path, paths):
+    found: dict[Path, Run] = {}
+    given = [Path(path) for path in paths]
+    for path in given:
         if not path.exists():
             raise BadInput(f"{path} does not exist: give run folders, such as runs/*")
         inner = [path] if (path / "config.yaml").exists() else sorted(p.parent for p in path.glob("**/config.yaml"))
-        if not inner:
+        if not inner and not _empty(path):
             raise BadInput(f"{path} contains no run: give run folders, such as runs/*")
         for place in inner:
             folder = RunFolder.open(place)
-            found.append(Run(folder, folder.metrics(), folder.result()))
-    return found
+            found.setdefault(place.resolve(), Run(folder, folder.metrics(), folder.result()))
+    if not found:
+        raise BadInput(f"{', '.join(map(str, given))} contains no run, it is empty: give run folders, such as runs/*")
+    return list(found.values())
+
+
+def empty_folders(paths: Iterable[str | Path]) -> list[Path]:
+    """Return the folders, among those given and at most two levels below, that hold nothing: no run began there."""
+    out: dict[Path, None] = {}
+    for path in map(Path, paths):
+        below = sorted(p for pattern in ("*", "*/*") for p in path.glob(pattern))
+        inside = [p for p in below if not (p.parent / "config.yaml").exists() and ".flower" not in str(p)]
+        out |= dict.fromkeys(p for p in [path, *inside] if _empty(p))
+    return list(out)
+
+
+def _empty(path: Path) -> bool:
+    return path.is_dir() and not any(path.iterdir())
 
 
 def group_by_seed(runs: Sequence[Run]) -> list[Group]:
@@ -86,9 +125,52 @@ def group_by_seed(runs: Sequence[Run]) -> list[Group]:
     differing = [k for k in names if len({repr(r.get(k)) for r in recipes}) > 1 and k not in _EXCLUDED]
     settings = [{k: r[k] for k in differing if k in r and not k.startswith("stage.")} for r in recipes]
     return [
-        Group(label, runs, own, {k: r[k] for k in differing if k in r and k.startswith("stage.")})
+        Group(label, *_one_per_seed(runs), own, {k: r[k] for k in differing if k in r and k.startswith("stage.")})
         for label, runs, own, r in zip(_labels(recipes, settings), by_settings.values(), settings, recipes, strict=True)
     ]
+
+
+def _one_per_seed(runs: Sequence[Run]) -> tuple[list[Run], list[Run], list[str]]:
+    """Return one finished run per seed, one other run for each seed without, and what is to be said of the rest."""
+    by_seed: dict[int, list[Run]] = {}
+    for run in runs:
+        by_seed.setdefault(run.recipe.seed, []).append(run)
+    finished: list[Run] = []
+    unfinished: list[Run] = []
+    notes: list[str] = []
+    for seed, same in sorted(by_seed.items()):
+        done = [run for run in same if run.finished]
+        first = done[0] if done else max(same, key=lambda run: len(run.rows))
+        (finished if done else unfinished).append(first)
+        if len(done) > 1:
+            notes.append(_repeated(seed, done))
+        notes += [f"{run.folder.path} is {run.state}: it does not count" for run in same if not run.finished]
+    return finished, unfinished, notes
+
+
+def _repeated(seed: int, runs: Sequence[Run]) -> str:
+    """Say of finished runs of one recipe and seed whether they agree; the first one counts."""
+    places = ", ".join(str(run.folder.path) for run in runs)
+    values = [_compared(run) for run in runs]
+    if all(value == values[0] for value in values):
+        return f"seed {seed} was run {len(runs)} times with the same result, which counts once: {places}"
+    shown = ", ".join("–" if (value := run.last("accuracy")) is None else f"{value:.2f}" for run in runs)
+    return (
+        f"seed {seed} was run {len(runs)} times with DIFFERENT results (accuracy {shown}), of which only the first "
+        f"counts: {places}"
+    )
+
+
+def _compared(run: Run) -> list[Any]:
+    stages = (run.result or {}).get("stages") or {}
+    return [[values.get(k) for k in _METRICS] for values in ({k: run.last(k) for k in _METRICS}, *stages.values())]
+
+
+def notes(groups: Sequence[Group], empty: Iterable[Path] = ()) -> list[str]:
+    """Return what a reader must know: folders that do not count, and why."""
+    several = len(groups) > 1
+    lines = [f"{g.label}: {note}" if several else note for g in groups for note in g.notes]
+    return [*lines, *(f"{path} is empty: no run began there" for path in empty)]
 
 
 _EXCLUDED = ("method", "stages", "seed", "seeds")  # the first two are part of the labels anyway
@@ -136,10 +218,9 @@ def table_rows(groups: Iterable[Group]) -> list[TableRow]:
     """Return one row per group, followed by one for each of its stages."""
     out: list[TableRow] = []
     for g in groups:
-        out.append(
-            _table_row(g.label, g.runs, [{name: run.last(name) for name in _METRICS} for run in g.runs], training=True)
-        )
-        for stage in g.runs[0].recipe.stages:
+        metrics = [{name: run.last(name) for name in _METRICS} for run in g.runs]
+        out.append(_table_row(g.label, g.runs, metrics, uncounted=_uncounted(g.unfinished)))
+        for stage in g.runs[0].recipe.stages if g.runs else ():
             finished = [run for run in g.runs if run.result and stage in run.result["stages"]]
             metrics = [run.result["stages"][stage] for run in finished if run.result]
             if finished:
@@ -149,10 +230,16 @@ def table_rows(groups: Iterable[Group]) -> list[TableRow]:
     return out
 
 
+def _uncounted(runs: Sequence[Run]) -> str:
+    """Count runs without a result by why they have none."""
+    counts = {word: sum(run.state.startswith(word) for run in runs) for word in ("unfinished", "diverged")}
+    return ", ".join(f"{count} {word}" for word, count in counts.items() if count)
+
+
 _METRICS = ("accuracy", "personal", "per_class")
 
 
-def _table_row(label: str, runs: list[Run], metrics: list[Row], training: bool) -> TableRow:
+def _table_row(label: str, runs: list[Run], metrics: list[Row], training: bool = True, uncounted: str = "") -> TableRow:
     traffic = [sum(row["bytes_up"] + row["bytes_down"] for row in run.rows) / 1e6 for run in runs]
     took_part = sum(row.get("participants", 0) for run in runs for row in run.rows)
     seconds = [sum(row["seconds"] for row in run.rows) for run in runs]
@@ -162,9 +249,10 @@ def _table_row(label: str, runs: list[Run], metrics: list[Row], training: bool) 
         personal=[f["personal"] for f in metrics if f["personal"] is not None],
         per_class=[f["per_class"] for f in metrics if f["per_class"]],
         seeds=[run.recipe.seed for run in runs],
-        megabytes=statistics.fmean(traffic) if training else None,
+        uncounted=uncounted,
+        megabytes=statistics.fmean(traffic) if training and traffic else None,
         client_kilobytes=1e3 * sum(traffic) / took_part if training and took_part else None,
-        seconds=statistics.fmean(seconds) if training else None,
+        seconds=statistics.fmean(seconds) if training and seconds else None,
     )
 
 
