@@ -40,7 +40,8 @@ def test_every_public_name_is_there_and_listed() -> None:
 @pytest.mark.parametrize(
     "code",
     [
-        "from fedhead.algorithm.base import Method; import fedhead as f; print(callable(f.method), f.Method is Method)",
+        "from fedhead.algorithm.method import Method; import fedhead as f; "
+        "print(callable(f.method), f.Method is Method)",
         "from fedhead.methods import moon; from fedhead import *; print(callable(method), Moon is moon.Moon)",
     ],
 )

@@ -11,7 +11,9 @@ import torch
 from small import federation, network
 from torch import Tensor
 
-from fedhead.algorithm.base import Algorithm, Method, Stage
+from fedhead.algorithm.base import Algorithm
+from fedhead.algorithm.method import Method
+from fedhead.algorithm.stage import Stage
 from fedhead.algorithm.task import LocalTraining
 from fedhead.core.errors import BadInput
 from fedhead.core.optimizers import SGD

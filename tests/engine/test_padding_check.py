@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from small import CLASSES, SIZES, federation, network
 from torch import Tensor
 
-from fedhead.algorithm.base import Method
 from fedhead.algorithm.client import Client
+from fedhead.algorithm.method import Method
 from fedhead.algorithm.phase import Phase
 from fedhead.algorithm.task import LocalTraining, Task
 from fedhead.core.batch import Batch

@@ -9,7 +9,7 @@ import pytest
 import torch
 from small import federation, network
 
-from fedhead.algorithm.base import Method
+from fedhead.algorithm.method import Method
 from fedhead.algorithm.phase import Replies, Reply
 from fedhead.algorithm.task import LocalTraining, Task
 from fedhead.core.errors import BadInput, Diverged

@@ -9,7 +9,7 @@ import pytest
 import torch
 from small import federation, network
 
-from fedhead.algorithm.base import Stage
+from fedhead.algorithm.stage import Stage
 from fedhead.algorithm.task import LocalTraining
 from fedhead.algorithm.upload import Clip, Half
 from fedhead.core.errors import BadInput

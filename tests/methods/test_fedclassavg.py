@@ -12,7 +12,7 @@ from small import CLASSES, federation, network
 from torch import nn
 from torch.nn import functional as F
 
-from fedhead.algorithm.base import Method
+from fedhead.algorithm.method import Method
 from fedhead.algorithm.task import LocalTraining
 from fedhead.core import random
 from fedhead.core.errors import BadInput

@@ -11,7 +11,7 @@ import torch
 from small import CLASSES, federation, network
 
 import fedhead as fh
-from fedhead.algorithm.base import Stage
+from fedhead.algorithm.stage import Stage
 from fedhead.algorithm.task import LocalTraining
 from fedhead.core.errors import BadInput
 from fedhead.core.optimizers import SGD

@@ -13,7 +13,7 @@ from small import CLASSES, federation, network
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedhead.algorithm.base import Method
+from fedhead.algorithm.method import Method
 from fedhead.algorithm.task import LocalTraining
 from fedhead.core.batch import Batch
 from fedhead.core.errors import BadInput

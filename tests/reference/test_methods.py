@@ -11,7 +11,7 @@ from plain import Plain, average, values
 from small import federation, network
 from torch import Tensor, nn
 
-from fedhead.algorithm.base import Method
+from fedhead.algorithm.method import Method
 from fedhead.algorithm.task import LocalTraining
 from fedhead.core.errors import BadInput
 from fedhead.core.optimizers import SGD, Adam

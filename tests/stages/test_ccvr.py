@@ -11,7 +11,7 @@ import torch
 from small import federation, network
 
 from fedhead import CCVR, METHODS, BadInput, Recalibrate, build, with_head
-from fedhead.algorithm.base import Method
+from fedhead.algorithm.method import Method
 from fedhead.algorithm.phase import Replies
 from fedhead.algorithm.task import LocalTraining
 from fedhead.calibration import statistics as class_statistics

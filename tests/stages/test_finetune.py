@@ -12,7 +12,7 @@ from plain import Plain
 from small import federation, network
 from torch.nn import functional as F
 
-from fedhead.algorithm.base import Method
+from fedhead.algorithm.method import Method
 from fedhead.algorithm.task import LocalTraining
 from fedhead.core.errors import BadInput
 from fedhead.core.optimizers import SGD

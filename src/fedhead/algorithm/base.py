@@ -7,19 +7,16 @@ the client axis and runs the same file in a loop, in a stack, in lanes or across
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from torch import Tensor
 
 from fedhead.algorithm.client import Client
 from fedhead.algorithm.phase import Phase, Replies, Reply
-from fedhead.algorithm.task import LocalTraining, Task
-from fedhead.core.batch import PARTS, Batch, Output
-from fedhead.core.component_check import check_class
+from fedhead.algorithm.task import Task
+from fedhead.core.batch import Output
 from fedhead.core.errors import BadInput
-from fedhead.core.losses import cross_entropy
 from fedhead.core.parameters import Checked
 from fedhead.core.registry import Registry
 from fedhead.core.tree import Tree, Weights
@@ -217,220 +214,15 @@ class Algorithm(Checked):
         return client.apply(w, x, train=False).logits
 
 
-@dataclasses.dataclass(frozen=True)
-class Method(Algorithm):
-    """FedAvg: clients train the global model on their own data, the server averages what they send.
-
-    Hooks of the client's half see one client and are pure: values in, values out, no `.item()`, no branching on
-    tensors.
-    """
-
-    @property
-    def shared(self) -> tuple[str, ...]:
-        """The parts of the model that are sent and averaged; the others stay with the client."""
-        return PARTS
-
-    def check_local(self, local: LocalTraining) -> None:
-        """Check, before anything is computed, that this local training can be used; any can by default.
-
-        Args:
-            local: Epochs, batch size and optimizer.
-
-        Raises:
-            BadInput: If it can't.
-        """
-
-    def init_server(self, w: Weights, task: Task) -> Tree:
-        """Return the server's state before the first round; by default the shared parts of the model.
-
-        Args:
-            w: The initial weights.
-            task: Sizes and settings.
-
-        Returns:
-            The state, with the global model under `model`.
-        """
-        return Tree(model=w.part(*self.shared))
-
-    def init_client(self, w: Weights, task: Task) -> Tree:
-        """Return a client's state before its first round; by default the parts that are not shared.
-
-        Args:
-            w: The initial weights.
-            task: Sizes and settings.
-
-        Returns:
-            The state, which stays with the client.
-        """
-        own = w.without(*self.shared)
-        return Tree(own=own) if own else Tree()
-
-    def start(self, client: Client) -> Weights:
-        """Start from the server's model, with the client's own parts where some are not shared."""
-        model = cast(Weights, client.received["model"])
-        return client.state["own"].replace(model) if "own" in client.state else model
-
-    def phases(self, task: Task) -> tuple[Phase, ...]:
-        """Train the whole model."""
-        return (Phase(self.loss),)
-
-    def loss(self, w: Weights, batch: Batch, client: Client) -> Tensor:
-        """Compute the loss of a batch; the mean cross entropy by default.
-
-        Args:
-            w: The weights that are trained.
-            batch: Samples of the client. Rows of weight 0 are padding.
-            client: The client, whose `apply` runs the model.
-
-        Returns:
-            One number that leaves out the rows of weight 0, or one value per sample, of which the engine takes the mean
-            weighted by `batch.weight`.
-        """
-        return cross_entropy(client.apply(w, batch.x).logits, batch.y, batch.weight)
-
-    def finish(self, w: Weights, client: Client) -> Reply:
-        """Send the shared parts, keep the others; what the head fixes is known to everyone already."""
-        own = w.without(*self.shared)
-        send = w.part(*self.shared).without(*client.task.model.fixed)
-        return Reply(send=Tree(model=send), keep=Tree(own=own) if own else Tree())
-
-    def aggregate(self, server: Tree, replies: Replies, task: Task) -> Tree:
-        """Average the clients' models, weighted by their sample counts."""
-        return server.replace(model=server["model"].replace(replies.mean("model")))
-
-    def global_model(self, server: Tree, task: Task) -> Weights | None:
-        """Return the averaged model, if all parts are shared."""
-        return cast(Weights, server["model"]) if set(self.shared) == set(PARTS) else None
-
-    def personal_model(self, client: Client) -> Weights:
-        """Return what the client would start its next round from."""
-        return self.start(client)
-
-    def tuned_model(self, w: Weights, client: Client) -> Weights:
-        """Return the client's own model right after local training, which fine-tuning stages keep.
-
-        Args:
-            w: The weights after local training.
-            client: The client.
-
-        Returns:
-            Weights of the whole model.
-        """
-        return w
-
-
-@dataclasses.dataclass(frozen=True)
-class Stage(Algorithm):
-    """One more exchange with all clients after the rounds, on top of any method, such as a calibration.
-
-    By default it asks for nothing and changes nothing; a stage overrides what it needs.
-
-    Args:
-        method: The method that trained the model; set by `after`.
-    """
-
-    method: Method = dataclasses.field(default_factory=Method, repr=False, kw_only=True)
-
-    def after(self, method: Method) -> Self:
-        """Return this stage on top of a method.
-
-        A stage that needs something of the method checks it here.
-
-        Args:
-            method: The method that trained the model.
-
-        Returns:
-            A copy with `self.method` set.
-
-        Raises:
-            BadInput: If the two can't be used together.
-        """
-        bound = dataclasses.replace(self, method=method)
-        # what the method broadcasts is needed to start from its model, whatever the stage adds
-        object.__setattr__(bound, "broadcast", tuple(dict.fromkeys((*method.broadcast, *type(self).broadcast))))
-        return bound
-
-    def per_client(self, server: Tree, client: int, task: Task) -> Tree:
-        """Return what the method would send to this client."""
-        return self.method.per_client(server, client, task)
-
-    def earlier(self) -> Stage | None:
-        """Return a stage whose global model this one starts from, or None to start from that of the rounds."""
-        return None
-
-    def steps(self) -> dict[str, Stage]:
-        """Return the intermediate states whose personal models are evaluated too.
-
-        Each is given as a stage whose `personal_model` reads that state from what `finish` kept.
-
-        Returns:
-            Stages by the name of the state, in order.
-        """
-        return {}
-
-    def start(self, client: Client) -> Weights:
-        """Start from what the method would start its next round from."""
-        return self.method.start(client)
-
-    def finish(self, w: Weights, client: Client) -> Reply:
-        """Send nothing, keep the client's state."""
-        return Reply(send=Tree(), keep=client.state)
-
-    def aggregate(self, server: Tree, replies: Replies, task: Task) -> Tree:
-        """Leave the server's state as it is."""
-        return server
-
-    def global_model(self, server: Tree, task: Task) -> Weights | None:
-        """Return the method's global model."""
-        return self.method.global_model(server, task)
-
-    def personal_model(self, client: Client) -> Weights:
-        """Return the method's personal model."""
-        return self.method.personal_model(client)
-
-    def predict(self, w: Weights, x: Tensor, client: Client) -> Tensor:
-        """Return the method's scores."""
-        return self.method.predict(w, x, client)
-
-
-METHODS = Registry[type[Method]](
-    "method", "fedhead.methods", lambda found, name: check_class(found, name, Method), home=["fedhead.methods"]
-)
-STAGES = Registry[type[Stage]](
-    "stage", "fedhead.stages", lambda found, name: check_class(found, name, Stage), home=["fedhead.stages"]
-)
-
 A = TypeVar("A", bound=type[Algorithm])
 
 
-def method(name: str) -> Callable[[A], A]:
-    """Register a method under a name, for recipes and the command line.
+def register_as(name: str, registry: Registry[Any]) -> Callable[[A], A]:
+    """Return a decorator that registers a class under a name, and gives it the name."""
 
-    Args:
-        name: The name.
-
-    Returns:
-        A decorator of subclasses of `Method`.
-    """
-    return _named(name, METHODS)
-
-
-def stage(name: str) -> Callable[[A], A]:
-    """Register a stage under a name, for recipes and the command line.
-
-    Args:
-        name: The name.
-
-    Returns:
-        A decorator of subclasses of `Stage`.
-    """
-    return _named(name, STAGES)
-
-
-def _named(name: str, registry: Registry[Any]) -> Callable[[A], A]:
-    def enter(cls: A) -> A:
+    def register(cls: A) -> A:
         registry.register(name, cls)
         cls.name = name
         return cls
 
-    return enter
+    return register

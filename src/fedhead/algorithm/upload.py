@@ -14,8 +14,9 @@ from typing import Annotated, Any, ClassVar, TypeVar
 import torch
 from torch import Tensor
 
-from fedhead.algorithm.base import Algorithm, Method
+from fedhead.algorithm.base import Algorithm
 from fedhead.algorithm.client import Client
+from fedhead.algorithm.method import Method
 from fedhead.algorithm.task import Task
 from fedhead.core.component_check import check_class
 from fedhead.core.errors import BadInput

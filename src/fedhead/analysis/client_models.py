@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import Tensor
 
-from fedhead.algorithm.base import Algorithm, Method
+from fedhead.algorithm.base import Algorithm
 from fedhead.algorithm.client import Client
+from fedhead.algorithm.method import Method
 from fedhead.algorithm.phase import Phase, Reply
 from fedhead.algorithm.task import Task
 from fedhead.calibration.statistics import Statistics, from_features

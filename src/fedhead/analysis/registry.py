@@ -10,7 +10,8 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from fedhead.algorithm.base import Algorithm, Stage
+from fedhead.algorithm.base import Algorithm
+from fedhead.algorithm.stage import Stage
 from fedhead.analysis import cka, client_models, embed, inversion, norms, plots, separability
 from fedhead.core.batch import Output
 from fedhead.core.errors import BadInput

@@ -7,7 +7,8 @@ from typing import Any
 
 from torch import nn
 
-from fedhead.algorithm.base import Method, Stage
+from fedhead.algorithm.method import Method
+from fedhead.algorithm.stage import Stage
 from fedhead.algorithm.upload import Upload
 from fedhead.core.errors import BadInput
 from fedhead.core.optimizers import SGD, Adam, Optimizer, make_optimizer

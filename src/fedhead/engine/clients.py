@@ -14,7 +14,9 @@ import numpy as np
 import torch
 
 from fedhead.algorithm import class_rows
-from fedhead.algorithm.base import Algorithm, Method, Stage
+from fedhead.algorithm.base import Algorithm
+from fedhead.algorithm.method import Method
+from fedhead.algorithm.stage import Stage
 from fedhead.algorithm.task import LocalTraining, Task
 from fedhead.algorithm.upload import Upload
 from fedhead.core import batching

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from fedhead.algorithm.base import Method
+from fedhead.algorithm.method import Method
 from fedhead.algorithm.task import LocalTraining
 from fedhead.core.errors import BadInput
 from fedhead.models.split_model import SplitModel, weights

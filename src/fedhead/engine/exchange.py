@@ -12,7 +12,8 @@ from collections.abc import Callable
 from typing import Any
 
 from fedhead.algorithm import upload
-from fedhead.algorithm.base import Algorithm, Stage
+from fedhead.algorithm.base import Algorithm
+from fedhead.algorithm.stage import Stage
 from fedhead.core.errors import BadInput, FedheadError
 from fedhead.core.schema import Schema, schema
 from fedhead.core.tree import Tree, Weights

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from fedhead.core.tree import Tree, Weights
+if TYPE_CHECKING:  # the command line imports this before it needs torch
+    from fedhead.core.tree import Tree, Weights
 
 Row = dict[str, Any]  # the record of one round, of a stage, or of a whole run
 

@@ -20,7 +20,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedhead.algorithm.base import Algorithm, Stage
+from fedhead.algorithm.base import Algorithm
+from fedhead.algorithm.stage import Stage
 from fedhead.core.tree import Tree, Weights
 from fedhead.engine import evaluation, sampling
 from fedhead.engine.classification_metrics import NO_METRICS, Metric

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
-from fedhead.algorithm.base import Algorithm, Method, Stage
+from fedhead.algorithm.base import Algorithm
+from fedhead.algorithm.method import Method
+from fedhead.algorithm.stage import Stage
 from fedhead.algorithm.task import LocalTraining
 from fedhead.algorithm.upload import Upload
 from fedhead.core.log import warn_once

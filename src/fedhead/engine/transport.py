@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
 
-from fedhead.algorithm.base import Algorithm, Stage
+from fedhead.algorithm.base import Algorithm
+from fedhead.algorithm.stage import Stage
 from fedhead.core.errors import FedheadError
 from fedhead.core.schema import Schema
 from fedhead.core.tree import Tree

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from fedhead.algorithm.base import Method
 from fedhead.algorithm.client import ClientInputs
+from fedhead.algorithm.method import Method
 from fedhead.algorithm.phase import Phase, Reply
 from fedhead.algorithm.task import Task
 from fedhead.core.errors import BadInput

@@ -12,9 +12,10 @@ from dataclasses import dataclass, field, replace
 from torch import Tensor
 
 from fedhead.algorithm import upload
-from fedhead.algorithm.base import Algorithm, Method
+from fedhead.algorithm.base import Algorithm
 from fedhead.algorithm.class_rows import without_small_classes
 from fedhead.algorithm.client import Client, ClientInputs
+from fedhead.algorithm.method import Method
 from fedhead.algorithm.phase import Phase, Reply
 from fedhead.algorithm.task import Task
 from fedhead.algorithm.upload import Upload

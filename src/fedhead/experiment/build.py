@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fedhead import models
-from fedhead.algorithm.base import Algorithm, Method, Stage
+from fedhead.algorithm.base import Algorithm
+from fedhead.algorithm.method import Method
+from fedhead.algorithm.stage import Stage
 from fedhead.algorithm.task import LocalTraining
 from fedhead.algorithm.upload import UPLOADS, Upload
 from fedhead.core.errors import BadInput

@@ -13,7 +13,8 @@ from typing import Any, Self
 
 import torch
 
-from fedhead.algorithm.base import Method, Stage
+from fedhead.algorithm.method import Method
+from fedhead.algorithm.stage import Stage
 from fedhead.algorithm.task import LocalTraining
 from fedhead.algorithm.upload import Upload
 from fedhead.core.errors import BadInput

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedhead.algorithm.base import Stage
+from fedhead.algorithm.stage import Stage
 from fedhead.core.errors import BadInput
 from fedhead.core.log import warn_once
 from fedhead.core.tree import Tree

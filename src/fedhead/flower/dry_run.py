@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedhead.algorithm.base import Algorithm, Stage
+from fedhead.algorithm.base import Algorithm
+from fedhead.algorithm.stage import Stage
 from fedhead.core.errors import BadInput, FedheadError
 from fedhead.core.text import printable
 from fedhead.core.tree import Tree

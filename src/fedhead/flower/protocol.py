@@ -9,7 +9,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from fedhead.algorithm.base import Algorithm, Method, Stage
+from fedhead.algorithm.base import Algorithm
+from fedhead.algorithm.method import Method
+from fedhead.algorithm.stage import Stage
 from fedhead.core.errors import BadInput
 from fedhead.core.parameters import from_mapping, parameters
 from fedhead.core.ranges import Above, AtLeast, Between, Matches

@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from fedhead.algorithm.base import Algorithm, Stage
+from fedhead.algorithm.base import Algorithm
+from fedhead.algorithm.stage import Stage
 from fedhead.core.errors import unknown
 from fedhead.core.schema import schema
 from fedhead.core.tree import Tree

@@ -12,7 +12,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
-from fedhead.algorithm.base import Algorithm, Method, Stage
+from fedhead.algorithm.base import Algorithm
+from fedhead.algorithm.method import Method
+from fedhead.algorithm.stage import Stage
 from fedhead.core.errors import BadInput, FedheadError
 from fedhead.core.schema import Schema, schema
 from fedhead.core.text import printable

@@ -1,5 +1,5 @@
 """Federated methods, one file each; `METHODS` finds them by name."""
 
-from fedhead.algorithm.base import METHODS
+from fedhead.algorithm.method import METHODS
 
 __all__ = ["METHODS"]

@@ -7,8 +7,8 @@ from typing import Annotated
 
 from torch import Tensor
 
-from fedhead.algorithm.base import Method, method
 from fedhead.algorithm.client import Client
+from fedhead.algorithm.method import Method, method
 from fedhead.core.batch import Batch
 from fedhead.core.ranges import AtLeast
 from fedhead.core.tree import Weights

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fedhead.algorithm.base import Method, method
+from fedhead.algorithm.method import Method, method
 
 
 @method("fedavg")

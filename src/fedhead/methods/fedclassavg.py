@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedhead.algorithm.base import Method, method
 from fedhead.algorithm.client import Client
+from fedhead.algorithm.method import Method, method
 from fedhead.algorithm.phase import Reply
 from fedhead.algorithm.task import Task
 from fedhead.core.batch import PARTS, Batch

@@ -7,8 +7,8 @@ from typing import Annotated
 
 from torch import Tensor
 
-from fedhead.algorithm.base import Method, method
 from fedhead.algorithm.client import Client
+from fedhead.algorithm.method import Method, method
 from fedhead.algorithm.phase import Replies, Reply
 from fedhead.algorithm.task import Task
 from fedhead.core.batch import Batch

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, cast
 import torch
 from torch import Tensor
 
-from fedhead.algorithm.base import method
 from fedhead.algorithm.client import Client
+from fedhead.algorithm.method import method
 from fedhead.algorithm.phase import Replies, Reply
 from fedhead.algorithm.prototypes import class_sums, prototype_space
 from fedhead.algorithm.task import Task

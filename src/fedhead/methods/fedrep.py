@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from fedhead.algorithm.base import Method, method
+from fedhead.algorithm.method import Method, method
 from fedhead.algorithm.phase import Phase
 from fedhead.algorithm.task import Task
 from fedhead.core.ranges import AtLeast

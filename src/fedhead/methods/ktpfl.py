@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, cast
 import torch
 from torch import Tensor
 
-from fedhead.algorithm.base import Method, method
 from fedhead.algorithm.client import Client
+from fedhead.algorithm.method import Method, method
 from fedhead.algorithm.phase import Phase, Replies, Reply
 from fedhead.algorithm.task import Task
 from fedhead.core import tree as trees

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedhead.algorithm.base import Method, method
 from fedhead.algorithm.client import Client
+from fedhead.algorithm.method import Method, method
 from fedhead.algorithm.phase import Replies, Reply
 from fedhead.algorithm.task import Task
 from fedhead.core.tree import Tree, Weights

@@ -1,5 +1,5 @@
 """Stages, what happens after the rounds, one file each; `STAGES` finds them by name."""
 
-from fedhead.algorithm.base import STAGES
+from fedhead.algorithm.stage import STAGES
 
 __all__ = ["STAGES"]

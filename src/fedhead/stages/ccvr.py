@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self, cast
 import torch
 from torch import Tensor
 
-from fedhead.algorithm.base import Method, Stage, stage
 from fedhead.algorithm.client import Client
+from fedhead.algorithm.method import Method
 from fedhead.algorithm.phase import Replies, Reply
+from fedhead.algorithm.stage import Stage, stage
 from fedhead.algorithm.task import Task
 from fedhead.calibration import statistics as class_statistics
 from fedhead.calibration import statistics_check

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from torch import Tensor
 
-from fedhead.algorithm.base import Method, Stage, stage
 from fedhead.algorithm.client import Client
+from fedhead.algorithm.method import Method
 from fedhead.algorithm.phase import Phase, Reply
+from fedhead.algorithm.stage import Stage, stage
 from fedhead.algorithm.task import Task
 from fedhead.core.batch import PARTS, Batch
 from fedhead.core.errors import BadInput

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from fedhead.algorithm.base import Method, Stage, stage
+from fedhead.algorithm.method import Method
 from fedhead.algorithm.phase import Replies
+from fedhead.algorithm.stage import Stage, stage
 from fedhead.algorithm.task import Task
 from fedhead.calibration.head import check_head, retrain
 from fedhead.core import random

@@ -11,7 +11,8 @@ from flwr.app import Error, Message, RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedhead.algorithm.base import Method, Stage
+from fedhead.algorithm.method import Method
+from fedhead.algorithm.stage import Stage
 from fedhead.data.federation import Federation
 from fedhead.data.pool import Pool
 from fedhead.engine.clients import Clients

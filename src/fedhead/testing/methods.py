@@ -8,7 +8,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from fedhead.algorithm.base import Method
+from fedhead.algorithm.method import Method
 from fedhead.algorithm.phase import Replies
 from fedhead.algorithm.task import LocalTraining
 from fedhead.core.errors import BadInput

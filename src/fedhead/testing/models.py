@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
-from fedhead.algorithm.base import Method
+from fedhead.algorithm.method import Method
 from fedhead.core import random
 from fedhead.core.batch import Output
 from fedhead.core.component_check import name_of

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedhead.algorithm.base import Stage
+from fedhead.algorithm.stage import Stage
 from fedhead.core.errors import FedheadError
 from fedhead.core.tree import Tree
 from fedhead.engine.rounds import Result, run

@@ -15,9 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedhead.algorithm.base import Algorithm, Method, Stage
+from fedhead.algorithm.base import Algorithm
 from fedhead.algorithm.client import Client
+from fedhead.algorithm.method import Method
 from fedhead.algorithm.phase import Phase, Replies, Reply
+from fedhead.algorithm.stage import Stage
 from fedhead.core.batch import Batch
 from fedhead.core.tree import Tree, Weights
 from fedhead.testing.failure import CheckFailed

@@ -8,7 +8,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fedhead.algorithm.base import METHODS, Method, Stage
+from fedhead.algorithm.method import METHODS, Method
+from fedhead.algorithm.stage import Stage
 from fedhead.algorithm.task import LocalTraining
 from fedhead.engine.metrics import StageResult
 from fedhead.engine.rounds import run_stage

@@ -9,7 +9,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fedhead.algorithm.base import Algorithm, Method
+from fedhead.algorithm.base import Algorithm
+from fedhead.algorithm.method import Method
 from fedhead.algorithm.phase import Reply
 from fedhead.algorithm.task import LocalTraining
 from fedhead.core.optimizers import SGD

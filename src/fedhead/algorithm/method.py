@@ -1,0 +1,138 @@
+"""Methods: FedAvg, which every other method overrides in parts, and the registry of methods."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import cast
+
+from torch import Tensor
+
+from fedhead.algorithm.base import A, Algorithm, register_as
+from fedhead.algorithm.client import Client
+from fedhead.algorithm.phase import Phase, Replies, Reply
+from fedhead.algorithm.task import LocalTraining, Task
+from fedhead.core.batch import PARTS, Batch
+from fedhead.core.component_check import check_class
+from fedhead.core.losses import cross_entropy
+from fedhead.core.registry import Registry
+from fedhead.core.tree import Tree, Weights
+
+
+@dataclasses.dataclass(frozen=True)
+class Method(Algorithm):
+    """FedAvg: clients train the global model on their own data, the server averages what they send.
+
+    Hooks of the client's half see one client and are pure: values in, values out, no `.item()`, no branching on
+    tensors.
+    """
+
+    @property
+    def shared(self) -> tuple[str, ...]:
+        """The parts of the model that are sent and averaged; the others stay with the client."""
+        return PARTS
+
+    def check_local(self, local: LocalTraining) -> None:
+        """Check, before anything is computed, that this local training can be used; any can by default.
+
+        Args:
+            local: Epochs, batch size and optimizer.
+
+        Raises:
+            BadInput: If it can't.
+        """
+
+    def init_server(self, w: Weights, task: Task) -> Tree:
+        """Return the server's state before the first round; by default the shared parts of the model.
+
+        Args:
+            w: The initial weights.
+            task: Sizes and settings.
+
+        Returns:
+            The state, with the global model under `model`.
+        """
+        return Tree(model=w.part(*self.shared))
+
+    def init_client(self, w: Weights, task: Task) -> Tree:
+        """Return a client's state before its first round; by default the parts that are not shared.
+
+        Args:
+            w: The initial weights.
+            task: Sizes and settings.
+
+        Returns:
+            The state, which stays with the client.
+        """
+        own = w.without(*self.shared)
+        return Tree(own=own) if own else Tree()
+
+    def start(self, client: Client) -> Weights:
+        """Start from the server's model, with the client's own parts where some are not shared."""
+        model = cast(Weights, client.received["model"])
+        return client.state["own"].replace(model) if "own" in client.state else model
+
+    def phases(self, task: Task) -> tuple[Phase, ...]:
+        """Train the whole model."""
+        return (Phase(self.loss),)
+
+    def loss(self, w: Weights, batch: Batch, client: Client) -> Tensor:
+        """Compute the loss of a batch; the mean cross entropy by default.
+
+        Args:
+            w: The weights that are trained.
+            batch: Samples of the client. Rows of weight 0 are padding.
+            client: The client, whose `apply` runs the model.
+
+        Returns:
+            One number that leaves out the rows of weight 0, or one value per sample, of which the engine takes the mean
+            weighted by `batch.weight`.
+        """
+        return cross_entropy(client.apply(w, batch.x).logits, batch.y, batch.weight)
+
+    def finish(self, w: Weights, client: Client) -> Reply:
+        """Send the shared parts, keep the others; what the head fixes is known to everyone already."""
+        own = w.without(*self.shared)
+        send = w.part(*self.shared).without(*client.task.model.fixed)
+        return Reply(send=Tree(model=send), keep=Tree(own=own) if own else Tree())
+
+    def aggregate(self, server: Tree, replies: Replies, task: Task) -> Tree:
+        """Average the clients' models, weighted by their sample counts."""
+        return server.replace(model=server["model"].replace(replies.mean("model")))
+
+    def global_model(self, server: Tree, task: Task) -> Weights | None:
+        """Return the averaged model, if all parts are shared."""
+        return cast(Weights, server["model"]) if set(self.shared) == set(PARTS) else None
+
+    def personal_model(self, client: Client) -> Weights:
+        """Return what the client would start its next round from."""
+        return self.start(client)
+
+    def tuned_model(self, w: Weights, client: Client) -> Weights:
+        """Return the client's own model right after local training, which fine-tuning stages keep.
+
+        Args:
+            w: The weights after local training.
+            client: The client.
+
+        Returns:
+            Weights of the whole model.
+        """
+        return w
+
+
+METHODS = Registry[type[Method]](
+    "method", "fedhead.methods", lambda found, name: check_class(found, name, Method), home=["fedhead.methods"]
+)
+
+
+def method(name: str) -> Callable[[A], A]:
+    """Register a method under a name, for recipes and the command line.
+
+    Args:
+        name: The name.
+
+    Returns:
+        A decorator of subclasses of `Method`.
+    """
+    return register_as(name, METHODS)

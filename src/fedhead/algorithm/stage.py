@@ -1,0 +1,109 @@
+"""Stages, which follow the rounds of any method, and the registry of stages."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Self
+
+from torch import Tensor
+
+from fedhead.algorithm.base import A, Algorithm, register_as
+from fedhead.algorithm.client import Client
+from fedhead.algorithm.method import Method
+from fedhead.algorithm.phase import Replies, Reply
+from fedhead.algorithm.task import Task
+from fedhead.core.component_check import check_class
+from fedhead.core.registry import Registry
+from fedhead.core.tree import Tree, Weights
+
+
+@dataclasses.dataclass(frozen=True)
+class Stage(Algorithm):
+    """One more exchange with all clients after the rounds, on top of any method, such as a calibration.
+
+    By default it asks for nothing and changes nothing; a stage overrides what it needs.
+
+    Args:
+        method: The method that trained the model; set by `after`.
+    """
+
+    method: Method = dataclasses.field(default_factory=Method, repr=False, kw_only=True)
+
+    def after(self, method: Method) -> Self:
+        """Return this stage on top of a method.
+
+        A stage that needs something of the method checks it here.
+
+        Args:
+            method: The method that trained the model.
+
+        Returns:
+            A copy with `self.method` set.
+
+        Raises:
+            BadInput: If the two can't be used together.
+        """
+        bound = dataclasses.replace(self, method=method)
+        # what the method broadcasts is needed to start from its model, whatever the stage adds
+        object.__setattr__(bound, "broadcast", tuple(dict.fromkeys((*method.broadcast, *type(self).broadcast))))
+        return bound
+
+    def per_client(self, server: Tree, client: int, task: Task) -> Tree:
+        """Return what the method would send to this client."""
+        return self.method.per_client(server, client, task)
+
+    def earlier(self) -> Stage | None:
+        """Return a stage whose global model this one starts from, or None to start from that of the rounds."""
+        return None
+
+    def steps(self) -> dict[str, Stage]:
+        """Return the intermediate states whose personal models are evaluated too.
+
+        Each is given as a stage whose `personal_model` reads that state from what `finish` kept.
+
+        Returns:
+            Stages by the name of the state, in order.
+        """
+        return {}
+
+    def start(self, client: Client) -> Weights:
+        """Start from what the method would start its next round from."""
+        return self.method.start(client)
+
+    def finish(self, w: Weights, client: Client) -> Reply:
+        """Send nothing, keep the client's state."""
+        return Reply(send=Tree(), keep=client.state)
+
+    def aggregate(self, server: Tree, replies: Replies, task: Task) -> Tree:
+        """Leave the server's state as it is."""
+        return server
+
+    def global_model(self, server: Tree, task: Task) -> Weights | None:
+        """Return the method's global model."""
+        return self.method.global_model(server, task)
+
+    def personal_model(self, client: Client) -> Weights:
+        """Return the method's personal model."""
+        return self.method.personal_model(client)
+
+    def predict(self, w: Weights, x: Tensor, client: Client) -> Tensor:
+        """Return the method's scores."""
+        return self.method.predict(w, x, client)
+
+
+STAGES = Registry[type[Stage]](
+    "stage", "fedhead.stages", lambda found, name: check_class(found, name, Stage), home=["fedhead.stages"]
+)
+
+
+def stage(name: str) -> Callable[[A], A]:
+    """Register a stage under a name, for recipes and the command line.
+
+    Args:
+        name: The name.
+
+    Returns:
+        A decorator of subclasses of `Stage`.
+    """
+    return register_as(name, STAGES)
