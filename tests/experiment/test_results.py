@@ -458,3 +458,12 @@ def test_a_machine_with_few_packages_can_measure(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", _SCRIPT, *words], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert len(rows(tmp_path / "results")) == 3
+
+
+def test_the_committed_rows_are_results_of_today_s_settings() -> None:
+    rows = list(Results(Path(__file__).parents[2] / "results"))
+    assert rows
+    cells = {name: {cell.name: cell for cell in tables.load(name).cells()} for name in {row.table for row in rows}}
+    digests = {(row.table, row.cell): digest(cells[row.table][row.cell]) for row in rows if not row.overrides}
+    outdated = [row for row in rows if not row.overrides and digests[row.table, row.cell] != row.digest]
+    assert not outdated, "a setting of these cells changed: measure them again"
