@@ -120,7 +120,7 @@ def test_cells_share_runs_and_finished_ones_are_not_run_again(tmp_path: Path) ->
     assert before == {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*") if p.is_file() and p.parent != tmp_path}
     with (tmp_path / "table.csv").open() as file:
         rows = list(csv.DictReader(file))
-    assert rows[0]["data"] == "mild"
+    assert rows[0]["data"] == "digits-for-mild"
     assert rows[0]["published"] == "68.62"
     assert json.loads((tmp_path / "table.json").read_text())["comparable"] is False
 

@@ -136,3 +136,11 @@ def test_a_cell_that_can_not_be_run_is_named_before_any_is(tmp_path: Path) -> No
         reproduce.reproduce(parse("paper/two", TWO.lstrip()), tmp_path / "out", settings=CPU, log=said.append)
     assert not said
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", list(names()))
+def test_small_tables_name_the_data_that_they_run_on(name: str) -> None:
+    for cell in table(name).cells("small"):
+        data = cell.keys.get("dataset", "digits")
+        assert cell.find.get("dataset", data) == data or f"{data}-for-" in cell.name
+    assert all("-for-" not in cell.name for cell in table(name).cells("full"))

@@ -23,9 +23,11 @@ from fedhead.cli import inspecting as inspecting
 from fedhead.cli import reproducing as reproducing
 from fedhead.cli import running as running
 from fedhead.cli.app import app
+from fedhead.cli.output import Stopped
 from fedhead.core.errors import BadInput, FedheadError
 from fedhead.executors.malloc import tune_malloc
 
+INTERRUPTED = 130  # the exit code after Ctrl-C
 # ClickException, the base of every complaint about a command line. Older typer takes it from the package click, newer
 # typer from its own copy and no longer installs click, so it is reached through the one name that both export.
 UsageError: type[typer.BadParameter] = typer.BadParameter.__mro__[2]
@@ -44,6 +46,8 @@ def call(arguments: Sequence[str]) -> int:
         with _log_lines():
             code = app(list(arguments) or ["--help"], prog_name="fedhead", standalone_mode=False)
         sys.stdout.flush()
+        if code == INTERRUPTED:  # what typer makes of Ctrl-C outside of what says more
+            print("stopped", file=sys.stderr)
         return code if isinstance(code, int) else 0
     except UsageError as error:
         return _fail(error.format_message(), 2)
@@ -51,8 +55,9 @@ def call(arguments: Sequence[str]) -> int:
         return _fail(str(error), 2)
     except FedheadError as error:
         return _fail(str(error), 1)
-    except (KeyboardInterrupt, typer.Abort):
-        return _fail("stopped; a run goes on from where it was with --resume", 130)
+    except (KeyboardInterrupt, typer.Abort, Stopped) as error:
+        print(str(error) or "stopped", file=sys.stderr)
+        return INTERRUPTED
     except BrokenPipeError:  # the reader of our output has gone, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1

@@ -13,12 +13,15 @@ import typer
 
 from fedhead.cli.app import app
 from fedhead.cli.options import Assignments, DataFolder, Device, ExecutorName, Precision
-from fedhead.cli.output import console
+from fedhead.cli.output import console, interruptible
 from fedhead.core.errors import BadInput
 
 if TYPE_CHECKING:
     from fedhead.experiment.table_result import TableResult
     from fedhead.experiment.tables import Cell
+
+
+_STOPPED = "stopped; the same command goes on where it stopped"
 
 
 class Scale(StrEnum):
@@ -108,16 +111,17 @@ def reproduce(
         from fedhead.experiment.reproduce import reproduce_next
         from fedhead.experiment.run import Settings
 
-        reproduce_next(
-            out or Path("runs") / "next",
-            _required(results, "--next"),
-            _duration(upcoming),
-            seeds=how_many,
-            splits=partitions,
-            settings=Settings(*settings),
-            together=together,
-            log=_log,
-        )
+        with interruptible(lambda: _STOPPED):
+            reproduce_next(
+                out or Path("runs") / "next",
+                _required(results, "--next"),
+                _duration(upcoming),
+                seeds=how_many,
+                splits=partitions,
+                settings=Settings(*settings),
+                together=together,
+                log=_log,
+            )
         return
     if table is None:
         titles = {name: tables.load(name).title for name in tables.names()}
@@ -137,21 +141,22 @@ def reproduce(
     from fedhead.experiment.run import Settings
 
     folder = out or Path("runs") / (table if scale is Scale.full else f"{table}-small")
-    result = run_table(
-        found,
-        folder,
-        scale=scale.value,
-        pick=pick,
-        seeds=how_many,
-        splits=partitions,
-        overrides=changes,
-        variants=_words(variants),
-        results=results,
-        minutes=minutes,
-        settings=Settings(*settings),
-        together=together,
-        log=_log,
-    )
+    with interruptible(lambda: _STOPPED):
+        result = run_table(
+            found,
+            folder,
+            scale=scale.value,
+            pick=pick,
+            seeds=how_many,
+            splits=partitions,
+            overrides=changes,
+            variants=_words(variants),
+            results=results,
+            minutes=minutes,
+            settings=Settings(*settings),
+            together=together,
+            log=_log,
+        )
     if as_json:
         print((folder / "table.json").read_text(encoding="utf-8"), end="")
     else:
@@ -200,7 +205,7 @@ def _describe(cell: Cell) -> dict[str, object]:
     mean, deviation = published(cell) or (None, None)
     return {
         "cell": cell.name,
-        "choices": dict(cell.choices),
+        "choices": dict(cell.labels),
         "overrides": list(cell.overrides),
         "metric": cell.metric,
         "published": mean,

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import functools
 import json
+import shlex
 import statistics
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fedhead.cli.app import app
 from fedhead.cli.options import Assignments, DataFolder, Device, ExecutorName, Precision, RecipeName, TransportName
-from fedhead.cli.output import print_results, progress
+from fedhead.cli.output import interruptible, print_results, progress
 from fedhead.core.errors import BadInput, Diverged
 from fedhead.engine.metrics import Row
+
+if TYPE_CHECKING:
+    from fedhead.experiment.recipe import Recipe
 
 # What the demo compares: FedAvg, with CCVR after it, and FedETF.
 DEMO = {
@@ -60,7 +65,8 @@ def run(
     from fedhead.experiment.recipe import load
     from fedhead.experiment.run import Settings
     from fedhead.experiment.run import execute as simulate
-    from fedhead.experiment.seeds import execute_seeds
+    from fedhead.experiment.run_folder import CONFIG
+    from fedhead.experiment.seeds import execute_seeds, seed_folders
 
     if resume and out is None:
         raise BadInput("--resume needs --out: name the run folder that is to go on")
@@ -74,8 +80,34 @@ def run(
     if together and over_flower:
         raise BadInput("--together joins runs in one stack, in this process: leave out --transport flower")
     execute = local_run.execute if over_flower else simulate
-    with progress(found.rounds * max(len(found.seeds), 1), quiet) as tell:
-        on_row = functools.partial(tell, found.method)
+    folders = seed_folders(found, out)
+    finished, resumed = _done(folders) if resume else (0, [])
+    last: Row = {}
+
+    def stopped() -> str:
+        at = f"after round {last['round']} of {found.rounds}" if last else "before the first round"
+        if not any((folder / CONFIG).exists() for folder in folders):
+            return f"stopped {at}; nothing was written"
+        options = {
+            "--data": data,
+            "--device": None if device is Device.auto else device.value,
+            "--executor": None if executor == "auto" else executor,
+            "--precision": None if precision is Precision.fp32 else precision.value,
+            "--transport": transport.value if over_flower else None,
+        }
+        given = {"--together": together, "--tensorboard": tensorboard, "--allow-changed-code": allow_changed_code}
+        words = ["fedhead", "run", recipe, *(assignments or []), "--out", str(out)]
+        words += [word for name, value in options.items() if value is not None for word in (name, str(value))]
+        words += [name for name, switch in given.items() if switch]
+        return f"stopped {at}; go on with: {shlex.join([*words, '--resume'])}"
+
+    rounds = found.rounds * len(folders)
+    with interruptible(stopped), progress(rounds, quiet, finished, resumed) as tell:
+
+        def on_row(row: Row) -> None:
+            last.update(row)
+            tell(found.method, row)
+
         result = execute_seeds(found, out, settings, execute, resume=resume, together=together, on_row=on_row)
     if as_json:
         print(json.dumps(result))
@@ -83,6 +115,15 @@ def run(
         _print_result(result)
     for seed, reason in result.get("diverged", {}).items():
         raise Diverged(f"seed {seed} diverged and is in no mean: {reason}")
+
+
+def _done(folders: Mapping[Path, Recipe]) -> tuple[int, list[int]]:
+    """Return how many rounds finished runs have, and from which round each of the others goes on."""
+    from fedhead.experiment.run_folder import RunFolder
+
+    found = {path: RunFolder.open(path) for path in folders if (path / "config.yaml").exists()}
+    finished = sum(folders[path].rounds for path, folder in found.items() if folder.finished)
+    return finished, [folder.checkpoint_round() for folder in found.values() if not folder.finished]
 
 
 def _unused(path: Path) -> Path:

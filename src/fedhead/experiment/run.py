@@ -18,7 +18,7 @@ from fedhead.executors.compile import start_compiler_workers
 from fedhead.executors.job import Executor
 from fedhead.executors.multi_run import run_together
 from fedhead.executors.stack import Stack
-from fedhead.experiment import environment
+from fedhead.experiment import environment, tensorboard
 from fedhead.experiment.experiment import Experiment
 from fedhead.experiment.folder_run import FolderRun
 from fedhead.experiment.recipe import Recipe
@@ -55,6 +55,8 @@ def execute(
     is. `on_row` learns each round's metrics, also those from before a resumption.
     """
     settings = settings or Settings()
+    if settings.tensorboard:
+        tensorboard.require()
     asked = settings.executor if isinstance(settings.executor, str) and settings.executor != "auto" else None
     if asked is not None:
         select.EXECUTORS.find(asked, recipe.folders)

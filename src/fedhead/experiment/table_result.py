@@ -79,7 +79,7 @@ def cell_result(cell: Cell, measured: Sequence[Measurement], scale: Scale) -> Ce
     expected, expected_deviation = published(cell) or (None, None)
     return CellResult(
         cell=cell.name,
-        choices=cell.choices,
+        choices=cell.labels,
         overrides=cell.overrides,
         metric=cell.metric,
         values=values,
@@ -101,7 +101,7 @@ def write(out: Path, result: TableResult) -> None:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow([*result.axes, *columns, "scale"])
     for cell in result.cells:
-        ours = [cell.mean, cell.deviation, len(cell.values)]
+        ours = [cell.mean, cell.deviation, sum(v is not None for v in cell.values)]
         row = [cell.metric, *ours, cell.published, cell.published_deviation, cell.difference]
         cut = [round(v, 4) if isinstance(v, float) else v for v in row]
         writer.writerow([*(cell.choices[axis] for axis in result.axes), " ".join(cell.overrides), *cut, result.scale])

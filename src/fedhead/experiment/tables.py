@@ -65,6 +65,7 @@ class Cell:
 
     name: str  # the choices, such as "cifar10-0.5 fedavg ccvr"
     choices: Mapping[str, str]  # axis -> choice
+    labels: Mapping[str, str]  # axis -> the choice, as it was run: digits-for-cifar100 where small data stands for it
     keys: Mapping[str, Any]  # the recipe's flat keys, without stages
     stage: str | None
     parameters: Mapping[str, Any]  # of the stage
@@ -181,11 +182,18 @@ class Table:
         seeds = self.content.get("seeds", {}).get(scale, 3 if scale == "full" else 1)
         for layer in layers if scale == "full" else []:
             seeds = layer.get("seeds", seeds)
+        named = {axis: (self.content["axes"][axis][choice] or {}).get("find", {}) for axis, choice in choices.items()}
+        data = str(keys.get("dataset", Recipe.dataset))
+        labels = {
+            axis: choice if scale == "full" or named[axis].get("dataset", data) == data else f"{data}-for-{choice}"
+            for axis, choice in choices.items()
+        }
         stage = last.get("stage")
         own = f"stage.{stage}."
         return Cell(
-            name=" ".join(choices.values()),
+            name=" ".join(labels.values()),
             choices=choices,
+            labels=labels,
             keys={k: v for k, v in keys.items() if not k.startswith("stage.")},
             stage=stage,
             parameters={k.removeprefix(own): v for k, v in keys.items() if k.startswith(own)},

@@ -1,0 +1,119 @@
+"""What commands show while they run: the rounds, their accuracy, and the time that is left."""
+
+from __future__ import annotations
+
+import io
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from fedhead.cli import call
+from fedhead.cli.output import bar, progress
+from fedhead.engine.metrics import Row
+from fedhead.experiment import run, tensorboard
+
+
+def test_personal_accuracy_is_named_as_such(capsys: pytest.CaptureFixture[str]) -> None:
+    with progress(3, quiet=False) as tell:
+        tell("fedavg", {"round": 1, "accuracy": 91.234, "personal": 80.0})
+        tell("local", {"round": 1, "accuracy": None, "personal": 80.0})
+        tell("local", {"round": 2})
+    assert capsys.readouterr().err.splitlines() == [
+        "fedavg: round 1, accuracy 91.23 %",
+        "local: round 1, personal accuracy 80.00 %",
+        "local: round 2",
+    ]
+
+
+def test_rounds_of_an_earlier_process_are_no_news(capsys: pytest.CaptureFixture[str]) -> None:
+    with progress(6, quiet=False, resumed=[2, 1]) as tell:
+        for number in (1, 2, 1, 3, 2, 3):  # rounds 1 and 2 of one run and 1 of another are told again
+            tell("fedavg", {"round": number})
+    assert capsys.readouterr().err.splitlines() == [f"fedavg: round {number}" for number in (3, 2, 3)]
+
+
+def test_the_time_that_is_left_follows_from_the_rounds_since_resuming(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    with bar(Console(file=io.StringIO(), force_terminal=True), rounds=100, done=80) as (shown, advance):
+        monkeypatch.setattr(shown, "get_time", lambda: now[0])
+        for number in (81, 82, 83):
+            now[0] += 10.0
+            advance("fedavg", {"round": number})
+        [task] = shown.tasks
+        assert task.completed == 83
+        assert task.time_remaining == pytest.approx(170, abs=1)  # 17 rounds of 10 seconds
+
+
+@pytest.fixture
+def interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let Ctrl-C come in the third round."""
+    record = run.FolderRun.after_round
+
+    def stop(self: run.FolderRun, now: run.Snapshot, state: run.Tree) -> None:
+        if now.round == 3:
+            raise KeyboardInterrupt
+        record(self, now, state)
+
+    monkeypatch.setattr(run.FolderRun, "after_round", stop)
+
+
+@pytest.mark.usefixtures("interrupted")
+def test_ctrl_c_says_where_it_stopped_and_how_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["run", "digits", "rounds=5", "subset=99", "clients=3", "model.hidden=[8]", "--executor", "loop"]
+    assert call([*words, "--quiet"]) == 130
+    shown = capsys.readouterr().err
+    assert shown == (
+        "stopped after round 2 of 5; go on with: fedhead run digits rounds=5 subset=99 clients=3 "
+        "'model.hidden=[8]' --out runs/digits-fedavg-seed0 --executor loop --resume\n"
+    )
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    assert call([*words, "--out", "runs/digits-fedavg-seed0", "--resume", "--quiet"]) == 0
+
+
+def test_ctrl_c_before_anything_was_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stop(*_: object, **__: object) -> Row:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fedhead.experiment.seeds.execute_seeds", stop)
+    assert call(["run", "digits", "--out", str(tmp_path / "run")]) == 130
+    assert capsys.readouterr().err == "stopped before the first round; nothing was written\n"
+    monkeypatch.setattr("fedhead.experiment.tables.names", stop)
+    assert call(["reproduce"]) == 130
+    assert capsys.readouterr().err == "stopped\n"
+
+
+@pytest.mark.slow
+def test_ctrl_c_on_a_process(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    command = [sys.executable, "-m", "fedhead.cli", "run", "digits", "rounds=5000", "--out", str(out)]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    while not (out / "checkpoint.safetensors").exists():
+        assert process.poll() is None
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    _, shown = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert f"of 5000; go on with: fedhead run digits rounds=5000 --out {out} --resume" in shown.splitlines()[-1]
+
+
+def test_tensorboard_that_is_missing_leaves_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    assert call(["run", "digits", "rounds=1", "--tensorboard", "--out", str(tmp_path / "run")]) == 2
+    assert "--tensorboard needs TensorBoard: install it with pip install" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+    monkeypatch.undo()
+    pytest.importorskip("tensorboard", reason="an optional extra")
+    tensorboard.require()
