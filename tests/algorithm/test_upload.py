@@ -199,7 +199,7 @@ def test_uploads_from_python_recipes_and_names_are_the_same(tmp_path: Path) -> N
         (["clip(1.0"], "fedavg", "can't be read: write name or name"),
         (["clip"], "fedproto", "clip has nothing to clip: the clients of fedproto"),
         ("clip", "fedavg", "give a list"),
-        ([Clip], "fedavg", r"give one of it, Clip\(\)"),
+        ([fh.FedAvg], "fedavg", "FedAvg is no upload: let FedAvg inherit from fedhead.Upload"),
         ([3], "fedavg", "upload is int"),
     ],
 )

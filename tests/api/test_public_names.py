@@ -9,9 +9,11 @@ import pytest
 import fedhead as fh
 
 NEEDED = {
-    "Adam", "Batch", "Client", "Federation", "LocalTraining", "Method", "Output", "PARTS", "Partition", "Phase",
-    "Replies", "Reply", "SGD", "SplitModel", "Stage", "Task", "Transform", "Tree", "Weights", "class_sums", "losses",
-    "random", "testing",
+    "ANALYSES", "Adam", "AnalysisOptions", "AnalysisReport", "Batch", "Client", "Executor", "Federation", "Job",
+    "LocalTraining", "Loop", "Matches", "Method", "Optimizer", "Output", "PARTS", "Partition", "Phase", "Replies",
+    "Reply", "SGD", "Samples", "Snapshot", "SplitModel", "Stack", "Stage", "StageResult", "Task", "Trained",
+    "Transform", "Tree", "UPLOADS", "Upload", "Weights", "analysis", "class_sums", "dataset", "executor", "head",
+    "losses", "make_optimizer", "method", "metric", "model", "partition", "random", "stage", "testing", "upload",
 }  # fmt: skip
 
 

@@ -1,12 +1,54 @@
 """The Python front door refuses what it can't use, in one line."""
 
+import functools
 from typing import Any
 
 import numpy as np
 import pytest
+from torch import nn
 
 import fedhead
 from fedhead.core.errors import BadInput
+
+
+class Idle(fedhead.Executor):
+    """Runs nothing."""
+
+
+class Own(fedhead.Executor):
+    """The loop under another name."""
+
+    def run(self, job: fedhead.Job) -> list[fedhead.Reply]:
+        return fedhead.Loop().run(job)
+
+
+def net(shape: Any, width: int = 4) -> fedhead.Body:
+    return fedhead.Body(nn.Linear(2, width), width)
+
+
+def recall(confusion: Any, of: int = 0) -> float:
+    return float(confusion[of, of] / confusion[of].sum())
+
+
+def test_objects_stand_for_names() -> None:
+    x = np.random.RandomState(0).randn(24, 2)
+    fed = fedhead.Federation.from_arrays(x[:16], np.arange(16) % 2, clients=2, test=(x[16:], np.arange(8) % 2))
+    metrics = ["accuracy", functools.partial(recall, of=1), recall, lambda confusion: 1.0, lambda confusion: 2.0]
+    settings: dict[str, Any] = {"rounds": 1, "device": "cpu", "metrics": metrics}
+    result = fedhead.run(
+        fed,
+        [net, functools.partial(net, width=4)],
+        fedhead.FedProx,
+        stages=[fedhead.CCVR],
+        uploads=[fedhead.Half],
+        executor=Own,
+        **settings,
+    )
+    assert list(result.metrics) == ["accuracy", "recall(of=1)", "recall", "lambda", "lambda_2"]
+    assert (result.executor, list(result.stages)) == ("Own", ["ccvr"])
+    assert result.metrics["lambda_2"] == 2.0
+    assert fedhead.run(fed, net, "fedetf", executor=Own(), rounds=1, device="cpu").executor == "Own"
+    assert fedhead.run(fed, "mlp(hidden=[3], head=etf)", "fedetf", rounds=1, device="cpu", executor="loop").history
 
 
 @pytest.mark.parametrize(
@@ -15,10 +57,16 @@ from fedhead.core.errors import BadInput
         ({"federation": (1, 2)}, "federation is tuple: make one first"),
         ({"model": None}, "model is NoneType: give a name"),
         ({"model": 3}, "model is int: give a name"),
-        ({"method": fedhead.FedProx}, r"method is the class FedProx: give one of it, FedProx\(\)"),
+        ({"model": [3]}, "int is int, no model: name a function"),
+        ({"model": dict}, "dict is the class dict, no model: name a function"),
+        ({"method": fedhead.CCVR}, "CCVR is no method: let CCVR inherit from fedhead.Method"),
         ({"method": 3}, "method is int: give a name or a method"),
         ({"stages": "ccvr"}, r"stages is 'ccvr': give a list, such as \['ccvr'\]"),
-        ({"stages": [fedhead.CCVR]}, r"stage is the class CCVR: give one of it, CCVR\(\)"),
+        ({"stages": [fedhead.FedProx]}, "FedProx is no stage: let FedProx inherit from fedhead.Stage"),
+        ({"uploads": [dict]}, "dict is no upload: let dict inherit from fedhead.Upload"),
+        ({"metrics": [lambda a, b: 0]}, r"lambda takes \(a, b\), a metric is called with \(confusion\)"),
+        ({"executor": dict}, "dict is no executor: let dict inherit from fedhead.Executor"),
+        ({"executor": Idle}, r"Idle: Idle has to define run\(self, job\)"),
     ],
 )
 def test_things_of_the_wrong_kind_are_refused(given: dict[str, Any], says: str) -> None:

@@ -34,7 +34,8 @@ LOOP = Settings(executor="loop")
 RECIPE = """
 dataset: {0}moons
 partition: {0}halves(0.4)
-model: {0}net
+model: {0}net(head={0}Cosine(gain=2))
+uploads: ["{0}Rounded(4)"]
 method: {0}FedMine
 method.mu: 0.1
 stages: ["{0}Shrink"]
@@ -47,7 +48,8 @@ batch_size: 16
 BY_ENTRY_POINT = """
 dataset: moons
 partition: halves(share=0.4)
-model: tinynet
+model: tinynet(head=cosine(gain=2))
+uploads: [rounded(4)]
 method: fedmine
 method.mu: 0.1
 stages: [shrink]
@@ -94,7 +96,7 @@ def test_a_file_a_module_and_entry_points_train_alike(site: Path, beside: Path, 
     assert all(set(result["stages"]) == {"Shrink"} for result in results)
     assert {*results[2]["metrics"]} == {"first_recall", "macro_f1"}
     kinds = {entry["kind"]: entry for entry in RunFolder.open(tmp_path / "entry").environment()["components"]}
-    assert set(kinds) == {"method", "stage", "model", "dataset", "partition", "metric"}
+    assert set(kinds) == {"method", "stage", "model", "head", "dataset", "partition", "metric", "upload"}
     assert kinds["method"] == {
         "kind": "method",
         "name": "fedmine",
@@ -177,15 +179,35 @@ def test_every_way_of_the_command_line(
     assert call(["report", str(run), "--out", str(tmp_path / "report.html")]) == 0
     assert call(["analyse", "federal:sizes", str(run), "--device", "cpu"]) == 0
     assert call(["analyse", "sizes", str(run), "--device", "cpu", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out.splitlines()[-1]) == {str(run): 2 * 12 + 12 + 12 * 2 + 2}
+    assert json.loads(capsys.readouterr().out.splitlines()[-1]) == {str(run): 2 * 12 + 12 + 12 * 2}
     assert (run / "analysis" / "sizes.json").exists()
     assert call(["validate", str(beside / "mine.yaml")]) == 0
-    for kind, name in [("methods", "fedmine"), ("stages", "shrink"), ("models", "tinynet"), ("datasets", "moons")]:
+    for kind, name in [("methods", "fedmine"), ("stages", "shrink"), ("models", "tinynet"), ("datasets", "moons"),
+                       ("uploads", "rounded"), ("heads", "cosine"), ("analyses", "sizes")]:  # fmt: skip
         capsys.readouterr()
         assert call(["ls", kind, "--json"]) == 0
         listed = {entry["name"]: entry for entry in json.loads(capsys.readouterr().out)}
         assert listed[name]["from"] == "federal-plugin 1.2"
         assert {entry["from"] for entry in listed.values()} == {"built in", "federal-plugin 1.2"}
+
+
+def test_all_ten_kinds_in_a_file_beside_the_recipe_from_another_folder(
+    beside: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    run = tmp_path / "run"
+    words = ["run", str(beside / "mine.yaml"), "--out", str(run), "--quiet", "--executor", "federal.py:MyLoop"]
+    assert call(words) == 0, capsys.readouterr().err
+    begun = RunFolder.open(run).environment()
+    assert begun["executor"] == "federal.py:MyLoop"
+    assert {entry["name"] for entry in begun["components"]} == {
+        "federal.py:moons", "federal.py:halves", "federal.py:net", "federal.py:Cosine", "federal.py:Rounded",
+        "federal.py:FedMine", "federal.py:Shrink", "federal.py:recall_of_first", "macro_f1", "federal.py:MyLoop",
+    }  # fmt: skip
+    assert call(["analyse", "federal.py:sizes", str(run), "--device", "cpu"]) == 0, capsys.readouterr().err
+    assert json.loads((run / "analysis" / "sizes.json").read_text()) == {str(run): 2 * 12 + 12 + 12 * 2}
+    assert [line for line in CODE.splitlines() if "import" in line and "fedhead" in line] == ["import fedhead as fh"]
 
 
 @pytest.mark.timeout(200)

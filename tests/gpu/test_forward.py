@@ -7,7 +7,7 @@ import torch
 from small import federation, network
 
 from fedhead.algorithm.task import LocalTraining
-from fedhead.analysis import cka, client_models, collapse
+from fedhead.analyses import cka, client_models, collapse
 from fedhead.core.batch import Batch
 from fedhead.core.optimizers import SGD
 from fedhead.engine.rounds import train_round

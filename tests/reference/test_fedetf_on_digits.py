@@ -6,7 +6,7 @@ import statistics
 
 import pytest
 
-from fedhead.analysis.collapse import CollapseRecorder
+from fedhead.analyses.collapse import CollapseRecorder
 from fedhead.engine.rounds import Result
 from fedhead.experiment.experiment import Experiment
 from fedhead.experiment.recipe import Recipe

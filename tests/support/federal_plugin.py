@@ -1,9 +1,14 @@
-"""The code of a plugin package as a user would write it: one file with one component of each kind."""
+"""The code of a plugin package as a user would write it: one file with one component of each of the ten kinds.
+
+All that it needs of fedhead comes from `import fedhead as fh`.
+"""
 
 CODE = '''
 """A plugin package for fedhead."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 from torch import nn
@@ -62,17 +67,29 @@ def halves(y, clients, rng, share: float = 0.5):
 class Cosine(nn.Linear):
     """A linear head without bias."""
 
-    def __init__(self, features, classes):
+    def __init__(self, features, classes, gain: Annotated[float, fh.Above(0)] = 1.0):
         super().__init__(features, classes, bias=False)
+        self.gain = gain
+
+    def forward(self, z):
+        return self.gain * super().forward(z)
 
 
 class MyLoop(fh.Executor):
     """The plain loop under another name."""
 
-    def run(self, job):
-        from fedhead.executors.loop import Loop
+    def run(self, job: fh.Job) -> list[fh.Reply]:
+        return fh.Loop().run(job)
 
-        return Loop().run(job)
+
+@dataclass(frozen=True)
+class Rounded(fh.Upload):
+    """Send numbers with a few decimals."""
+
+    decimals: Annotated[int, fh.AtLeast(0)] = 3
+
+    def encode(self, send: fh.Tree, client: fh.Client) -> fh.Tree:
+        return send.map(lambda t: t.round(decimals=self.decimals) if t.is_floating_point() else t)
 
 
 def recall_of_first(confusion):
@@ -80,11 +97,10 @@ def recall_of_first(confusion):
     return confusion[0, 0] / confusion[0].sum()
 
 
-def sizes(runs, options):
+def sizes(runs: Sequence[fh.Trained], options: fh.AnalysisOptions) -> fh.AnalysisReport:
     """How many parameters each run's model has."""
-    from fedhead.analysis.registry import Report
-
-    return Report({str(run.path): sum(p.numel() for p in run.simulation.task.model.parameters()) for run in runs}, {})
+    models = {str(run.path): run.simulation.task.model for run in runs}
+    return fh.AnalysisReport({path: sum(p.numel() for p in model.parameters()) for path, model in models.items()}, {})
 '''
 
 ENTRY_POINTS = {
@@ -97,4 +113,5 @@ ENTRY_POINTS = {
     "fedhead.executors": {"myloop": "federal:MyLoop"},
     "fedhead.metrics": {"first_recall": "federal:recall_of_first"},
     "fedhead.analyses": {"sizes": "federal:sizes"},
+    "fedhead.uploads": {"rounded": "federal:Rounded"},
 }

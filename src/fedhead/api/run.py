@@ -10,6 +10,7 @@ from torch import nn
 from fedhead.algorithm.method import Method
 from fedhead.algorithm.stage import Stage
 from fedhead.algorithm.upload import Upload
+from fedhead.core.calls import read_call
 from fedhead.core.errors import BadInput
 from fedhead.core.optimizers import SGD, Adam, Optimizer, make_optimizer
 from fedhead.data.federation import Federation
@@ -17,20 +18,22 @@ from fedhead.engine.classification_metrics import Metric
 from fedhead.engine.classification_metrics import find as find_metrics
 from fedhead.engine.rounds import Result, Snapshot
 from fedhead.executors.job import Executor
+from fedhead.executors.select import EXECUTORS
 from fedhead.experiment import build
 from fedhead.experiment.experiment import Experiment
 from fedhead.experiment.recipe import Recipe
 from fedhead.methods import METHODS
 from fedhead.models.build_many import build_many
 from fedhead.models.check import require
+from fedhead.models.registry import ModelLike
 from fedhead.models.split_model import SplitModel
 from fedhead.stages import STAGES
 
 
 def run(
     federation: Federation,
-    model: SplitModel | str | Sequence[SplitModel | str],
-    method: Method | str = "fedavg",
+    model: SplitModel | ModelLike | Sequence[SplitModel | ModelLike],
+    method: Method | type[Method] | str = "fedavg",
     *,
     rounds: int = 10,
     local_epochs: int = 1,
@@ -44,14 +47,14 @@ def run(
     drop_last: bool = False,
     persistent_optimizer: bool = False,
     participation: float = 1.0,
-    stages: Sequence[Stage | str] = (),
-    uploads: Sequence[Upload | str] = (),
+    stages: Sequence[Stage | type[Stage] | str] = (),
+    uploads: Sequence[Upload | type[Upload] | str] = (),
     metrics: Sequence[str | Metric] = (),
     seed: int = 0,
     assign: Sequence[int] | None = None,
     evaluate_every: int = 1,
     last_rounds: int = 1,
-    executor: str | Executor = "auto",
+    executor: str | Executor | type[Executor] = "auto",
     device: str = "auto",
     precision: str = "fp32",
     resume: Snapshot | None = None,
@@ -59,13 +62,14 @@ def run(
 ) -> Result:
     """Train a federated classifier.
 
-    Components are named as in recipes: a built-in name, package.module:Name or file.py:Name.
+    Components are named as in recipes (a built-in name, package.module:Name or file.py:Name), or given themselves.
 
     Args:
         federation: The clients' data.
-        model: A `SplitModel` (see `fedhead.split`), the name of an architecture, or a list of n such for
-            clients of different architectures: client i has model i mod n, or the one that `assign` gives it.
-        method: A method, or its name for the method with its defaults.
+        model: A `SplitModel` (see `fedhead.split`), the name of an architecture as in `mlp(hidden=[32])`, a function
+            (input_shape) that builds one, or a list of n such for clients of different architectures: client i has
+            model i mod n, or the one that `assign` gives it.
+        method: A method, or its name or class for the method with its defaults.
         rounds: How many rounds are trained.
         local_epochs: Epochs of each client's local training per round.
         batch_size: Samples per local step.
@@ -79,14 +83,15 @@ def run(
         drop_last: Leave an epoch's last, partial batch out.
         persistent_optimizer: Keep each client's optimizer state from round to round.
         participation: The share of the clients that train in a round.
-        stages: What follows the rounds, in order: stages, or their names.
-        uploads: What each reply passes before it leaves its client, in order: uploads, or texts such as `clip(1.0)`.
+        stages: What follows the rounds, in order: stages, or their names or classes.
+        uploads: What each reply passes before it leaves its client, in order: uploads, their classes, or texts
+            such as `clip(1.0)`.
         metrics: Metrics of the global model in every evaluated round, besides the accuracy: names, or functions.
         seed: Decides initial weights, batches and who takes part.
         assign: The number of each client's model in the list `model`.
         evaluate_every: Evaluate after every so many rounds; the last one is always evaluated.
         last_rounds: Over how many of the last rounds `Result.accuracy_mean` is taken.
-        executor: `"auto"`, `"loop"`, `"stack"`, `"lanes"`, or an executor: how clients are computed.
+        executor: `"auto"`, `"loop"`, `"stack"`, `"lanes"`, an executor or its class: how clients are computed.
         device: `"auto"`, `"cpu"` or `"cuda"`.
         precision: `"fp32"`, `"tf32"` or `"bf16"`.
         resume: Where to go on, from an earlier run's `on_round`.
@@ -116,11 +121,11 @@ def run(
         evaluate_every=evaluate_every,
         last_rounds=last_rounds,
     )
-    chosen = METHODS.find(method)() if isinstance(method, str) else method
+    chosen = method if isinstance(method, Method) else METHODS.resolve(method)()
     experiment = Experiment(
         settings,
         chosen,
-        stages=tuple(STAGES.find(s)() if isinstance(s, str) else s for s in stages),
+        stages=tuple(stage if isinstance(stage, Stage) else STAGES.resolve(stage)() for stage in stages),
         uploads=tuple(build.upload(u) for u in uploads),
         metrics=find_metrics(metrics),
         local=build.local(settings, _optimizer(optimizer, settings)),
@@ -128,7 +133,7 @@ def run(
     )
     return experiment.simulate(
         federation,
-        executor=executor,
+        executor=executor if isinstance(executor, str | Executor) else EXECUTORS.resolve(executor)(),
         device=device,
         precision=precision,
         assign=assign,
@@ -157,34 +162,32 @@ def _refuse_kinds(federation: Any, model: Any, method: Any, stages: Any, uploads
         raise BadInput(
             f"federation is {type(federation).__name__}: make one first, fedhead.Federation.from_arrays(x, y)"
         )
-    if not isinstance(model, nn.Module | str | Sequence):
+    if not isinstance(model, str | Sequence) and not callable(model):
         raise BadInput(f"model is {type(model).__name__}: give a name, fedhead.split(model, classifier='…'), or a list")
     for what, given, example in (("stages", stages, "['ccvr']"), ("uploads", uploads, "['clip(1.0)', 'half']")):
         if isinstance(given, str) or not isinstance(given, Sequence):
             raise BadInput(f"{what} is {given!r}: give a list, such as {example}")
     for what, kind, things in (("method", Method, [method]), ("stage", Stage, stages), ("upload", Upload, uploads)):
         for thing in things:
-            if isinstance(thing, type) and issubclass(thing, kind):
-                raise BadInput(f"{what} is the class {thing.__name__}: give one of it, {thing.__name__}()")
-            if not isinstance(thing, kind | str):
+            if not isinstance(thing, kind | type | str):
                 raise BadInput(f"{what} is {type(thing).__name__}: give a name or a {what}, see `fedhead ls {what}s`")
 
 
 def _models(
     federation: Federation,
-    model: SplitModel | str | Sequence[SplitModel | str],
+    model: SplitModel | ModelLike | Sequence[SplitModel | ModelLike],
     head: str | None,
     seed: int,
     assign: Sequence[int] | None,
 ) -> list[SplitModel]:
-    given: list[Any] = [model] if isinstance(model, nn.Module | str) else list(model)
+    given: list[Any] = [model] if isinstance(model, str | nn.Module) or callable(model) else list(model)
     if not given:
         raise BadInput("model is an empty list: give at least one")
-    names = [(one, {} if head is None else {"head": head}) for one in given if isinstance(one, str)]
-    built = iter(build_many(names, federation.input_shape, federation.classes, seed) if names else [])
+    specs = [(one, _head_beside(one, head)) for one in given if not isinstance(one, nn.Module)]
+    built = iter(build_many(specs, federation.input_shape, federation.classes, seed) if specs else [])
     models = []
     for number, one in enumerate(given):
-        if isinstance(one, str):
+        if not isinstance(one, nn.Module):
             models.append(next(built))
             continue
         users = [number] if assign is None else [k for k, own in enumerate(assign) if own == number]
@@ -194,3 +197,9 @@ def _models(
         require(one, federation.input_shape, federation.classes, name=which, largest_token=federation.largest_token)
         models.append(one)
     return models
+
+
+def _head_beside(model: Any, head: str | None) -> dict[str, str]:
+    """The head that the method needs, for a model whose text names none."""
+    named = isinstance(model, str) and "head" in read_call(model, "model").named
+    return {} if head is None or named else {"head": head}

@@ -41,20 +41,21 @@ def analyse(
       fedhead analyse features runs/local runs/fedclassavg
       fedhead analyse collapse runs/fedavg runs/fedetf --rounds 1-10
     """
-    from fedhead.analysis.registry import ANALYSES, Options
+    from fedhead.analyses.registry import ANALYSES, AnalysisOptions
     from fedhead.core.treefile import atomic
     from fedhead.experiment.reopen import reopen
+    from fedhead.experiment.run_folder import RunFolder
     from fedhead.report.plots import save
 
     if kind is None:
         for name, entry in ANALYSES.items():
             print(f"{name:<14}{entry.description}")
         return
-    found = ANALYSES.find(kind)
     if not runs:
         raise BadInput(f"fedhead analyse {kind} needs a run: give its folder")
+    found = ANALYSES.find(kind, [folder for run in runs for folder in RunFolder.open(run).recipe.folders])
     trained = [reopen(path, data, device.value) for path in runs]
-    report = found.run(trained, Options(samples, _numbers(rounds), seed))
+    report = found.run(trained, AnalysisOptions(samples, _numbers(rounds), seed))
     folder, kind = out or runs[0] / "analysis", kind.rpartition(":")[2]
     folder.mkdir(parents=True, exist_ok=True)
     with atomic(folder / f"{kind}.json") as draft:
@@ -81,8 +82,8 @@ def forecast(
     Example:
       fedhead forecast runs/noniid
     """
-    from fedhead.analysis.client_models import global_weights, train_statistics
-    from fedhead.analysis.separability import forecast as expect
+    from fedhead.analyses.client_models import global_weights, train_statistics
+    from fedhead.analyses.separability import forecast as expect
     from fedhead.experiment.reopen import reopen
 
     simulation = reopen(run, data, device.value).simulation

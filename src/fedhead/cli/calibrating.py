@@ -90,7 +90,7 @@ def calibrate(
     """
     from safetensors.torch import save_file
 
-    from fedhead.analysis.client_models import train_statistics
+    from fedhead.analyses.client_models import train_statistics
     from fedhead.api.calibrate import calibrate as calibrate_model
     from fedhead.api.calibrate import calibrate_weights
     from fedhead.api.checkpoint import model_and_data, read_weights, run_model

@@ -68,7 +68,7 @@ def ls(
 
 
 def _components(kind: ComponentKind) -> list[dict[str, Any]]:
-    from fedhead.analysis.registry import ANALYSES
+    from fedhead.analyses.registry import ANALYSES
     from fedhead.experiment.components import registries
 
     entries = []
@@ -96,7 +96,7 @@ def _describe(kind: ComponentKind, listed: Listed) -> tuple[str, dict[str, Any] 
     if dataclasses.is_dataclass(thing):
         fields = [f for f in dataclasses.fields(thing) if f.init and f.repr and f.default is not dataclasses.MISSING]
         return listed.name, {f.name: f.default for f in fields}, description
-    skipped = {ComponentKind.models: ("classes",)}.get(kind, ())
+    skipped = {ComponentKind.models: ("classes",), ComponentKind.heads: ("key",)}.get(kind, ())
     no_parameters = kind in (ComponentKind.executors, ComponentKind.analyses, ComponentKind.metrics)
     own = {} if no_parameters else inspect.signature(thing).parameters
     words = {word: _plain(p.default) for word, p in own.items() if p.default is not p.empty and word not in skipped}

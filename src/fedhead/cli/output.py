@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from fedhead.engine.metrics import Row
-
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
+
+    from fedhead.engine.metrics import Row
 
 
 def console() -> Console:

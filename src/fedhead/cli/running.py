@@ -16,7 +16,9 @@ from fedhead.cli.app import app
 from fedhead.cli.options import Assignments, DataFolder, Device, ExecutorName, Precision, RecipeName, TransportName
 from fedhead.cli.output import interruptible, print_results, progress
 from fedhead.core.errors import BadInput, Diverged
-from fedhead.engine.metrics import Row
+
+if TYPE_CHECKING:
+    from fedhead.engine.metrics import Row
 
 if TYPE_CHECKING:
     from fedhead.experiment.recipe import Recipe

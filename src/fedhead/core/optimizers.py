@@ -222,6 +222,9 @@ def make_optimizer(
         weight_decay: The weight of the L2 penalty.
         betas: Adam's, the decay of its averages of gradients and of their squares.
 
+    Returns:
+        The optimizer with these settings.
+
     Raises:
         BadInput: There is no such optimizer, or it has no momentum.
 

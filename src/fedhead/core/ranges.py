@@ -110,7 +110,12 @@ class Between(Range):
 
 @dataclass(frozen=True)
 class Matches(Range):
-    """Text that a regular expression describes as a whole; `words` say what it asks for."""
+    """Text that a regular expression describes as a whole.
+
+    Args:
+        pattern: The regular expression.
+        words: What it asks for, in words, for error messages.
+    """
 
     pattern: str
     words: str = field(compare=False)

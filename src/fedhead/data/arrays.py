@@ -21,13 +21,25 @@ _IMAGES: dict[str, tuple[int, ...]] = {"nhw": (0, 1, 2), "nhwc": (0, 3, 1, 2), "
 
 
 class Samples(NamedTuple):
-    """Stored inputs and labels, on the CPU."""
+    """Stored inputs and labels, on the CPU.
 
-    x: Tensor  # uint8 [N, C, H, W] images, int64 [N, …] tokens, or float32 [N, …] features
-    y: Tensor  # int64 [N]
+    Args:
+        x: Images, uint8 [N, C, H, W]; tokens, int64 [N, …]; or features, float32 [N, …].
+        y: Labels, int64 [N].
+    """
+
+    x: Tensor
+    y: Tensor
 
     def take(self, rows: NDArray[np.int64]) -> Samples:
-        """Return the samples with these indices."""
+        """Select samples.
+
+        Args:
+            rows: Their indices.
+
+        Returns:
+            The samples with these indices.
+        """
         index = torch.from_numpy(np.ascontiguousarray(rows, dtype=np.int64))
         return Samples(self.x[index], self.y[index])
 

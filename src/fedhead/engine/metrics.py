@@ -13,11 +13,19 @@ Row = dict[str, Any]  # the record of one round, of a stage, or of a whole run
 
 @dataclass
 class StageResult:
-    """What a stage made of a trained federation."""
+    """What a stage made of a trained federation.
+
+    Args:
+        name: Name of the stage.
+        server: The server's state after it.
+        states: The clients' states after it, as the transport holds them.
+        metrics: The record of the stage.
+        weights: The global model; None where the stage leaves none.
+    """
 
     name: str
     server: Tree
-    states: Any  # the clients' states after it, as the transport holds them
+    states: Any
     metrics: Row
     weights: Weights | None
 

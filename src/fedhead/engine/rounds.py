@@ -33,11 +33,18 @@ from fedhead.engine.transport import AnyTransport
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Everything from which a run goes on after a round."""
+    """Everything from which a run goes on after a round.
+
+    Args:
+        round: The round, counted from 1.
+        server: The server's state after it.
+        clients: What the transport's states hold for each client that took part so far.
+        history: The records of all rounds so far.
+    """
 
     round: int
     server: Tree
-    clients: dict[int, Any]  # what the transport's states hold for the clients that took part
+    clients: dict[int, Any]
     history: list[Row]
 
 

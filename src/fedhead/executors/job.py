@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -22,22 +22,43 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Job:
-    """The round of some clients: what they receive, hold and see, in lists with one entry per client."""
+    """The round of some clients: what they receive, hold and see, in lists with one entry per client.
+
+    Args:
+        program: What each client does: the algorithm, its task, and the data on the device.
+        clients: The clients' numbers.
+        broadcast: What all of them receive.
+        per_client: What each receives besides.
+        states: What each has kept from earlier rounds.
+        rows: Each client's training rows in the pool of samples.
+        counts: Each client's samples per class.
+        schedules: The batches of each client, one entry per phase.
+        public_rows: The rows of the samples that all clients hold.
+        lr: The learning rate of the round.
+        round: The round, counted from 1.
+    """
 
     program: Program
     clients: list[int]
     broadcast: Tree
     per_client: list[Tree]
     states: list[Tree]
-    rows: list[Rows]  # training rows in the pool
+    rows: list[Rows]
     counts: list[Tensor]
-    schedules: list[list[BatchSchedule]]  # one list of phases per client
+    schedules: list[list[BatchSchedule]]
     public_rows: Rows
     lr: float
     round: int
 
     def take(self, places: list[int]) -> Job:
-        """Return the same job for the clients at these indices."""
+        """Return the same job for some of its clients.
+
+        Args:
+            places: Their indices in the job's lists.
+
+        Returns:
+            The smaller job.
+        """
 
         def select(items: list[T]) -> list[T]:
             return [items[i] for i in places]
@@ -53,13 +74,27 @@ class Job:
         )
 
     def truncated(self, steps: int) -> Job:
-        """Return the same job with only a few steps per phase, for timing."""
+        """Return the same job with only a few steps per phase, for timing.
+
+        Args:
+            steps: The most steps per phase.
+
+        Returns:
+            The shorter job.
+        """
         short = [[BatchSchedule(s.positions[:steps], s.weight[:steps], s.key) for s in mine] for mine in self.schedules]
         return replace(self, schedules=short)
 
     # -- tensors ----------------------------------------------------------------------------------
     def inputs(self, k: int) -> ClientInputs:
-        """Return the inputs of the client at index `k`."""
+        """Return what the hooks of one client see.
+
+        Args:
+            k: The client's index in the job's lists.
+
+        Returns:
+            The client's inputs.
+        """
         return self._inputs(self.per_client[k], self.states[k], self.counts[k], *self._padded([k]), squeeze=True)
 
     def stacked_inputs(self) -> ClientInputs:
@@ -88,7 +123,14 @@ class Job:
         return rows, mask, torch.tensor(steps, dtype=pool.dtype, device=pool.device)
 
     def batches(self, k: int) -> list[PhaseBatches]:
-        """Return the batches of the client at index `k`, one table of batches per phase."""
+        """Return the batches of one client.
+
+        Args:
+            k: The client's index in the job's lists.
+
+        Returns:
+            One table of batches per phase.
+        """
         return [self._batches([k], phase, squeeze=True) for phase in range(len(self.schedules[k]))]
 
     def stacked_batches(self) -> list[PhaseBatches]:
@@ -124,8 +166,14 @@ class Executor:
         preparing: Seconds spent so far on compiling and capturing, which do not count as training.
     """
 
-    name: str
+    name: str = ""
     preparing: float = 0.0
+
+    def __init_subclass__(cls, **settings: Any) -> None:
+        """Name a class that nobody has named."""
+        super().__init_subclass__(**settings)
+        if "name" not in vars(cls):
+            cls.name = cls.__name__
 
     def run(self, job: Job) -> list[Reply]:
         """Train the clients of a job.

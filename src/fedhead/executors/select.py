@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 
 from fedhead.algorithm.task import Task
-from fedhead.core.component_check import check_class, name_of
+from fedhead.core.component_check import check_class
 from fedhead.core.errors import BadInput, first_line, unknown
 from fedhead.core.log import warn_once
 from fedhead.core.registry import Registry
@@ -95,25 +95,19 @@ def client_steps(simulation: Trainable) -> float:
     return task.rounds * task.participation * task.local.epochs * batches
 
 
-def executor(
-    name: str | Executor | type[Executor], simulation: Trainable, folders: Iterable[str | Path] = ()
-) -> Executor:
+def executor(name: str | Executor, simulation: Trainable, folders: Iterable[str | Path] = ()) -> Executor:
     """Return the executor of a name, or the one given.
 
     `auto` times each on a few steps of round 1 and takes the fastest. On a GPU the plain loop stands by: it is taken
     when neither of the others can run the model.
 
     Args:
-        name: `auto`, a name as for `Registry.find`, an executor, or its class.
+        name: `auto`, a name as for `Registry.find`, or an executor.
         simulation: What it is chosen for.
         folders: Where `file.py:Name` is looked for, before the working directory.
     """
     if isinstance(name, Executor):
         return name
-    if not isinstance(name, str):
-        made = EXECUTORS.resolve(name)()
-        made.name = name_of(name)
-        return made
     if name != "auto":
         return by_name(name, simulation, folders=folders)
     jobs = simulation.jobs_of_round(1)

@@ -27,12 +27,19 @@ from fedhead.experiment.run_folder import CHECKPOINT, RunFolder, finite
 
 @dataclass(frozen=True)
 class Trained:
-    """A run as its checkpoint left it."""
+    """A run as its checkpoint left it.
+
+    Args:
+        path: The run folder.
+        experiment: What was run.
+        simulation: The trained federation: data, model, states of server and clients.
+        round: The round after which the checkpoint was taken.
+    """
 
     path: Path
     experiment: Experiment
     simulation: Simulation
-    round: int  # after which the checkpoint was taken
+    round: int
 
     @property
     def recipe(self) -> Recipe:
@@ -45,7 +52,14 @@ class Trained:
         return self.simulation.executor
 
     def run(self, stage: Stage) -> StageResult:
-        """The outcome of a stage; the trained run stays as it is."""
+        """Run a stage; the trained run stays as it is.
+
+        Args:
+            stage: The stage.
+
+        Returns:
+            What the stage made of the run.
+        """
         return run_stage(self.simulation, stage)
 
 

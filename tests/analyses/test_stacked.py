@@ -10,8 +10,8 @@ from mixed import pair
 from small import federation, network
 
 from fedhead.algorithm.task import LocalTraining
-from fedhead.analysis import cka, client_models, collapse
-from fedhead.analysis.personal import outputs, personal_models
+from fedhead.analyses import cka, client_models, collapse
+from fedhead.analyses.personal import outputs, personal_models
 from fedhead.core.optimizers import SGD
 from fedhead.engine.rounds import train_round
 from fedhead.engine.simulation import Simulation

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedhead.analysis import client_models, clientwise_plots, conductance, embed
-from fedhead.analysis.personal import agreement, outputs, personal_models
-from fedhead.analysis.registry import Options, Report, analysis, label
+from fedhead.analyses import client_models, clientwise_plots, conductance, embed
+from fedhead.analyses.personal import agreement, outputs, personal_models
+from fedhead.analyses.registry import AnalysisOptions, AnalysisReport, analysis, by_label
 from fedhead.core.errors import BadInput
 from fedhead.data.pool import Pool
 from fedhead.experiment.reopen import Trained
@@ -19,11 +19,11 @@ from fedhead.report.plots import bubbles
 
 
 @analysis("features", "t-SNE of all clients' features together, colored by class and by client (FedClassAvg, Fig. 8)")
-def analyze_features(runs: Sequence[Trained], options: Options) -> Report:
+def analyze_features(runs: Sequence[Trained], options: AnalysisOptions) -> AnalysisReport:
     """Embed the features of the same test samples from every client's own model; one row of panels per run."""
     numbers: dict[str, Any] = {}
     embeddings = {}
-    for name, run in _named(runs):
+    for name, run in by_label(runs).items():
         models, test = personal_models(run.simulation, run.round + 1), _test(run)
         each = max(2, (options.samples or 1000) // len(models))
         rows = embed.sample_rows(test.y, each, options.seed)
@@ -43,17 +43,17 @@ def analyze_features(runs: Sequence[Trained], options: Options) -> Report:
             "client": client.tolist(),
             "neighbors_of_the_same_class": agreement(z, y, client),
         }
-    return Report(numbers, {"": clientwise_plots.embeddings(embeddings, runs[0].simulation.task.classes)})
+    return AnalysisReport(numbers, {"": clientwise_plots.embeddings(embeddings, runs[0].simulation.task.classes)})
 
 
 @analysis(
     "conductance", "which features matter to each client's classifier for one image, as ranks (FedClassAvg, Fig. 9)"
 )
-def analyze_conductance(runs: Sequence[Trained], options: Options) -> Report:
+def analyze_conductance(runs: Sequence[Trained], options: AnalysisOptions) -> AnalysisReport:
     """Rank the conductances of features for the test image that most clients classify correctly."""
     numbers: dict[str, Any] = {}
     maps = {}
-    for name, run in _named(runs):
+    for name, run in by_label(runs).items():
         models, test = personal_models(run.simulation, run.round + 1), _test(run)
         rows = embed.sample_rows(test.y, options.samples or 200, options.seed)
         y = test.y[rows.to(test.device)]
@@ -77,14 +77,14 @@ def analyze_conductance(runs: Sequence[Trained], options: Options) -> Report:
             "conductance": {str(k): v.tolist() for k, v in found.items()},
             "rank_correlation": similar,
         }
-    return Report(numbers, {"": clientwise_plots.rank_maps(maps)})
+    return AnalysisReport(numbers, {"": clientwise_plots.rank_maps(maps)})
 
 
 @analysis("curves", "accuracy of the clients over local epochs, mean and deviation (FedClassAvg, Fig. 4 to 7)")
-def analyze_curves(runs: Sequence[Trained], options: Options) -> Report:
+def analyze_curves(runs: Sequence[Trained], options: AnalysisOptions) -> AnalysisReport:
     """Plot learning curves against local epochs, so that methods with more epochs per round compare fairly."""
     numbers: dict[str, Any] = {}
-    for name, run in _named(runs):
+    for name, run in by_label(runs).items():
         rows = [row for row in RunFolder.open(run.path).metrics() if row.get("clients")]
         if not rows:
             raise BadInput(f"{run.path} has no clients' accuracies: set client_test in the recipe, such as matched")
@@ -94,31 +94,22 @@ def analyze_curves(runs: Sequence[Trained], options: Options) -> Report:
             "mean": [float(np.mean(a)) for a in each],
             "deviation": [float(np.std(a, ddof=1)) if len(a) > 1 else 0.0 for a in each],
         }
-    return Report(numbers, {"": clientwise_plots.curves(numbers)})
+    return AnalysisReport(numbers, {"": clientwise_plots.curves(numbers)})
 
 
 @analysis("labels", "how many samples of each class every client holds (FedClassAvg, Fig. 2 and 3)")
-def analyze_labels(runs: Sequence[Trained], options: Options) -> Report:
+def analyze_labels(runs: Sequence[Trained], options: AnalysisOptions) -> AnalysisReport:
     """Plot the label distribution over clients, one figure per run."""
     plots, numbers = {}, {}
-    for i, (name, run) in enumerate(_named(runs)):
+    for i, (name, run) in enumerate(by_label(runs).items()):
         federation = run.simulation.federation
         counts = federation.counts()
         numbers[name] = {"counts": counts.tolist()}
         plots["" if i == 0 else f"-{i + 1}"] = bubbles(counts, federation.names, name)
-    return Report(numbers, plots)
+    return AnalysisReport(numbers, plots)
 
 
 def _test(run: Trained) -> Pool:
     if run.simulation.test is None:
         raise BadInput(f"{run.path} has no test samples, on which the clients' models are compared")
     return run.simulation.test
-
-
-def _named(runs: Sequence[Trained]) -> list[tuple[str, Trained]]:
-    """Return the runs with unique names."""
-    labels = [label(run) for run in runs]
-    return [
-        (text if labels.count(text) == 1 else f"{text} ({run.path.name})", run)
-        for text, run in zip(labels, runs, strict=True)
-    ]

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure
 
-from fedhead.analysis import collapse, embed
-from fedhead.analysis.registry import Options, Report, analysis, label
+from fedhead.analyses import collapse, embed
+from fedhead.analyses.registry import AnalysisOptions, AnalysisReport, analysis, by_label
 from fedhead.core.errors import BadInput
 from fedhead.engine.rounds import train_round
 from fedhead.experiment.reopen import Trained, fresh
@@ -27,10 +27,10 @@ TITLES = {
 
 
 @analysis("collapse", "neural collapse and the clients' consistency, in chosen rounds and at the end (FedETF, Fig. 5)")
-def analyze_collapse(runs: Sequence[Trained], options: Options) -> Report:
+def analyze_collapse(runs: Sequence[Trained], options: AnalysisOptions) -> AnalysisReport:
     """Measure NC1 to NC3 and consistency; earlier rounds are run again, with the same numbers."""
-    numbers = {name: collapse_over_rounds(run, options.rounds) for name, run in by_unique_name(runs).items()}
-    return Report(numbers, {"": curves(numbers)})
+    numbers = {name: collapse_over_rounds(run, options.rounds) for name, run in by_label(runs).items()}
+    return AnalysisReport(numbers, {"": curves(numbers)})
 
 
 def collapse_over_rounds(run: Trained, rounds: Sequence[int]) -> list[dict[str, float]]:
@@ -48,11 +48,11 @@ def collapse_over_rounds(run: Trained, rounds: Sequence[int]) -> list[dict[str, 
 
 
 @analysis("classifiers", "cosines of the clients' classifiers, and their vectors in the plane (FedETF, Fig. 1)")
-def analyze_classifiers(runs: Sequence[Trained], options: Options) -> Report:
+def analyze_classifiers(runs: Sequence[Trained], options: AnalysisOptions) -> AnalysisReport:
     """Compare the classifiers after one more local round by pairwise cosines, and embed their vectors with t-SNE."""
     numbers: dict[str, Any] = {}
     panels = {}
-    for name, run in by_unique_name(runs).items():
+    for name, run in by_label(runs).items():
         view = collapse.local_view(run.simulation, run.executor, run.round + 1)
         cosines = collapse.agreement(view.vectors).cpu()
         clients, classes, size = view.vectors.shape
@@ -68,15 +68,7 @@ def analyze_classifiers(runs: Sequence[Trained], options: Options) -> Report:
             "place": points.tolist(),
             "class": labels.tolist(),
         }
-    return Report(numbers, {"": classifiers(panels)})
-
-
-def by_unique_name(runs: Sequence[Trained]) -> dict[str, Trained]:
-    """Return the runs by unique names."""
-    labels = [label(run) for run in runs]
-    return {
-        text if labels.count(text) == 1 else f"{text} ({run.path})": run for text, run in zip(labels, runs, strict=True)
-    }
+    return AnalysisReport(numbers, {"": classifiers(panels)})
 
 
 # -- figures ----------------------------------------------------------------------------------------------------------

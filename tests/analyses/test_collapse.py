@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from small import CLASSES, federation, network
 
 from fedhead.algorithm.task import LocalTraining
-from fedhead.analysis import collapse
-from fedhead.analysis.registry import ANALYSES, Options
+from fedhead.analyses import collapse
+from fedhead.analyses.registry import ANALYSES, AnalysisOptions
 from fedhead.cli.analysing import _numbers
 from fedhead.core.errors import BadInput
 from fedhead.core.optimizers import SGD
@@ -123,7 +123,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> list[Trained]:
 
 
 def test_collapse_of_runs_in_chosen_rounds(trained: list[Trained]) -> None:
-    report = ANALYSES["collapse"].run(trained, Options(rounds=[1, 2]))
+    report = ANALYSES["collapse"].run(trained, AnalysisOptions(rounds=[1, 2]))
     assert set(report.numbers) == {"fedavg dirichlet(0.1)", "fedetf dirichlet(0.1)"}
     for one, rows in zip(trained, report.numbers.values(), strict=True):
         assert [row["round"] for row in rows] == [1, 2]
@@ -133,11 +133,11 @@ def test_collapse_of_runs_in_chosen_rounds(trained: list[Trained]) -> None:
     assert etf[0]["classifier_consistency"] == pytest.approx(1, abs=1e-6)  # the frame is the same for all
     assert set(report.figures) == {""}
     with pytest.raises(BadInput, match="round 3 is not among"):
-        ANALYSES["collapse"].run(trained, Options(rounds=[3]))
+        ANALYSES["collapse"].run(trained, AnalysisOptions(rounds=[3]))
 
 
 def test_classifiers_of_runs(trained: list[Trained]) -> None:
-    numbers = ANALYSES["classifiers"].run(trained, Options()).numbers
+    numbers = ANALYSES["classifiers"].run(trained, AnalysisOptions()).numbers
     avg, etf = numbers.values()
     clients = len(avg["clients"])
     assert len(avg["place"]) == clients * 10 == len(avg["class"])

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from fedhead import BadInput, build
-from fedhead.analysis import cka, embed, inversion, norms, plots, separability
-from fedhead.analysis.client_models import local_models, replay
-from fedhead.analysis.registry import ANALYSES
+from fedhead.analyses import cka, embed, inversion, norms, plots, separability
+from fedhead.analyses.client_models import local_models, replay
+from fedhead.analyses.registry import ANALYSES
 from fedhead.calibration import statistics
 from fedhead.cli import call
 from fedhead.core.tree import Tree

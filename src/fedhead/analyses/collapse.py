@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedhead.algorithm.method import Method
-from fedhead.analysis.client_models import global_weights, held_out_features, local_models, own_features
+from fedhead.analyses.client_models import global_weights, held_out_features, local_models, own_features
 from fedhead.core.errors import BadInput
 from fedhead.engine.client_states import ClientStates
 from fedhead.engine.rounds import Snapshot

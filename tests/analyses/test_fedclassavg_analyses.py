@@ -11,9 +11,9 @@ import torch
 from mixed import RECIPE
 from scipy.stats import spearmanr
 
-from fedhead.analysis.conductance import conductance, ranks, similarity
-from fedhead.analysis.personal import agreement, personal_models
-from fedhead.analysis.registry import ANALYSES, Options
+from fedhead.analyses.conductance import conductance, ranks, similarity
+from fedhead.analyses.personal import agreement, personal_models
+from fedhead.analyses.registry import ANALYSES, AnalysisOptions
 from fedhead.cli import call
 from fedhead.core.errors import BadInput
 from fedhead.experiment.reopen import Trained, reopen
@@ -75,7 +75,7 @@ def test_personal_models_are_the_clients_own_of_either_architecture(run: Trained
 
 
 def test_features_of_all_clients_lie_in_one_plane(run: Trained) -> None:
-    report = ANALYSES["features"].run([run], Options(samples=60))
+    report = ANALYSES["features"].run([run], AnalysisOptions(samples=60))
     (numbers,) = report.numbers.values()
     assert len(numbers["place"]) == len(numbers["class"]) == len(numbers["client"]) == 60
     assert set(numbers["client"]) == set(run.simulation.holders)
@@ -84,7 +84,7 @@ def test_features_of_all_clients_lie_in_one_plane(run: Trained) -> None:
 
 
 def test_conductance_compares_the_clients_that_are_right(run: Trained) -> None:
-    (numbers,) = ANALYSES["conductance"].run([run], Options(samples=50)).numbers.values()
+    (numbers,) = ANALYSES["conductance"].run([run], AnalysisOptions(samples=50)).numbers.values()
     models = personal_models(run.simulation, 3)
     test = run.simulation.test
     x = test.view(torch.tensor([numbers["sample"]]), None)
@@ -95,7 +95,7 @@ def test_conductance_compares_the_clients_that_are_right(run: Trained) -> None:
 
 
 def test_curves_count_local_epochs(run: Trained) -> None:
-    (numbers,) = ANALYSES["curves"].run([run], Options()).numbers.values()
+    (numbers,) = ANALYSES["curves"].run([run], AnalysisOptions()).numbers.values()
     assert numbers["epochs"] == [1, 2]
     last = json.loads((run.path / "result.json").read_text())
     assert numbers["mean"][-1] == pytest.approx(last["personal"])
@@ -103,7 +103,7 @@ def test_curves_count_local_epochs(run: Trained) -> None:
 
 
 def test_labels_are_the_federations_counts(run: Trained) -> None:
-    (numbers,) = ANALYSES["labels"].run([run], Options()).numbers.values()
+    (numbers,) = ANALYSES["labels"].run([run], AnalysisOptions()).numbers.values()
     assert numbers["counts"] == run.simulation.federation.counts().tolist()
 
 
