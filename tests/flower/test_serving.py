@@ -29,6 +29,9 @@ def project(folder: Path, *assignments: str, sites: int = 3) -> tuple[Project, I
     made = Project.init(folder / "demo", "digits", [f"site-{k}" for k in range(sites)], [*SMALL, *assignments])
     text = made.server_file.read_text().replace("join_seconds: 120", "join_seconds: 0.3")
     made.server_file.write_text(text)
+    for file in made.sites().values():
+        with file.path.open("a") as yaml:
+            yaml.write("min_class_count: 1\n")  # as in a simulation
     return made, InProcess({10 + k: assemble.site(file) for k, file in enumerate(made.sites().values())})
 
 

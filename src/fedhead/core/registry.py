@@ -178,6 +178,10 @@ class Registry(Mapping[str, T], Generic[T]):
         digest = hashlib.sha256(Path(file).read_bytes()).hexdigest() if file else None
         return Source(name, module, str(file or module), digest, owner, _version(owner) if owner else None)
 
+    def known(self, name: str) -> bool:
+        """Say whether a name is registered or an entry point's, without importing the entry point's code."""
+        return name in self or bool(self._entry_points(name))
+
     def permits(self, name: str, allow: Iterable[str]) -> bool:
         """Say whether a name is built in or its code is allowed, without importing that code.
 

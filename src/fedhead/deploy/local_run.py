@@ -95,11 +95,13 @@ def _project(recipe: Recipe, project_path: Path, out: Path, data: str | Path | N
     inside = project.path / "recipe.yaml"
     file.rename(inside)
     text = project.server_file.read_text(encoding="utf-8").replace(str(file.resolve()), "recipe.yaml")
-    if data is not None:
-        folder = str(Path(data).resolve())
+    folder = None if data is None else str(Path(data).resolve())
+    if folder is not None:
         text += f'data: "{folder}"\n'
-        for site in project.sites().values():
-            with site.path.open("a", encoding="utf-8") as yaml:
+    for site in project.sites().values():
+        with site.path.open("a", encoding="utf-8") as yaml:
+            yaml.write("min_class_count: 1\n")  # as in any simulation
+            if folder is not None:
                 yaml.write(f'data_folder: "{folder}"\n')
     project.server_file.write_text(text, encoding="utf-8")
     return project

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from fedhead.core.errors import BadInput
 from fedhead.experiment import build, components
+from fedhead.experiment.data import is_path
 from fedhead.experiment.recipe import Recipe, load
 from fedhead.flower.files import RECIPE_DATA, ServerFile, SiteFile
 
@@ -67,6 +68,11 @@ data: {data}  # a folder of class folders, an .npz (x, y), a .csv (path,label), 
 # client_test: 0.2
 # model: resnet20  # the site's own architecture, if the method allows it
 allow: {allow}  # code besides fedhead's own that the server may name here: modules, and files beside this one
+paths: {paths}  # files and folders that the server may name as the recipe's data set, with data: recipe
+# methods: [fedavg]  # that the server may run here, and likewise `stages` and `models`; without them all of fedhead's
+# min_class_count: 5  # classes with fewer samples are left out of statistics and prototypes that leave this site
+# max_seconds: 600  # the longest that a request may take, and the most memory of the process that carries it out:
+# max_memory_mb: 4096
 state: state  # folder of the state kept between rounds
 """
 
@@ -139,13 +145,15 @@ class Project:
             quorum=max(1, (len(sites) + 1) // 2),
         )
         project.server_file.write_text(text if out is None else text.replace("out: run ", f"out: {json.dumps(out)} "))
+        paths = [str(Path(found.dataset).resolve())] if not data and is_path(found.dataset) else []
         for index, site in enumerate(sites):
             folder = project.path / "sites" / site
             folder.mkdir(parents=True)
             source = data[index] if data else RECIPE_DATA
             given = str(Path(source).resolve()) if Path(source).exists() else source
             allow = json.dumps([*files, *modules])
-            (folder / "site.yaml").write_text(_SITE.format(name=site, data=json.dumps(given), allow=allow))
+            text = _SITE.format(name=site, data=json.dumps(given), allow=allow, paths=json.dumps(paths))
+            (folder / "site.yaml").write_text(text)
         for where, file in files.items():
             for folder in (project.path, *(project.path / "sites" / site for site in sites)):
                 (folder / where).parent.mkdir(parents=True, exist_ok=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -129,6 +130,11 @@ class Clients:
     def task_of(self, client: int) -> Task:
         """The task with the client's own architecture."""
         return self.tasks[self.assign[client]]
+
+    def leave_out_classes_below(self, count: int) -> None:
+        """Leave the rows of classes with fewer samples out of what clients send, or of still more as was set before."""
+        if count > self.task.min_class_count:
+            self.tasks = [replace(task, min_class_count=count) for task in self.tasks]
 
     def small_classes(self, algorithm: Algorithm, client: int) -> list[int]:
         """The classes that a client holds too few samples of to send their rows in an exchange."""

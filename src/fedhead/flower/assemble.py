@@ -90,15 +90,15 @@ def site(file: SiteFile) -> Site:
         clients = experiment.clients(federation, [model], [0] * len(spec.sites), select.device(file.device))
         return SiteRun(clients, experiment.stages)
 
-    return Site(file.name, site_run, file.at(file.state), file.own_model())
+    return Site(file.name, site_run, file.at(file.state), file.own_model(), file.policy())
 
 
 def share_of_recipe(number: int, state: str) -> Site:
     """A site without a site.yaml: the client of a number, in Flower's own simulation."""
     folder = Path(state).resolve()
-    return site(
-        SiteFile(path=folder / "site.yaml", name=site_names(number + 1)[number], data=RECIPE_DATA, state=str(folder))
-    )
+    name = site_names(number + 1)[number]
+    # its own operator runs it: whatever the recipe names may be read, and nothing leaves this federation
+    return site(SiteFile(folder / "site.yaml", name, RECIPE_DATA, state=str(folder), paths=("/",), min_class_count=1))
 
 
 def site_names(count: int) -> list[str]:

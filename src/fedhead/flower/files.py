@@ -13,6 +13,7 @@ from fedhead.core.ranges import Above, AtLeast, Below, Matches
 from fedhead.experiment.recipe import Recipe, load
 from fedhead.experiment.yaml_text import read_yaml
 from fedhead.flower.dry_run import MODEL_MB
+from fedhead.flower.policy import Policy
 from fedhead.flower.transport import Timeouts
 
 SiteName = Annotated[
@@ -103,12 +104,33 @@ class SiteFile(_File):
     public: str | None = None
     data_folder: str | None = None  # of the recipe's data set, with data: recipe
     allow: tuple[str, ...] = ()  # code besides fedhead's own that the server may name here: modules and files
+    methods: tuple[str, ...] | None = None  # that the server may run here; null: all that are fedhead's or allowed
+    stages: tuple[str, ...] | None = None  # likewise
+    models: tuple[str, ...] | None = None  # likewise
+    paths: tuple[str, ...] = ()  # files and folders that the server may name as data set, with data: recipe
+    min_class_count: Annotated[int, AtLeast(1)] = 5  # smaller classes are left out of statistics and prototypes
+    max_seconds: Annotated[float, Above(0)] | None = None  # the longest that a request may take
+    max_memory_mb: Annotated[int, AtLeast(1)] | None = None  # of the process that carries requests out
     state: str = "state"  # the folder of what must not be lost
     model: str | None = None  # its own architecture …
     model_parameters: dict[str, Any] = field(default_factory=dict)  # … and its parameters
     device: str = "cpu"
     threads: Annotated[int, AtLeast(1)] | None = None
     watchdog: bool = True  # end the process when a request takes too long
+
+    def policy(self) -> Policy:
+        """What the server may ask of the site."""
+        return Policy(
+            self.methods,
+            self.stages,
+            self.models,
+            tuple(self.at(place) for place in self.paths),
+            self.allow,
+            self.data == RECIPE_DATA,
+            self.min_class_count,
+            self.max_seconds,
+            self.max_memory_mb,
+        )
 
     def own_model(self) -> dict[str, Any]:
         """The recipe keys that the site replaces."""

@@ -21,6 +21,8 @@ TEXTS = {
     "name": "its name is not among the server's sites",
     "settings": "its site.yaml can't be read",
     "code": "the run names code that its site.yaml does not allow, or that differs from the server's",
+    "policy": "its site.yaml does not allow this run's method, stages, model or data set",
+    "memory": "it has not enough memory for the request, or may not have more",
     "data": "its data can't be used for this run",
     "no-samples": "it holds no training samples",
     "setup": "it can't set up the run's method, stages or model",
@@ -62,12 +64,21 @@ def record(site: str, error: Exception) -> tuple[str, str]:
     Returns:
         The code and the reference number, which are all that the server may learn.
     """
-    code = "diverged" if isinstance(error, Diverged) else getattr(error, "code", "error")
+    code = _code(error)
     reference = secrets.token_hex(4)
     print(f"site {site}: problem {reference} ({code}): {error}", file=sys.stderr, flush=True)
     if not isinstance(error, FedheadError):
         traceback.print_exception(error)
     return (code if code in TEXTS else "error"), reference
+
+
+def _code(error: BaseException) -> str:
+    if isinstance(error, Diverged):
+        return "diverged"
+    # torch is not imported here: what answers Flower's messages must start fast
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or "CPUAllocator" in str(error):
+        return "memory"
+    return str(getattr(error, "code", "error"))
 
 
 def describe(code: str, reference: str) -> str:

@@ -26,7 +26,7 @@ def respond(content: RecordDict, site: Site, watchdog: bool) -> RecordDict:
         with coded("request"):
             header, trees = wire.unpack(content)
             request = read_request(header)
-        with _within(request.seconds if watchdog else None):
+        with _within(site.policy.seconds(request.seconds if watchdog else None)), site.policy.within_memory():
             response, send, commit = site.handle(request, trees)
             packed = wire.pack(to_json(response), send)
             commit()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +21,7 @@ from fedhead.engine.client_states import ClientStates
 from fedhead.engine.clients import Clients
 from fedhead.engine.server import Downlink, make_downlink
 from fedhead.executors.loop import Loop
+from fedhead.flower.policy import Policy
 from fedhead.flower.problems import SiteProblem, coded
 from fedhead.flower.protocol import TRAIN, Request, Response, RunSpec, exchanges, version
 from fedhead.flower.site_store import SiteStore
@@ -51,13 +53,17 @@ class Site:
     site_run: Callable[[RunSpec, int], SiteRun]  # from the run's spec and the site's number
     state: Path
     model: Mapping[str, Any] = field(default_factory=dict)  # recipe keys of its own architecture
+    policy: Policy = field(default_factory=Policy)  # what the server may ask of it
 
     def handle(self, request: Request, trees: Mapping[str, Tree]) -> tuple[Response, dict[str, Tree], Commit]:
         """Carry out a request: the response, what is sent with it, and what to store once both are packed."""
         with coded("name"):
             k = request.spec.number(self.name)
         with coded("setup"):
+            self.policy.check(request.spec.recipe_of_run(), self.model)
             site_run = self.site_run(request.spec, k)
+            self.policy.check_earlier(site_run.stages)
+            site_run.clients.leave_out_classes_below(self.policy.min_class_count)
         rows, local = site_run.clients.federation.rows[k], site_run.clients.federation.client_test
         if not len(rows):
             raise SiteProblem(
@@ -105,6 +111,8 @@ class Site:
                 store.keep_stage_state(request.algorithm, reply.keep)
 
         response = dataclasses.replace(response, left_out=clients.small_classes(algorithm, k))
+        if response.left_out:
+            print(f"site {self.name}: classes left out of {request.algorithm}: {response.left_out}", file=sys.stderr)
         return response, {"send": reply.send}, commit
 
     def _state(self, request: Request, store: SiteStore, initial: Tree) -> Tree:
