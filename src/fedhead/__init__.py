@@ -1,6 +1,6 @@
 """Federated classification that survives non-IID data.
 
-What it offers stands in `fedhead.public` and is imported when it is first asked for: torch takes a second or two, and
+The public names are those of `fedhead.public`, imported at their first use: torch takes a second or two to import, and
 the command line has answers that do not need it.
 """
 

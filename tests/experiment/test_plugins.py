@@ -326,5 +326,5 @@ def test_an_unknown_executor_begins_no_folder(tmp_path: Path, capsys: pytest.Cap
 
 
 def test_the_same_stage_twice_is_refused() -> None:
-    with pytest.raises(BadInput, match="stages: ccvr stands there twice"):
+    with pytest.raises(BadInput, match="stages: ccvr is given twice"):
         build.algorithms(Recipe(stages=("ccvr", "ccvr")))

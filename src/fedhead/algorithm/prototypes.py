@@ -38,7 +38,7 @@ def class_sums(client: Client, w: Weights, feature: Callable[[Output], Tensor]) 
 
 
 def prototype_space(model: SplitModel) -> Callable[[Output], Tensor]:
-    """Return the feature in which a model's prototypes live: z, or h where only dropout lies between the two.
+    """Return the feature in which a model's prototypes are computed: z, or h where only dropout lies between the two.
 
     Prototypes are collected without dropout, so a distance to them must not be taken behind it.
     """

@@ -10,7 +10,9 @@ import typer
 
 Assignments = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Overrides; values are YAML.")]
 RecipeName = Annotated[str, typer.Argument(metavar="RECIPE", help="A built-in recipe's name, or a YAML file.")]
-DataFolder = Annotated[Path | None, typer.Option("--data", help="Where data sets lie. [default: $FEDHEAD_DATA]")]
+DataFolder = Annotated[
+    Path | None, typer.Option("--data", help="The folder of the data sets. [default: $FEDHEAD_DATA]")
+]
 ExecutorName = Annotated[
     str, typer.Option(help="loop: clients one by one; stack; lanes: one GPU stream each; auto; or your own.")
 ]

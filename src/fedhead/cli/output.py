@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def console() -> Console:
-    """The standard output; wide where nobody watches, so that tables stay whole in files and pipes."""
+    """The standard output; wide where it is no terminal, so that tables are not wrapped in files and pipes."""
     from rich.console import Console
 
     out = Console(highlight=False)

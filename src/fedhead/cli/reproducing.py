@@ -199,7 +199,7 @@ def _duration(text: str) -> float:
 
 
 def _describe(cell: Cell) -> dict[str, object]:
-    """A cell before it is run: what it stands for, and the recipe of its first seed."""
+    """A cell before it is run: its choices, and the recipe of its first seed."""
     from fedhead.experiment.published import published
 
     mean, deviation = published(cell) or (None, None)

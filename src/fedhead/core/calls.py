@@ -19,7 +19,7 @@ _CLOSING = {"[": "]", "(": ")"}
 
 
 class Call(NamedTuple):
-    """A name and what stands in the parentheses behind it."""
+    """A name and the arguments in the parentheses after it."""
 
     text: str  # the whole of it, as it was written
     name: str
@@ -67,7 +67,7 @@ def read_call(text: str, kind: str) -> Call:
 
     Args:
         text: What the user wrote.
-        kind: What it stands for, in errors.
+        kind: What it names, in errors.
 
     Raises:
         BadInput: It is neither a name nor of the form `name(value, parameter=value)`.
@@ -101,7 +101,7 @@ class _Unreadable(Exception):
 
 
 class _Twice(Exception):
-    """A parameter stands there twice."""
+    """A parameter is given twice."""
 
 
 class _Reader:
@@ -182,7 +182,7 @@ class _Reader:
 
 
 def _scalar(word: str) -> Any:
-    """Return the number or constant that a word stands for; other words are text."""
+    """Return the number or constant that a word means; other words are text."""
     if word in _CONSTANTS:
         return _CONSTANTS[word]
     for kind in (int, float):

@@ -32,7 +32,7 @@ def load_object(
         text: `package.module:Name` or `file.py:Name`; the name may have dots.
         title: What the object is called in errors, such as `method 'mine.py:FedMine'`.
         folders: Where a file is looked for, before the working directory.
-        modules_beside: Whether a module that is not installed may lie in one of the folders.
+        modules_beside: Whether a module that is not installed may be in one of the folders.
 
     Returns:
         The object, and the name of its module in `sys.modules`.
@@ -72,7 +72,7 @@ def _from_file(where: str, folders: Iterable[str | Path], title: str) -> ModuleT
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
     if str(path.parent) not in sys.path:
-        sys.path.append(str(path.parent))  # the file may import what lies beside it
+        sys.path.append(str(path.parent))  # the file may import others in its folder
     before = sys.modules.get(name)
     sys.modules[name] = module  # type hints are looked up there
     try:

@@ -42,7 +42,7 @@ def check_fields(made: Any, prefix: str = "") -> None:
 
     Args:
         made: The dataclass, just made.
-        prefix: What stands before a field's name in an error.
+        prefix: Prefix of a field's name in an error.
     """
     for name, hint in parameters(type(made)).items():
         object.__setattr__(made, name, check(f"{prefix}{name}", getattr(made, name), hint))
@@ -100,7 +100,7 @@ def check_all(given: Mapping[str, Any], hints: Mapping[str, Any], owner: str, pr
         given: The values by name.
         hints: Every name that there is, with its type.
         owner: What takes them, such as `method fedprox`.
-        prefix: What stands before a name where the user wrote it, such as `method.`.
+        prefix: Prefix of a name where the user wrote it, such as `method.`.
     """
     for word in given:
         if word not in hints:

@@ -35,14 +35,14 @@ class Source:
 
     name: str  # as it was asked for
     module: str
-    file: str | None = None  # None for built-in components, for which the version of fedhead stands
+    file: str | None = None  # None for built-in components, which fedhead's version identifies
     digest: str | None = None  # SHA-256 of the file
     distribution: str | None = None  # the installed package, where there is one
     version: str | None = None
 
     @property
     def builtin(self) -> bool:
-        """Whether fedhead itself brings the component."""
+        """Whether the component is fedhead's own."""
         return self.file is None
 
     def to_json(self) -> dict[str, str]:

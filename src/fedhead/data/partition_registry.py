@@ -23,7 +23,7 @@ from fedhead.core.registry import Registry
 from fedhead.data.allocation import Rows
 from fedhead.data.partition import IID, CappedDirichlet, Dirichlet, EqualDirichlet, Given, Partition, Skewed
 
-PartitionLike = str | Partition | type[Partition] | Callable[..., Any]  # what stands for a partition in Python
+PartitionLike = str | Partition | type[Partition] | Callable[..., Any]  # what names a partition in Python
 CALLED_WITH = ("y", "clients", "rng")  # a user's function
 
 

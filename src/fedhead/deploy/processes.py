@@ -82,14 +82,14 @@ def end(found: Callable[[], Sequence[ProcessIdentity]], seconds: float = 10.0) -
     """
     any_ran = False
     for how, wait in ((signal.SIGTERM, seconds), (signal.SIGKILL, 5.0)):
-        told: set[ProcessIdentity] = set()
+        signaled: set[ProcessIdentity] = set()
         deadline = time.monotonic() + wait
         while (alive := [process for process in found() if process.alive()]) and time.monotonic() < deadline:
             any_ran = True
-            for process in set(alive) - told:
+            for process in set(alive) - signaled:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(process.pid, how)
-            told.update(alive)
+            signaled.update(alive)
             time.sleep(0.05)
     return any_ran
 

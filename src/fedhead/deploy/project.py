@@ -31,7 +31,7 @@ dependencies = []  # fedhead[flower] must be installed on every machine
 
 [tool.flwr.app]
 publisher = "fedhead"
-fab-include = ["pyproject.toml"]  # the bundle goes to every site: whatever else may come to lie here stays
+fab-include = ["pyproject.toml"]  # the bundle goes to every site: no other file of this folder does
 
 [tool.flwr.app.components]
 serverapp = "fedhead.flower.server_app:app"

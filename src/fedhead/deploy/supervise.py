@@ -81,7 +81,7 @@ def wait(project: Project, log: Callable[[str], None]) -> int:
 
 
 def bring_down(project: Project) -> bool:
-    """End everything that runs of a deployment, by whichever command it was started.
+    """End everything that runs of a deployment, whatever command started it.
 
     Returns:
         Whether anything was running.

@@ -13,7 +13,7 @@ from fedhead.models.split_model import SplitModel, weights
 
 
 def assignment(assign: Sequence[int] | None, models: int, clients: int) -> list[int]:
-    """Each client's model by number: as told, or client i has model i mod n."""
+    """Return the number of each client's model: as given, or i mod n for client i."""
     if assign is None:
         return [client % models for client in range(clients)]
     if len(assign) != clients:

@@ -60,6 +60,6 @@ def _shown(name: str) -> str:
 
 
 def _all_finite(tensors: list[Tensor]) -> bool:
-    """Whether all numbers are finite: the largest of each tensor tells, and a GPU is asked only once."""
+    """Whether all numbers are finite: the largest of each tensor decides, and a GPU is synchronized only once."""
     largest = torch._foreach_norm(tensors, ord=math.inf)
     return bool(torch.isfinite(torch.stack([t.double() for t in largest])).all())

@@ -1,4 +1,4 @@
-"""The round loop: the only place that knows what a round is, whichever way the clients are reached.
+"""The round loop: the only place that knows what a round is, for every transport.
 
 The pieces:
 

@@ -99,7 +99,7 @@ class Transport(ABC, Generic[S]):
 
     @abstractmethod
     def check(self, stage: Stage) -> None:
-        """Raise `BadInput` for a stage that can't be carried out here."""
+        """Raise `BadInput` for a stage that can't be run here."""
 
     def begin(self) -> None:
         """Get ready for the first exchange, after all checks."""

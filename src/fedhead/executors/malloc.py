@@ -1,4 +1,4 @@
-"""The C library's memory allocator, told to keep what a training step frees: the next step asks for it again."""
+"""Let the C library's memory allocator keep what a training step frees, since the next step needs it again."""
 
 from __future__ import annotations
 

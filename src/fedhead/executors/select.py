@@ -98,7 +98,7 @@ def client_steps(simulation: Trainable) -> float:
 def executor(name: str | Executor, simulation: Trainable, folders: Iterable[str | Path] = ()) -> Executor:
     """Return the executor of a name, or the one given.
 
-    `auto` times each on a few steps of round 1 and takes the fastest. On a GPU the plain loop stands by: it is taken
+    `auto` times each on a few steps of round 1 and takes the fastest. On a GPU the plain loop is the fallback, taken
     when neither of the others can run the model.
 
     Args:

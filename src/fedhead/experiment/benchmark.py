@@ -178,7 +178,7 @@ def _measure(
         torch.cuda.reset_peak_memory_stats()
     worker = select.by_name(executor, simulation, compile=True)
     jobs = simulation.jobs(simulation.method, simulation.server, simulation.states, simulation.holders, 1)
-    if executor == "loop":  # a few clients tell as much as many, one after another
+    if executor == "loop":  # a few clients are enough: they train one after another
         jobs = [job.take(list(range(min(2, len(job.clients))))) for job in jobs]
     count = sum(len(job.clients) for job in jobs) * steps
     worker.run_all(jobs)  # warms up, compiles and captures

@@ -32,7 +32,7 @@ def algorithms(recipe: Recipe) -> tuple[Method, tuple[Stage, ...]]:
     stages = [_make(STAGES, name, recipe.stage_parameters.get(name, {}), recipe.folders) for name in recipe.stages]
     names = [stage.name for stage in stages]
     if twice := [name for name in names if names.count(name) > 1]:
-        raise BadInput(f"stages: {twice[0]} stands there twice, and its results would be mixed up; name each once")
+        raise BadInput(f"stages: {twice[0]} is given twice, and its results would be mixed up; name each once")
     return method, tuple(stage.after(method) for stage in stages)
 
 
@@ -71,7 +71,7 @@ def architectures(recipe: Recipe, inputs: Inputs, head: str | None = None) -> li
 
     Args:
         recipe: What names the models and their parameters.
-        inputs: What they take and tell apart.
+        inputs: Shape of their inputs, and number of classes.
         head: The head that the method needs, for models whose recipe names none.
     """
     texts = recipe.model if isinstance(recipe.model, tuple) else (recipe.model,)

@@ -16,14 +16,14 @@ from fedhead.experiment.recipe import Recipe
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a model takes and tells apart."""
+    """The shape of a model's inputs and its number of classes."""
 
     shape: tuple[int, ...]
     classes: int
 
 
 def federation(recipe: Recipe, data: str | Path | None = None) -> Federation:
-    """The recipe's data, dealt out to its clients; `dataset` may also be your own .npz file or folder of images."""
+    """The recipe's data, distributed over its clients; `dataset` may also be your own .npz file or folder of images."""
     seed = recipe.seed if recipe.partition_seed is None else recipe.partition_seed
     settings: dict[str, Any] = {"seed": seed, "client_test": _client_test(recipe)}
     deal = parse_partition(recipe.partition, recipe.folders)

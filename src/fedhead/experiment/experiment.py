@@ -93,7 +93,7 @@ class Experiment:
 
     # -- with data ----------------------------------------------------------------------------------
     def federation(self, data: str | Path | None = None) -> Federation:
-        """Read the recipe's data and deal it out to the clients.
+        """Read the recipe's data and distribute it over the clients.
 
         Args:
             data: The folder of the data sets; None: the default one.
@@ -160,7 +160,7 @@ class Experiment:
         )
 
     def _settings(self) -> dict[str, Any]:
-        """What clients are made with, wherever they are."""
+        """What clients are created with, in a simulation and at a site."""
         recipe = self.recipe
         return {
             "rounds": recipe.rounds,

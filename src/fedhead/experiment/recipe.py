@@ -108,7 +108,7 @@ class Recipe:
         entries: dict[str, Any] = {nested: {} for nested in _NESTED.values()}
         for key, value in keys.items():
             head, dot, rest = key.partition(".")
-            # a stage may be a file.py:Name: the parameter is what stands behind the last dot
+            # a stage may be a file.py:Name: the parameter is what follows the last dot
             stage, _, word = rest.rpartition(".") if head == "stage" else ("", "", rest)
             if head in _NESTED and word and bool(stage) == (head == "stage") and "." not in word:
                 into = entries[_NESTED[head]]
@@ -170,7 +170,7 @@ def builtin() -> dict[str, Path]:
 
 
 def paper_tables() -> dict[str, Path]:
-    """The papers' tables by name, such as ccvr/table2: each stands for many runs."""
+    """The papers' tables by name, such as ccvr/table2: each describes many runs."""
     return {f"{p.parent.name}/{p.stem}": p for p in sorted(RECIPES.glob("*/*.yaml"))}
 
 

@@ -208,7 +208,7 @@ def drawn_seeds(own: Sequence[int], asked: int | Sequence[int] | None) -> list[i
 
 
 def drawn_splits(asked: int | Sequence[int] | None) -> list[int | None]:
-    """Return the partitions' seeds; None stands for the table's own."""
+    """Return the partitions' seeds; None means the table's own."""
     if asked is None:
         return [None]
     if isinstance(asked, int) and asked < 1:

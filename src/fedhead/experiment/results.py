@@ -107,7 +107,7 @@ class Results:
         return iter(self._rows.values())
 
     def find(self, digest: str, split: int, seed: int) -> Measurement | None:
-        """Return a result that was measured already, under whichever cell's name."""
+        """Return a result that was measured already, under any cell's name."""
         return self._rows.get((digest, split, seed))
 
     def of(self, digest: str) -> list[Measurement]:

@@ -1,4 +1,4 @@
-"""A recipe carried out in a run folder, from the start or from where it was killed."""
+"""Run a recipe in a run folder, from the start or from where it was interrupted."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LONG = 50  # local epochs of a client from which on a run on a GPU is likely to 
 
 @dataclass(frozen=True)
 class Settings:
-    """How a recipe is carried out; it decides rounding and speed, not what is learned."""
+    """How a recipe is run; it decides rounding and speed, not what is learned."""
 
     data: str | Path | None = None
     device: str = "auto"
@@ -114,7 +114,7 @@ def execute_together(
     resume: bool = False,
     on_row: Callable[[Row], None] = lambda row: None,
 ) -> list[Row]:
-    """Carry out several recipes side by side, their clients in one stack wherever they do the same work.
+    """Run several recipes together, with their clients in one stack where they do the same work.
 
     Each ends as it would alone, in its own folder, from which it can be resumed, alone or together again.
     """
@@ -135,7 +135,7 @@ def refuse_apart(settings: Settings) -> None:
 
 
 def stack_is_best(recipe: Recipe, settings: Settings) -> bool:
-    """Whether a run with these settings would be carried out in a stack; `auto` is timed."""
+    """Whether a run with these settings would be run in a stack; `auto` is timed."""
     if settings.executor != "auto":
         return settings.executor == "stack"
     return select.executor("auto", _simulation(recipe, settings)).name == "stack"
@@ -157,7 +157,7 @@ def _simulation(recipe: Recipe, settings: Settings) -> Simulation:
 
 
 def _as_begun(run: FolderRun, settings: Settings, device: torch.device) -> Settings:
-    """Return what the run is carried out with: as it was begun, if it was begun before."""
+    """Return the settings of the run: those it was begun with, if it was begun before."""
     begun = run.begun
     if "executor" not in begun:
         return replace(settings, device=device.type, executor=_executor(settings.executor, run.recipe))

@@ -1,4 +1,4 @@
-"""Run folders: what a run was, how it went and where it stands, so that it can be read, resumed and repeated.
+"""Run folders: the settings, metrics and state of a run, so that it can be read, resumed and repeated.
 
     config.yaml             the recipe, every key written out
     partition.npz           which rows each client trains and tests on

@@ -44,7 +44,7 @@ class TableResult:
     comparable: bool
     axes: Sequence[str]
     cells: Sequence[CellResult]
-    left: int = 0  # runs that were not carried out, for lack of time or because they failed
+    left: int = 0  # runs that were not run, for lack of time or because they failed
 
     def note(self) -> str:
         """What a reader must know before comparing."""

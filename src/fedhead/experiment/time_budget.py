@@ -20,7 +20,7 @@ from fedhead.experiment.recipe import Recipe
 class TimeBudget:
     """Says how many of several like runs can still be begun and end in time.
 
-    What a run takes is learned from those that were carried out with the same data set and model, with the same
+    What a run takes is learned from earlier runs with the same data set and model, with the same
     method if there were any.
     """
 

@@ -1,4 +1,4 @@
-"""YAML 1.2 as people write it: 1e-3 is a number, `no` is text, and a key that stands twice is an error."""
+"""YAML 1.2 as people write it: 1e-3 is a number, `no` is text, and a repeated key is an error."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def read_yaml(text: str, source: str) -> Any:
         source: What it is called in an error.
 
     Raises:
-        BadInput: It is not valid YAML, or a key stands twice.
+        BadInput: It is not valid YAML, or a key is repeated.
 
     >>> read_yaml("[1e-3, no, null]", "example")
     [0.001, 'no', None]

@@ -33,7 +33,7 @@ def federation(
     size: int | None = None,
     public: str | None = None,
 ) -> Federation:
-    """The federation as one site sees it: its own samples under its own number, and nobody else's.
+    """The federation as one site sees it: its own samples under its own number, and no others.
 
     `data` and `test` are paths relative to `base`, or `file.py:function` or `module:function`; `client_test` is a share
     of the site's own samples.

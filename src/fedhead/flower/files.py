@@ -100,7 +100,7 @@ class SiteFile(_File):
     data: str  # a folder of class folders, an .npz, a CSV of path,label, file.py:function, or recipe
     test: str | None = None  # the site's own test samples, likewise
     client_test: Annotated[float, Above(0), Below(1)] | str | None = None  # or a share of its own samples
-    size: Annotated[int, AtLeast(1)] | None = None  # image files are brought to size x size
+    size: Annotated[int, AtLeast(1)] | None = None  # image files are scaled to size x size
     public: str | None = None
     data_folder: str | None = None  # of the recipe's data set, with data: recipe
     allow: tuple[str, ...] = ()  # code besides fedhead's own that the server may name here: modules and files

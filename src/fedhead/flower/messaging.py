@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from flwr.app import Message
     from flwr.serverapp import Grid
 
-SPARE_SECONDS = 60.0  # by which Flower holds a message longer than we wait: the deadline is ours to tell
+SPARE_SECONDS = 60.0  # by which Flower holds a message longer than we wait: fedhead decides about the deadline
 
 
 @dataclass(frozen=True)

@@ -37,9 +37,9 @@ def node_keys(grid: Grid) -> dict[int, bytes]:
     """Return the public key of each connected node, with which the SuperLink authenticates all that it sends.
 
     Raises:
-        FedheadError: If this version of Flower does not tell.
+        FedheadError: If this version of Flower does not provide them.
     """
     nodes = getattr(grid, "get_nodes", None)  # of the grid that a deployment has; a simulation's has no keys
     if nodes is None:
-        raise FedheadError("this grid does not tell the nodes' keys: use flwr 1.41, or run with insecure=true")
+        raise FedheadError("this grid does not provide the nodes' keys: use flwr 1.41, or run with insecure=true")
     return {node.node_id: node.public_key for node in nodes()}

@@ -47,14 +47,14 @@ class NodeRegistry:
         return Failure(f"it calls itself {name}, which is here already as node {holder}")
 
     def enter(self, node: int, response: Response) -> str | None:
-        """Enter a node as the site that it says it is; returns what to tell the operator, if anything."""
+        """Register a node as the site that it names; returns a message for the operator, if there is one."""
         name = response.site
         before = self.nodes.get(name)
         self.nodes[name], self.hellos[name] = node, response
         return None if before in (None, node) else f"site {name} has come back as another node ({before} -> {node})"
 
     def complete(self, present: list[int]) -> bool:
-        """Whether nobody else is to be waited for: each site is there, or has said why it can't be."""
+        """Whether no other site is to be waited for: each has joined, or has said why it can't."""
         named = {failure.site for failure in self.refused.values()}
         return all(k in present or name in named for k, name in enumerate(self.sites))
 

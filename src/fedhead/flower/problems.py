@@ -1,4 +1,4 @@
-"""What a site tells the server when something fails: a code and a reference number, never free text.
+"""What a site reports to the server when something fails: a code and a reference number, never free text.
 
 The text of an error may quote the site's data: a cell with a patient's name, a label, a file's name, a path. It stays
 in the site's own log, under the reference number that the server's log has too.
@@ -82,6 +82,6 @@ def _code(error: BaseException) -> str:
 
 
 def describe(code: str, reference: str) -> str:
-    """Return what the server tells its operator, from what a site sent; the site may have sent anything."""
+    """Return the line for the server's operator, from what a site sent; the site may have sent anything."""
     text = TEXTS.get(code, "it reports a problem that this version of fedhead does not know")
     return f"{text} ({printable(code, 20)}, reference {printable(reference, 20)} in the site's own log)"

@@ -105,7 +105,7 @@ class Response:
     experiment: str
     round: Count
     algorithm: str
-    problem: str | None = None  # the code of why the request could not be carried out (`problems.TEXTS`) …
+    problem: str | None = None  # the code of why the request failed (`problems.TEXTS`) …
     reference: str = ""  # … and the number under which the site's own log says more
     samples: Count = 0  # n_k
     tests: Count = 0  # its own test samples

@@ -1,4 +1,4 @@
-"""From a Flower message to a Flower message: unpack, carry out within the time, pack, and only then store."""
+"""From a Flower message to a Flower message: unpack, compute within the time, pack, and only then store."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def respond(content: RecordDict, site: Site, watchdog: bool) -> RecordDict:
     """Return the site's reply to a message's content.
 
-    What goes wrong is written in full into the site's own log; the server is told a code and a reference number.
+    What goes wrong is written in full into the site's own log; the server gets a code and a reference number.
     """
     header: dict[str, object] = {}
     try:

@@ -16,7 +16,7 @@ VARIABLE = "FEDHEAD_SERVER_STATUS"  # the environment variable that names the fi
 
 @dataclass(frozen=True)
 class ServerStatus:
-    """Which run the server carries out, in which process, and why it stopped, if it had to."""
+    """Which run the server executes, in which process, and why it stopped, if it had to."""
 
     run: str  # Flower's number of the run: a resumed run has another one
     process: ProcessIdentity

@@ -1,4 +1,4 @@
-"""A site: it carries out the server's requests on its own data, and decides what leaves it."""
+"""A site: it answers the server's requests with its own data, and decides what it sends."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ from fedhead.flower.protocol import TRAIN, Request, Response, RunSpec, exchanges
 if TYPE_CHECKING:
     from flwr.serverapp import Grid
 
-GRACE = 5.0  # seconds that the server waits longer than it tells the sites: a response in time must also travel
+GRACE = 5.0  # seconds that the server waits longer than it tells the sites: a response takes time on the network too
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ LOOK_SECONDS = 0.5
 
 
 def main(site: str, path: str, parent: int) -> None:
-    """Answer requests at the socket until the parent has gone or nobody has asked for long."""
+    """Answer requests at the socket until the parent has ended or no request has come for a long time."""
     mark, place = ProcessIdentity.of(parent), Path(path)
     with socket.socket(socket.AF_UNIX) as listener, contextlib.suppress(KeyboardInterrupt):
         before = os.umask(0o177)
@@ -29,7 +29,7 @@ def main(site: str, path: str, parent: int) -> None:
         os.umask(before)
         listener.listen()
         listener.settimeout(LOOK_SECONDS)
-        exit_with(mark, lambda: place.unlink(missing_ok=True))  # nobody would hear the response
+        exit_with(mark, lambda: place.unlink(missing_ok=True))  # no process would receive the response
         try:
             _serve(listener, site)
         finally:

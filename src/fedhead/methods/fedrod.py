@@ -24,7 +24,7 @@ from fedhead.core.tree import Tree, Weights
 @method("fedrod")
 @dataclass(frozen=True)
 class FedRoD(Method):
-    """Two predictors on one extractor: a balanced generic head that travels and a personal one (Chen and Chao, 2022).
+    """Two predictors on one extractor: a balanced generic head, averaged, and a personal one (Chen and Chao, 2022).
 
     FedETF's experiments count absent classes once (`absent="one"`).
     """

@@ -17,7 +17,7 @@ from fedhead.core.errors import BadInput
 from fedhead.core.parameters import parameters
 from fedhead.core.registry import Registry
 
-HeadLike = str | Callable[..., nn.Module]  # what stands for a head in Python: its text, class or function
+HeadLike = str | Callable[..., nn.Module]  # what names a head in Python: its text, class or function
 CALLED_WITH = ("features", "classes")
 HEADS = Registry[Callable[..., nn.Module]](
     "head",
@@ -61,8 +61,8 @@ class ChosenHead(NamedTuple):
             scale: Initial temperature, if it takes one and was not given its own.
         """
         known = parameters(self.builder)
-        told = {word: value for word, value in (("key", key), ("scale", scale)) if word in known}
-        made = self.builder(features, classes, **{**told, **self.parameters})
+        given = {word: value for word, value in (("key", key), ("scale", scale)) if word in known}
+        made = self.builder(features, classes, **{**given, **self.parameters})
         if not isinstance(made, nn.Module):
             raise BadInput(f"head {self.name} made {type(made).__name__}, not a torch module")
         for word, value in (("in_features", features), ("out_features", classes), ("kind", self.name)):

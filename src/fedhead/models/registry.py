@@ -78,7 +78,7 @@ class Entry(NamedTuple):
         )
 
 
-ModelLike = str | Entry | Callable[..., Body | SplitModel]  # what stands for an architecture in Python
+ModelLike = str | Entry | Callable[..., Body | SplitModel]  # what names an architecture in Python
 B = TypeVar("B", bound=Callable[..., Any])
 MODELS = Registry[Entry]("model", "fedhead.models", lambda found, name: _checked(found, name), home=["fedhead.models"])
 
@@ -86,7 +86,7 @@ MODELS = Registry[Entry]("model", "fedhead.models", lambda found, name: _checked
 def register(name: str, description: str = "") -> Callable[[B], B]:
     """Register an architecture under a name: a function (input_shape, parameters with defaults).
 
-    It returns a `Body`, to which any head is attached, or a whole `SplitModel`; one that takes `classes` is told their
+    It returns a `Body`, to which any head is attached, or a whole `SplitModel`; one that takes `classes` gets their
     number. Parameters are checked against their type hints and ranges before the function is called.
 
     Args:
@@ -136,7 +136,7 @@ def build(
         input_shape: Shape of one input, without the batch axis.
         classes: Number of classes.
         head: Name of the classifier's kind, see `fedhead ls heads`, its class, or a function (features, classes);
-            linear unless the architecture brings its own.
+            linear unless the architecture has its own.
         seed: Seed of the initial weights.
         folders: Where `file.py:Name` is looked for, before the working directory.
         feature_layer: Width of a Linear layer at the end of the extractor, with a ReLU between it and the classifier,

@@ -203,12 +203,12 @@ def _time(results: Results) -> str:
             cell = " ".join(sorted(row.cell.split()[:2]))
             trainings.setdefault(where, {})[cell, row.training_seconds, row.split, row.seed] = row.training_seconds
         stages[where] = stages.get(where, 0) + (row.stage_seconds or 0)
-    told = [
+    texts = [
         f"{len(found)} trainings in {_hours(sum(found.values()))}, their stages in {_hours(stages[where])} on "
         f"{where[0]} ({where[1]})"
         for where, found in sorted(trainings.items())
     ]
-    return "Time by the clock, preparation included: " + "; ".join(told) + "."
+    return "Time by the clock, preparation included: " + "; ".join(texts) + "."
 
 
 def _hours(seconds: float) -> str:

@@ -178,7 +178,7 @@ _LONGEST = 80  # longest label, in characters, that fits a legend and a table
 
 
 def _labels(recipes: list[Row], settings: list[Row]) -> list[str]:
-    """Label groups by method and settings that differ; if that is too long, only by those needed to tell runs apart."""
+    """Label groups by method and settings that differ; if that is too long, only by what distinguishes the runs."""
     methods = [str(recipe["method"]) for recipe in recipes]
     full = [_label(method, own) for method, own in zip(methods, settings, strict=True)]
     if max(map(len, full), default=0) <= _LONGEST:

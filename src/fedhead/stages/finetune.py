@@ -125,7 +125,7 @@ class FineTuneETF(FineTune):
     epochs: Annotated[int, AtLeast(1)] | None = None
     variant: Literal["paper", "code"] = "paper"  # the algorithm of the paper, or of its public code
     record: bool = True  # whether the accuracy after each step is measured
-    at: str | None = dataclasses.field(default=None, repr=False)  # a step to look back at; None: the end
+    at: str | None = dataclasses.field(default=None, repr=False)  # the step whose model is returned; None: the last
 
     def phases(self, task: Task) -> tuple[Phase, ...]:
         """ŵ = {u, β}, then T_p times ŵ = {V, β} and ŵ = {p, β}; each saves what it trained."""

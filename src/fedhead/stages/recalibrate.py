@@ -89,7 +89,7 @@ class Recalibrate(Stage):
 def features(
     model: SplitModel, w: Tree, pool: Pool, rows: Tensor | None = None, chunk: int = 1024
 ) -> tuple[Tensor, Tensor]:
-    """z of these rows of a pool (all of them unless told), not augmented, and their labels."""
+    """Return z of these rows of a pool (None: all), not augmented, and their labels."""
     places = (torch.arange(len(pool)) if rows is None else rows).to(pool.device)
     found = [functional_call(model.eval(), dict(w), (pool.view(part, None),)).z for part in torch.split(places, chunk)]
     return torch.cat(found), pool.y[places]

@@ -139,7 +139,7 @@ def _checkpoint(trial: Trial, owner: str) -> None:
         if gap := difference(left(trial.finished), left(trial.after_checkpoint(Path(folder)))):
             raise CheckFailed(
                 f"{owner} does not go on from a checkpoint as it would have without ({gap}): what a round needs of "
-                f"earlier ones must stand in the server's or the client's state"
+                f"earlier ones must be in the server's or the client's state"
             )
 
 

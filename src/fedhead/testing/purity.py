@@ -135,7 +135,7 @@ def _tensors(path: str, value: Any) -> Iterator[tuple[str, Tensor]]:
 
 
 def _kept(owner: Algorithm) -> dict[str, Any]:
-    """What stands on an algorithm and on its classes, in a form that shows any change."""
+    """The attributes of an algorithm and of its classes, in a form that shows any change."""
     kept = {name: _print(value) for name, value in vars(owner).items()}
     for cls in reversed(type(owner).__mro__[: type(owner).__mro__.index(_bases(type(owner))[-1])]):
         kept |= {
