@@ -48,6 +48,7 @@ def test_objects_stand_for_names() -> None:
     assert (result.executor, list(result.stages)) == ("Own", ["ccvr"])
     assert result.metrics["lambda_2"] == 2.0
     assert fedhead.run(fed, net, "fedetf", executor=Own(), rounds=1, device="cpu").executor == "Own"
+    assert fedhead.run(fed, fedhead.MODELS["mlp"], rounds=1, device="cpu", executor="loop").history
     assert fedhead.run(fed, "mlp(hidden=[3], head=etf)", "fedetf", rounds=1, device="cpu", executor="loop").history
 
 
@@ -63,6 +64,7 @@ def test_objects_stand_for_names() -> None:
         ({"method": 3}, "method is int: give a name or a method"),
         ({"stages": "ccvr"}, r"stages is 'ccvr': give a list, such as \['ccvr'\]"),
         ({"stages": [fedhead.FedProx]}, "FedProx is no stage: let FedProx inherit from fedhead.Stage"),
+        ({"metrics": "macro_f1"}, r"metrics is 'macro_f1': give a list, such as \['macro_f1'\]"),
         ({"uploads": [dict]}, "dict is no upload: let dict inherit from fedhead.Upload"),
         ({"metrics": [lambda a, b: 0]}, r"lambda takes \(a, b\), a metric is called with \(confusion\)"),
         ({"executor": dict}, "dict is no executor: let dict inherit from fedhead.Executor"),

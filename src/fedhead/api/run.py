@@ -25,7 +25,7 @@ from fedhead.experiment.recipe import Recipe
 from fedhead.methods import METHODS
 from fedhead.models.build_many import build_many
 from fedhead.models.check import require
-from fedhead.models.registry import ModelLike
+from fedhead.models.registry import Entry, ModelLike
 from fedhead.models.split_model import SplitModel
 from fedhead.stages import STAGES
 
@@ -104,7 +104,7 @@ def run(
         BadInput: Something can't be used, or not with the rest; nothing was computed yet.
         Diverged: Training left the finite numbers.
     """
-    _refuse_kinds(federation, model, method, stages, uploads)
+    _refuse_kinds(federation, model, method, stages, uploads, metrics)
     settings = Recipe(  # whose ranges hold here too
         rounds=rounds,
         local_epochs=local_epochs,
@@ -156,7 +156,7 @@ def _optimizer(asked: Any, settings: Recipe) -> Optimizer:
     return asked
 
 
-def _refuse_kinds(federation: Any, model: Any, method: Any, stages: Any, uploads: Any) -> None:
+def _refuse_kinds(federation: Any, model: Any, method: Any, stages: Any, uploads: Any, metrics: Any) -> None:
     """Refuse what is no federation, model, method or list of stages, before it fails somewhere inside."""
     if not isinstance(federation, Federation):
         raise BadInput(
@@ -164,7 +164,8 @@ def _refuse_kinds(federation: Any, model: Any, method: Any, stages: Any, uploads
         )
     if not isinstance(model, str | Sequence) and not callable(model):
         raise BadInput(f"model is {type(model).__name__}: give a name, fedhead.split(model, classifier='…'), or a list")
-    for what, given, example in (("stages", stages, "['ccvr']"), ("uploads", uploads, "['clip(1.0)', 'half']")):
+    lists = {"stages": (stages, "['ccvr']"), "uploads": (uploads, "['clip(1.0)', 'half']")}
+    for what, (given, example) in (lists | {"metrics": (metrics, "['macro_f1']")}).items():
         if isinstance(given, str) or not isinstance(given, Sequence):
             raise BadInput(f"{what} is {given!r}: give a list, such as {example}")
     for what, kind, things in (("method", Method, [method]), ("stage", Stage, stages), ("upload", Upload, uploads)):
@@ -180,7 +181,7 @@ def _models(
     seed: int,
     assign: Sequence[int] | None,
 ) -> list[SplitModel]:
-    given: list[Any] = [model] if isinstance(model, str | nn.Module) or callable(model) else list(model)
+    given: list[Any] = [model] if isinstance(model, str | Entry | nn.Module) or callable(model) else list(model)
     if not given:
         raise BadInput("model is an empty list: give at least one")
     specs = [(one, _head_beside(one, head)) for one in given if not isinstance(one, nn.Module)]
