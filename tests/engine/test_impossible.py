@@ -145,11 +145,13 @@ def test_rows_of_small_classes_do_not_leave_a_client(method: str, stage: CCVR | 
 
 def test_a_site_leaves_small_classes_out_and_the_server_s_record_says_so(tmp_path: Path) -> None:
     pytest.importorskip("flwr")
-    from fedhead.testing.inprocess import World
+    from fedhead.testing.inprocess import InProcessFederation
 
     settings = {"rounds": 1, "local": LOCAL, "min_class_count": 4}
     stage = CCVR(samples=5, epochs=1)
-    here = World(federation(), {"own": network("group")}, METHODS["fedavg"](), settings, tmp_path, [stage])
+    here = InProcessFederation(
+        federation(), {"own": network("group")}, METHODS["fedavg"](), settings, tmp_path, [stage]
+    )
     over_flower = run(here.transport(here.grid()), stages=[stage]).stages["ccvr"]
     simulation = Simulation(federation(), [network("group")], METHODS["fedavg"](), **settings)
     simulated = run(simulation.using(Loop()), stages=[stage]).stages["ccvr"]
@@ -161,11 +163,13 @@ def test_a_site_leaves_small_classes_out_and_the_server_s_record_says_so(tmp_pat
 def test_an_impossible_statistic_of_a_site_leaves_it_out_of_the_stage(tmp_path: Path) -> None:
     pytest.importorskip("flwr")
     from fedhead.flower import wire
-    from fedhead.testing.inprocess import World, spoiled
+    from fedhead.testing.inprocess import InProcessFederation, changed_response
 
     stage = CCVR(samples=5, epochs=1)
     settings = {"rounds": 1, "local": LOCAL}
-    here = World(federation(), {"own": network("group")}, METHODS["fedavg"](), settings, tmp_path, [stage])
+    here = InProcessFederation(
+        federation(), {"own": network("group")}, METHODS["fedavg"](), settings, tmp_path, [stage]
+    )
     grid = here.grid()
 
     def lie(header: dict[str, Any], trees: dict[str, Any]) -> None:
@@ -174,7 +178,7 @@ def test_an_impossible_statistic_of_a_site_leaves_it_out_of_the_stage(tmp_path: 
     def fault(message: Any, honest: Callable[[], Any]) -> Any:
         header, _ = wire.unpack(message.content)
         asked = (header["kind"], header["algorithm"])
-        return spoiled(honest(), lie) if asked == ("work", "ccvr") else honest()
+        return changed_response(honest(), lie) if asked == ("work", "ccvr") else honest()
 
     grid.faults[103] = fault
     row = run(here.transport(grid), stages=[stage]).stages["ccvr"].metrics

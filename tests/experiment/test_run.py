@@ -1,4 +1,4 @@
-"""How a recipe is carried out: threads, settings that are kept on resuming, and those that don't go together."""
+"""How a recipe is run: threads, settings that are kept on resuming, and those that don't go together."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from fedhead.flower.site_store import SiteStore
 from fedhead.methods import METHODS
 from fedhead.models.split_model import SplitModel
 from fedhead.stages import STAGES
-from fedhead.testing.inprocess import InProcess, World
+from fedhead.testing.inprocess import InProcess, InProcessFederation
 
 ROUNDS = 3
 LOCAL = LocalTraining(epochs=1, batch_size=4, optimizer=SGD(lr=0.05, momentum=0.9), lr_decay=0.9)
@@ -41,7 +41,7 @@ def same(a: Tree, b: Tree, tolerance: float = 1e-6) -> None:
         torch.testing.assert_close(t, right[name], atol=tolerance, rtol=tolerance, msg=lambda m, n=name: f"{n}: {m}")
 
 
-def compare(world: World, simulation: Simulation, stages: list[Stage]) -> None:
+def compare(world: InProcessFederation, simulation: Simulation, stages: list[Stage]) -> None:
     """Run both to the end and hold server, sites' states, metrics and stages against each other."""
     transport = world.transport(world.grid())
     found, expected = run(transport, stages=stages), run(simulation, stages=stages)
@@ -70,7 +70,7 @@ def alike(mine: Row, theirs: Row, names: tuple[str, ...]) -> None:
 @pytest.mark.parametrize("name", sorted(METHODS))
 def test_every_method(name: str, tmp_path: Path) -> None:
     model, method = model_for(name), METHODS[name]()
-    world = World(federation(), {"own": model}, method, SETTINGS, tmp_path)
+    world = InProcessFederation(federation(), {"own": model}, method, SETTINGS, tmp_path)
     compare(world, Simulation(federation(), [model], method, **SETTINGS), [])
 
 
@@ -84,7 +84,7 @@ def test_every_stage(name: str, tmp_path: Path) -> None:
     stage = STAGES[name](**{word: value for word, value in SMALL.items() if word in fields})
     trained = "fedetf" if stage.head == "etf" else "fedavg"
     model, method = model_for(trained), METHODS[trained]()
-    world = World(federation(), {"own": model}, method, SETTINGS, tmp_path, stages=[stage])
+    world = InProcessFederation(federation(), {"own": model}, method, SETTINGS, tmp_path, stages=[stage])
     compare(world, Simulation(federation(), [model], method, **SETTINGS), [stage])
     delivered = sorted(path.name for path in (tmp_path / "state").rglob("model-*"))
     assert delivered == [f"model-{name}.safetensors"] * 4  # each site that holds data has its model
@@ -93,7 +93,9 @@ def test_every_stage(name: str, tmp_path: Path) -> None:
 def test_an_oracle_is_refused_by_name_before_any_site_is_asked(tmp_path: Path) -> None:
     assert {"recalibrate"} == ORACLES
     stage = STAGES["recalibrate"]()
-    world = World(federation(), {"own": model_for("fedavg")}, METHODS["fedavg"](), SETTINGS, tmp_path, stages=[stage])
+    world = InProcessFederation(
+        federation(), {"own": model_for("fedavg")}, METHODS["fedavg"](), SETTINGS, tmp_path, stages=[stage]
+    )
     with pytest.raises(BadInput, match="stage recalibrate needs all clients' data in one place"):
         run(world.transport(InProcess({})), stages=[stage])
 
@@ -103,7 +105,7 @@ def test_two_architectures(name: str, tmp_path: Path) -> None:
     models, method = {"batch": network("batch"), "group": network("group")}, METHODS[name]()
     assign = [0, 1, 0, 1, 0]
     own = {k: "group" for k, group in enumerate(assign) if group}
-    world = World(federation(), models, method, SETTINGS, tmp_path, own=own)
+    world = InProcessFederation(federation(), models, method, SETTINGS, tmp_path, own=own)
     compare(world, Simulation(federation(), list(models.values()), method, assign=assign, **SETTINGS), [])
 
 
@@ -111,14 +113,14 @@ def test_two_architectures_calibrated_by_ccvr(tmp_path: Path) -> None:
     models, method = {"batch": network("batch"), "group": network("group")}, METHODS["fedclassavg"]()
     assign, stage = [0, 1, 0, 1, 0], STAGES["ccvr"](samples=20, epochs=1)
     own = {k: "group" for k, group in enumerate(assign) if group}
-    world = World(federation(), models, method, SETTINGS, tmp_path, stages=[stage], own=own)
+    world = InProcessFederation(federation(), models, method, SETTINGS, tmp_path, stages=[stage], own=own)
     compare(world, Simulation(federation(), list(models.values()), method, assign=assign, **SETTINGS), [stage])
 
 
 def test_an_optimizer_that_survives_the_round_survives_at_the_site(tmp_path: Path) -> None:
     settings = {**SETTINGS, "local": dataclasses.replace(LOCAL, persistent=True)}
     model, method = network("group"), METHODS["fedavg"]()
-    world = World(federation(), {"own": model}, method, settings, tmp_path)
+    world = InProcessFederation(federation(), {"own": model}, method, settings, tmp_path)
     compare(world, Simulation(federation(), [model], method, **settings), [])
 
 
@@ -128,13 +130,13 @@ def test_uploads(name: str, tmp_path: Path) -> None:
     if method.head is None:
         stages.append(STAGES["ccvr"](samples=20, epochs=1))
     settings = {**SETTINGS, "uploads": [Clip(0.1), Half()]}
-    world = World(federation(), {"own": model}, method, settings, tmp_path, stages=stages)
+    world = InProcessFederation(federation(), {"own": model}, method, settings, tmp_path, stages=stages)
     compare(world, Simulation(federation(), [model], method, **settings), stages)
 
 
 def test_equality_can_fail(tmp_path: Path) -> None:
     model, method = network("group"), METHODS["fedavg"]()
-    world = World(federation(), {"own": model}, method, SETTINGS, tmp_path)
+    world = InProcessFederation(federation(), {"own": model}, method, SETTINGS, tmp_path)
     other = Simulation(federation(), [model], method, seed=1, **SETTINGS)
     with pytest.raises(AssertionError):
         compare(world, other, [])

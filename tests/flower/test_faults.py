@@ -21,14 +21,14 @@ from fedhead.engine.rounds import Snapshot, run, train_round
 from fedhead.flower import protocol, wire
 from fedhead.flower.site_store import SiteStore
 from fedhead.methods import METHODS
-from fedhead.testing.inprocess import Fault, InProcess, World, spoiled
+from fedhead.testing.inprocess import Fault, InProcess, InProcessFederation, changed_response
 
 SETTINGS = {"rounds": 3, "local": LocalTraining(epochs=1, batch_size=4, optimizer=SGD(lr=0.05))}
 Change = Callable[[dict[str, Any], dict[str, Any]], None]
 
 
-def world(tmp_path: Path, method: str = "scaffold") -> World:
-    return World(federation(), {"own": network("group")}, METHODS[method](), SETTINGS, tmp_path)
+def world(tmp_path: Path, method: str = "scaffold") -> InProcessFederation:
+    return InProcessFederation(federation(), {"own": network("group")}, METHODS[method](), SETTINGS, tmp_path)
 
 
 def during(kind: str, round: int, then: Fault) -> Fault:
@@ -42,7 +42,7 @@ def during(kind: str, round: int, then: Fault) -> Fault:
 
 
 def changed(change: Change) -> Fault:
-    return lambda message, honest: spoiled(honest(), change)
+    return lambda message, honest: changed_response(honest(), change)
 
 
 def nan(header: dict[str, Any], trees: dict[str, Any]) -> None:
@@ -114,7 +114,7 @@ SPOILED: dict[Change, str] = {
 }
 
 
-def without(world: World, client: int, round: int) -> Tree:
+def without(world: InProcessFederation, client: int, round: int) -> Tree:
     """The server's state of a simulation in which one client misses one round."""
     simulation = Partial(world.federation, list(world.models.values()), world.method, **world.settings)
     for number in range(1, 4):
@@ -123,7 +123,7 @@ def without(world: World, client: int, round: int) -> Tree:
     return simulation.server
 
 
-def whole(world: World) -> Tree:
+def whole(world: InProcessFederation) -> Tree:
     """The server's state of a simulation in which nobody misses anything."""
     return without(world, client=-1, round=0)
 
@@ -264,7 +264,7 @@ def test_a_resumed_server_ends_as_if_it_had_not_stopped(stop: int, tmp_path: Pat
     resumed = here.transport(grid)
     assert kept[-1].round == stop
     run(resumed, resume=kept[-1])
-    other = World(federation(), here.models, here.method, SETTINGS, tmp_path / "other")
+    other = InProcessFederation(federation(), here.models, here.method, SETTINGS, tmp_path / "other")
     straight = other.transport(other.grid())
     run(straight)
     same(straight.server, resumed.server)
@@ -334,14 +334,17 @@ def test_another_version_of_the_server_is_named_at_the_site(
 
 def test_a_model_that_the_method_cant_average_is_refused_by_name(tmp_path: Path) -> None:
     models = {"own": network("group"), "other": network("batch")}
-    here, said = World(federation(), models, METHODS["fedavg"](), SETTINGS, tmp_path, own={3: "other"}), []
+    here, said = (
+        InProcessFederation(federation(), models, METHODS["fedavg"](), SETTINGS, tmp_path, own={3: "other"}),
+        [],
+    )
     run(here.transport(here.grid(), said))
     assert any("site site-3" in line and "averages" in line for line in said)
 
 
 def test_nothing_diverged_leaves_a_site(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     settings = {**SETTINGS, "local": LocalTraining(epochs=3, batch_size=4, optimizer=SGD(lr=1e18))}
-    here = World(federation(), {"own": network("group")}, METHODS["fedavg"](), settings, tmp_path)
+    here = InProcessFederation(federation(), {"own": network("group")}, METHODS["fedavg"](), settings, tmp_path)
     with pytest.raises(FedheadError, match="no quorum"):
         run(here.transport(here.grid(), attempts=1))
     assert "not finite any more" in capsys.readouterr().err

@@ -18,7 +18,7 @@ from fedhead.engine.rounds import run
 from fedhead.flower.node_keys import site_keys
 from fedhead.flower.transport import FlowerTransport
 from fedhead.methods import METHODS
-from fedhead.testing.inprocess import InProcess, World
+from fedhead.testing.inprocess import InProcess, InProcessFederation
 
 KEYS = {f"site-{k}": f"key of site-{k}".encode() for k in range(5)}
 
@@ -33,13 +33,13 @@ class Keyed(InProcess):
         return [NodeInfo(node_id=node, public_key=self.keys.get(node, b"")) for node in self.nodes]
 
 
-def make(folder: Path) -> tuple[World, Keyed]:
+def make(folder: Path) -> tuple[InProcessFederation, Keyed]:
     settings = {"rounds": 2, "local": LocalTraining(epochs=1, batch_size=4)}
-    world = World(federation(), {"own": network("group")}, METHODS["fedavg"](), settings, folder)
+    world = InProcessFederation(federation(), {"own": network("group")}, METHODS["fedavg"](), settings, folder)
     return world, Keyed(world.grid().nodes, keys={100 + k: KEYS[f"site-{k}"] for k in range(5)})
 
 
-def bound(world: World, grid: InProcess, said: list[str]) -> FlowerTransport:
+def bound(world: InProcessFederation, grid: InProcess, said: list[str]) -> FlowerTransport:
     transport = world.transport(grid, said)
     transport.nodes.keys = KEYS
     return transport

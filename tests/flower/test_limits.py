@@ -26,14 +26,14 @@ from fedhead.flower import assemble, wire
 from fedhead.flower.protocol import read_response, to_json
 from fedhead.methods import METHODS
 from fedhead.models import build
-from fedhead.testing.inprocess import Fault, InProcess, World
+from fedhead.testing.inprocess import Fault, InProcess, InProcessFederation
 
 SETTINGS = {"rounds": 1, "local": LocalTraining(epochs=1, batch_size=4)}
 HOSTILE = "site-3"
 
 
-def world(folder: Path, method: str = "fedavg", **settings: Any) -> World:
-    return World(federation(), {"own": network("group")}, METHODS[method](), SETTINGS | settings, folder)
+def world(folder: Path, method: str = "fedavg", **settings: Any) -> InProcessFederation:
+    return InProcessFederation(federation(), {"own": network("group")}, METHODS[method](), SETTINGS | settings, folder)
 
 
 def kind_of(message: Message) -> str:
@@ -229,7 +229,7 @@ def test_a_hello_that_asks_for_a_huge_model_is_refused_before_it_is_built(case: 
 
 def test_a_model_that_cant_take_the_inputs_is_refused_in_the_hello(tmp_path: Path) -> None:
     models = {"own": network("group"), "other": build("mlp", (1, 3, 3), CLASSES)}
-    here, said = World(federation(), models, METHODS["local"](), SETTINGS, tmp_path, own={3: "other"}), []
+    here, said = InProcessFederation(federation(), models, METHODS["local"](), SETTINGS, tmp_path, own={3: "other"}), []
     result = run(here.transport(here.grid(), said))
     assert result.history[0]["participants"] == 3
     assert any("site site-3: its model can't be used" in line for line in said)

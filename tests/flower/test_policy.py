@@ -22,7 +22,7 @@ from fedhead.flower.protocol import Request, Response, read_response, to_json
 from fedhead.flower.respond import respond
 from fedhead.flower.serving import serve
 from fedhead.stages import STAGES
-from fedhead.testing.inprocess import InProcess, carried
+from fedhead.testing.inprocess import InProcess, through_bytes
 
 WORDS = ["subset=120", "rounds=1", "stages=[ccvr]", "stage.ccvr.samples=5", "stage.ccvr.epochs=1"]
 
@@ -40,8 +40,8 @@ def hello(made: Project, **recipe: Any) -> Response:
     spec = assemble.run_spec(made.server())
     spec.recipe.update(recipe)
     site, _ = assemble.site_of(str(made.path / "sites" / "north" / "site.yaml"))
-    content = respond(carried(wire.pack(to_json(Request("hello", spec, 60.0)), {})), site, watchdog=False)
-    return read_response(wire.unpack(carried(content))[0])
+    content = respond(through_bytes(wire.pack(to_json(Request("hello", spec, 60.0)), {})), site, watchdog=False)
+    return read_response(wire.unpack(through_bytes(content))[0])
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from fedhead.flower.messaging import Failure, Messenger, Outgoing
 from fedhead.flower.protocol import Request, read_response, to_json
 from fedhead.flower.respond import respond
 from fedhead.flower.serving import serve
-from fedhead.testing.inprocess import InProcess, carried
+from fedhead.testing.inprocess import InProcess, through_bytes
 
 SECRET = "Anna Muster 1970-01-31"
 
@@ -78,9 +78,9 @@ def test_what_an_error_quotes_stays_at_the_site(
     project = make(tmp_path, spoil(tmp_path))
     site, _ = assemble.site_of(str(project.path / "sites" / "north" / "site.yaml"))
     request = wire.pack(to_json(Request("hello", assemble.run_spec(project.server()), 10.0)), {})
-    content = respond(carried(request), site, watchdog=False)
+    content = respond(through_bytes(request), site, watchdog=False)
     sent = repr(content) + str(dict(content.config_records["fedhead"]))
-    response = read_response(wire.unpack(carried(content))[0])
+    response = read_response(wire.unpack(through_bytes(content))[0])
     log = capsys.readouterr().err
     assert response.problem == SPOILED[spoil]
     assert re.fullmatch(r"[0-9a-f]{8}", response.reference)

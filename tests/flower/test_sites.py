@@ -22,7 +22,7 @@ from fedhead.flower.files import ServerFile, SiteFile
 from fedhead.flower.protocol import Request, RunSpec, read_request, to_json
 from fedhead.flower.site_store import SiteStore
 from fedhead.methods import METHODS
-from fedhead.testing.inprocess import World
+from fedhead.testing.inprocess import InProcessFederation
 
 SPEC = RunSpec("ab" * 8, {"seed": 0}, ["north", "south"], 2, [1, 4, 4], ["cat", "dog"], [0.5], [0.5])
 
@@ -243,7 +243,7 @@ def test_certificates(tmp_path: Path) -> None:
 
 
 def test_a_server_with_other_shapes_than_the_site_is_refused_at_the_site(tmp_path: Path) -> None:
-    here = World(
+    here = InProcessFederation(
         federation(), {"own": network("group")}, METHODS["fedavg"](), {"rounds": 1, "local": LocalTraining()}, tmp_path
     )
     request = Request("work", here.spec(), 10.0, round=1)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from fedhead.core.tree import Tree, Weights
 from fedhead.engine.reply_check import Refused
 from fedhead.flower import wire
-from fedhead.testing.inprocess import carried
+from fedhead.testing.inprocess import through_bytes
 
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool]
 
@@ -55,7 +55,7 @@ def same(a: Tree, b: Tree) -> None:
 @given(trees(), trees())
 def test_what_arrives_is_what_was_sent(down: Tree, own: Tree) -> None:
     header = {"round": 3, "name": "Zürich", "nothing": None, "lr": 0.1}
-    found, arrived = wire.unpack(carried(wire.pack(header, {"down": down, "own": own})))
+    found, arrived = wire.unpack(through_bytes(wire.pack(header, {"down": down, "own": own})))
     assert found == header
     same(down, arrived["down"])
     same(own, arrived["own"])

@@ -16,7 +16,7 @@ from fedhead.core.tree import Tree, Weights
 from fedhead.deploy.project import Project
 from fedhead.flower import assemble, wire, worker_client
 from fedhead.flower.protocol import Request, read_response, to_json
-from fedhead.testing.inprocess import carried
+from fedhead.testing.inprocess import through_bytes
 
 
 def test_content_crosses_the_socket_unchanged() -> None:
@@ -26,7 +26,7 @@ def test_content_crosses_the_socket_unchanged() -> None:
     with here, there:
         sending = threading.Thread(target=worker_client.send, args=(here, wire.pack(header, {"send": tree})))
         sending.start()
-        found, trees = wire.unpack(carried(worker_client.receive(there)))
+        found, trees = wire.unpack(through_bytes(worker_client.receive(there)))
         sending.join()
         assert found == header
         for name, t in tree.leaves().items():

@@ -25,7 +25,7 @@ from fedhead.experiment.recipe import Recipe
 from fedhead.methods import METHODS
 from fedhead.models.build_many import build_many
 from fedhead.models.check import require
-from fedhead.models.registry import Entry, ModelLike
+from fedhead.models.registry import Architecture, ModelLike
 from fedhead.models.split_model import SplitModel
 from fedhead.stages import STAGES
 
@@ -181,7 +181,7 @@ def _models(
     seed: int,
     assign: Sequence[int] | None,
 ) -> list[SplitModel]:
-    given: list[Any] = [model] if isinstance(model, str | Entry | nn.Module) or callable(model) else list(model)
+    given: list[Any] = [model] if isinstance(model, str | Architecture | nn.Module) or callable(model) else list(model)
     if not given:
         raise BadInput("model is an empty list: give at least one")
     specs = [(one, _head_beside(one, head)) for one in given if not isinstance(one, nn.Module)]

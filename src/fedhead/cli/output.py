@@ -70,8 +70,8 @@ def progress(
     Args:
         rounds: All rounds, also those of earlier.
         quiet: Show nothing.
-        finished: Rounds of runs that are finished, which are not told again.
-        resumed: The round from which each resumed run goes on. Its rounds up to there are told again at once, and
+        finished: Rounds of runs that are finished, which are not reported again.
+        resumed: The round from which each resumed run goes on. Its rounds up to there are reported again at once, and
             count neither as news nor in the time that is left.
     """
     from rich.console import Console
@@ -91,7 +91,7 @@ def progress(
 
 
 def _is_earlier(earlier: Counter[int], row: Row) -> bool:
-    """Whether a round is one of an earlier process; each of those is told once."""
+    """Whether a round is one of an earlier process; each of those is reported once."""
     earlier[row["round"]] -= 1
     return earlier[row["round"]] >= 0
 

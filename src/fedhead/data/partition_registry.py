@@ -51,7 +51,7 @@ class Form(NamedTuple):
     description: str
 
 
-class Entry(NamedTuple):
+class PartitionEntry(NamedTuple):
     """A partition by name: how it is made from its text."""
 
     make: Callable[[Call], Partition]
@@ -59,7 +59,7 @@ class Entry(NamedTuple):
 
 
 P = TypeVar("P")
-PARTITIONS = Registry[Entry]("partition", "fedhead.partitions", lambda found, name: _checked(found, name))
+PARTITIONS = Registry[PartitionEntry]("partition", "fedhead.partitions", lambda found, name: _checked(found, name))
 
 
 def partition(name: str) -> Callable[[P], P]:
@@ -95,18 +95,18 @@ def parse(rule: PartitionLike, folders: Iterable[str | Path] = ()) -> Partition:
     return entry.make(call)
 
 
-def _checked(found: Any, name: str) -> Entry:
-    if isinstance(found, Entry):
+def _checked(found: Any, name: str) -> PartitionEntry:
+    if isinstance(found, PartitionEntry):
         return found
     if isinstance(found, type) and issubclass(found, Partition):
         cls = check_class(found, name, Partition, needs=["assign"], defaults=False)
-        return Entry(lambda call: cls(**call.arguments("partition", parameters(cls), required(cls))))
+        return PartitionEntry(lambda call: cls(**call.arguments("partition", parameters(cls), required(cls))))
     function = check_function(
         found, name, "partition", CALLED_WITH, "one array of rows per client", open_ended=True, base=Partition
     )
     own = dict(list(parameters(function).items())[len(CALLED_WITH) :])
     needed = [word for word in required(function) if word in own]
-    return Entry(lambda call: FromFunction(function, call.text, call.arguments("partition", own, needed)))
+    return PartitionEntry(lambda call: FromFunction(function, call.text, call.arguments("partition", own, needed)))
 
 
 # -- the built-in ones --------------------------------------------------------------------------------
@@ -114,7 +114,7 @@ def _built_in(name: str, make: Callable[..., Partition], *forms: Form) -> None:
     def made(call: Call) -> Partition:
         return make(**call.arguments("partition", parameters(make), required(make)))
 
-    PARTITIONS.register(name, Entry(made, forms))
+    PARTITIONS.register(name, PartitionEntry(made, forms))
 
 
 def _dirichlet(

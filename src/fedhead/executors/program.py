@@ -1,4 +1,4 @@
-"""What a client does in a round, as pure functions for one client, and how they are carried over to many.
+"""What a client does in a round, as pure functions for one client, and how they are vectorized.
 
 An executor vectorizes these functions: the plain loop calls them as they are, the stack maps them over a leading client
 axis.
@@ -113,7 +113,7 @@ def loss_name(phase: Phase) -> str:
 
 
 class Vectorizer:
-    """How functions of one client are carried over to many: here not at all, one client at a time."""
+    """How functions of one client are vectorized: here not at all, one client at a time."""
 
     def start(self, program: Program) -> Callable[[ClientInputs], Weights]:
         """`Program.start` for this executor."""

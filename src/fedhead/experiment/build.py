@@ -94,13 +94,13 @@ def architectures(recipe: Recipe, inputs: Inputs, head: str | None = None) -> li
     return made
 
 
-def _model_and_parameters(text: str, folders: Sequence[Path]) -> tuple[models.Entry, dict[str, Any]]:
+def _model_and_parameters(text: str, folders: Sequence[Path]) -> tuple[models.Architecture, dict[str, Any]]:
     """The model and the parameters of a text such as `protocnn(channels=18)`."""
     call, entry = models.MODELS.resolve_call(text, folders)
     return entry, entry.arguments(call)
 
 
-def _model_parameters(entry: models.Entry) -> dict[str, Any]:
+def _model_parameters(entry: models.Architecture) -> dict[str, Any]:
     """What a model takes, with the type of each."""
     return entry.parameters()
 

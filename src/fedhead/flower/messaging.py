@@ -33,7 +33,7 @@ class Failure:
                 object.__setattr__(self, name, printable(getattr(self, name)))
 
 
-Reply = tuple[Response, dict[str, Tree]] | Failure
+SiteReply = tuple[Response, dict[str, Tree]] | Failure
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Messenger:
     grid: Grid
     poll: float
 
-    def ask(self, outgoing: Mapping[int, Outgoing], seconds: float) -> dict[int, Reply]:
+    def ask(self, outgoing: Mapping[int, Outgoing], seconds: float) -> dict[int, SiteReply]:
         """Send every message and wait at most so long; return each key's response with its trees, or its failure."""
         from flwr.app import Message
 
@@ -69,7 +69,7 @@ class Messenger:
             )
             for message in outgoing.values()
         ]
-        found: dict[int, Reply] = {}
+        found: dict[int, SiteReply] = {}
         pending: dict[str, int] = {}
         for key, message_id in zip(outgoing, self.grid.push_messages(messages), strict=True):
             if message_id:
@@ -88,7 +88,7 @@ class Messenger:
         return found | dict.fromkeys(pending.values(), Failure(f"no response within {seconds:g} s"))
 
 
-def _read(reply: Message, expected: Mapping[str, Tree]) -> Reply:
+def _read(reply: Message, expected: Mapping[str, Tree]) -> SiteReply:
     if reply.has_error():
         return Failure(f"Flower says {reply.error.reason or 'nothing'} (code {reply.error.code})")
     try:

@@ -46,7 +46,7 @@ class Body(NamedTuple):
     features: int | None = None
 
 
-class Entry(NamedTuple):
+class Architecture(NamedTuple):
     """An architecture by name."""
 
     name: str
@@ -78,9 +78,11 @@ class Entry(NamedTuple):
         )
 
 
-ModelLike = str | Entry | Callable[..., Body | SplitModel]  # what names an architecture in Python
+ModelLike = str | Architecture | Callable[..., Body | SplitModel]  # what names an architecture in Python
 B = TypeVar("B", bound=Callable[..., Any])
-MODELS = Registry[Entry]("model", "fedhead.models", lambda found, name: _checked(found, name), home=["fedhead.models"])
+MODELS = Registry[Architecture](
+    "model", "fedhead.models", lambda found, name: _checked(found, name), home=["fedhead.models"]
+)
 
 
 def register(name: str, description: str = "") -> Callable[[B], B]:
@@ -105,11 +107,11 @@ def register(name: str, description: str = "") -> Callable[[B], B]:
     return enter
 
 
-def _checked(found: Any, name: str) -> Entry:
-    if isinstance(found, Entry):
+def _checked(found: Any, name: str) -> Architecture:
+    if isinstance(found, Architecture):
         return found
     builder = check_function(found, name, "model", ["input_shape"], "a fedhead.Body", filled_in=["classes"])
-    return Entry(name, getattr(found, "description", "") or first_docline(found), builder)
+    return Architecture(name, getattr(found, "description", "") or first_docline(found), builder)
 
 
 def build(

@@ -53,7 +53,7 @@ def need_flower(wanted: bool) -> None:
 
 
 @contextmanager
-def told(owner: str, doing: str) -> Iterator[None]:
+def as_check_failure(owner: str, doing: str) -> Iterator[None]:
     """Turn any error inside into a `CheckFailed` that names the user's line that it came from.
 
     Args:

@@ -59,7 +59,7 @@ class InProcess(Grid):
 
             def honest(message: Message = message, node: int = node) -> RecordDict:
                 # through Flower's own serialization and back, as between machines
-                return respond(carried(message.content), self.nodes[node], watchdog=False)
+                return respond(through_bytes(message.content), self.nodes[node], watchdog=False)
 
             made = self.faults[node](message, honest) if node in self.faults else honest()
             if made is None:
@@ -67,7 +67,7 @@ class InProcess(Grid):
             if isinstance(made, Error):
                 yield Message(made, reply_to=message)
             else:
-                yield Message(carried(made), reply_to=message)
+                yield Message(through_bytes(made), reply_to=message)
 
     def set_run(self, run: Any) -> None:
         raise AssertionError("never called")
@@ -83,7 +83,7 @@ class InProcess(Grid):
         raise AssertionError("never called: it looks only every three seconds")
 
 
-def carried(content: RecordDict) -> RecordDict:
+def through_bytes(content: RecordDict) -> RecordDict:
     """The content as it arrives: through bytes."""
     from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 
@@ -91,7 +91,7 @@ def carried(content: RecordDict) -> RecordDict:
 
 
 @dataclass
-class World:
+class InProcessFederation:
     """A federation as sites on an in-process grid, beside the settings that a simulation of it takes."""
 
     federation: Federation
@@ -153,7 +153,7 @@ class World:
         return FlowerTransport(grid, spec, dry_run, waits, stages, test, log)
 
 
-def spoiled(content: RecordDict, change: Callable[[dict[str, Any], dict[str, Any]], None]) -> RecordDict:
+def changed_response(content: RecordDict, change: Callable[[dict[str, Any], dict[str, Any]], None]) -> RecordDict:
     """A response whose header and trees were changed on the way."""
     header, trees = wire.unpack(content)
     change(header, trees)

@@ -17,10 +17,10 @@ from fedhead.engine.rounds import evaluate
 from fedhead.executors.loop import Loop
 from fedhead.executors.stack import Stack
 from fedhead.testing.components import check_options, instance
-from fedhead.testing.failure import Check, CheckFailed, Skipped, need_flower, run_checks, told
+from fedhead.testing.failure import Check, CheckFailed, Skipped, as_check_failure, need_flower, run_checks
 from fedhead.testing.purity import check_tree, watched
 from fedhead.testing.small import small_model, small_perceptron
-from fedhead.testing.trial import LOCAL, PlainLoop, Trial, check_padding, difference, left
+from fedhead.testing.trial import LOCAL, PlainLoop, Trial, check_padding, difference, final_tensors
 
 
 def check_method(method: Method | type[Method], *, local: LocalTraining = LOCAL, flower: bool = True) -> list[Check]:
@@ -59,13 +59,13 @@ def check_method(method: Method | type[Method], *, local: LocalTraining = LOCAL,
 
 
 def _padding(trial: Trial, owner: str) -> None:
-    with told(owner, "on a batch with padding"):
+    with as_check_failure(owner, "on a batch with padding"):
         finished = trial.finished  # the engine checks by itself before the first round …
         check_padding(finished, trial.method, trial.rounds)  # … and a trained state may have more terms in its loss
 
 
 def _hooks(trial: Trial, owner: str) -> None:
-    with told(owner, "one client after another"):
+    with as_check_failure(owner, "one client after another"):
         simulation = dataclasses.replace(trial, method=watched(trial.method)).run(PlainLoop(owner))
         check_tree(f"{owner}.init_server makes", simulation.server)
         evaluate(simulation, simulation.method, simulation.server, simulation.states, trial.rounds)
@@ -78,11 +78,11 @@ def _executors(trial: Trial, owner: str) -> None:
 
 def _same(trial: Trial, owner: str, *stacks: Stack) -> None:
     """One client after another gives the numbers that stacks of clients give."""
-    with told(owner, "one client after another"):
-        expected = left(trial.finished)
-    with told(owner, "with many clients at once"):
+    with as_check_failure(owner, "one client after another"):
+        expected = final_tensors(trial.finished)
+    with as_check_failure(owner, "with many clients at once"):
         for executor in stacks:
-            if gap := difference(expected, left(trial.run(executor)), 1e-10):
+            if gap := difference(expected, final_tensors(trial.run(executor)), 1e-10):
                 raise CheckFailed(
                     f"{owner} gives other numbers with many clients at once than one after another ({gap}): a hook "
                     f"looks at another client, or takes a mean over rows that are padding (client.total gives a weight)"
@@ -103,7 +103,7 @@ def _sums(trial: Trial, owner: str) -> None:
     names = trial.method.sums
     if not names:
         raise Skipped("it declares no sums")
-    with told(owner, "while its sums were put together"):
+    with as_check_failure(owner, "while its sums were put together"):
         simulation = trial.run(Loop(), 1)
         cohort = simulation.holders
         job = simulation.jobs(simulation.method, simulation.server, simulation.states, cohort, 2)[0]
@@ -135,8 +135,8 @@ def _spread(sent: list[Tree], names: tuple[str, ...]) -> list[Tree]:
 
 
 def _checkpoint(trial: Trial, owner: str) -> None:
-    with told(owner, "around a checkpoint"), tempfile.TemporaryDirectory() as folder:
-        if gap := difference(left(trial.finished), left(trial.after_checkpoint(Path(folder)))):
+    with as_check_failure(owner, "around a checkpoint"), tempfile.TemporaryDirectory() as folder:
+        if gap := difference(final_tensors(trial.finished), final_tensors(trial.after_checkpoint(Path(folder)))):
             raise CheckFailed(
                 f"{owner} does not go on from a checkpoint as it would have without ({gap}): what a round needs of "
                 f"earlier ones must be in the server's or the client's state"

@@ -21,9 +21,9 @@ from fedhead.executors.stack import Stack
 from fedhead.models import check as models
 from fedhead.models.registry import ModelLike, build
 from fedhead.models.split_model import SplitModel, weights
-from fedhead.testing.failure import Check, CheckFailed, Skipped, run_checks, told
+from fedhead.testing.failure import Check, CheckFailed, Skipped, as_check_failure, run_checks
 from fedhead.testing.small import CLASSES, SHAPE
-from fedhead.testing.trial import LOCAL, difference, left, train
+from fedhead.testing.trial import LOCAL, difference, final_tensors, train
 
 
 def check_model(
@@ -60,7 +60,7 @@ def _built(model: SplitModel | ModelLike, owner: str, shape: Sequence[int], clas
         return model
     if isinstance(model, nn.Module):
         raise CheckFailed(f"{owner} has no named parts: use fh.split(model, classifier='name of its last layer')")
-    with told(owner, f"while it was built for inputs of shape {tuple(shape)}"):
+    with as_check_failure(owner, f"while it was built for inputs of shape {tuple(shape)}"):
         return build(model, shape, classes)
 
 
@@ -84,7 +84,7 @@ def _samples(model: SplitModel, owner: str, shape: Sequence[int]) -> None:
     training = model.training
     entries = {name: t.float() for name, t in weights(model).items()}
     try:
-        with torch.no_grad(), told(owner, "in evaluation mode"):
+        with torch.no_grad(), as_check_failure(owner, "in evaluation mode"):
             together: Output = functional_call(model.eval(), entries, (x,))
             alone = torch.cat([functional_call(model, entries, (row.unsqueeze(0),)).logits for row in x])
     finally:
@@ -97,10 +97,10 @@ def _samples(model: SplitModel, owner: str, shape: Sequence[int]) -> None:
 
 
 def _executors(model: SplitModel, owner: str, shape: Sequence[int]) -> None:
-    with told(owner, "one client after another"):
-        expected = left(_trained(model, shape, Loop()))
-    with told(owner, "with many clients at once"):
-        if gap := difference(expected, left(_trained(model, shape, Stack())), 1e-9):
+    with as_check_failure(owner, "one client after another"):
+        expected = final_tensors(_trained(model, shape, Loop()))
+    with as_check_failure(owner, "with many clients at once"):
+        if gap := difference(expected, final_tensors(_trained(model, shape, Stack())), 1e-9):
             raise CheckFailed(f"{owner} gives other numbers with many clients at once than one after another ({gap})")
 
 

@@ -18,7 +18,7 @@ from fedhead.engine.rounds import Result, run
 from fedhead.executors.loop import Loop
 from fedhead.flower.site_store import SiteStore
 from fedhead.testing.failure import CheckFailed
-from fedhead.testing.inprocess import World
+from fedhead.testing.inprocess import InProcessFederation
 from fedhead.testing.small import small_federation
 from fedhead.testing.trial import PARTICIPATION, Trial, difference
 
@@ -36,7 +36,9 @@ def check_over_flower(trial: Trial, stages: list[Stage], owner: str) -> None:
     simulation = trial.simulation().using(Loop())
     expected = run(simulation, stages=stages)
     with tempfile.TemporaryDirectory() as folder:
-        world = World(small_federation(), {"own": trial.models[0]}, trial.method, settings, Path(folder), stages)
+        world = InProcessFederation(
+            small_federation(), {"own": trial.models[0]}, trial.method, settings, Path(folder), stages
+        )
         transport = world.transport(world.grid(), round_seconds=60.0, attempts=1)
         try:
             found = run(transport, stages=stages)

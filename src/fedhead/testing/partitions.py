@@ -12,7 +12,7 @@ from fedhead.core.errors import BadInput
 from fedhead.data.allocation import Rows
 from fedhead.data.partition import Partition
 from fedhead.data.partition_registry import PARTITIONS, FromFunction, PartitionLike, parse
-from fedhead.testing.failure import Check, CheckFailed, told
+from fedhead.testing.failure import Check, CheckFailed, as_check_failure
 from fedhead.testing.purity import global_generators
 
 CASES = ((60, 3, 4), (61, 4, 7), (200, 10, 5), (6, 2, 6))  # samples, classes, clients
@@ -32,7 +32,7 @@ def check_partition(partition: PartitionLike) -> list[Check]:
         CheckFailed: In one line, what is wrong and how to fix it.
     """
     owner = _owner(partition)
-    with told(owner, "while it was made"):
+    with as_check_failure(owner, "while it was made"):
         made = parse(partition)
         if isinstance(partition, Partition):
             PARTITIONS.resolve(type(partition))  # whose class a recipe may name
@@ -64,7 +64,7 @@ def _split(
 ) -> tuple[NDArray[np.int64], list[Rows] | None]:
     y = _labels(samples, classes)
     before, generator = y.copy(), global_generators()
-    with told(rule.removesuffix(".assign"), f"assigning {samples} samples to {clients} clients"):
+    with as_check_failure(rule.removesuffix(".assign"), f"assigning {samples} samples to {clients} clients"):
         try:
             assigned = _assign(partition, y, classes, clients)
         except BadInput:

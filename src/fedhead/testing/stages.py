@@ -18,10 +18,10 @@ from fedhead.executors.job import Executor
 from fedhead.executors.loop import Loop
 from fedhead.executors.stack import Stack
 from fedhead.testing.components import check_options, instance
-from fedhead.testing.failure import Check, CheckFailed, Skipped, need_flower, run_checks, told
+from fedhead.testing.failure import Check, CheckFailed, Skipped, as_check_failure, need_flower, run_checks
 from fedhead.testing.purity import watched
 from fedhead.testing.small import small_model
-from fedhead.testing.trial import LOCAL, PlainLoop, Trial, check_padding, difference, left, load, store
+from fedhead.testing.trial import LOCAL, PlainLoop, Trial, check_padding, difference, final_tensors, load, store
 
 
 def check_stage(
@@ -53,7 +53,7 @@ def check_stage(
     owner = type(made).__name__
     method = method or _method_with(made.head)
     trial = Trial(method, [small_model("batch", method.head)], local, rounds=2)
-    with told(owner, f"after {method.name or type(method).__name__}"):
+    with as_check_failure(owner, f"after {method.name or type(method).__name__}"):
         made.after(method)
     checks = {
         "options": lambda: check_options(made),
@@ -72,24 +72,24 @@ def _method_with(head: str | None) -> Method:
 
 
 def _padding(trial: Trial, stage: Stage, owner: str) -> None:
-    with told(owner, "on a batch with padding"):
+    with as_check_failure(owner, "on a batch with padding"):
         check_padding(trial.finished, stage.after(trial.method), trial.rounds + 1)
 
 
 def _hooks(trial: Trial, stage: Stage, owner: str) -> None:
     simulation = trial.finished
-    before = left(simulation)
-    with told(owner, "one client after another"):
+    before = final_tensors(simulation)
+    with as_check_failure(owner, "one client after another"):
         run_stage(simulation.using(PlainLoop(owner)), watched(stage.after(trial.method)))
-    if gap := difference(before, left(simulation)):
+    if gap := difference(before, final_tensors(simulation)):
         raise CheckFailed(f"{owner} changes the trained run ({gap}): return new trees, with .replace(...)")
 
 
 def _executors(trial: Trial, stage: Stage, owner: str) -> None:
     simulation = trial.finished
-    with told(owner, "one client after another"):
+    with as_check_failure(owner, "one client after another"):
         expected = _outcome(simulation, stage, Loop())
-    with told(owner, "with many clients at once"):
+    with as_check_failure(owner, "with many clients at once"):
         if gap := difference(expected, _outcome(simulation, stage, Stack()), 1e-10):
             raise CheckFailed(
                 f"{owner} gives other numbers with many clients at once than one after another ({gap}): a hook looks "
@@ -98,7 +98,7 @@ def _executors(trial: Trial, stage: Stage, owner: str) -> None:
 
 
 def _checkpoint(trial: Trial, stage: Stage, owner: str) -> None:
-    with told(owner, "around a checkpoint"), tempfile.TemporaryDirectory() as folder:
+    with as_check_failure(owner, "around a checkpoint"), tempfile.TemporaryDirectory() as folder:
         simulation, file = trial.finished, Path(folder) / "checkpoint.safetensors"
         store(simulation, file)
         if gap := difference(_outcome(simulation, stage), _outcome(load(trial.simulation(), file), stage)):

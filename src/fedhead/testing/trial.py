@@ -93,7 +93,7 @@ def load(simulation: Simulation, path: Path) -> Simulation:
     return simulation
 
 
-def left(simulation: Simulation) -> dict[str, Tensor]:
+def final_tensors(simulation: Simulation) -> dict[str, Tensor]:
     """What a run leaves behind: every tensor of the server's state and of the clients', by name."""
     found = {f"the server's state: {name}": t for name, t in simulation.server.leaves().items()}
     for k, state in sorted(simulation.states.kept.items()):
