@@ -161,7 +161,7 @@ def test_clients_keep_their_own_samples():
     x, y = arrays(30)
     fed = Federation.from_clients([(x[:10], y[:10]), (x[10:10], y[10:10]), (x[10:], y[10:])], test=(x[:3], y[:3]))
     assert fed.sizes == (10, 0, 20)
-    assert fed.partition == "given"
+    assert fed.partition == "natural"
     assert np.array_equal(fed.train.y[fed.rows[2]].numpy(), y[10:])
     words = Federation.from_clients([(x[:2], ["b", "a"]), (x[2:4], ["c", "a"])])
     assert words.names == ("a", "b", "c")

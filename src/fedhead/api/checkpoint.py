@@ -15,7 +15,7 @@ from fedhead.core.batch import PARTS
 from fedhead.core.errors import BadInput, user_code
 from fedhead.core.loading import load_object
 from fedhead.core.tree import Tree
-from fedhead.data import datasets, labels, sources
+from fedhead.data import datasets, federation_file, labels, sources
 from fedhead.data.arrays import Samples
 from fedhead.data.augment import Transform
 from fedhead.data.conversion import samples
@@ -104,14 +104,14 @@ def model_and_data(
 def _site(path: Path, names: Sequence[str] | None) -> Federation:
     """A site's samples, as a federation of one; its labels are the classes of the model, some of which it may lack."""
     if path.is_file():
-        x, y, _ = sources.npz(path)
-        read = labels.read(y, f"{path}: y")
+        held = federation_file.read(path)
+        read = labels.read(held.y, f"{path}: y")
         if read.dtype.kind == "U" and names is None:
             raise BadInput(
                 f"{path}: y holds words, but the names of the model's classes are unknown: give class indices"
             )
         count = 1 + int(read.max(initial=0)) if names is None else len(names)
-        data = samples(x, read, Classes.known(read, names, count), None, f"{path}:")
+        data = samples(held.x, read, Classes.known(read, names, count), held.layout, f"{path}:")
         return Federation.from_arrays(data.x, data.y, clients=1, classes=count, layout=_stored_layout(data))
     found = sources.folder(path, None)
     if found.clients is not None:

@@ -54,7 +54,7 @@ class ClientData:
     names: Sequence[str] | None = None
     client_names: Sequence[str] | None = None
     title: str = "your data"
-    partition: str = "given"
+    partition: str = "natural"
 
     def __post_init__(self) -> None:
         if not self.rows:
@@ -165,33 +165,26 @@ class ClientData:
             local = renumber(local)
         return replace(self, train=self.train.take(kept), rows=renumber(self.rows), client_test=local)
 
-    def hold_out(self, share: float, seed: int = 0) -> Self:
-        """Return the federation with a share of each client's samples as its test set, and all of these as the global.
+    def hold_out(self, test: float | NDArray[np.bool_], seed: int = 0) -> Self:
+        """Return the federation with some samples of each client as its test set, and all of these as the global one.
 
         Args:
-            share: Share of the samples, stratified by class.
+            test: Share of each client's samples, stratified by class, or which rows of `train` to hold out.
             seed: Seed of the choice.
 
         Returns:
             A copy.
 
         Raises:
-            BadInput: If no client has enough samples.
+            BadInput: If no training or no test samples are left.
         """
-        rule, y = Fraction(check("test", share, SHARE), stratified=True), self.train.y.numpy()
-        return self.hold_out_rows(np.concatenate([rule.split(own, y, seed, k)[1] for k, own in enumerate(self.rows)]))
-
-    def hold_out_rows(self, held: Rows) -> Self:
-        """Return the federation with rows of `train` as the global test set, and each client's of them as its own.
-
-        Args:
-            held: Rows of `train`.
-
-        Returns:
-            A copy.
-        """
-        is_test = np.zeros(len(self.train.y), bool)
-        is_test[held] = True
+        y = self.train.y.numpy()
+        if isinstance(test, np.ndarray):
+            is_test = test
+        else:
+            is_test, rule = np.zeros(len(y), bool), Fraction(check("test", test, SHARE), stratified=True)
+            for k, own in enumerate(self.rows):
+                is_test[rule.split(own, y, seed, k)[1]] = True
         if not is_test.any() or all(is_test[own].all() for own in self.rows):
             raise BadInput("test: the clients have too few samples to hold test samples out; give test=(x, y)")
         own_test = [own[is_test[own]] for own in self.rows]

@@ -110,6 +110,13 @@ def get(name: str | Dataset | Callable[[], Any], folders: Iterable[str | Path] =
     return DATASETS.resolve(name, folders)
 
 
+def is_path(name: Any) -> bool:
+    """Whether a data set's name is a path to the user's own data: an .npz file, or whatever is there."""
+    if isinstance(name, PathLike):
+        return True
+    return isinstance(name, str) and name not in DATASETS and (name.endswith(".npz") or Path(name).exists())
+
+
 def dataset(name: str) -> Callable[[C], C]:
     """Register a data set under a name.
 

@@ -2,217 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import numpy as np
-import torch
+from numpy.typing import NDArray
 
 from fedhead.core.errors import BadInput
-from fedhead.core.parameters import check
-from fedhead.data import datasets, fitted, labels, sources
-from fedhead.data.allocation import Rows, stratified_share
+from fedhead.data import datasets, federation_file, fitted, sources
 from fedhead.data.arrays import Samples as Samples
-from fedhead.data.augment import Transform
-from fedhead.data.client_data import ClientData
-from fedhead.data.client_test import SHARE, ClientTest
-from fedhead.data.conversion import Pair, concatenate, convert
+from fedhead.data.client_test import ClientTest
+from fedhead.data.conversion import Pair
 from fedhead.data.datasets import Dataset
-from fedhead.data.groups import rows_of_groups
+from fedhead.data.from_arrays import CLIENTS, FromArrays
 from fedhead.data.labels import Classes
-from fedhead.data.partition import Dirichlet, Given
+from fedhead.data.partition import Natural
 from fedhead.data.partition_registry import PartitionLike
 from fedhead.data.partition_registry import parse as parse_partition
 
-CLIENTS = 10  # of a random partition, where no number is given
+_ON_TOP = {"seed", "client_test", "augment", "normalize"}  # what can be changed of a federation that was saved
 
 
-class Federation(ClientData):
+class Federation(FromArrays):
     """Clients and their data; see `ClientData` for its parts.
 
     >>> fed = Federation.from_arrays(np.zeros((6, 2)), [0, 1, 0, 1, 0, 1], partition="iid", clients=3)
     >>> len(fed), fed.input_shape, fed.counts().sum()
     (3, (2,), np.int64(6))
     """
-
-    @classmethod
-    def dirichlet(
-        cls,
-        x: Any,
-        y: Any,
-        clients: int,
-        alpha: float,
-        test: Pair | float | None = None,
-        seed: int = 0,
-        **settings: Any,
-    ) -> Self:
-        """Partition arrays by a Dirichlet distribution: the smaller alpha, the more the clients' classes differ.
-
-        Args:
-            x: Samples, see `from_arrays`.
-            y: Labels.
-            clients: Number of clients.
-            alpha: Concentration of the Dirichlet distribution.
-            test: Global test set (x, y), or the share of the samples that is held out for it.
-            seed: Seed of the partition.
-            **settings: Further arguments of `from_arrays`.
-
-        Returns:
-            The federation.
-        """
-        return cls.from_arrays(x, y, Dirichlet(alpha), clients, test, seed, **settings)
-
-    @classmethod
-    def from_arrays(
-        cls,
-        x: Any,
-        y: Any,
-        partition: PartitionLike | None = None,
-        clients: int | None = None,
-        test: Pair | float | None = None,
-        seed: int = 0,
-        client_test: str | float | ClientTest | None = None,
-        transform: Transform | None = None,
-        classes: int | None = None,
-        names: Sequence[str] | None = None,
-        public: Pair | None = None,
-        title: str = "your data",
-        *,
-        layout: str | None = None,
-        groups: Any = None,
-        group_names: Sequence[str] | None = None,
-        missing: Literal["refuse", "mean"] = "refuse",
-        augment: str | None = None,
-        normalize: str | None = None,
-    ) -> Self:
-        """Partition arrays or tensors over clients.
-
-        Args:
-            x: Samples, [N, …].
-            y: Labels, [N]: numbers or words. Class indices 0, 1, 2 … are kept; other labels are numbered in order,
-                and are the names of the classes.
-            partition: A partition or its name, such as "dirichlet(0.1)", or a function `(y, clients, rng)` that
-                returns one array of rows per client; by default iid, or the groups.
-            clients: Number of clients; by default 10, or the number of groups.
-            test: Global test set (x, y), or the share of the samples that is held out for it. With groups this share
-                of each client's samples is also its own test set.
-            seed: Seed of the partition.
-            client_test: Test set of each client: a share of its samples (0.3, "stratified(0.3)"), or "matched", drawn
-                from the test set with the client's class distribution.
-            transform: Maps stored samples to model inputs; by default images are scaled to -1 … 1.
-            classes: Number of classes, if y holds class indices of which some may be absent; found in the data if None.
-            names: Names of the classes, in order.
-            public: Samples (x, y) that all parties hold.
-            title: Name of the data in records.
-            layout: Meaning of x: "nhw", "nhwc" or "nchw" images (N samples, Height, Width, Channels), "features", which
-                become float32, or "tokens", which stay integers. By default it is inferred, and x is refused if it can
-                be read in several ways.
-            groups: Client of each sample, [N], numbers or words, for data with natural clients.
-            group_names: Names of the groups, if these are numbers 0, 1, 2 ….
-            missing: What to do with NaN in tables: "refuse" them, or "mean": fill in the feature's mean over all
-                clients and add one indicator column per such feature.
-            augment: Augmentation in place of the transform's, such as "flip".
-            normalize: Normalization in place of the transform's: its name, or "standard", by the mean and deviation of
-                each feature or channel over all clients.
-
-        Returns:
-            The federation.
-
-        Raises:
-            BadInput: If the data is inconsistent, can be read in several ways, or can't be partitioned.
-        """
-        pair, share = _pair_or_share(test)
-        found = convert({"training": (x, y)}, pair, public, names, classes, layout, missing == "mean")
-        rule = Given() if partition is None and groups is not None else parse_partition(partition or "iid")
-        train, held, client_names = found.parts[0], found.test, None
-        if isinstance(rule, Given):
-            rows, client_names = rows_of_groups(groups, group_names, len(train.y), clients)
-        elif groups is not None:
-            raise BadInput(f"groups: they decide the clients, leave partition={rule} out (or groups)")
-        else:
-            if share is not None:
-                kept, chosen = stratified_share(train.y.numpy(), share, seed)
-                train, held = train.take(kept), train.take(chosen)
-            rows = rule.split(train.y.numpy(), found.classes.count, CLIENTS if clients is None else clients, seed)
-        made = cls._assembled(
-            train,
-            rows,
-            found.classes,
-            test=held,
-            public=found.public,
-            title=title,
-            partition=str(rule),
-            transform=transform,
-            client_names=client_names,
-        )
-        if isinstance(rule, Given) and share is not None:
-            made = made.hold_out(share, seed)
-        return fitted.prepare(made.with_client_test(client_test, seed), missing, augment, normalize)
-
-    @classmethod
-    def from_clients(
-        cls,
-        clients: Iterable[Pair] | Mapping[str, Pair],
-        test: Pair | float | None = None,
-        seed: int = 0,
-        client_test: str | float | ClientTest | None = None,
-        transform: Transform | None = None,
-        classes: int | None = None,
-        names: Sequence[str] | None = None,
-        public: Pair | None = None,
-        title: str = "your data",
-        *,
-        layout: str | None = None,
-        missing: Literal["refuse", "mean"] = "refuse",
-        augment: str | None = None,
-        normalize: str | None = None,
-    ) -> Self:
-        """Create a federation from data that is already split.
-
-        Args:
-            clients: One pair (x, y) per client, by name or in a list; it may be empty.
-            test: Global test set (x, y), or the share of each client's samples that is held out for it; this share
-                is also the client's own test set.
-            seed: Seed of the clients' test sets.
-            client_test: Test set of each client, see `from_arrays`.
-            transform: Maps stored samples to model inputs.
-            classes: Number of classes, see `from_arrays`.
-            names: Names of the classes.
-            public: Samples (x, y) that all parties hold.
-            title: Name of the data in records.
-            layout: Meaning of x, see `from_arrays`.
-            missing: What to do with NaN, see `from_arrays`.
-            augment: Augmentation in place of the transform's.
-            normalize: Normalization in place of the transform's.
-
-        Returns:
-            The federation.
-
-        Raises:
-            BadInput: If the clients' data is empty or inconsistent.
-        """
-        client_names = tuple(clients) if isinstance(clients, Mapping) else None
-        pairs = list(clients.values() if isinstance(clients, Mapping) else clients)
-        given = {f"client {name}": pair for name, pair in zip(client_names or range(len(pairs)), pairs, strict=True)}
-        pair, share = _pair_or_share(test)
-        found = convert(given, pair, public, names, classes, layout, missing == "mean")
-        sizes = [len(labels.read(y)) for _, y in pairs]
-        ends = np.cumsum(sizes)
-        made = cls._assembled(
-            concatenate(found.parts),
-            [np.arange(end - size, end, dtype=np.int64) for end, size in zip(ends, sizes, strict=True)],
-            found.classes,
-            test=found.test,
-            public=found.public,
-            title=title,
-            transform=transform,
-            client_names=client_names,
-        )
-        if share is not None:
-            made = made.hold_out(share, seed)
-        return fitted.prepare(made.with_client_test(client_test, seed), missing, augment, normalize)
 
     @classmethod
     def from_dataset(cls, dataset: Any, **settings: Any) -> Self:
@@ -248,21 +67,73 @@ class Federation(ClientData):
         return cls.from_arrays(x, y, **{"names": names, **settings})
 
     @classmethod
-    def from_npz(cls, path: str | PathLike[str], **settings: Any) -> Self:
-        """Create a federation from an .npz file with x and y, and optionally x_test and y_test.
+    def from_npz(
+        cls,
+        path: str | PathLike[str],
+        partition: PartitionLike | None = None,
+        clients: int | None = None,
+        test: Pair | float | str | NDArray[np.bool_] | None = None,
+        *,
+        size: int | None = None,
+        encode: str | None = None,
+        layout: str | None = None,
+        **settings: Any,
+    ) -> Self:
+        """Create a federation from an .npz file, which may say which client each sample belongs to.
+
+        The file holds x and y, or texts, sounds or encoded images and y; see the page on data for its arrays.
 
         Args:
             path: The file.
-            **settings: Arguments of `from_arrays`.
+            partition: A partition or its name; by default "natural" if the file has clients (the array `site`),
+                otherwise "iid". "natural(column)" takes the clients of another array.
+            clients: Number of clients; by default those of the file, or 10.
+            test: Test set, see `from_arrays`, or the name of an array that holds 1 for test samples; by default
+                x_test and y_test, if the file has them.
+            size: Resizes encoded images to size × size.
+            encode: Encoder of texts ("hashing(2048)", "bytes(256)", "next_character(80)") or sounds
+                ("spectrogram(1.0)", "waveform(1.0)").
+            layout: Meaning of x; by default what the file states, or what can be inferred.
+            **settings: Further arguments of `from_arrays`.
 
         Returns:
             The federation.
+
+        Raises:
+            BadInput: If the file can't be read or its parts do not go together.
         """
-        x, y, test = sources.npz(Path(path))
+        held = federation_file.read(Path(path), size, encode)
+        default = Natural() if "site" in held.arrays else "iid"
+        rule = parse_partition(default if partition is None else partition)
         try:
-            return cls.from_arrays(x, y, **{"test": test, "title": Path(path).stem, **settings})
+            if held.saved and rule == Natural() and test is None and layout is None and settings.keys() <= _ON_TOP:
+                return cls._restored(held, clients, **settings)
+            if isinstance(rule, Natural):
+                groups, group_names = held.column(rule.column)
+                if groups is None:
+                    raise BadInput(f"partition {rule}: it has no array {rule.column!r} that names each sample's client")
+                settings |= {"groups": groups, "group_names": group_names}
+            given = {"names": held.class_names, "title": Path(path).stem, **settings}
+            chosen = held.mask(test) if isinstance(test, str) else held.test if test is None else test
+            return cls.from_arrays(held.x, held.y, rule, clients, chosen, layout=layout or held.layout, **given)
         except BadInput as error:
-            raise BadInput(f"{path}: {error}") from None
+            raise BadInput(str(error) if str(path) in str(error) else f"{path}: {error}") from None
+
+    @classmethod
+    def _restored(
+        cls,
+        held: federation_file.Contents,
+        clients: int | None,
+        seed: int = 0,
+        client_test: str | float | ClientTest | None = None,
+        augment: str | None = None,
+        normalize: str | None = None,
+    ) -> Self:
+        """Return a federation that was saved, with changes on top."""
+        made = cls(**federation_file.restore(held))
+        if clients not in (None, len(made)):
+            raise BadInput(f"clients: the file has {len(made)}; set clients={len(made)}")
+        return fitted.prepare(made.with_client_test(client_test, seed), "refuse", augment, normalize)
 
     @classmethod
     def from_folder(cls, path: str | PathLike[str], size: int | None = None, **settings: Any) -> Self:
@@ -283,8 +154,8 @@ class Federation(ClientData):
         settings = {"names": found.names, "test": found.test, "title": Path(path).name, "layout": "nchw", **settings}
         if found.clients is None:
             return cls.from_arrays(found.parts[0].x, found.parts[0].y, **settings)
-        if str(rule := settings.pop("partition", "given")) != "given":
-            raise BadInput(f"partition: {rule} does not fit, the folders in {path} are clients; set partition=given")
+        if str(rule := settings.pop("partition", None) or "natural") != "natural":
+            raise BadInput(f"partition: {rule} does not fit, the folders in {path} are clients; set partition=natural")
         if settings.pop("clients", None) not in (None, len(found.parts)):
             raise BadInput(f"clients: {path} holds {len(found.parts)}; set clients={len(found.parts)}")
         return cls.from_clients(dict(zip(found.clients, found.parts, strict=True)), **settings)
@@ -292,9 +163,9 @@ class Federation(ClientData):
     @classmethod
     def load(
         cls,
-        name: str | Dataset | Callable[[], Any],
-        partition: PartitionLike = "iid",
-        clients: int = CLIENTS,
+        source: str | PathLike[str] | Dataset | Callable[[], Any],
+        partition: PartitionLike | None = None,
+        clients: int | None = None,
         seed: int = 0,
         data_dir: str | PathLike[str] | None = None,
         client_test: str | float | ClientTest | None = None,
@@ -305,41 +176,54 @@ class Federation(ClientData):
         download: bool = True,
         public: str | Dataset | Callable[[], Any] | None = None,
         public_samples: int | None = None,
+        **settings: Any,
     ) -> Self:
-        """Partition a registered data set (`fedhead ls datasets`) over clients.
+        """Load a registered data set (`fedhead ls datasets`), an .npz file or a folder of images.
 
         Args:
-            name: Name of the data set, a function that returns `(x, y, x_test, y_test)`, or a `Dataset`.
+            source: Name of the data set, a function that returns `(x, y, x_test, y_test)`, a `Dataset`, or a path.
             partition: A partition or its name, such as "dirichlet(0.1)", or a function `(y, clients, rng)` that
-                returns one array of rows per client.
-            clients: Number of clients.
+                returns one array of rows per client; by default the clients of the file or folder, if it has such,
+                otherwise iid.
+            clients: Number of clients; by default those of the file or folder, or 10.
             seed: Seed of the partition and of subsets.
             data_dir: Data folder; by default $FEDHEAD_DATA or the user's cache.
             client_test: Test set of each client, see `from_arrays`.
             augment: Augmentation; by default that of the data set.
-            normalize: Normalization; by default that of the data set.
+            normalize: Normalization; by default that of the data set; see `from_arrays`.
             samples: Number of training samples to keep, stratified by class.
             test_samples: Number of test samples to keep, stratified by class.
             download: Whether downloads are allowed.
             public: Data set of which all parties hold samples (KT-pFL): test samples of another data set, or training
                 samples of the same one, which are then removed from the clients.
             public_samples: Their number; by default 3000 of another data set and a fifth of the same.
+            **settings: Further arguments of `from_npz` or `from_folder`, for files and folders only.
 
         Returns:
             The federation.
 
         Raises:
-            BadInput: If a name is unknown or the data can't be found.
+            BadInput: If a name is unknown, or the data can't be found or read.
         """
-        entry = datasets.get(name)
+        common = {"seed": seed, "client_test": client_test, "augment": augment, "normalize": normalize}
+        if datasets.is_path(source):
+            if public is not None or test_samples is not None:
+                raise BadInput(
+                    "public and test_samples are for registered data sets; give public=(x, y) in from_arrays"
+                )
+            made = cls._from_path(Path(str(source)), partition, clients, {**common, **settings})
+            return made if samples is None else made.subset(samples, seed)
+        if settings:
+            raise BadInput(f"{next(iter(settings))}: this is for files and folders, {source} is a registered data set")
+        entry = datasets.get(source)  # type: ignore[arg-type]  # no path
         other = None if public is None else datasets.get(public)
         train, test, shared = datasets.parts(
             entry, data_dir, download, samples, test_samples, other, public_samples, seed
         )
-        rule = parse_partition(partition)
+        rule = parse_partition("iid" if partition is None else partition)
         made = cls._assembled(
             train,
-            rule.split(train.y.numpy(), entry.classes, clients, seed),
+            rule.split(train.y.numpy(), entry.classes, CLIENTS if clients is None else clients, seed),
             Classes(entry.classes, entry.names),
             test=test,
             public=shared,
@@ -349,17 +233,27 @@ class Federation(ClientData):
         )
         return fitted.prepare(made.with_client_test(client_test, seed), "refuse", augment, normalize)
 
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write the federation to an .npz file, from which `load` makes the same.
+
+        Args:
+            path: The file; its name ends in .npz.
+
+        Raises:
+            BadInput: If it does not.
+        """
+        if Path(path).suffix != ".npz":
+            raise BadInput(f"{path}: a federation is saved as an .npz file; give a name that ends in .npz")
+        federation_file.save(Path(path), self)
+
     @classmethod
-    def _assembled(
-        cls, train: Samples, rows: list[Rows], classes: Classes, *, transform: Transform | None, **parts: Any
+    def _from_path(
+        cls, path: Path, partition: PartitionLike | None, clients: int | None, settings: dict[str, Any]
     ) -> Self:
-        if transform is None:  # images to -1 … 1, features unchanged
-            transform = Transform.named(normalize="half") if train.x.dtype == torch.uint8 else Transform()
-        return cls(train, rows, classes.count, names=classes.names, transform=transform, **parts)
-
-
-def _pair_or_share(test: Pair | float | None) -> tuple[Pair | None, float | None]:
-    """Return a test set that is given, or the share of the samples to hold out for one."""
-    if isinstance(test, int | float):
-        return None, check("test", test, SHARE)
-    return test, None
+        settings = {name: value for name, value in settings.items() if value is not None}
+        if path.is_dir():
+            for name in ("encode", "layout"):
+                if name in settings:
+                    raise BadInput(f"{name}: this is for .npz files, {path} is a folder of images")
+            return cls.from_folder(path, partition=partition, clients=clients, **settings)
+        return cls.from_npz(path, partition, clients, **settings)

@@ -17,6 +17,13 @@ from fedhead.data.client_data import ClientData
 F = TypeVar("F", bound=ClientData)
 
 
+def allows_missing(missing: str) -> bool:
+    """Return whether missing values are allowed, or raise `BadInput` if the setting is neither "refuse" nor "mean"."""
+    if missing not in ("refuse", "mean"):
+        raise BadInput(f"missing: {missing!r} is unknown, it is refuse or mean")
+    return missing == "mean"
+
+
 def prepare(federation: F, missing: str, augment: str | None, normalize: str | None) -> F:
     """Return the federation with its missing values filled and its transform changed; see `Federation.from_arrays`.
 
@@ -29,9 +36,7 @@ def prepare(federation: F, missing: str, augment: str | None, normalize: str | N
     Raises:
         BadInput: If a name is unknown or does not fit the samples.
     """
-    if missing not in ("refuse", "mean"):
-        raise BadInput(f"missing: {missing!r} is unknown, it is refuse or mean")
-    made = fill_missing(federation) if missing == "mean" else federation
+    made = fill_missing(federation) if allows_missing(missing) else federation
     standard = normalize == "standard"
     made = replace(made, transform=made.transform.replace(augment, None if standard else normalize))
     return standardize(made) if standard else made

@@ -29,7 +29,7 @@ def rows_of_groups(
     """
     if groups is None:
         raise BadInput(
-            "partition given: this data is not split by client; use iid, dirichlet(alpha) or skewed(classes)"
+            "partition natural: this data has no clients of its own; give groups, or use iid or dirichlet(alpha)"
         )
     read = labels.read(groups, "groups")
     if len(read) != samples:

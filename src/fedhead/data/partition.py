@@ -208,14 +208,19 @@ class Skewed(Partition):
 
 
 @dataclass(frozen=True)
-class Given(Partition):
-    """Data that is already split by site (`Federation.from_clients`, or one folder per client)."""
+class Natural(Partition):
+    """The clients that the data itself has: groups, one folder per client, or an array of a file.
+
+    `Federation` reads them; there is nothing to assign.
+    """
+
+    column: str = "site"  # the array of an .npz file that says which client each sample belongs to
 
     def assign(self, y: NDArray[Any], classes: int, clients: int, rng: np.random.RandomState) -> list[Rows]:
-        raise BadInput("partition given: this data is not split by site; use iid, dirichlet(alpha) or skewed(2)")
+        raise BadInput(f"partition {self}: this data has no clients of its own; use iid, dirichlet(alpha) or skewed(2)")
 
     def __str__(self) -> str:
-        return "given"
+        return "natural" if self.column == "site" else f"natural({self.column})"
 
 
 def _checked(assigned: Sequence[Any], samples: int, clients: int, rule: Partition) -> list[Rows]:

@@ -21,7 +21,7 @@ from fedhead.core.parameters import parameters, required
 from fedhead.core.ranges import Above, AtLeast
 from fedhead.core.registry import Registry
 from fedhead.data.allocation import Rows
-from fedhead.data.partition import IID, CappedDirichlet, Dirichlet, EqualDirichlet, Given, Partition, Skewed
+from fedhead.data.partition import IID, CappedDirichlet, Dirichlet, EqualDirichlet, Natural, Partition, Skewed
 
 PartitionLike = str | Partition | type[Partition] | Callable[..., Any]  # what names a partition in Python
 CALLED_WITH = ("y", "clients", "rng")  # a user's function
@@ -159,4 +159,8 @@ _built_in(
         "a few distinct classes per client, each shared evenly by those who hold it",
     ),
 )
-_built_in("given", Given, Form("given", "", "the data is already split by site"))
+_built_in(
+    "natural",
+    Natural,
+    Form("natural", "column=site", "the clients that the data itself has: an array of an .npz file, or folders"),
+)

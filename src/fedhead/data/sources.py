@@ -1,4 +1,4 @@
-"""User data from other sources: torch and Hugging Face data sets, .npz files, folders."""
+"""User data from other sources: torch and Hugging Face data sets, folders."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import numpy as np
 from fedhead.core.errors import BadInput
 from fedhead.data import image_folders
 from fedhead.data.arrays import Samples
-from fedhead.data.formats import read_npz
 
 
 def torch_dataset(dataset: Any) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
@@ -39,18 +38,6 @@ def columns(
             raise BadInput(f"the data set has no column {column!r}; it has {', '.join(map(str, known))}")
     names = getattr((getattr(dataset, "features", None) or {}).get(label), "names", None)
     return _stack(list(dataset[image])), np.asarray(list(dataset[label])), names
-
-
-def npz(path: Path) -> tuple[Any, Any, tuple[Any, Any] | None]:
-    """Return x, y and the test pair (or None) of an .npz file."""
-    held = read_npz(path)
-    for key in ("x", "y"):
-        if key not in held:
-            raise BadInput(f"{path}: no array {key!r} (there is {', '.join(held) or 'nothing'}); it needs x and y")
-    tests = [key for key in ("x_test", "y_test") if key in held]
-    if len(tests) == 1:
-        raise BadInput(f"{path}: {tests[0]} is alone; a test set needs both x_test and y_test")
-    return held["x"], held["y"], (held["x_test"], held["y_test"]) if tests else None
 
 
 class Folder(NamedTuple):

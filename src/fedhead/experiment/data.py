@@ -9,6 +9,7 @@ from typing import Any
 from fedhead.core.errors import BadInput
 from fedhead.data import client_test, datasets, partition
 from fedhead.data.augment import Transform
+from fedhead.data.datasets import is_path as is_path
 from fedhead.data.federation import Federation
 from fedhead.data.partition_registry import parse as parse_partition
 from fedhead.experiment.recipe import Recipe
@@ -20,42 +21,42 @@ class Inputs:
 
     shape: tuple[int, ...]
     classes: int
+    tokens: bool = False  # whether inputs are integers
 
 
 def federation(recipe: Recipe, data: str | Path | None = None) -> Federation:
-    """The recipe's data, distributed over its clients; `dataset` may also be your own .npz file or folder of images."""
-    seed = recipe.seed if recipe.partition_seed is None else recipe.partition_seed
-    settings: dict[str, Any] = {"seed": seed, "client_test": _client_test(recipe)}
-    deal = parse_partition(recipe.partition, recipe.folders)
-    if not is_path(recipe.dataset):
-        return Federation.load(
-            datasets.get(recipe.dataset, recipe.folders),
-            deal,
-            recipe.clients,
-            data_dir=data,
-            augment=recipe.augment,
-            normalize=recipe.normalize,
-            public=None if recipe.public is None else datasets.get(recipe.public, recipe.folders),
-            public_samples=recipe.public_samples,
-            samples=recipe.subset,
-            **settings,
-        )
-    if recipe.public is not None:
+    """Return the recipe's data with its clients.
+
+    Args:
+        recipe: What names the data set or is a path to it, and says how it is read and partitioned.
+        data: The folder of the data sets; None: the default one.
+
+    Raises:
+        BadInput: If the data can't be found, read or partitioned.
+    """
+    own = is_path(recipe.dataset)
+    if own and recipe.public is not None:
         raise BadInput("public: your own data comes with its own public samples only in Python (public=(x, y))")
-    if recipe.partition != "given":  # sites that are folders already come with theirs
-        settings |= {"partition": deal, "clients": recipe.clients}
-    path = Path(recipe.dataset)
-    made = Federation.from_npz(path, **settings) if path.is_file() else Federation.from_folder(path, **settings)
-    if recipe.partition == "given" and len(made) != recipe.clients:
-        raise BadInput(
-            f"clients: {path} holds {len(made)} sites, the recipe says {recipe.clients}; set clients={len(made)}"
-        )
-    return made if recipe.subset is None else made.subset(recipe.subset, seed)
+    return Federation.load(
+        recipe.dataset if own else datasets.get(recipe.dataset, recipe.folders),
+        parse_partition(recipe.partition, recipe.folders),
+        recipe.clients,
+        recipe.seed if recipe.partition_seed is None else recipe.partition_seed,
+        data,
+        _client_test(recipe),
+        recipe.augment,
+        recipe.normalize,
+        recipe.subset,
+        public=None if recipe.public is None else datasets.get(recipe.public, recipe.folders),
+        public_samples=recipe.public_samples,
+        **_reading(recipe),
+    )
 
 
-def is_path(dataset: str) -> bool:
-    """Whether a data set's name is a path to the user's own data."""
-    return dataset not in datasets.DATASETS and Path(dataset).exists()
+def _reading(recipe: Recipe) -> dict[str, Any]:
+    """How the user's own data is read: only what the recipe says."""
+    keys = {name: getattr(recipe, name) for name in ("layout", "size", "encode", "missing", "test")}
+    return {name: value for name, value in keys.items() if value is not None}
 
 
 def inputs(recipe: Recipe) -> Inputs:
@@ -68,12 +69,14 @@ def inputs(recipe: Recipe) -> Inputs:
         BadInput: Something does not go with the rest.
     """
     _client_test(recipe)
-    deal = parse_partition(recipe.partition, recipe.folders)
+    rule = parse_partition(recipe.partition, recipe.folders)
     entry = datasets.get(recipe.dataset, recipe.folders)
-    if isinstance(deal, partition.Given):
-        raise BadInput(f"partition: given is for data that is split by site already, {recipe.dataset} is not")
-    if isinstance(deal, partition.Skewed):
-        deal.check(entry.classes, recipe.clients)
+    if isinstance(rule, partition.Natural):
+        raise BadInput(f"partition: {rule} is for data with clients of its own, {recipe.dataset} has none")
+    if given := _reading(recipe):
+        raise BadInput(f"{next(iter(given))}: this is for files and folders, {recipe.dataset} is a registered data set")
+    if isinstance(rule, partition.Skewed):
+        rule.check(entry.classes, recipe.clients)
     held = entry.sizes[0] if entry.sizes else None
     if held is not None and (recipe.subset or 0) > held:
         raise BadInput(f"subset: {recipe.subset} is more than the {held} training samples of {recipe.dataset}")

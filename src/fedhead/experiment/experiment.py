@@ -73,7 +73,7 @@ class Experiment:
         own_data = None
         if inputs is None and recipe_data.is_path(recipe.dataset):
             own_data = recipe_data.federation(recipe)
-            inputs = Inputs(own_data.input_shape, own_data.classes)
+            inputs = Inputs(own_data.input_shape, own_data.classes, own_data.largest_token is not None)
         inputs = inputs or recipe_data.inputs(recipe)
         models = tuple(build.architectures(recipe, inputs, method.head))
         made = cls(recipe, method, stages, uploads, metrics, local, models, own_data)
@@ -176,7 +176,7 @@ def _forward(model: SplitModel, inputs: Inputs, recipe: Recipe, client: int) -> 
     was = model.training
     try:
         with torch.no_grad():
-            model.eval()(torch.zeros(1, *inputs.shape))
+            model.eval()(torch.zeros(1, *inputs.shape, dtype=torch.int64 if inputs.tokens else None))
     except (RuntimeError, ValueError, IndexError) as error:
         reason = str(error).splitlines()[0]
         name = recipe.model if isinstance(recipe.model, str) else recipe.model[client]

@@ -45,7 +45,13 @@ class Recipe:
     persistent_optimizer: bool = False  # whether momentum survives from round to round
     drop_last: bool = False  # leave an epoch's last, partial batch out
     augment: str | None = None  # null: the data set's own
-    normalize: str | None = None  # likewise
+    normalize: str | None = None  # likewise; standard: by the mean and deviation of each feature over all clients
+    layout: Literal["features", "tokens", "nhw", "nhwc", "nchw"] | None = None  # of x in an .npz; null: inferred
+    size: Annotated[int, AtLeast(1), AtMost(8192)] | None = None  # image files are resized to size x size
+    encode: str | None = None  # of texts and sounds in an .npz, such as hashing(2048) or spectrogram(1.0)
+    missing: Literal["refuse", "mean"] | None = None  # NaN in a table; mean: filled in, with an indicator column
+    # the test set of an .npz or folder that has none: a share, or the array that marks the test samples
+    test: Annotated[float, Above(0), Below(1)] | str | None = None
     # clients' own test sets: a share of their rows, or matched (from_test)
     client_test: Annotated[float, Above(0), Below(1)] | str | None = None
     public: str | None = None  # the data set of samples that all clients hold; its own: rows that no client has

@@ -228,4 +228,4 @@ def _experiment(recipe: Recipe, spec: RunSpec, own: Mapping[str, Any]) -> Experi
             key: value for key, value in recipe.flat().items() if "model" not in own or not key.startswith("model.")
         }
         recipe = Recipe.from_flat({**keys, **own}, recipe.folders)
-    return Experiment.from_recipe(recipe, Inputs(tuple(spec.shape), spec.classes))
+    return Experiment.from_recipe(recipe, Inputs(tuple(spec.shape), spec.classes, spec.stored_type() == torch.int64))

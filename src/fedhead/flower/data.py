@@ -12,7 +12,7 @@ import numpy as np
 
 from fedhead.core.errors import BadInput, user_code
 from fedhead.core.loading import load_object
-from fedhead.data import arrays, image_folders, labels, sources
+from fedhead.data import arrays, federation_file, image_folders, labels
 from fedhead.data.allocation import Rows
 from fedhead.data.arrays import Samples
 from fedhead.data.conversion import samples
@@ -85,12 +85,14 @@ def load(source: str, spec: RunSpec, base: Path, size: int | None = None) -> tup
     """The samples (and, where the source has some, the test samples) that fit the run's spec."""
     path = base / os.path.expanduser(source)
     held: Any = None
+    stated: str | None = None
     if path.is_dir():
         return _checked(_folder(path, spec, size), spec, source), None
     if path.suffix == ".csv":
         return _checked(_csv(path, spec, size), spec, source), None
     if path.suffix == ".npz":
-        x, y, held = sources.npz(path)
+        found = federation_file.read(path, size, spec.recipe.get("encode"))
+        x, y, held, stated = found.x, found.labels(named=spec.names is not None), found.test, found.layout
     elif ":" in source and not path.exists():
         x, y, held = _function(source, base)
     else:
@@ -98,15 +100,16 @@ def load(source: str, spec: RunSpec, base: Path, size: int | None = None) -> tup
             f"data {source!r}: {path} is not there; give a folder of class folders, an .npz or .csv file, "
             "module:function or file.py:function"
         )
-    return _fit(x, y, spec, source), None if held is None else _fit(held[0], held[1], spec, f"{source}, test samples")
+    test = None if held is None else _fit(held[0], held[1], spec, f"{source}, test samples", stated)
+    return _fit(x, y, spec, source, stated), test
 
 
-def _fit(x: Any, y: Any, spec: RunSpec, source: str) -> Samples:
+def _fit(x: Any, y: Any, spec: RunSpec, source: str, stated: str | None) -> Samples:
     """Samples that the run's model can take, or an error that says what differs."""
     read = labels.read(y, "y")
     if not len(read):
         raise BadInput(f"data {source!r} holds no samples: give at least one")
-    layout = arrays.fitting_layout(x, spec.shape, spec.recipe.get("layout"), "x")
+    layout = arrays.fitting_layout(x, spec.shape, stated or spec.recipe.get("layout"), "x")
     return _checked(samples(x, read, Classes.known(read, spec.names, spec.classes), layout, ""), spec, source)
 
 

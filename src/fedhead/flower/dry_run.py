@@ -49,7 +49,7 @@ class DryRun:
         public: Samples | None = None,
         max_model_mb: int = MODEL_MB,
     ):
-        blank = torch.zeros(1, *spec.shape, dtype=torch.uint8 if len(spec.shape) == 3 else torch.float32)
+        blank = torch.zeros(1, *spec.shape, dtype=spec.stored_type())
         rows: list[Rows] = [np.zeros(1, np.int64)] * len(spec.sites)
         self._federation = Federation(
             Samples(blank, torch.zeros(1, dtype=torch.int64)),
@@ -99,7 +99,7 @@ class DryRun:
             raise BadInput(f"its model must be one name, with its parameters at most {MODEL_CHARACTERS} characters")
         with allocation_limit(self._max_model_mb * 2**20, "raise max_model_mb in server.yaml if its model may have it"):
             choices = self._choices(own)
-        blank = self._federation.transform(self._federation.train.x).to(torch.float32)
+        blank = self._federation.transform(self._federation.train.x)
         with torch.no_grad():
             for model in choices:
                 model.eval()(blank)

@@ -9,6 +9,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
+import torch
+
 from fedhead.algorithm.base import Algorithm
 from fedhead.algorithm.method import Method
 from fedhead.algorithm.stage import Stage
@@ -75,6 +77,12 @@ class RunSpec:
     def transform(self) -> Transform:
         """From stored samples to a model's input, the same at every site."""
         return Transform(tuple(self.mean), tuple(self.std), tuple(self.augment))
+
+    def stored_type(self) -> torch.dtype:
+        """The type of the samples at a site: tokens, bytes of images, or features."""
+        if self.recipe.get("layout") == "tokens":
+            return torch.int64
+        return torch.uint8 if len(self.shape) == 3 else torch.float32
 
     def recipe_of_run(self, folders: Iterable[Path] = ()) -> Recipe:
         """The run's recipe; files that it names are looked for in `folders`."""

@@ -1,0 +1,261 @@
+"""A federation in one .npz file: samples, labels, and the client that each sample belongs to.
+
+See docs/data.md for the arrays. Any .npz file with x and y can be read, with or without clients.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fedhead.core.calls import read_call
+from fedhead.core.errors import BadInput
+from fedhead.data import arrays, encoders, images, labels, partition_file
+from fedhead.data.arrays import Samples
+from fedhead.data.augment import Transform
+from fedhead.data.client_data import ClientData
+from fedhead.data.encoders import Encoded
+from fedhead.data.formats import read_npz
+from fedhead.data.labels import Classes
+
+SAVED = "fedhead_federation"  # the array that marks a file written by `save`
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What a file holds."""
+
+    path: Path
+    x: NDArray[Any]  # [N, …]
+    y: NDArray[Any]
+    layout: str | None  # of x, where the file states it
+    test: tuple[Any, Any] | None
+    arrays: dict[str, NDArray[Any]] = field(repr=False)  # all arrays of the file
+
+    @property
+    def saved(self) -> bool:
+        """Whether `save` wrote the file."""
+        return SAVED in self.arrays
+
+    @property
+    def class_names(self) -> tuple[str, ...] | None:
+        """Names of the classes, if the file has some; y holds class indices then."""
+        return _names(self.arrays, "class_names")
+
+    def labels(self, named: bool) -> NDArray[Any]:
+        """Return y, as the names of the classes if `named` and the file has names."""
+        names = self.class_names
+        if not named or names is None:
+            return self.y
+        index = Classes(len(names)).encode(labels.read(self.y), f"{self.path}: y")
+        return np.array([names[i] for i in index.tolist()])
+
+    def column(self, name: str) -> tuple[NDArray[Any] | None, tuple[str, ...] | None]:
+        """Return an array with one entry per sample, and the names of its values, from NAME and NAME_names."""
+        if name not in self.arrays:
+            return None, None
+        found = self.arrays[name]
+        if found.shape != (len(self.y),):
+            raise BadInput(f"{self.path}: {name} has shape {found.shape}, there are {len(self.y)} samples")
+        return found, _names(self.arrays, f"{name}_names")
+
+    def mask(self, name: str) -> NDArray[np.bool_]:
+        """Return an array of 0 and 1 with one entry per sample, such as that which marks the test samples."""
+        found, _ = self.column(name)
+        if found is None:
+            known = ", ".join(key for key, value in self.arrays.items() if value.shape == (len(self.y),))
+            raise BadInput(f"test: {self.path} has no array {name!r}; it has {known}")
+        if not np.isin(found, (0, 1)).all():
+            raise BadInput(f"test: {name} of {self.path} must hold 0 for training and 1 for test samples")
+        return found.astype(bool)
+
+
+def read(path: Path, size: int | None = None, encode: str | None = None) -> Contents:
+    """Read a file of samples.
+
+    Args:
+        path: The .npz file.
+        size: Resizes encoded images to size × size.
+        encode: Encoder of texts or sounds, see `fedhead.data.encoders`.
+
+    Raises:
+        BadInput: If the file is not there, or what is in it does not go together.
+    """
+    held = read_npz(path)
+    if {"text", "offsets", "site"} <= held.keys() and "y" not in held:
+        return _next_characters(path, held, encode)
+    source = next((name for name in ("x", "text") if name in held), None)
+    for key in ("x" if source is None else source, "y"):
+        if key not in held:
+            raise BadInput(f"{path}: no array {key!r} (there is {', '.join(held) or 'nothing'}); it needs x and y")
+    assert source is not None
+    x, layout = _inputs(path, held, source, size, encode)
+    tests = [key for key in ("x_test", "y_test") if key in held]
+    if len(tests) == 1:
+        raise BadInput(f"{path}: {tests[0]} is alone; a test set needs both x_test and y_test")
+    return Contents(path, x, held["y"], layout, (held["x_test"], held["y_test"]) if tests else None, held)
+
+
+def _inputs(
+    path: Path, held: dict[str, NDArray[Any]], source: str, size: int | None, encode: str | None
+) -> tuple[NDArray[Any], str | None]:
+    """Return the inputs of one shape, and their layout where the file states it."""
+    x = held[source]
+    if "offsets" in held:
+        made = _of_any_length(path, _pieces(path, x, held["offsets"]), held, source, size, encode)
+        return made.x, made.layout
+    if encode is not None:
+        raise BadInput(f"encode: {encode} is for texts and sounds with offsets, {path} has none")
+    if "layout" in held:
+        if (layout := str(held["layout"])) not in arrays.LAYOUTS:
+            raise BadInput(f"{path}: layout {layout!r} is unknown, it is one of {', '.join(arrays.LAYOUTS)}")
+        return x, layout
+    if "scale" in held:
+        if x.ndim < 2 or held["scale"].shape != (x.shape[1],):
+            raise BadInput(
+                f"{path}: scale has shape {held['scale'].shape}, it needs one number per channel of x {x.shape}"
+            )
+        factor = held["scale"].astype(np.float32).reshape(1, -1, *(1,) * (x.ndim - 2))
+        return x.astype(np.float32) * factor, "features"
+    named = "column_names" in held or "channel_names" in held  # of a table or of series: numbers
+    return x, "features" if named else None
+
+
+def _of_any_length(
+    path: Path,
+    pieces: list[NDArray[Any]],
+    held: dict[str, NDArray[Any]],
+    source: str,
+    size: int | None,
+    encode: str | None,
+) -> Encoded:
+    """Return texts, sounds or encoded images as inputs of one shape."""
+    if source == "text":
+        texts = []
+        for i, piece in enumerate(pieces):
+            try:
+                texts.append(piece.tobytes().decode("utf-8"))
+            except UnicodeDecodeError:
+                raise BadInput(f"{path}: the text of sample {i} is not UTF-8") from None
+        return encoders.encode_texts(texts, encode)
+    if "rate" in held:
+        return encoders.encode_sounds(pieces, int(held["rate"]), encode)
+    if held[source].dtype != np.uint8:
+        raise BadInput(f"{path}: x with offsets is {held[source].dtype}; it needs bytes of images, or rate for sounds")
+    encoded = [images.Source(f"{path}, image {i}", piece.tobytes()) for i, piece in enumerate(pieces)]
+    return Encoded(images.decode(encoded, size), "nchw")
+
+
+def _pieces(path: Path, x: NDArray[Any], offsets: NDArray[Any]) -> list[NDArray[Any]]:
+    """Cut an array at its offsets."""
+    sound = offsets.ndim == 1 and len(offsets) > 1 and offsets.dtype.kind in "iu" and x.ndim == 1
+    ends = offsets.astype(np.int64) if sound else offsets
+    if not sound or ends[0] != 0 or ends[-1] != len(x) or (np.diff(ends) < 0).any():
+        raise BadInput(f"{path}: offsets must rise from 0 to the length {len(x)} of the array that they cut")
+    return np.split(x, ends[1:-1])
+
+
+def _next_characters(path: Path, held: dict[str, NDArray[Any]], encode: str | None) -> Contents:
+    """Return windows of each client's texts, whose labels are the characters that follow; other arrays go with them."""
+    call = read_call(encode or "", "encode")
+    if call.name != "next_character":
+        raise BadInput(f"{path}: texts without labels y; give encode=next_character(80) to predict the next character")
+    pieces = _pieces(path, held["text"], held["offsets"])
+    sizes = np.array([len(piece) for piece in pieces])
+    if held["site"].shape != sizes.shape:
+        raise BadInput(f"{path}: site has shape {held['site'].shape}, there are {len(sizes)} texts")
+    length = call.arguments("encode", {"length": encoders.Length}).get("length", 80)
+    found = encoders.next_character(held["text"], np.repeat(np.arange(len(sizes)), sizes), held["site"], length)
+    columns = {name: value[found.row] for name, value in held.items() if value.shape == sizes.shape}
+    names = np.array([chr(code) for code in found.codes])
+    return Contents(path, found.x, found.y, "tokens", None, {**held, **columns, "class_names": names})
+
+
+def _names(held: dict[str, NDArray[Any]], key: str) -> tuple[str, ...] | None:
+    return tuple(str(name) for name in held[key]) if key in held else None
+
+
+# -- whole federations --------------------------------------------------------------------------------
+def save(path: Path, federation: ClientData) -> None:
+    """Write a federation to a file from which `restore` makes the same."""
+    owned = [] if federation.client_test is None or federation.client_test_from == "test" else federation.client_test
+    site = np.full(len(federation.train.y), -1, np.int64)
+    for rows in (federation.rows, owned):
+        for k, own in enumerate(rows):
+            site[own] = k
+    held = federation.take(np.flatnonzero(site >= 0))
+    names = federation.client_names or [str(k) for k in range(len(federation))]
+    entries: dict[str, Any] = {
+        SAVED: 1,
+        "x": held.train.x.numpy(),
+        "y": held.train.y.numpy(),
+        "site": site[site >= 0],
+        "site_names": list(names),
+        "layout": {torch.uint8: "nchw", torch.int64: "tokens"}.get(held.train.x.dtype, "features"),
+        "classes": federation.classes,
+        "mean": list(federation.transform.mean),
+        "std": list(federation.transform.std),
+        "augment": "+".join(federation.transform.augment),
+        "title": federation.title,
+        "partition": federation.partition,
+    }
+    if federation.names is not None:
+        entries["class_names"] = list(federation.names)
+    for name, data in (("test", federation.test), ("public", federation.public)):
+        if data is not None:
+            entries |= {f"x_{name}": data.x.numpy(), f"y_{name}": data.y.numpy()}
+    if held.client_test is not None:
+        entries |= partition_file.pack(held.client_test, "client_test_rows", "client_test_ends")
+        entries["client_test_from"] = held.client_test_from
+    partition_file.write(path, **{name: np.asarray(value) for name, value in entries.items()})
+
+
+def restore(contents: Contents) -> dict[str, Any]:
+    """Return the parts of a federation that `save` wrote, as arguments of `ClientData`."""
+    held = contents.arrays
+    try:
+        local = None
+        if "client_test_rows" in held:
+            local = partition_file.unpack(held, "client_test_rows", "client_test_ends")
+        own_test = str(held.get("client_test_from", "train"))
+        clients = len(held["site_names"])
+        parts = {name: _samples(contents, name) for name in ("", "_test", "_public") if f"x{name}" in held}
+        limit = len(parts["" if own_test == "train" else "_test"].y)
+        if local is not None and any(own.size and (own.min() < 0 or own.max() >= limit) for own in local):
+            raise BadInput(f"{contents.path}: its clients' test rows are not among its {limit} samples")
+        site = held["site"].copy()
+        if own_test == "train":
+            site[np.concatenate(local or [np.zeros(0, np.int64)])] = -1
+        return {
+            "train": parts[""],
+            "rows": [np.flatnonzero(site == k) for k in range(clients)],
+            "classes": int(held["classes"]),
+            "test": parts.get("_test"),
+            "public": parts.get("_public"),
+            "client_test": local,
+            "client_test_from": own_test,
+            "transform": Transform(
+                tuple(held["mean"].tolist()),
+                tuple(held["std"].tolist()),
+                tuple(filter(None, str(held["augment"]).split("+"))),
+            ),
+            "names": contents.class_names,
+            "client_names": _names(held, "site_names"),
+            "title": str(held["title"]),
+            "partition": str(held["partition"]),
+        }
+    except (KeyError, IndexError, ValueError, TypeError) as error:
+        raise BadInput(f"{contents.path}: not a federation that fedhead wrote ({error})") from None
+
+
+def _samples(contents: Contents, part: str) -> Samples:
+    x = arrays.inputs(contents.arrays[f"x{part}"], contents.layout, f"{contents.path}: x{part}")
+    y = labels.read(contents.arrays[f"y{part}"], f"{contents.path}: y{part}")
+    if len(x) != len(y):
+        raise BadInput(f"{contents.path}: x{part} has {len(x)} samples but y{part} has {len(y)} labels")
+    return Samples(x, torch.from_numpy(y))

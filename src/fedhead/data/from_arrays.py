@@ -1,0 +1,227 @@
+"""Federations from arrays in memory: partitioned, grouped, or given client by client."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fedhead.core.errors import BadInput
+from fedhead.core.parameters import check
+from fedhead.data import fitted, labels
+from fedhead.data.allocation import Rows, stratified_share
+from fedhead.data.arrays import Samples
+from fedhead.data.augment import Transform
+from fedhead.data.client_data import ClientData
+from fedhead.data.client_test import SHARE, ClientTest
+from fedhead.data.conversion import Pair, concatenate, convert
+from fedhead.data.groups import rows_of_groups
+from fedhead.data.labels import Classes
+from fedhead.data.partition import Dirichlet, Natural
+from fedhead.data.partition_registry import PartitionLike
+from fedhead.data.partition_registry import parse as parse_partition
+
+CLIENTS = 10  # of a random partition, where no number is given
+
+
+class FromArrays(ClientData):
+    """The ways to create a `Federation` from arrays in memory."""
+
+    @classmethod
+    def dirichlet(
+        cls,
+        x: Any,
+        y: Any,
+        clients: int,
+        alpha: float,
+        test: Pair | float | None = None,
+        seed: int = 0,
+        **settings: Any,
+    ) -> Self:
+        """Partition arrays by a Dirichlet distribution: the smaller alpha, the more the clients' classes differ.
+
+        Args:
+            x: Samples, see `from_arrays`.
+            y: Labels.
+            clients: Number of clients.
+            alpha: Concentration of the Dirichlet distribution.
+            test: Global test set (x, y), or the share of the samples that is held out for it.
+            seed: Seed of the partition.
+            **settings: Further arguments of `from_arrays`.
+
+        Returns:
+            The federation.
+        """
+        return cls.from_arrays(x, y, Dirichlet(alpha), clients, test, seed, **settings)
+
+    @classmethod
+    def from_arrays(
+        cls,
+        x: Any,
+        y: Any,
+        partition: PartitionLike | None = None,
+        clients: int | None = None,
+        test: Pair | float | NDArray[np.bool_] | None = None,
+        seed: int = 0,
+        client_test: str | float | ClientTest | None = None,
+        transform: Transform | None = None,
+        classes: int | None = None,
+        names: Sequence[str] | None = None,
+        public: Pair | None = None,
+        title: str = "your data",
+        *,
+        layout: str | None = None,
+        groups: Any = None,
+        group_names: Sequence[str] | None = None,
+        missing: Literal["refuse", "mean"] = "refuse",
+        augment: str | None = None,
+        normalize: str | None = None,
+    ) -> Self:
+        """Partition arrays or tensors over clients.
+
+        Args:
+            x: Samples, [N, …].
+            y: Labels, [N]: numbers or words. Class indices 0, 1, 2 … are kept; other labels are numbered in order,
+                and are the names of the classes.
+            partition: A partition or its name, such as "dirichlet(0.1)", or a function `(y, clients, rng)` that
+                returns one array of rows per client; by default iid, or the groups.
+            clients: Number of clients; by default 10, or the number of groups.
+            test: Global test set (x, y), or the share of the samples that is held out for it, or which samples are,
+                booleans [N]. With groups those of each client are also its own test set.
+            seed: Seed of the partition.
+            client_test: Test set of each client: a share of its samples (0.3, "stratified(0.3)"), or "matched", drawn
+                from the test set with the client's class distribution.
+            transform: Maps stored samples to model inputs; by default images are scaled to -1 … 1.
+            classes: Number of classes, if y holds class indices of which some may be absent; found in the data if None.
+            names: Names of the classes, in order.
+            public: Samples (x, y) that all parties hold.
+            title: Name of the data in records.
+            layout: Meaning of x: "nhw", "nhwc" or "nchw" images (N samples, Height, Width, Channels), "features", which
+                become float32, or "tokens", which stay integers. By default it is inferred, and x is refused if it can
+                be read in several ways.
+            groups: Client of each sample, [N], numbers or words, for data with natural clients.
+            group_names: Names of the groups, if these are numbers 0, 1, 2 ….
+            missing: What to do with NaN in tables: "refuse" them, or "mean": fill in the feature's mean over all
+                clients and add one indicator column per such feature.
+            augment: Augmentation in place of the transform's, such as "flip".
+            normalize: Normalization in place of the transform's: its name, or "standard", by the mean and deviation of
+                each feature or channel over all clients.
+
+        Returns:
+            The federation.
+
+        Raises:
+            BadInput: If the data is inconsistent, can be read in several ways, or can't be partitioned.
+        """
+        pair, share = _pair_or_share(test)
+        found = convert({"training": (x, y)}, pair, public, names, classes, layout, fitted.allows_missing(missing))
+        rule = Natural() if partition is None and groups is not None else parse_partition(partition or "iid")
+        train, held, client_names = found.parts[0], found.test, None
+        if isinstance(rule, Natural):
+            rows, client_names = rows_of_groups(groups, group_names, len(train.y), clients)
+        elif groups is not None:
+            raise BadInput(f"groups: they decide the clients, leave partition={rule} out (or groups)")
+        else:
+            if isinstance(share, float):
+                kept, chosen = stratified_share(train.y.numpy(), share, seed)
+                train, held = train.take(kept), train.take(chosen)
+            elif share is not None:
+                train, held = train.take(np.flatnonzero(~share)), train.take(np.flatnonzero(share))
+            rows = rule.split(train.y.numpy(), found.classes.count, CLIENTS if clients is None else clients, seed)
+        made = cls._assembled(
+            train,
+            rows,
+            found.classes,
+            test=held,
+            public=found.public,
+            title=title,
+            partition=str(rule),
+            transform=transform,
+            client_names=client_names,
+        )
+        if isinstance(rule, Natural) and share is not None:
+            made = made.hold_out(share, seed)
+        return fitted.prepare(made.with_client_test(client_test, seed), missing, augment, normalize)
+
+    @classmethod
+    def from_clients(
+        cls,
+        clients: Iterable[Pair] | Mapping[str, Pair],
+        test: Pair | float | None = None,
+        seed: int = 0,
+        client_test: str | float | ClientTest | None = None,
+        transform: Transform | None = None,
+        classes: int | None = None,
+        names: Sequence[str] | None = None,
+        public: Pair | None = None,
+        title: str = "your data",
+        *,
+        layout: str | None = None,
+        missing: Literal["refuse", "mean"] = "refuse",
+        augment: str | None = None,
+        normalize: str | None = None,
+    ) -> Self:
+        """Create a federation from data that is already split.
+
+        Args:
+            clients: One pair (x, y) per client, by name or in a list; it may be empty.
+            test: Global test set (x, y), or the share of each client's samples that is held out for it; this share
+                is also the client's own test set.
+            seed: Seed of the clients' test sets.
+            client_test: Test set of each client, see `from_arrays`.
+            transform: Maps stored samples to model inputs.
+            classes: Number of classes, see `from_arrays`.
+            names: Names of the classes.
+            public: Samples (x, y) that all parties hold.
+            title: Name of the data in records.
+            layout: Meaning of x, see `from_arrays`.
+            missing: What to do with NaN, see `from_arrays`.
+            augment: Augmentation in place of the transform's.
+            normalize: Normalization in place of the transform's.
+
+        Returns:
+            The federation.
+
+        Raises:
+            BadInput: If the clients' data is empty or inconsistent.
+        """
+        client_names = tuple(clients) if isinstance(clients, Mapping) else None
+        pairs = list(clients.values() if isinstance(clients, Mapping) else clients)
+        given = {f"client {name}": pair for name, pair in zip(client_names or range(len(pairs)), pairs, strict=True)}
+        pair, share = _pair_or_share(test)
+        found = convert(given, pair, public, names, classes, layout, fitted.allows_missing(missing))
+        sizes = [len(labels.read(y)) for _, y in pairs]
+        ends = np.cumsum(sizes)
+        made = cls._assembled(
+            concatenate(found.parts),
+            [np.arange(end - size, end, dtype=np.int64) for end, size in zip(ends, sizes, strict=True)],
+            found.classes,
+            test=found.test,
+            public=found.public,
+            title=title,
+            transform=transform,
+            client_names=client_names,
+        )
+        if share is not None:
+            made = made.hold_out(share, seed)
+        return fitted.prepare(made.with_client_test(client_test, seed), missing, augment, normalize)
+
+    @classmethod
+    def _assembled(
+        cls, train: Samples, rows: list[Rows], classes: Classes, *, transform: Transform | None, **parts: Any
+    ) -> Self:
+        if transform is None:  # images to -1 … 1, features unchanged
+            transform = Transform.named(normalize="half") if train.x.dtype == torch.uint8 else Transform()
+        return cls(train, rows, classes.count, names=classes.names, transform=transform, **parts)
+
+
+def _pair_or_share(test: Any) -> tuple[Pair | None, float | NDArray[np.bool_] | None]:
+    """Return a test set that is given, or the share of the samples or those samples to hold out for one."""
+    if isinstance(test, int | float):
+        return None, check("test", test, SHARE)
+    if isinstance(test, np.ndarray) and test.dtype == bool:
+        return None, test
+    return test, None
