@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
-from torch import Tensor
+from small import CLASSES, federation, network
+from torch import Tensor, nn
 from torch.func import vmap
+from torch.nn import functional as F
 
+import fedhead as fh
+from fedhead.core import random
 from fedhead.core.errors import BadInput
-from fedhead.models.dropout import Dropout, dropout_key
+from fedhead.models.check import check
+from fedhead.models.dropout import Dropout, KeyedDropout, calls_dropout, dropout_key
+from fedhead.models.split_model import SplitModel
+from fedhead.models.wrap import split
 
 
 def drop(layer: Dropout, x: Tensor, key: Tensor) -> Tensor:
@@ -87,3 +96,68 @@ def test_the_key_is_gone_after_an_error() -> None:
         raise ZeroDivisionError
     with pytest.raises(BadInput, match="no key"):
         Dropout(0.5)(torch.ones(2, 2))
+
+
+class Functional(nn.Module):
+    """A user's model that calls F.dropout, as its forward or a function that it calls."""
+
+    def __init__(self, draw: Callable[[Tensor, bool], Tensor]) -> None:
+        super().__init__()
+        self.draw = draw
+        self.body = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4))
+        self.hidden = nn.Sequential(nn.Flatten(), nn.Linear(64, 8))
+        self.fc = nn.Linear(8, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.hidden(self.draw(self.body(x), self.training)))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda x, training: F.dropout(x, 0.5, training),
+        lambda x, training: F.dropout(input=x, training=training),
+        lambda x, training: F.dropout2d(x, 0.5, training=training, inplace=True),
+    ],
+)
+def test_functions_draw_by_key_the_same_on_every_executor(draw: Callable[[Tensor, bool], Tensor]) -> None:
+    with random.global_generator(0):
+        model = split(Functional(draw))
+        plain = split(Functional(lambda x, training: x))
+
+    def weights(model: SplitModel, executor: str) -> Tensor:
+        found = fh.run(federation(), model, rounds=2, lr=0.1, executor=executor).weights
+        assert found is not None
+        return torch.cat([t.flatten() for t in found.values()])
+
+    loop = weights(model, "loop")
+    assert torch.equal(loop, weights(model, "loop"))  # not from the global generator
+    torch.testing.assert_close(loop, weights(model, "stack"), atol=1e-5, rtol=1e-5)
+    assert not torch.allclose(loop, weights(plain, "loop"), atol=1e-3)
+    assert check(model, (1, 6, 6), CLASSES) == []
+
+
+def test_functions_drop_what_the_layers_drop() -> None:
+    x, key = torch.ones(8, 6, 4, 4), torch.tensor(5)
+    pairs = [(F.dropout, Dropout(0.3)), (F.dropout2d, Dropout(0.3, channels=True))]
+    for function, layer in pairs:
+        with dropout_key(key), KeyedDropout() as mode:
+            dropped = function(x, 0.3)
+        with dropout_key(key):
+            assert torch.equal(dropped, layer(x))
+        assert mode.calls == 1
+    with KeyedDropout(), pytest.raises(BadInput, match=r"F\.dropout: p"), dropout_key(key):
+        F.dropout(x, 1.5)
+    with KeyedDropout(), dropout_key(key):
+        assert F.dropout(x, 0.3, training=False) is x
+
+
+def test_the_trial_leaves_a_model_and_the_global_generator_as_they_were() -> None:
+    model = split(Functional(lambda x, training: F.dropout(x, 0.5, training))).eval()
+    before, state = [b.clone() for b in model.buffers()], torch.random.get_rng_state()
+    assert calls_dropout(model, torch.ones(2, 1, 6, 6))
+    assert not calls_dropout(network("batch"), torch.zeros(2, 1, 6, 6))
+    assert not calls_dropout(model, torch.zeros(2, 9))  # does not fit: the run says so
+    assert not model.training
+    assert all(torch.equal(a, b) for a, b in zip(before, model.buffers(), strict=True))
+    assert torch.equal(state, torch.random.get_rng_state())

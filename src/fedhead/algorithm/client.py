@@ -15,7 +15,7 @@ from fedhead.core.batch import Batch, Output
 from fedhead.core.tree import Tree, Weights
 from fedhead.data.pool import Pool
 from fedhead.models import functional
-from fedhead.models.dropout import dropout_key
+from fedhead.models.dropout import KeyedDropout, dropout_key
 
 
 class ClientInputs(NamedTuple):
@@ -107,7 +107,8 @@ class Client:
         cast = torch.autocast(x.device.type, torch.bfloat16, cache_enabled=False) if self._bf16 else nullcontext()
         draw = dropout_key(random.fold_in(self._key, self._calls)) if train and self._key is not None else nullcontext()
         self._calls += 1
-        with cast, draw:
+        keyed = KeyedDropout() if train and model.calls_dropout else nullcontext()
+        with cast, draw, keyed:
             out: Output = functional.call(model, entries, x)
         if train:
             self._stats = stats

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from fedhead.algorithm.client import Client
 from fedhead.core import tree as trees
 from fedhead.core.batch import PARTS, Batch
+from fedhead.core.errors import BadInput
 from fedhead.core.optimizers import Optimizer
 from fedhead.core.tree import Tree, Weights
 
@@ -83,7 +84,7 @@ class Replies:
         Returns:
             The weighted mean.
         """
-        return trees.mean([s[name] for s in self.sent], list(self.samples if weights is None else weights))
+        return trees.mean(self._sent(name), list(self.samples if weights is None else weights))
 
     def sum(self, name: str) -> Tree | Tensor:
         """Return the plain sum of what the clients sent under a name.
@@ -94,7 +95,19 @@ class Replies:
         Returns:
             The sum.
         """
-        total = self.sent[0][name]
-        for sent in self.sent[1:]:
-            total = total + sent[name]
+        first, *others = self._sent(name)
+        total = first
+        for sent in others:
+            total = total + sent
         return total  # type: ignore[no-any-return]  # a tree's entries are untyped
+
+    def _sent(self, name: str) -> list[Any]:
+        """What each client sent under a name."""
+        for client, sent in zip(self.clients, self.sent, strict=True):
+            if name not in sent:
+                there = ", ".join(map(repr, sent)) or "nothing"
+                raise BadInput(
+                    f"aggregate needs {name!r}, but client {client} sent {there}: let finish return "
+                    f"Reply(send=Tree({name}=…), keep=…), or override aggregate"
+                )
+        return [sent[name] for sent in self.sent]

@@ -34,6 +34,7 @@ from fedhead.executors.client_round import OPTIMIZER, initial_optimizer_states, 
 from fedhead.executors.job import Executor, Job
 from fedhead.executors.map_clients import MemoryBudget, use_stacks
 from fedhead.executors.program import Program
+from fedhead.models.dropout import calls_dropout
 from fedhead.models.split_model import SplitModel, weights
 
 if TYPE_CHECKING:
@@ -77,6 +78,10 @@ class Clients:
         plain = federation.transform.replace(augment="none")
         self.public = None if public is None else Pool(public, plain, device, dtype)
         templates = [copy.deepcopy(model).to(self.device, dtype) for model in models]
+        if len(self.pool):
+            x = self.pool.view(torch.zeros(2, dtype=torch.int64, device=self.device), None)
+            for model in templates:
+                model.calls_dropout = calls_dropout(model, x)
         self.initial = [weights(model) for model in templates]
         compatibility.check_models(method, templates, self.assign, local)
         self.tasks = [

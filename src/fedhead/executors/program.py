@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from torch import Tensor
 
@@ -68,7 +69,7 @@ class Program:
     def finish(self, w: Weights, inputs: ClientInputs) -> Reply:
         """What is sent, without small classes and as the uploads leave it, and what is kept after the last step."""
         client = self.client(inputs)
-        reply = self.algorithm.finish(w, client)
+        reply = _checked(self.algorithm.finish(w, client), self.algorithm)
         send = without_small_classes(self.algorithm, reply.send, client)
         return reply._replace(send=upload.encode(self.uploads, self.algorithm, send, client))
 
@@ -85,6 +86,19 @@ class Program:
             return value, w.stats if client.moved_stats is None else client.moved_stats
 
         return loss
+
+
+def _checked(reply: Any, algorithm: Algorithm) -> Reply:
+    """Refuse what is no reply, before it fails somewhere inside."""
+    if isinstance(reply, Reply) and isinstance(reply.send, Tree) and isinstance(reply.keep, Tree):
+        return reply
+    found = type(reply).__name__
+    if isinstance(reply, Reply):
+        found = f"Reply(send={type(reply.send).__name__}, keep={type(reply.keep).__name__})"
+    raise BadInput(
+        f"{type(algorithm).__name__}.finish returned {found}: return fh.Reply(send=fh.Tree(model=w), keep=fh.Tree()), "
+        f"with what is sent and what the client keeps"
+    )
 
 
 def reduced(value: Tensor, batch: Batch, phase: Phase) -> Tensor:

@@ -19,6 +19,7 @@ from fedhead.executors.job import Executor, Job
 from fedhead.executors.lanes import Lanes
 from fedhead.executors.loop import Loop
 from fedhead.executors.stack import Stack
+from fedhead.executors.stack_errors import CannotStack
 
 EXECUTORS = Registry[type[Executor]](
     "executor", "fedhead.executors", lambda found, name: check_class(found, name, Executor, needs=["run"])
@@ -128,7 +129,7 @@ def seconds_per_client(worker: Executor, jobs: list[Job], steps: int = 3) -> flo
         begin = time.perf_counter()
         try:
             worker.run_all(short)
-        except (RuntimeError, NotImplementedError) as error:
+        except (RuntimeError, NotImplementedError, CannotStack) as error:
             if worker.name == "loop":
                 raise
             warn_once(f"the {worker.name} executor can't take this model ({first_line(error)})")

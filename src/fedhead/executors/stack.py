@@ -20,6 +20,7 @@ from fedhead.executors.graphs import Graphs
 from fedhead.executors.job import Executor, Job
 from fedhead.executors.kernels.layers import stacked_layers
 from fedhead.executors.program import Program, Vectorizer
+from fedhead.executors.stack_errors import explain
 from fedhead.executors.steps import train_eagerly
 
 # Which tensors of a client's inputs have a client axis.
@@ -93,6 +94,10 @@ class Stack(Executor):
                 replies.update(zip(places, self._run_stack(job.take(places)), strict=True))
             except torch.OutOfMemoryError:
                 self._halve(len(places))
+            except RuntimeError as error:
+                if (explained := explain(error)) is None:
+                    raise
+                raise explained from error
         return [replies[k] for k in range(len(order))]
 
     def _run_stack(self, job: Job) -> list[Reply]:

@@ -13,7 +13,7 @@ from torch.func import functional_call, vmap
 from fedhead.core import random
 from fedhead.core.batch import Output
 from fedhead.core.errors import BadInput
-from fedhead.models.dropout import Dropout, dropout_key
+from fedhead.models.dropout import Dropout, KeyedDropout, dropout_key
 from fedhead.models.split_model import Placeholder, SplitModel
 
 M = TypeVar("M", bound=nn.Module)
@@ -179,7 +179,7 @@ def _try_run(model: SplitModel, input_shape: Sequence[int], largest_token: int |
     torch.rand(1)  # move the global generator on
     again = _apply(model, trial)
     if not torch.equal(first.logits, again.logits):
-        remedy = "use the modules nn.Dropout or fedhead.models.dropout.Dropout, which draw by key"
+        remedy = "use nn.Dropout or F.dropout, which draw by key here"
         found.append(
             Finding("model", "two passes over the same batch differ: it draws random numbers itself", remedy, "stack")
         )
@@ -217,7 +217,7 @@ def _duplicate(part: Tensor | dict[str, Tensor]) -> Any:
 
 def _apply(model: SplitModel, trial: _Trial) -> Output:
     stats = {name: t.clone() for name, t in trial.stats.items()}  # BatchNorm writes into them
-    with dropout_key(trial.key):
+    with dropout_key(trial.key), KeyedDropout():
         out: Output = functional_call(model, {**trial.params, **stats}, (trial.x,))
     return out
 

@@ -1,14 +1,20 @@
-"""Dropout whose masks come from a key, so that a loop, a stack of clients and a CUDA graph drop the same units."""
+"""Dropout whose masks come from a key, so that a loop, a stack of clients and a CUDA graph drop the same units.
+
+`nn.Dropout` layers are replaced by `Dropout` when a model is split or built. Calls of `F.dropout` in a user's own
+`forward` are redirected while it runs (`KeyedDropout`), for the models that make such calls (`calls_dropout`).
+"""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
 from fedhead.core import random
 from fedhead.core.errors import BadInput
@@ -74,17 +80,77 @@ class Dropout(nn.Module):
             return x
         if not _active.streams:
             raise BadInput("dropout in training has no key: call the model inside models.dropout.dropout_key(key)")
-        stream = _active.streams[-1]
-        key = random.fold_in(stream.key, stream.calls)
-        stream.calls += 1
-        if key.dim() and key.shape[0] != x.shape[0]:
-            raise BadInput(f"dropout has {key.shape[0]} keys for {x.shape[0]} rows: use one key per batch instead")
-        shape = x.shape[:2] if self.channels else x.shape
-        chance = random.uniform(key, *shape[key.dim() :])
-        if self.channels:
-            chance = chance.reshape(chance.shape + (1,) * (x.dim() - 2))
-        return torch.where(chance < self.p, 0.0, x / (1 - self.p))
+        return _drop(x, self.p, self.channels)
 
     def extra_repr(self) -> str:
         """Return the settings shown when the module is printed."""
         return f"p={self.p}" + (", channels=True" if self.channels else "")
+
+
+def _drop(x: Tensor, p: float, channels: bool) -> Tensor:
+    """Zero units, or whole channels, by the next mask of the active key."""
+    stream = _active.streams[-1]
+    key = random.fold_in(stream.key, stream.calls)
+    stream.calls += 1
+    if key.dim() and key.shape[0] != x.shape[0]:
+        raise BadInput(f"dropout has {key.shape[0]} keys for {x.shape[0]} rows: use one key per batch instead")
+    shape = x.shape[:2] if channels else x.shape
+    chance = random.uniform(key, *shape[key.dim() :])
+    if channels:
+        chance = chance.reshape(chance.shape + (1,) * (x.dim() - 2))
+    return torch.where(chance < p, 0.0, x / (1 - p))
+
+
+# The functions, and whether they zero whole channels.
+_FUNCTIONS: dict[Any, bool] = {F.dropout: False, F.dropout1d: True, F.dropout2d: True, F.dropout3d: True}
+
+
+class KeyedDropout(TorchFunctionMode):
+    """Lets `F.dropout` and its kin draw from the active `dropout_key`, as the layers do.
+
+    Attributes:
+        calls: How many calls were redirected.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Redirect dropout in training; everything else is called as it is."""
+        kwargs = kwargs or {}
+        if func not in _FUNCTIONS or not _active.streams:
+            return func(*args, **kwargs)
+        return self._redirected(_FUNCTIONS[func], *args, **kwargs)
+
+    def _redirected(
+        self, channels: bool, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+    ) -> Tensor:
+        """Take the arguments of `F.dropout`; a new tensor is returned also where `inplace` allows another."""
+        check("F.dropout: p", p, Annotated[float, AtLeast(0), Below(1)])
+        if not training or p == 0:
+            return input
+        self.calls += 1
+        return _drop(input, p, channels)
+
+
+def calls_dropout(model: nn.Module, x: Tensor) -> bool:
+    """Return whether a model's own code calls `F.dropout` in training; one batch is run through it to see.
+
+    Args:
+        model: Any module; one of torch's and fedhead's layers alone is not tried, it makes no such calls.
+        x: Two or more inputs.
+    """
+    if all(type(module).__module__.startswith(("torch.", "fedhead.")) for module in model.modules()):
+        return False
+    mode, training = KeyedDropout(), model.training
+    buffers = {name: b.clone() for name, b in model.named_buffers()}  # BatchNorm writes into them
+    key = torch.zeros((), dtype=torch.int64, device=x.device)
+    try:
+        with torch.no_grad(), random.global_generator(0), dropout_key(key), mode:
+            torch.func.functional_call(model.train(), buffers, (x,))
+    except Exception:  # what is wrong with the model shows when it is trained, with a better message
+        return False
+    finally:
+        model.train(training)
+    return mode.calls > 0

@@ -29,6 +29,7 @@ class SplitModel(nn.Module):
         head: Name of the classifier's kind in `fedhead.models.heads.HEADS`.
         fixed_by_head: Full names of the parameters that local training leaves unchanged unless a phase names them (the
             vectors of an ETF).
+        calls_dropout: Whether its own code calls `F.dropout`; found out when a run begins.
     """
 
     extractor: nn.Module
@@ -45,6 +46,7 @@ class SplitModel(nn.Module):
         self.head = str(getattr(classifier, "kind", "linear"))
         own = cast(Iterable[str], getattr(classifier, "fixed", ()))
         self.fixed_by_head = frozenset(f"classifier.{name}" for name in own)
+        self.calls_dropout = False
         self.register_load_state_dict_post_hook(_ignore_batch_counters)  # type: ignore[no-untyped-call]  # torch's
 
     @property

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fedhead.core.errors import FedheadError
+from fedhead.executors.stack_errors import CannotStack
 
 PACKAGE = Path(__file__).parents[1]
 LIBRARY = Path(linecache.__file__).parent  # Python's own, with the installed packages
@@ -64,6 +65,9 @@ def as_check_failure(owner: str, doing: str) -> Iterator[None]:
         yield
     except (CheckFailed, Skipped):
         raise
+    except CannotStack as error:  # the line itself says more here than the advice to users
+        cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
+        raise CheckFailed(f"{_place(cause, owner)}: {_reason(cause)}, {doing}{_hint(cause)}") from error
     except FedheadError as error:
         raise CheckFailed(str(error) if str(error).startswith(owner) else f"{owner}: {error}") from error
     except Exception as error:  # a user's hook may raise anything

@@ -1,0 +1,55 @@
+"""What a stack can't do, said in one line: the user's line that asks for it, why not, and the fix.
+
+`torch.func.vmap` raises a RuntimeError somewhere inside PyTorch, with advice for people who call it themselves.
+"""
+
+from __future__ import annotations
+
+import traceback
+from pathlib import Path
+
+import torch
+
+import fedhead
+from fedhead.core.errors import BadInput, first_line
+
+_LIBRARIES = tuple(str(Path(package.__file__ or "").parent) for package in (torch, fedhead))
+_NUMBER = "reads a number out of a tensor (.item(), float(), bool(), or a tensor in an if)", "torch.where"
+# what vmap says: what was done, and what does the same for many clients at once
+_KNOWN = {
+    ".item()": _NUMBER,
+    "data-dependent control flow": _NUMBER,
+    "random operation": ("draws random numbers itself", "nn.Dropout or F.dropout, which draw by key"),
+    "inplace": ("changes a tensor in place", "operations that return new tensors"),
+    "in-place": ("changes a tensor in place", "operations that return new tensors"),
+    "dynamic shape": ("makes a tensor whose size depends on its numbers", "a mask of fixed size"),
+}
+
+
+class CannotStack(BadInput):
+    """A model or a method does what can't be done for many clients at once."""
+
+
+def explain(error: RuntimeError) -> CannotStack | None:
+    """Return the error for the user, or None if it is not one of `vmap`'s."""
+    text = str(error)
+    if "vmap" not in text and "functorch" not in text:
+        return None
+    known = next((found for words, found in _KNOWN.items() if words in text), None)
+    what, better = known or (f"can't be vectorized ({first_line(error)})", "operations that vmap knows")
+    return CannotStack(
+        f"executor stack: {_where(error)} {what}, which can't be done for many clients at once: use executor=loop, or "
+        f"{better}"
+    )
+
+
+def _where(error: BaseException) -> str:
+    """The innermost line of the user's own code inside vmap, or what stands for it."""
+    frames = [(frame.f_code, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    # what stands before vmap only called fedhead
+    first = next((i for i, (code, _) in enumerate(frames) if "functorch" in code.co_filename), 0)
+    own = [(code, line) for code, line in frames[first:] if not code.co_filename.startswith(_LIBRARIES)]
+    if not own:
+        return "the model"
+    code, line = own[-1]
+    return f"{code.co_qualname.rpartition('<locals>.')[2]} ({Path(code.co_filename).name}, line {line})"

@@ -1,0 +1,80 @@
+"""What a stack can't do ends in one line: which line of the user's code, why not, and the fix."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+import torch
+from small import CLASSES, federation, network
+from torch import Tensor, nn
+
+import fedhead as fh
+from fedhead.algorithm.client import Client
+from fedhead.core.batch import Batch
+from fedhead.core.tree import Weights
+from fedhead.executors.stack_errors import CannotStack, explain
+
+
+class Net(nn.Module):
+    def __init__(self, act: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.act = act
+        self.body = nn.Sequential(nn.Flatten(), nn.Linear(36, 8))
+        self.fc = nn.Linear(8, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.act(self.body(x)))  # type: ignore[no-any-return]
+
+
+def branch_on_item(z: Tensor) -> Tensor:
+    return z if z.sum().item() < 1e9 else 2 * z
+
+
+def branch_on_tensor(z: Tensor) -> Tensor:
+    return z if z.sum() < 1e9 else 2 * z
+
+
+def draw(z: Tensor) -> Tensor:
+    return z + 0 * torch.rand_like(z)
+
+
+@pytest.mark.parametrize(
+    ("act", "words"),
+    [
+        (branch_on_item, "reads a number out of a tensor"),
+        (branch_on_tensor, "reads a number out of a tensor"),
+        (draw, "draws random numbers itself"),
+    ],
+)
+def test_a_model_that_cannot_be_stacked_is_told_so(act: Callable[[Tensor], Tensor], words: str) -> None:
+    model = fh.split(Net(act))
+    with pytest.raises(CannotStack) as caught:
+        fh.run(federation(), model, rounds=1, executor="stack")
+    assert str(caught.value).startswith(f"executor stack: {act.__name__} (test_stack_errors.py, line ")
+    assert words in str(caught.value)
+    assert "use executor=loop" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert isinstance(caught.value, fh.BadInput)
+    fh.run(federation(), model, rounds=1, executor="loop")
+
+
+@dataclass(frozen=True)
+class Looking(fh.Method):
+    """FedAvg that looks at its loss."""
+
+    def loss(self, w: Weights, batch: Batch, client: Client) -> Tensor:
+        value = super().loss(w, batch, client)
+        return value if float(value.detach()) < 1e9 else 2 * value
+
+
+def test_a_method_that_cannot_be_stacked_is_told_so_and_auto_takes_the_loop(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(CannotStack, match=r"stack: Looking\.loss \(test_stack_errors\.py, line \d+\) reads a number"):
+        fh.run(federation(), network(), Looking(), rounds=1, executor="stack")
+    assert fh.run(federation(), network(), Looking(), rounds=1).executor == "loop"
+    assert "the stack executor can't take this model" in caplog.text
+
+
+def test_other_errors_are_left_alone() -> None:
+    assert explain(RuntimeError("mat1 and mat2 shapes cannot be multiplied")) is None
