@@ -106,6 +106,7 @@ def test_missing_labels_of_data_frames_are_refused():
         ({"test": (X[:1], ["3"])}, "test y holds words, the training labels are numbers"),
         ({"public": (X[:1], [1])}, "public y holds the class 1"),
         ({"names": ["a", "b"]}, "label 7 is outside the 2 classes"),
+        ({"classes": 10**9}, "classes: 1000000000 is out of range"),
         ({"names": ["a", "a"]}, "'a' names two classes"),
         ({"names": ["a", "b"], "classes": 3}, "classes: 3 do not match the 2 names"),
     ],

@@ -20,9 +20,16 @@ from fedhead.report import page, plots, tables
 ACCURACIES = {("fedavg", 0): [50.0, 60.0], ("fedavg", 1): [40.0, 70.0], ("fedprox", 0): [55.0, 80.0]}
 
 
-def write_run(path: Path, recipe: Recipe, accuracies: list[float], stages: dict[str, float] | None = None) -> None:
+def write_run(
+    path: Path,
+    recipe: Recipe,
+    accuracies: list[float],
+    stages: dict[str, float] | None = None,
+    names: list[str] | None = None,
+) -> None:
     folder = RunFolder.create(path, recipe)
-    folder.save_partition(Federation.from_arrays(np.zeros((30, 2)), np.arange(30) % 3, "dirichlet(0.5)", 4))
+    y = np.arange(30) % 3
+    folder.save_partition(Federation.from_arrays(np.zeros((30, 2)), y, "dirichlet(0.5)", 4, names=names))
     with folder.locked():
         for i, accuracy in enumerate(accuracies):
             row = {"accuracy": accuracy, "per_class": [accuracy, None, 10.0], "personal": None, "clients": None}
@@ -120,6 +127,17 @@ def test_words_of_the_user_do_not_become_markup(tmp_path: Path) -> None:
     recipe = Recipe(dataset="<script>alert(1)</script>", rounds=1)
     write_run(tmp_path / "run", recipe, [1.0], {})
     assert "<script" not in page.page(tables.load_runs([tmp_path]))
+
+
+def test_classes_have_their_names(tmp_path: Path) -> None:
+    write_run(tmp_path / "run", Recipe(rounds=1), [50.0], {}, ["cat", "$dog$", "<b>owl"])
+    assert RunFolder.open(tmp_path / "run").class_names() == ("cat", "$dog$", "<b>owl")
+    text = page.page(tables.load_runs([tmp_path]))
+    for name in ("cat", "$dog$", "&lt;b&gt;owl"):
+        assert f'<th scope="col">{name}</th>' in text
+    assert "<b>owl" not in text
+    write_run(tmp_path / "other", Recipe(rounds=1, method="fedprox"), [50.0], {}, ["1", "2", "3"])
+    assert '<th scope="col">cat</th>' not in page.page(tables.load_runs([tmp_path]))  # other data: numbers again
 
 
 def test_unfinished_and_empty_runs_can_be_reported(tmp_path: Path) -> None:

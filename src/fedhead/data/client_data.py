@@ -204,7 +204,8 @@ class ClientData:
         Args:
             path: File to write.
         """
-        partition_file.save(Path(path), self.rows, self.client_test, self.client_test_from, self.partition)
+        names = {"class_names": self.names, "client_names": self.client_names}
+        partition_file.save(Path(path), self.rows, self.client_test, self.client_test_from, self.partition, names)
 
     def load_partition(self, path: str | PathLike[str]) -> Self:
         """Return this data with the clients of a file written by `save_partition`.

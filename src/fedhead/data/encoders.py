@@ -43,16 +43,21 @@ def hashing(texts: Sequence[str], size: Length = 2048) -> Encoded:
         size: Number of buckets.
     """
     x = np.zeros((len(texts), size), np.float32)
+    known: dict[str, int] = {}  # the hash of each word
     for row, text in zip(x, texts, strict=True):
-        words = [zlib.crc32(word.encode()) for word in re.findall(r"\w+", text.lower())]
+        words = [
+            known[word] if word in known else known.setdefault(word, zlib.crc32(word.encode()))
+            for word in re.findall(r"\w+", text.lower())
+        ]
         if not words:
             continue
         one = np.array(words, np.uint64)
         pairs = one[:-1] * np.uint64(2654435761) + one[1:]  # of neighbours, modulo 2**64
         pairs ^= pairs >> np.uint64(29)
         every = np.concatenate([one, pairs * np.uint64(0x9E3779B97F4A7C15) >> np.uint64(31)])
-        np.add.at(row, (every >> np.uint64(1)) % np.uint64(size), (every & np.uint64(1)).astype(np.float32) * 2 - 1)
-        np.copyto(row, np.sign(row) * np.log1p(np.abs(row)))
+        bucket, sign = (every >> np.uint64(1)) % np.uint64(size), (every & np.uint64(1)).astype(np.float32) * 2 - 1
+        counts = np.bincount(bucket.astype(np.int64), sign, size)
+        np.copyto(row, np.sign(counts) * np.log1p(np.abs(counts)), casting="same_kind")
         row /= max(float(np.linalg.norm(row)), 1e-12)
     return Encoded(x, "features")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -13,7 +13,10 @@ from torch import Tensor
 
 from fedhead.core.errors import BadInput
 from fedhead.core.log import logger
+from fedhead.core.parameters import check
+from fedhead.core.ranges import AtLeast, AtMost
 
+MOST = 1 << 20  # classes: a table of clients and classes must fit into memory
 _LARGEST = 2**53  # of whole numbers that floats hold exactly
 
 
@@ -70,8 +73,8 @@ class Classes:
         Raises:
             BadInput: If names and count contradict each other.
         """
-        if count is not None and count < 1:
-            raise BadInput(f"classes: {count} is too few, give at least 1")
+        if count is not None:
+            check("classes", count, Annotated[int, AtLeast(1), AtMost(MOST)])
         words = None if names is None else tuple(str(name) for name in names)
         if words is not None:
             _refuse_repeated(words)
@@ -83,6 +86,8 @@ class Classes:
         if words is not None or count is not None:
             return cls(count or len(words or ()), words)
         found = np.unique(y)
+        if len(found) > MOST:
+            raise BadInput(f"y holds {len(found):,} different labels, at most {MOST:,} classes can be told apart")
         everything = np.unique(np.concatenate([y, *(o for o in others if o.dtype.kind == "i")]))
         if np.array_equal(everything, np.arange(len(everything))):
             return cls(len(everything))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,11 +15,28 @@ from fedhead.data.allocation import Rows
 from fedhead.data.formats import read_npz
 
 
-def save(path: Path, rows: list[Rows], local: list[Rows] | None, client_test_from: str, text: str) -> None:
-    """Write a partition to a file: all rows in one array, the end of each client's rows in another."""
+def save(
+    path: Path,
+    rows: list[Rows],
+    local: list[Rows] | None,
+    client_test_from: str,
+    text: str,
+    names: Mapping[str, Sequence[str] | None],
+) -> None:
+    """Write a partition to a file: all rows in one array, the end of each client's rows in another.
+
+    Args:
+        path: The file.
+        rows: Training rows of each client.
+        local: Test rows of each client.
+        client_test_from: What those are rows of.
+        text: The partition's name.
+        names: Arrays of names that reports may want, such as `class_names`.
+    """
     entries: dict[str, Any] = pack(rows, "rows", "ends")
     if local is not None:
         entries |= pack(local, "local", "local_ends")
+    entries |= {name: np.array(values) for name, values in names.items() if values is not None}
     write(path, partition=np.array(text), client_test_from=np.array(client_test_from), **entries)
 
 

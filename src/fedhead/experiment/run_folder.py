@@ -159,12 +159,21 @@ class RunFolder:
 
     def counts(self) -> NDArray[np.int64] | None:
         """Training samples by client and class; None if the run was stopped before it split its data."""
+        found = self._partition_array("counts")
+        return None if found is None else np.asarray(found, np.int64)
+
+    def class_names(self) -> tuple[str, ...] | None:
+        """Names of the classes; None if they have none, or the run was stopped before it split its data."""
+        found = self._partition_array("class_names")
+        return None if found is None else tuple(str(name) for name in found)
+
+    def _partition_array(self, name: str) -> NDArray[Any] | None:
         path = self.path / PARTITION
         if not path.exists():
             return None
         try:
             with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
-                return np.asarray(file["counts"], np.int64)
+                return np.asarray(file[name]) if name in file.files or name == "counts" else None
         except (OSError, ValueError, KeyError, EOFError, zlib.error, zipfile.BadZipFile) as error:
             raise BadInput(f"{path} can't be read: it is corrupt or cut short ({error})") from error
 

@@ -71,7 +71,7 @@ def page(runs: Sequence[Run], empty: Sequence[Path] = ()) -> str:
         _settings(groups),
         "<h2>Learning curves</h2>",
         _curves(groups),
-        _classes(table_rows),
+        _classes(table_rows, runs),
         _partitions(runs),
         "<h2>Runs</h2>",
         *(_details(run) for run in runs),
@@ -155,14 +155,16 @@ def _curves(groups: Sequence[Group]) -> str:
     return f'<div class="pair">{figures}</div>' if len(found) > 1 else figures
 
 
-def _classes(table_rows: Sequence[TableRow]) -> str:
+def _classes(table_rows: Sequence[TableRow], runs: Sequence[Run]) -> str:
     with_classes = [row for row in table_rows if row.per_class]
     if not with_classes:
         return ""
     means = [tables.class_means(row) for row in with_classes]
     if len({len(m) for m in means}) > 1 or len(means[0]) > 30:
         return ""  # different data sets, or too many classes for a table
-    head = ["method", *(str(c) for c in range(len(means[0])))]
+    named = {run.folder.class_names() for run in runs}
+    names = named.pop() if len(named) == 1 else None
+    head = ["method", *(names or (str(c) for c in range(len(means[0]))))]
     body = [
         [row.label, *("–" if v is None else f"{v:.1f}" for v in mean)]
         for row, mean in zip(with_classes, means, strict=True)
@@ -178,7 +180,7 @@ def _partitions(runs: Sequence[Run]) -> str:
         label = f"{r.dataset}, {r.partition}, {r.clients} clients, seed {r.seed}"
         counts = run.folder.counts() if label not in figures and len(figures) < 6 else None
         if counts is not None and counts.shape[0] <= 100:
-            picture = plots.inline_svg(plots.bubbles(counts))
+            picture = plots.inline_svg(plots.bubbles(counts, run.folder.class_names()))
             figures[label] = f"<figure>{picture}<figcaption>{escape(label)}</figcaption></figure>"
     inner = "\n".join(figures.values())
     return f'<h2>Samples per client and class</h2>\n<div class="pair">{inner}</div>' if figures else ""

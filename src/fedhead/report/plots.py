@@ -99,7 +99,7 @@ def bubbles(counts: NDArray[np.int64], names: Sequence[str] | None = None, title
     ax.set(xlabel="client", ylabel="class", xlim=(-0.7, clients - 0.3), ylim=(-0.7, classes - 0.3), title=title)
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     if names is not None and classes <= 30:
-        ax.set_yticks(range(classes), list(names))
+        ax.set_yticks(range(classes), [name[:24].replace("$", r"\$") for name in names])  # no formulas
     elif classes <= 30:
         ax.set_yticks(range(classes))
     ax.grid(color=_INK, alpha=0.08, lw=0.6)
