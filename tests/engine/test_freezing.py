@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from small import federation, network
 
 import fedhead as fh
 from fedhead.algorithm.task import LocalTraining
+from fedhead.cli import call
 from fedhead.core.errors import BadInput
 from fedhead.core.optimizers import SGD
 from fedhead.core.tree import Tree
@@ -104,3 +107,12 @@ def test_recipes_refuse_to_freeze_nothing_or_everything() -> None:
         Experiment.from_recipe(Recipe(freeze=("extractr",)))
     with pytest.raises(BadInput, match=r"freeze: all parameters are frozen"):
         Experiment.from_recipe(Recipe(freeze=("extractor", "classifier")))
+
+
+def test_a_recipe_that_freezes_all_that_a_phase_trains_leaves_no_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["run", "digits", "method=fedrep", "freeze=[classifier]", "--out", str(tmp_path / "run")]
+    assert call(words) == 2
+    assert "FedRep.loss trains only classifier" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()

@@ -121,6 +121,19 @@ def test_a_result_that_another_cell_has_is_entered_under_this_cells_name_too(tmp
     assert [r["table"] for r in rows(tmp_path)] == ["paper/other"] * 2 + ["paper/tiny"] * 2
 
 
+def test_a_cell_with_two_results_for_one_seed_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (cell,) = tiny().cells(pick=["mild fedavg before"])
+    first, *_ = reproducing.repetitions("paper/tiny", cell, "full", None, None)
+    results = Results(tmp_path)
+    results.add(_measured(first, 50.0))
+    assert not caplog.messages
+    shutil.copy(tmp_path / FILE, tmp_path / "elsewhere.csv")  # of another machine
+    (tmp_path / FILE).write_text((tmp_path / FILE).read_text().replace(",50.0,", ",60.0,"))
+    assert [row.value for row in Results(tmp_path)] == [50.0]  # one, not two: elsewhere.csv comes first
+    [said] = caplog.messages
+    assert said.endswith("measured twice with different results, 50.0 and 60.0; the first counts")
+
+
 def test_rows_are_on_the_disk_before_the_next_run_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Killed(BaseException):
         """Stands for a machine that disappears."""

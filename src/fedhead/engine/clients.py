@@ -30,7 +30,7 @@ from fedhead.engine.padding_check import PaddingCheck
 from fedhead.engine.prefetch import DrawArguments, Prefetcher
 from fedhead.engine.server import Downlink
 from fedhead.executors import forward
-from fedhead.executors.client_round import OPTIMIZER, initial_optimizer_states, initial_trained
+from fedhead.executors.client_round import OPTIMIZER, initial_optimizer_states
 from fedhead.executors.job import Executor, Job
 from fedhead.executors.map_clients import MemoryBudget, use_stacks
 from fedhead.executors.program import Program
@@ -123,9 +123,8 @@ class Clients:
 
     def check_trained(self, algorithm: Algorithm) -> None:
         """Raise `BadInput` for a phase that has nothing to train because all of it is frozen."""
-        for task, w in zip(self.tasks, self.initial, strict=True):
-            if task.model.frozen:
-                initial_trained(self.method, algorithm.phases(task), task, w, self.method.init_client(w, task))
+        for task in self.tasks:
+            compatibility.check_trained(algorithm, self.method, task)
 
     @property
     def task(self) -> Task:

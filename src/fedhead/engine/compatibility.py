@@ -1,4 +1,4 @@
-"""What a federation of several architectures can't do together, said before anything is computed."""
+"""What methods and models can't do together, said before anything is computed."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from collections.abc import Sequence
 
 from torch import nn
 
+from fedhead.algorithm.base import Algorithm
 from fedhead.algorithm.method import Method
-from fedhead.algorithm.task import LocalTraining
+from fedhead.algorithm.task import LocalTraining, Task
 from fedhead.core.errors import BadInput
+from fedhead.executors.client_round import initial_trained
 from fedhead.models.split_model import SplitModel, weights
 
 
@@ -33,6 +35,19 @@ def check_models(method: Method, models: Sequence[SplitModel], assign: Sequence[
     if here:
         _differing(method, here)
         _lone_samples(here, local)
+
+
+def check_trained(algorithm: Algorithm, method: Method, task: Task) -> None:
+    """Raise `BadInput` for a phase that has nothing to train because all of it is frozen.
+
+    Args:
+        algorithm: The method itself, or a stage that follows it.
+        method: Decides what clients have to train.
+        task: Holds the model.
+    """
+    if task.model.frozen:
+        w = weights(task.model)
+        initial_trained(method, algorithm.phases(task), task, w, method.init_client(w, task))
 
 
 def _differing(method: Method, here: Sequence[tuple[int, SplitModel]]) -> None:

@@ -15,7 +15,7 @@ import torch
 
 from fedhead.algorithm.method import Method
 from fedhead.algorithm.stage import Stage
-from fedhead.algorithm.task import LocalTraining
+from fedhead.algorithm.task import LocalTraining, Task
 from fedhead.algorithm.upload import Upload
 from fedhead.core.errors import BadInput
 from fedhead.data.federation import Federation
@@ -90,6 +90,10 @@ class Experiment:
         self.method.check_local(self.local)
         clients = range(len(self.models))[: self.recipe.clients]
         compatibility.check_models(self.method, self.models, clients, self.local)
+        for model in self.models:
+            task = Task(model, inputs.classes, self.recipe.clients, self.recipe.rounds, self.local)
+            for algorithm in (self.method, *self.stages):
+                compatibility.check_trained(algorithm, self.method, task)
 
     # -- with data ----------------------------------------------------------------------------------
     def federation(self, data: str | Path | None = None) -> Federation:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from fedhead.core.errors import BadInput
+from fedhead.core.log import warn_once
 from fedhead.experiment import build, components
 from fedhead.experiment.recipe import Recipe
 from fedhead.experiment.tables import Cell
@@ -124,7 +125,12 @@ class Results:
         self._enter(row)
 
     def _enter(self, row: Measurement) -> None:
-        self._rows.setdefault((row.digest, row.split, row.seed), row)
+        first = self._rows.setdefault((row.digest, row.split, row.seed), row)
+        if first.value != row.value:
+            warn_once(
+                f"{row.table}, {row.cell}: seed {row.seed} on split {row.split} was measured twice with different "
+                f"results, {first.value} and {row.value}; the first counts"
+            )
         self._named.add(_name(row))
 
 
