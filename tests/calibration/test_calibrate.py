@@ -318,6 +318,14 @@ def test_a_run_folder_is_calibrated(run: Path, tmp_path: Path, capsys: pytest.Ca
     assert call(["statistics", str(run), str(tmp_path / "site.npz"), "--out", site, "--covariance", "diagonal"]) == 0
     assert call(["calibrate", str(run), "--statistics", site, "--out", str(out), "--samples", "100"]) == 0
     capsys.readouterr()
+    few = np.flatnonzero(y != 3).tolist() + np.flatnonzero(y == 3)[:4].tolist()  # the sum of one sample is that sample
+    np.savez(tmp_path / "few.npz", x=np.rint(x * 255 / 16).astype(np.uint8).reshape(-1, 8, 8)[few], y=y[few])
+    assert call(["statistics", str(run), str(tmp_path / "few.npz"), "--out", site]) == 0
+    assert "left out: classes 3, with fewer than 5 samples each" in capsys.readouterr().out
+    assert not fedhead.load_statistics(site).outer[3].any()
+    assert call(["statistics", str(run), str(tmp_path / "few.npz"), "--out", site, "--min-class-count", "4"]) == 0
+    assert float(fedhead.load_statistics(site).count[3]) == 4
+    capsys.readouterr()
     low = ["--covariance", "low-rank", "--rank", "2"]
     assert call(["statistics", str(run), str(tmp_path / "site.npz"), "--out", site, *low]) == 0
     assert f"{8 * 10 * (1 + 16 + 16 + 2 * 16):,} bytes" in capsys.readouterr().out

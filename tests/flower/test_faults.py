@@ -18,7 +18,8 @@ from fedhead.core.errors import FedheadError
 from fedhead.core.optimizers import SGD
 from fedhead.core.tree import Tree
 from fedhead.engine.rounds import Snapshot, run, train_round
-from fedhead.flower import protocol, wire
+from fedhead.flower import assemble, protocol, wire
+from fedhead.flower.messaging import Failure
 from fedhead.flower.site_store import SiteStore
 from fedhead.methods import METHODS
 from fedhead.testing.inprocess import Fault, InProcess, InProcessFederation, changed_response
@@ -349,6 +350,52 @@ def test_nothing_diverged_leaves_a_site(tmp_path: Path, capsys: pytest.CaptureFi
         run(here.transport(here.grid(), attempts=1))
     assert "not finite any more" in capsys.readouterr().err
     assert not list((tmp_path / "state").rglob("state-*"))
+
+
+def test_a_site_that_was_fixed_is_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fedhead.flower import node_registry
+
+    here, said = world(tmp_path, "fedavg"), []
+    grid = here.grid()
+    good = grid.nodes[103]
+    grid.nodes[103] = assemble.site_of(str(tmp_path / "site-3" / "site.yaml"))[0]  # there is no such file
+
+    def fix(now: Snapshot) -> None:
+        if now.round == 1:
+            grid.nodes[103] = good
+            transport.nodes.retries[103] = (0.0, 60.0)  # a minute later
+
+    transport = here.transport(grid, said)
+    result = run(transport, on_round=fix)
+    assert [row["participants"] for row in result.history] == [3, 4, 4]
+    assert sum("node 103 is left out" in line for line in said) == 1
+    registry = node_registry.NodeRegistry(["a"])
+    for wait in (60, 120, 240):
+        registry.refuse(7, Failure("because", "a"))
+        assert registry.retries[7][1] == wait
+    assert registry.unknown_nodes({7}) == []
+    registry.retries[7] = (0.0, 240.0)
+    assert registry.unknown_nodes({7}) == [7]
+    registry.refuse(7, Failure("no response"))  # it would only be waited for again
+    registry.retries[7] = (0.0, 240.0)
+    assert registry.unknown_nodes({7}) == []
+
+
+def test_a_site_whose_data_changed_is_asked_again_what_it_holds(tmp_path: Path) -> None:
+    here, said = world(tmp_path, "fedavg"), []
+    grid = here.grid()
+
+    def fewer(message: Message, honest: Callable[[], RecordDict]) -> RecordDict:
+        header, _ = wire.unpack(message.content)
+        seen.append(header["kind"])
+        return changed_response(honest(), lambda header, trees: header.update(samples=9)) if len(seen) > 3 else honest()
+
+    seen: list[str] = []
+    grid.faults[103] = fewer
+    result = run(here.transport(grid, said))
+    assert seen[:6] == ["hello", "work", "test", "work", "hello", "test"]
+    assert [row["participants"] for row in result.history] == [4, 3, 4]
+    assert "it is asked again" in result.history[1]["failed"]["site-3"]
 
 
 def test_the_grid_can_lose_every_node(tmp_path: Path) -> None:

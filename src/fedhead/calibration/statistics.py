@@ -85,6 +85,12 @@ class Statistics:
         scatter = unpack(self.outer, self.features) - self.sum[:, :, None] * mean[:, None, :]
         return torch.where(self.count[:, None, None] > 1, scatter / share[:, None, None], 0)
 
+    def without_small_classes(self, min_class_count: int) -> Statistics:
+        """Return the statistics with all sums of classes of fewer samples set to zero, as if there were none."""
+        large = self.count >= min_class_count
+        count, total, outer = (self.count * large, self.sum * large[:, None], self.outer * large[:, None])
+        return Statistics(count, total, outer, self.extractor)
+
     def diagonal(self) -> Statistics:
         """Return the statistics with only the diagonals of the covariances."""
         if self.kind == "diagonal":

@@ -44,6 +44,9 @@ def statistics(
     ] = Covariance.full,
     rank: Annotated[int, typer.Option(min=0, help="Directions per class, with --covariance low-rank.")] = 16,
     normalize: Normalize = None,
+    min_class_count: Annotated[
+        int, typer.Option(min=1, help="Leave out classes with fewer samples: the sum over one sample is that sample.")
+    ] = 5,
 ) -> None:
     """Write the class statistics of a site's features: all that a server needs of it to calibrate the classifier.
 
@@ -53,13 +56,19 @@ def statistics(
       fedhead statistics runs/digits-fedavg-seed0 site1.npz --out site1.safetensors --covariance low-rank --rank 8
       fedhead statistics net.safetensors images/ --model mynets:resnet --classifier fc --out site1.safetensors
     """
+    import torch
+
     from fedhead.api.checkpoint import model_and_data
     from fedhead.calibration.collect import statistics_of
     from fedhead.calibration.files import save_statistics
 
     _refuse_out(out)
     split, samples, transform = model_and_data(checkpoint, site, model, classifier, normalize)
-    found = statistics_of(split, samples.x, samples.y, transform=transform, diagonal=covariance is Covariance.diagonal)
+    whole = statistics_of(split, samples.x, samples.y, transform=transform, diagonal=covariance is Covariance.diagonal)
+    found = whole.without_small_classes(min_class_count)
+    left_out = torch.nonzero((whole.count > 0) & (found.count == 0)).flatten().tolist()
+    if left_out:
+        print(f"left out: classes {', '.join(map(str, left_out))}, with fewer than {min_class_count} samples each")
     size = save_statistics(out, found, rank if covariance is Covariance.low_rank else None)
     print(f"{int(found.count.sum())} samples of {int((found.count > 0).sum())} classes, {size:,} bytes -> {out}")
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from fedhead.flower.messaging import Failure
 from fedhead.flower.protocol import Response
+
+RETRY_SECONDS, LONGEST_RETRY = 60.0, 3600.0  # until a refused node is asked again, twice as long each time
 
 
 @dataclass
@@ -19,10 +22,14 @@ class NodeRegistry:
     hellos: dict[str, Response] = field(default_factory=dict)  # what a site said when it came
     refused: dict[int, Failure] = field(default_factory=dict)  # nodes that can't take part, and why
     rivals: dict[int, str] = field(default_factory=dict)  # nodes that came with the name of a site that is here
+    # when a refused node is asked again, and after how long a wait
+    retries: dict[int, tuple[float, float]] = field(default_factory=dict)
 
     def unknown_nodes(self, connected: set[int]) -> list[int]:
         """Connected nodes that have not been asked who they are."""
         again = {node for node, name in self.rivals.items() if self.nodes.get(name) not in connected}
+        # a node that said why it can't take part may have been fixed; one that said nothing would be waited for again
+        again |= {n for n, why in self.refused.items() if why.site and time.monotonic() >= self.retries[n][0]}
         # a node may come back fixed, and a rival whose name is free now may be the site's new node
         self.refused = {n: why for n, why in self.refused.items() if n in connected and n not in again}
         self.rivals = {n: name for n, name in self.rivals.items() if n in self.refused}
@@ -46,10 +53,22 @@ class NodeRegistry:
         self.rivals[node] = name
         return Failure(f"it calls itself {name}, which is here already as node {holder}")
 
+    def refuse(self, node: int, failure: Failure) -> None:
+        """Note why a node can't take part; if a site said so, it is asked again after a while."""
+        self.refused[node] = failure
+        _, waited = self.retries.get(node, (0.0, RETRY_SECONDS / 2))
+        wait = min(2 * waited, LONGEST_RETRY)
+        self.retries[node] = (time.monotonic() + wait, wait)
+
+    def forget(self, name: str) -> None:
+        """Have a site's node asked again who it is and what it holds."""
+        self.nodes.pop(name, None)
+
     def enter(self, node: int, response: Response) -> str | None:
         """Register a node as the site that it names; returns a message for the operator, if there is one."""
         name = response.site
         before = self.nodes.get(name)
+        self.retries.pop(node, None)
         self.nodes[name], self.hellos[name] = node, response
         return None if before in (None, node) else f"site {name} has come back as another node ({before} -> {node})"
 

@@ -189,7 +189,7 @@ class FlowerTransport(Transport[SiteStates]):
             self.log(moved or f"site {response.site} is here with {response.samples} samples")
 
     def _refuse(self, node: int, failure: Failure) -> None:
-        self.nodes.refused[node] = failure
+        self.nodes.refuse(node, failure)
         self.log(f"node {node} is left out: {failure.reason}")
 
     # -- exchanges --------------------------------------------------------------------------------
@@ -266,7 +266,10 @@ class FlowerTransport(Transport[SiteStates]):
         return made
 
     def _mismatch(self, k: int, request: Request, response: Response, trees: Mapping[str, Tree]) -> str | None:
-        """Return why a response is not the one that was asked for, None if it is."""
+        """Return why a response is not the one that was asked for, None if it is.
+
+        A site whose data has changed is forgotten, so that it is asked again what it holds.
+        """
         label, round = request.algorithm, request.round
         if (response.experiment, response.algorithm, response.round) != (self.spec.experiment, label, round):
             return f"it answered {_where(response.algorithm, response.round)}, asked was {_where(label, round)}"
@@ -276,9 +279,10 @@ class FlowerTransport(Transport[SiteStates]):
             return None
         hello = self.nodes.hellos[response.site]
         if (response.samples, response.tests) != (hello.samples, hello.tests):
+            self.nodes.forget(response.site)
             return (
                 f"it has {response.samples} samples to train and {response.tests} to test on, and said "
-                f"{hello.samples} and {hello.tests} when it came: start its node anew if its data has changed"
+                f"{hello.samples} and {hello.tests} when it came: its data has changed, it is asked again"
             )
         known = self._exchanges[label]
         if response.steps.keys() - (known.steps() if isinstance(known, Stage) else {}).keys():
