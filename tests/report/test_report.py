@@ -159,7 +159,7 @@ def test_only_finished_runs_are_averaged(tmp_path: Path) -> None:
     assert (line.accuracy, line.seeds, line.uncounted) == ([92.0, 90.0], [0, 1], "1 unfinished")
     html = page.page(tables.load_runs([tmp_path]))
     assert "91.00 ± 1.41" in html
-    assert "s2 is unfinished, stopped after round 1 of 2: it does not count" in html
+    assert "s2 does not count: unfinished, stopped after round 1 of 2" in html
     ax = plots.curves(tables.group_by_seed(tables.load_runs([tmp_path]))).axes[0]
     assert {str(line.get_label()): np.asarray(line.get_ydata()).tolist() for line in ax.lines} == {
         "fedavg": [89.0, 91.0],

@@ -144,7 +144,7 @@ def _one_per_seed(runs: Sequence[Run]) -> tuple[list[Run], list[Run], list[str]]
         (finished if done else unfinished).append(first)
         if len(done) > 1:
             notes.append(_repeated(seed, done))
-        notes += [f"{run.folder.path} is {run.state}: it does not count" for run in same if not run.finished]
+        notes += [f"{run.folder.path} does not count: {run.state}" for run in same if not run.finished]
     return finished, unfinished, notes
 
 
