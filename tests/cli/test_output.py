@@ -52,14 +52,14 @@ def test_the_time_that_is_left_follows_from_the_rounds_since_resuming(monkeypatc
 @pytest.fixture
 def interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let Ctrl-C come in the third round."""
-    record = run.FolderRun.after_round
+    record = run.RecordedRun.after_round
 
-    def stop(self: run.FolderRun, now: run.Snapshot, state: run.Tree) -> None:
+    def stop(self: run.RecordedRun, now: run.Snapshot, state: run.Tree) -> None:
         if now.round == 3:
             raise KeyboardInterrupt
         record(self, now, state)
 
-    monkeypatch.setattr(run.FolderRun, "after_round", stop)
+    monkeypatch.setattr(run.RecordedRun, "after_round", stop)
 
 
 @pytest.mark.usefixtures("interrupted")

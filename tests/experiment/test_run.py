@@ -16,8 +16,8 @@ from fedhead.deploy import local_run
 from fedhead.engine.metrics import Row
 from fedhead.experiment import build as components
 from fedhead.experiment import data, run
-from fedhead.experiment.folder_run import FolderRun
 from fedhead.experiment.recipe import load
+from fedhead.experiment.recorded_run import RecordedRun
 from fedhead.experiment.reopen import reopen
 from fedhead.experiment.run import Settings, execute, execute_together
 from fedhead.experiment.run_folder import RunFolder
@@ -62,11 +62,11 @@ def test_small_models_without_convolutions_take_one_thread() -> None:
 
 def test_what_a_run_was_begun_with_holds_unless_something_else_is_asked_for(tmp_path: Path) -> None:
     out, cpu = tmp_path / "run", torch.device("cpu")
-    fresh = run._as_begun(FolderRun(RECIPE, out), Settings(executor="loop", precision="bf16"), cpu)
+    fresh = run._as_begun(RecordedRun(RECIPE, out), Settings(executor="loop", precision="bf16"), cpu)
     assert (fresh.executor, fresh.precision, fresh.device, fresh.threads) == ("loop", "bf16", "cpu", None)
     facts = {"executor": "loop", "threads": 2, "precision": "bf16", "device": "cpu"}
     RunFolder.create(out, RECIPE).save_environment(facts)
-    begun = FolderRun(RECIPE, out, resume=True)
+    begun = RecordedRun(RECIPE, out, resume=True)
     for settings in (Settings(), Settings(executor="loop", device="cpu", precision="bf16"), Settings(precision="fp32")):
         again = run._as_begun(begun, settings, cpu)
         assert {name: getattr(again, name) for name in facts} == facts

@@ -111,7 +111,7 @@ def test_the_server_refuses_a_site_s_own_model_that_it_does_not_allow(site: Path
     made = project(tmp_path, ["method=local"])
     server = made.server()
     terms = assemble.run_spec(server)
-    experiment = assemble.experiment(server, terms)
+    experiment = assemble.experiment_of(server.recipe_of_run(), terms)
     data = assemble.server_data(server, experiment.recipe)
     coordinator = assemble.transport(server, terms, experiment, data, grid(made), log=lambda line: None)
     for own in ({"model": "federal:net"}, {"model": "mlp", "model.head": "federal:Cosine"}):

@@ -165,7 +165,7 @@ def test_a_site_with_an_architecture_of_its_own(tmp_path: Path) -> None:
     )
     spec = assemble.run_spec(ServerFile.read(tmp_path / "server.yaml"))
     assert site.model == file.own_model()
-    (model,) = assemble._experiment(spec.recipe_of_run(), spec, site.model).models
+    (model,) = assemble.experiment_of(spec.recipe_of_run(), spec, site.model).models
     shapes = [tuple(p.shape) for p in model.parameters()]
     assert (7, 64) in shapes
 

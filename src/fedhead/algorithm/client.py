@@ -91,8 +91,7 @@ class Client:
             w: Weights of the whole model.
             x: Inputs.
             train: Whether BatchNorm normalizes by the batch and updates its running statistics, and dropout is active;
-                a
-                loss uses it only for the model that is being trained. Without, the model is in evaluation mode.
+                a loss uses it only for the model that is being trained. Without, the model is in evaluation mode.
 
         Returns:
             Features, projected features and logits.

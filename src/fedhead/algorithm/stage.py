@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Self
 
 from torch import Tensor
@@ -14,6 +14,7 @@ from fedhead.algorithm.method import Method
 from fedhead.algorithm.phase import Replies, Reply
 from fedhead.algorithm.task import Task
 from fedhead.core.component_check import check_class
+from fedhead.core.errors import BadInput
 from fedhead.core.registry import Registry
 from fedhead.core.tree import Tree, Weights
 
@@ -107,3 +108,16 @@ def stage(name: str) -> Callable[[A], A]:
         A decorator of subclasses of `Stage`.
     """
     return register_as(name, STAGES)
+
+
+def bind(stages: Iterable[Stage], method: Method) -> tuple[Stage, ...]:
+    """Return stages on top of a method, in order.
+
+    Raises:
+        BadInput: If a stage does not go with the method, or is there twice.
+    """
+    bound = tuple(stage.after(method) for stage in stages)
+    names = [stage.name for stage in bound]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise BadInput(f"stages: {twice[0]} is given twice, and its results would be mixed up; name each once")
+    return bound

@@ -31,8 +31,7 @@ class Upload(Checked):
     """One step between a client's reply and the server, such as compression; this one changes nothing.
 
     Whether a sent entry is a plain sum (`Algorithm.sums`) decides what an upload may do to it: masks that cancel out
-    need
-    sums, and rounding harms them.
+    need sums, and rounding harms them.
 
     Attributes:
         name: Name in errors: the registered one, or that of the class.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,8 +22,7 @@ from fedhead.data.augment import Transform
 from fedhead.data.conversion import samples
 from fedhead.data.federation import Federation
 from fedhead.data.labels import Classes
-from fedhead.experiment.experiment import Experiment
-from fedhead.experiment.reopen import checkpoint_state
+from fedhead.experiment.reopen import checkpoint_state, open_experiment
 from fedhead.experiment.run_folder import RunFolder
 from fedhead.models import MODELS, load
 from fedhead.models import build as build_model
@@ -36,11 +36,11 @@ def run_model(run: Path) -> SplitModel:
     Raises:
         BadInput: If the run's method leaves no global model.
     """
-    experiment = Experiment.from_recipe(RunFolder.open(run).recipe)
+    _, experiment = open_experiment(run)
     method = experiment.method
     if not set(PARTS) <= set(method.shared):
         raise BadInput(f"{run}: {method.name} leaves no global model to calibrate")
-    model = experiment.models[0]
+    model = copy.deepcopy(experiment.models[0])
     load(model, checkpoint_state(run)[1]["server"]["model"].part(*PARTS))
     return model
 

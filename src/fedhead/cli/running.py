@@ -19,8 +19,6 @@ from fedhead.core.errors import BadInput, Diverged
 
 if TYPE_CHECKING:
     from fedhead.engine.metrics import Row
-
-if TYPE_CHECKING:
     from fedhead.experiment.recipe import Recipe
 
 # What the demo compares: FedAvg, with CCVR after it, and FedETF.
@@ -121,9 +119,9 @@ def run(
 
 def _done(folders: Mapping[Path, Recipe]) -> tuple[int, list[int]]:
     """Return how many rounds finished runs have, and from which round each of the others goes on."""
-    from fedhead.experiment.run_folder import RunFolder
+    from fedhead.experiment.run_folder import CONFIG, RunFolder
 
-    found = {path: RunFolder.open(path) for path in folders if (path / "config.yaml").exists()}
+    found = {path: RunFolder.open(path) for path in folders if (path / CONFIG).exists()}
     finished = sum(folders[path].rounds for path, folder in found.items() if folder.finished)
     return finished, [folder.checkpoint_round() for folder in found.values() if not folder.finished]
 

@@ -18,7 +18,12 @@ from fedhead.experiment.run_folder import RunFolder
 from fedhead.flower.assemble import site_names
 
 # The settings that a site can follow: it has its own device, and trains its one client in a loop.
-ALLOWED = {"device": ("auto", "cpu"), "executor": ("auto", "loop"), "precision": ("fp32",), "tensorboard": (False,)}
+ALLOWED = {
+    "device": ("auto", "cpu"),
+    "executor": ("auto", "loop"),
+    "precision": ("fp32",),
+    "tensorboard": (False,),
+}
 
 
 def execute(
@@ -60,14 +65,17 @@ def execute(
     Experiment.from_recipe(recipe)
     out = Path(out).resolve()
     project_path = out.with_name(f"{out.name}.flower")
-    if resume and out.exists():
+    if resume and RunFolder.holds_run(out):
         folder = RunFolder.open(out, recipe)
         if folder.finished:
             return folder.result() or {}
         project = Project.open(project_path)
+        if settings.allow_changed_code and not project.server().allow_changed_code:
+            with project.server_file.open("a", encoding="utf-8") as yaml:
+                yaml.write("allow_changed_code: true\n")
     else:
         RunFolder.refuse_taken(out)
-        project = _project(recipe, project_path, out, settings.data)
+        project = _project(recipe, project_path, out, settings)
     federation = LocalFederation(project, resume=resume, log=log)
     reported = 0
 
@@ -87,7 +95,7 @@ def execute(
     return RunFolder.open(out).result() or {}
 
 
-def _project(recipe: Recipe, project_path: Path, out: Path, data: str | Path | None) -> Project:
+def _project(recipe: Recipe, project_path: Path, out: Path, settings: Settings) -> Project:
     file = project_path.with_name(f"{project_path.name}.yaml")
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(recipe.to_yaml(), encoding="utf-8")
@@ -95,7 +103,7 @@ def _project(recipe: Recipe, project_path: Path, out: Path, data: str | Path | N
     inside = project.path / "recipe.yaml"
     file.rename(inside)
     text = project.server_file.read_text(encoding="utf-8").replace(str(file.resolve()), "recipe.yaml")
-    folder = None if data is None else str(Path(data).resolve())
+    folder = None if settings.data is None else str(Path(settings.data).resolve())
     if folder is not None:
         text += f'data: "{folder}"\n'
     for site in project.sites().values():
@@ -103,5 +111,7 @@ def _project(recipe: Recipe, project_path: Path, out: Path, data: str | Path | N
             yaml.write("min_class_count: 1\n")  # as in any simulation
             if folder is not None:
                 yaml.write(f'data_folder: "{folder}"\n')
+            if settings.threads is not None:
+                yaml.write(f"threads: {settings.threads}\n")
     project.server_file.write_text(text, encoding="utf-8")
     return project

@@ -18,6 +18,7 @@ from pathlib import Path
 from fedhead.core.errors import BadInput
 from fedhead.experiment import build, components
 from fedhead.experiment.data import is_path
+from fedhead.experiment.experiment import Experiment
 from fedhead.experiment.recipe import Recipe, load
 from fedhead.flower.files import RECIPE_DATA, ServerFile, SiteFile
 
@@ -130,7 +131,8 @@ class Project:
             raise BadInput(f"{len(data)} data sources for {len(sites)} sites: give one per site, or none")
         found = load(recipe, [*assignments, f"clients={len(sites)}"])
         found = replace(found, folders=(*found.folders, *folders))
-        build.algorithms(found)  # fail now if the recipe is invalid
+        # Fail now if the recipe is invalid; what samples look like that sites bring is not known yet.
+        build.algorithms(found) if data else Experiment.from_recipe(found)
         files, modules = _own_code(found)
         named = str(Path(recipe).resolve()) if Path(recipe).is_file() else recipe
         project.path.mkdir(parents=True, exist_ok=True)

@@ -14,6 +14,7 @@ from fedhead.deploy import certificates, processes
 from fedhead.deploy.local_federation import LocalFederation
 from fedhead.deploy.ownership import STATE, end_leftovers, owner, read_state
 from fedhead.deploy.project import Project
+from fedhead.experiment.run_folder import RunFolder
 
 START_SECONDS = 240.0
 
@@ -120,7 +121,7 @@ def report(project: Project) -> dict[str, Any]:
 
 def _holds_run(project: Project) -> bool:
     out = project.server().at(project.server().out)
-    return out.exists() and any(out.iterdir())
+    return RunFolder.holds_run(out)
 
 
 def main(arguments: list[str]) -> int:

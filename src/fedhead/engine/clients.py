@@ -39,7 +39,7 @@ from fedhead.models.split_model import SplitModel, weights
 
 if TYPE_CHECKING:
     from fedhead.data.allocation import Rows
-from fedhead.data.federation import Federation
+    from fedhead.data.federation import Federation
 
 
 class Clients:
@@ -226,7 +226,7 @@ class Clients:
         round: int,
         executor: Executor | None = None,
     ) -> dict[int, float | None]:
-        """The accuracy of each client that got downlink on its own test samples; `executor` is the run's."""
+        """Return the accuracy of each addressed client on its own test samples; `executor` is the run's."""
         local = self.federation.client_test
         assert local is not None, "asked only where clients have test samples"
         pool = self.pool if self.federation.client_test_from == "train" else self.test

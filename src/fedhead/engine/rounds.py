@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fedhead.algorithm.base import Algorithm
-from fedhead.algorithm.stage import Stage
+from fedhead.algorithm.stage import Stage, bind
 from fedhead.core.tree import Tree, Weights
 from fedhead.engine import evaluation, sampling
 from fedhead.engine.classification_metrics import NO_METRICS, Metric
@@ -130,7 +130,7 @@ def run(
         FedheadError: If a round has no quorum, or, without one, as soon as a client fails.
     """
     method, rounds = transport.clients.method, transport.clients.task.rounds
-    stages = [stage.after(method) for stage in stages]
+    stages = bind(stages, method)
     for stage in stages:
         transport.check(stage)  # before any compute
     history: list[Row] = []

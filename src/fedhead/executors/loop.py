@@ -38,7 +38,7 @@ class Loop(Executor):
             return [_run_client(program, job, k) for k in range(len(job.clients))]
         free_programs: queue.SimpleQueue[Program] = queue.SimpleQueue()
         for _ in range(workers):
-            # a model's tensors are swapped in and out while it runs, so each loop needs each loop needs its own copy
+            # a model's tensors are swapped in and out while it runs, so each worker needs its own copy
             free_programs.put(replace(program, task=replace(program.task, model=copy.deepcopy(program.task.model))))
 
         def run(k: int) -> Reply:

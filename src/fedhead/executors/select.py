@@ -51,7 +51,7 @@ def device(name: str) -> torch.device:
     if name not in ("cpu", "cuda"):
         raise unknown("device", name, ["cpu", "cuda", "auto"])
     if name == "cuda" and not torch.cuda.is_available():
-        raise BadInput("device cuda: no GPU is visible to torch; use --device cpu or auto")
+        raise BadInput("device cuda: no GPU is visible to torch; use cpu or auto")
     return torch.device(name)
 
 
@@ -72,7 +72,7 @@ def by_name(
         folders: Where `file.py` is looked for, before the working directory.
     """
     if name == "lanes" and simulation.device.type != "cuda":
-        raise BadInput("executor lanes: its streams need a GPU; use --executor stack, loop or auto")
+        raise BadInput("executor lanes: its streams need a GPU; use stack, loop or auto")
     return own(name, folders) if name not in BUILT_IN else _made(name, simulation, compile)
 
 

@@ -9,10 +9,9 @@ from typing import Any, TypeVar
 from fedhead import models
 from fedhead.algorithm.base import Algorithm
 from fedhead.algorithm.method import Method
-from fedhead.algorithm.stage import Stage
+from fedhead.algorithm.stage import Stage, bind
 from fedhead.algorithm.task import LocalTraining
 from fedhead.algorithm.upload import UPLOADS, Upload
-from fedhead.core.errors import BadInput
 from fedhead.core.optimizers import Optimizer, make_optimizer
 from fedhead.core.parameters import check_all, parameters
 from fedhead.core.registry import Registry
@@ -30,10 +29,7 @@ def algorithms(recipe: Recipe) -> tuple[Method, tuple[Stage, ...]]:
     """The recipe's method, and the stages that follow its rounds in order; refuses one that does not go with it."""
     method = _make(METHODS, recipe.method, recipe.method_parameters, recipe.folders)
     stages = [_make(STAGES, name, recipe.stage_parameters.get(name, {}), recipe.folders) for name in recipe.stages]
-    names = [stage.name for stage in stages]
-    if twice := [name for name in names if names.count(name) > 1]:
-        raise BadInput(f"stages: {twice[0]} is given twice, and its results would be mixed up; name each once")
-    return method, tuple(stage.after(method) for stage in stages)
+    return method, bind(stages, method)
 
 
 def uploads(recipe: Recipe) -> tuple[Upload, ...]:

@@ -95,4 +95,4 @@ def inputs(recipe: Recipe) -> Inputs:
 
 
 def _client_test(recipe: Recipe) -> client_test.ClientTest | None:
-    return client_test.parse("matched" if recipe.client_test == "from_test" else recipe.client_test)
+    return client_test.parse(recipe.client_test)

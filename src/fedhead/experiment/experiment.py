@@ -1,7 +1,7 @@
 """An experiment: a recipe with all that it names, built and checked once.
 
-Validating, running, resuming, reopening, reproducing, deploying: each takes an `Experiment`, so that what was checked
-is what is run.
+`Experiment.from_recipe` is the only way from a recipe to what can be run: commands that validate, run, resume, reopen,
+reproduce or deploy a recipe all go through it, so that what was checked is what is run.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Experiment:
     """Everything of a run but its data.
 
     Attributes:
-        recipe: The settings.
+        recipe: The settings. `fedhead.run`, whose components are objects, fills in the numbers alone.
         method: What is trained.
         stages: What follows the rounds, in order.
         uploads: What replies pass before they leave a client, in order.

@@ -204,7 +204,7 @@ def _train(runs: Mapping[Path, Recipe], together: bool | None, settings: Setting
 
 def _begun_with(path: Path) -> str | None:
     """The executor of an unfinished run, None where there is none yet, "" for a finished one."""
-    if not path.exists() or not any(path.iterdir()):
+    if not RunFolder.holds_run(path):
         return None
     run = RunFolder.open(path)
     return "" if run.finished else run.environment().get("executor")

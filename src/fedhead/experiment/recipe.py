@@ -52,7 +52,7 @@ class Recipe:
     missing: Literal["refuse", "mean"] | None = None  # NaN in a table; mean: filled in, with an indicator column
     # the test set of an .npz or folder that has none: a share, or the array that marks the test samples
     test: Annotated[float, Above(0), Below(1)] | str | None = None
-    # clients' own test sets: a share of their rows, or matched (from_test)
+    # clients' own test sets: a share of their rows, or matched
     client_test: Annotated[float, Above(0), Below(1)] | str | None = None
     public: str | None = None  # the data set of samples that all clients hold; its own: rows that no client has
     public_samples: Annotated[int, AtLeast(1)] | None = None  # null: 3000 of another data set, a fifth of its own

@@ -63,22 +63,45 @@ class Trained:
         return run_stage(self.simulation, stage)
 
 
-def reopen(path: str | Path, data: str | Path | None = None, device: str = "auto") -> Trained:
-    """The run of a folder, ready for stages and analyses; it must have a checkpoint."""
+def open_experiment(path: str | Path) -> tuple[RunFolder, Experiment]:
+    """Open a run folder and build what was run.
+
+    Args:
+        path: The run folder.
+
+    Returns:
+        The folder and its experiment. Where the run's own code has changed since, that is logged.
+
+    Raises:
+        BadInput: If the folder holds no run, or its own code is missing: the error says what to install.
+    """
     folder = RunFolder.open(path)
-    number, state = checkpoint_state(folder.path)
-    recipe = folder.recipe
-    begun = folder.environment()
-    recorded = begun.get("components", [])
-    components.check_present(recipe, recorded, folder.path, components.own_executor(recorded))
-    if lines := components.changed(recipe, recorded):
+    recorded = folder.environment().get("components", [])
+    components.check_present(folder.recipe, recorded, folder.path, components.own_executor(recorded))
+    if lines := components.changed(folder.recipe, recorded):
         warn_once(f"{', '.join(lines)} changed since {folder.path} was begun: what is seen now is the new code's")
-    experiment = Experiment.from_recipe(recipe)
+    return folder, Experiment.from_recipe(folder.recipe)
+
+
+def reopen(path: str | Path, data: str | Path | None = None, device: str = "auto") -> Trained:
+    """Open a trained run for stages and analyses.
+
+    Args:
+        path: The run folder; it must have a checkpoint.
+        data: The folder of the data sets; None: the default one.
+        device: Where to compute.
+
+    Raises:
+        BadInput: If the run has no checkpoint, or its code or data are missing or have changed.
+    """
+    number, state = checkpoint_state(RunFolder.open(path).path)
+    folder, experiment = open_experiment(path)
+    begun = folder.environment()
     bf16 = begun.get("precision") == "bf16"
     simulation = experiment.simulation(experiment.federation(data), select.device(device), bf16)
     folder.save_partition(simulation.federation)  # refuses data that has changed since
     simulation.restore(state["server"], {int(k): kept for k, kept in state["clients"].items()})
-    simulation.using(_executor(begun, simulation, recipe.folders))
+    simulation.using(_executor(begun, simulation, folder.recipe.folders))
     return Trained(folder.path, experiment, simulation, number)
 
 

@@ -20,8 +20,8 @@ from fedhead.executors.multi_run import run_together
 from fedhead.executors.stack import Stack
 from fedhead.experiment import environment, tensorboard
 from fedhead.experiment.experiment import Experiment
-from fedhead.experiment.folder_run import FolderRun
 from fedhead.experiment.recipe import Recipe
+from fedhead.experiment.recorded_run import RecordedRun
 from fedhead.experiment.tensorboard import Board
 from fedhead.models.split_model import SplitModel
 
@@ -60,7 +60,7 @@ def execute(
     asked = settings.executor if isinstance(settings.executor, str) and settings.executor != "auto" else None
     if asked is not None:
         select.EXECUTORS.find(asked, recipe.folders)
-    run = FolderRun(
+    run = RecordedRun(
         recipe,
         out,
         resume=resume,
@@ -76,7 +76,7 @@ def execute(
     federation = experiment.federation(settings.data)
     chosen = _as_begun(run, settings, device)
     torch.set_num_threads(chosen.threads or _threads(experiment.models))  # sums over more threads round differently
-    facts = {} if "executor" in run.begun else {**environment.facts(device), "precision": chosen.precision}
+    facts = {} if "executor" in run.environment else {**environment.facts(device), "precision": chosen.precision}
     with run.writing(facts, federation):
         snapshot = run.snapshot(lambda state: {int(k): kept for k, kept in state["clients"].items()})
         board = Board(run.out, snapshot.history if snapshot else ()) if settings.tensorboard else None
@@ -156,9 +156,9 @@ def _simulation(recipe: Recipe, settings: Settings) -> Simulation:
     return experiment.simulation(experiment.federation(settings.data), device, settings.precision == "bf16")
 
 
-def _as_begun(run: FolderRun, settings: Settings, device: torch.device) -> Settings:
+def _as_begun(run: RecordedRun, settings: Settings, device: torch.device) -> Settings:
     """Return the settings of the run: those it was begun with, if it was begun before."""
-    begun = run.begun
+    begun = run.environment
     if "executor" not in begun:
         return replace(settings, device=device.type, executor=_executor(settings.executor, run.recipe))
     for name in ("executor", "device", "precision"):

@@ -72,6 +72,15 @@ class RunFolder:
         if held:
             raise BadInput(f"{path} is not empty and holds no run (it has {held[0]}): select another folder with --out")
 
+    @staticmethod
+    def holds_run(path: str | Path) -> bool:
+        """Say whether a folder holds a run, finished or not; one that was killed before its first file does not.
+
+        Raises:
+            BadInput: If the path is no folder, or can't be read.
+        """
+        return bool(_contents(Path(path)))
+
     @classmethod
     def create(cls, path: str | Path, recipe: Recipe) -> RunFolder:
         """A new run folder; one that holds anything already is refused and left as it is."""

@@ -85,7 +85,7 @@ def site(file: SiteFile) -> Site:
             _check_code(recipe, spec, file)
         with coded("data"):
             federation = samples(spec, number, recipe)
-        experiment = _experiment(replace(recipe, metrics=()), spec, file.own_model())  # metrics are the server's
+        experiment = experiment_of(replace(recipe, metrics=()), spec, file.own_model())  # metrics are the server's
         model = experiment.models[number % len(experiment.models)]
         clients = experiment.clients(federation, [model], [0] * len(spec.sites), select.device(file.device))
         return SiteRun(clients, experiment.stages)
@@ -107,9 +107,15 @@ def site_names(count: int) -> list[str]:
 
 
 # -- server -----------------------------------------------------------------------------------------
-def run_spec(file: ServerFile, experiment: str | None = None) -> RunSpec:
-    """What all parties must agree on, from the server's file."""
-    recipe = file.recipe_of_run()
+def run_spec(file: ServerFile, experiment: str | None = None, recipe: Recipe | None = None) -> RunSpec:
+    """Return what all parties must agree on.
+
+    Args:
+        file: The server's settings.
+        experiment: The run's identity, where it is resumed; None: a new one.
+        recipe: The recipe, which knows where the run's own code is; None: as the file names it.
+    """
+    recipe = recipe or file.recipe_of_run()
     names: Sequence[str] | None
     if file.classes is None and file.shape is None:
         if recipe_data.is_path(recipe.dataset):
@@ -141,11 +147,6 @@ def run_spec(file: ServerFile, experiment: str | None = None) -> RunSpec:
         augment=list(transform.augment),
         code=_digests(recipe),
     )
-
-
-def experiment(file: ServerFile, spec: RunSpec) -> Experiment:
-    """Return the server's experiment; refuses what does not go together before any site is asked."""
-    return _experiment(file.recipe_of_run(), spec, {})
 
 
 def server_data(file: ServerFile, recipe: Recipe) -> Federation | None:
@@ -185,7 +186,7 @@ def transport(
         if not own:
             return experiment.models
         _check_own_model(own, file.allow)
-        return _experiment(recipe, spec, own).models
+        return experiment_of(recipe, spec, own).models
 
     dry_run = DryRun(spec, models, experiment.clients, public, file.max_model_mb)
     keys = {} if file.keys is None else site_keys(file.at(file.keys), file.sites)
@@ -221,8 +222,14 @@ def _digests(recipe: Recipe) -> dict[str, str]:
 
 
 # -- both -------------------------------------------------------------------------------------------
-def _experiment(recipe: Recipe, spec: RunSpec, own: Mapping[str, Any]) -> Experiment:
-    """The experiment of the recipe, or of a site that has its own architecture."""
+def experiment_of(recipe: Recipe, spec: RunSpec, own: Mapping[str, Any] | None = None) -> Experiment:
+    """Build the experiment of a run; refuses what does not go together.
+
+    Args:
+        recipe: What is run.
+        spec: What all parties agree on.
+        own: The recipe keys that a site with its own architecture replaces.
+    """
     if own:
         keys = {
             key: value for key, value in recipe.flat().items() if "model" not in own or not key.startswith("model.")

@@ -125,10 +125,10 @@ def _checked(found: Samples, spec: RunSpec, source: str) -> Samples:
 def _folder(path: Path, spec: RunSpec, size: int | None) -> Samples:
     found = [d.name for d in image_folders.subfolders(path)]
     names = spec.names if spec.names is not None else [str(c) for c in range(spec.classes)]
-    unknown_nodes = sorted(set(found) - set(names))
-    if unknown_nodes:
+    unknown_classes = sorted(set(found) - set(names))
+    if unknown_classes:
         raise BadInput(
-            f"data {str(path)!r} has a class folder {unknown_nodes[0]!r}, the run's classes are {', '.join(names)}"
+            f"data {str(path)!r} has a class folder {unknown_classes[0]!r}, the run's classes are {', '.join(names)}"
         )
     return image_folders.decode(path, names, size, _channels(spec))
 

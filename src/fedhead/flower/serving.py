@@ -17,7 +17,7 @@ from fedhead.engine.metrics import Row
 from fedhead.engine.rounds import Snapshot
 from fedhead.experiment import environment
 from fedhead.experiment.experiment import Experiment
-from fedhead.experiment.folder_run import FolderRun
+from fedhead.experiment.recorded_run import RecordedRun
 from fedhead.flower import assemble
 from fedhead.flower.files import ServerFile
 from fedhead.flower.transport import FlowerTransport
@@ -31,18 +31,18 @@ _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, err
 def serve(file: ServerFile, grid: Grid, resume: bool = False, log: Callable[[str], None] = print) -> Row:
     """Carry out the run of a server.yaml over a grid; with `resume` it goes on from its last checkpoint."""
     out = file.at(file.out)
-    run = FolderRun(file.recipe_of_run(), out, resume=resume, allow_changed_code=file.allow_changed_code)
+    run = RecordedRun(file.recipe_of_run(), out, resume=resume, allow_changed_code=file.allow_changed_code)
     if run.result is not None:
         log(f"{out} holds a finished run already")
         return run.result
     torch.set_num_threads(1)  # the server adds up; its clients compute
     as_now = {"executor": FlowerTransport.name, "sites": list(file.sites)}
-    if any(run.begun.get(name, value) != value for name, value in as_now.items()):
+    if any(run.environment.get(name, value) != value for name, value in as_now.items()):
         raise BadInput(
             f"{out} was begun with other sites or in simulation: select another 'out', or resume it as it was"
         )
-    spec = assemble.run_spec(file, run.begun.get("experiment"))
-    experiment = assemble.experiment(file, spec)
+    spec = assemble.run_spec(file, run.environment.get("experiment"), run.recipe)
+    experiment = assemble.experiment_of(run.recipe, spec)
     data = assemble.server_data(file, run.recipe)
     transport = assemble.transport(file, spec, experiment, data, grid, log)
     facts = environment.facts(torch.device("cpu")) | as_now | {"precision": "fp32", "experiment": spec.experiment}
@@ -50,7 +50,7 @@ def serve(file: ServerFile, grid: Grid, resume: bool = False, log: Callable[[str
         return _run(run, transport, experiment)
 
 
-def _run(run: FolderRun, transport: FlowerTransport, experiment: Experiment) -> Row:
+def _run(run: RecordedRun, transport: FlowerTransport, experiment: Experiment) -> Row:
     def after_round(now: Snapshot) -> None:
         accepted = torch.tensor([now.clients.get(k, 0) for k in range(len(transport.spec.sites))])
         state = Tree(server=now.server, clients=Tree(), accepted=accepted)

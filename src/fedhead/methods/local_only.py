@@ -1,4 +1,4 @@
-"""LocalOnly training: every client on its own, the floor that each federated method must beat."""
+"""Local training alone: every client on its own, the floor that each federated method must beat."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from fedhead.experiment.recipe import Recipe
 from fedhead.experiment.run_folder import RunFolder
 
 
-class FolderRun:
+class RecordedRun:
     """A run that is begun in a new folder, or resumed in its own.
 
     Making one opens the folder and refuses what can't be begun or resumed there; nothing is written before `writing`.
@@ -32,7 +32,9 @@ class FolderRun:
 
     Attributes:
         recipe: The recipe, which finds the user's own code also where it was when the run began.
-        begun: The environment of the run that is resumed; empty for a new one.
+        out: The run folder's path.
+        environment: What the run that is resumed was begun with; empty for a new one.
+        folder: The run folder, once `writing` has opened it.
         result: The final metrics of a run that is finished already; None otherwise.
 
     Raises:
@@ -50,11 +52,11 @@ class FolderRun:
     ):
         self.out = Path(out)
         self.recipe = recipe
-        self.begun: Mapping[str, Any] = {}
+        self.environment: Mapping[str, Any] = {}
         self.result: Row | None = None
         self._existing: RunFolder | None = None
         self._executor = executor
-        if not (resume and self.out.exists() and any(self.out.iterdir())):
+        if not (resume and RunFolder.holds_run(self.out)):
             RunFolder.refuse_taken(self.out)
             return
         self._existing = RunFolder.open(self.out, recipe)
@@ -62,8 +64,8 @@ class FolderRun:
         if self.result is not None:
             return
         self.recipe = replace(recipe, folders=(*recipe.folders, *self._existing.recipe.folders))
-        self.begun = self._existing.environment()
-        recorded = self.begun.get("components", [])
+        self.environment = self._existing.environment()
+        recorded = self.environment.get("components", [])
         self._executor = executor = executor or components.own_executor(recorded)
         components.check_present(self.recipe, recorded, self.out, executor)
         components.check_unchanged(self.out, self.recipe, recorded, executor, allow_changed_code)
