@@ -1,4 +1,4 @@
-"""Uploads: what they do to a reply, alike in every executor, from every door, and what they refuse."""
+"""Uploads: what they do to a reply in every executor, from Python, recipes and commands, and what they refuse."""
 
 from __future__ import annotations
 

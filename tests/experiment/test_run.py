@@ -154,3 +154,18 @@ def test_metrics_of_several_seeds_are_averaged(tmp_path: Path) -> None:
     found = execute_seeds(recipe, tmp_path / "run", Settings(executor="loop"), on_row=lambda row: None)
     each = [run["metrics"]["macro_f1"] for run in found["runs"]]
     assert found["metrics"] == {"macro_f1": pytest.approx(sum(each) / 2)}
+
+
+def test_a_run_that_was_killed_before_its_first_file_is_begun_anew(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    out.mkdir()
+    (out / ".config.yaml.abc").write_text("half")
+    assert not RunFolder.holds_run(out)
+    assert execute(RECIPE.override(["rounds=1"]), out, Settings(executor="loop"), resume=True)["rounds"] == 1
+    assert RunFolder.holds_run(out)
+
+
+def test_a_file_in_place_of_a_run_folder_is_named(tmp_path: Path) -> None:
+    (tmp_path / "run").write_text("")
+    with pytest.raises(BadInput, match="is a file, not a folder"):
+        execute(RECIPE, tmp_path / "run", resume=True)

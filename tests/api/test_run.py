@@ -1,4 +1,4 @@
-"""The Python front door refuses what it can't use, in one line."""
+"""`fedhead.run` and what it takes: federations, models, methods, settings, and what it refuses."""
 
 import functools
 from typing import Any
