@@ -109,7 +109,7 @@ class Project:
     ) -> Project:
         """Create a project.
 
-        Files of the user's own that the recipe names (`method: file.py:Name`) are copied beside server.yaml and each
+        The user's own files that the recipe names (`method: file.py:Name`) are copied beside server.yaml and each
         site.yaml, which allows them; modules of installed packages are allowed by name.
 
         Args:

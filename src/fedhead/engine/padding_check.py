@@ -86,7 +86,7 @@ def _check_phase(phase_run: PhaseRun, rows: Tensor) -> None:
     batch, key = batches.batch(len(batches) - 1, pool)
     there, padding = batch.weight.nonzero()[:ROWS, 0], (batch.weight == 0).nonzero()[:ROWS, 0]
     one = Batch(*(t[torch.cat([there, padding])] for t in batch))
-    # The padding's other content: of each of its rows the sample after it, so that a loss meets nothing unheard of.
+    # The padding's other content: of each of its rows the sample after it, so that a loss sees real samples only.
     places = (one.rows[len(there) :].unsqueeze(1) == rows).int().argmax(1)
     others = torch.cat([one.rows[: len(there)], rows[(places + 1) % len(rows)]])
     other = pool.batch(others, one.weight, one.key if pool.transform.augment else None)

@@ -121,7 +121,7 @@ def executor(name: str | Executor, simulation: Trainable, folders: Iterable[str 
 
 
 def seconds_per_client(worker: Executor, jobs: list[Job], steps: int = 3) -> float:
-    """The best of several timings of a few steps, a client; infinite for an executor that can't take the models."""
+    """Return the best of several timings of a few steps, per client; infinite if the executor can't run the models."""
     short = [job.take(_longest(job, 2 if worker.name == "loop" else len(job.clients))).truncated(steps) for job in jobs]
     times: list[float] = []
     # The first only warms up. Small models are timed more often: a moment's load on the machine must not decide.

@@ -15,7 +15,7 @@ _PACKAGES = ("fedhead", "torch", "numpy", "scipy", "scikit-learn", "safetensors"
 
 
 def facts(device: torch.device) -> dict[str, Any]:
-    """The surroundings of a run, as JSON can hold them."""
+    """Return versions, platform and device of a run, as JSON can hold them."""
     return {
         "versions": {"python": platform.python_version(), **{name: _version(name) for name in _PACKAGES}},
         "platform": platform.platform(),

@@ -38,7 +38,7 @@ class Settings:
     precision: str = "fp32"
     threads: int | None = None  # None: one for small models, torch's own choice for others
     tensorboard: bool = False
-    allow_changed_code: bool = False  # resume also where code of the user's own differs from what the run began with
+    allow_changed_code: bool = False  # resume also where the user's own code differs from what the run began with
 
 
 def execute(

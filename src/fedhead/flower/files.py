@@ -65,7 +65,7 @@ class ServerFile(_File):
     data: str | None = None  # folder of the recipe's data set
     allow: tuple[str, ...] = ()  # code besides fedhead's own that a site's own model may name: modules and files
     max_model_mb: Annotated[int, AtLeast(1)] = MODEL_MB  # the most memory that building a site's own model may take
-    allow_changed_code: bool = False  # resume also where code of the user's own differs from what the run began with
+    allow_changed_code: bool = False  # resume also where the user's own code differs from what the run began with
     quorum: Annotated[int, AtLeast(1)] = 1  # the fewest sites with which a round counts
     round_seconds: Annotated[float, Above(0)] = 600.0
     join_seconds: Annotated[float, Above(0)] = 120.0

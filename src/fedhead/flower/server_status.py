@@ -1,4 +1,4 @@
-"""How the server of a run fares, in a file that whoever watches over the run reads; logs are for people."""
+"""The status of a run's server, in a file that whoever watches over the run reads; logs are for people."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The server's whole run in its run folder: the same files as a simulation leaves, a checkpoint a round, resumption."""
+"""The server's whole run in its run folder: the files of a simulation, with a checkpoint per round."""
 
 from __future__ import annotations
 

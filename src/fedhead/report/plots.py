@@ -39,7 +39,7 @@ _STYLE: dict[Any, Any] = {
 def curves(groups: Sequence[Group], metric: str = "accuracy") -> Figure:
     """Plot a metric over the rounds: the mean over seeds, with a band of one standard deviation.
 
-    Runs that did not finish are lines of their own, thin and named as such.
+    Runs that did not finish are separate lines, thin and named as such.
 
     Args:
         groups: Groups of runs, see `fedhead.report.tables.group_by_seed`.
