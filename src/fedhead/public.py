@@ -3,6 +3,15 @@
 from fedhead import methods as methods
 from fedhead import stages as stages
 from fedhead import testing as testing
+from fedhead.aggregators.base import AGGREGATORS as AGGREGATORS
+from fedhead.aggregators.base import Aggregator as Aggregator
+from fedhead.aggregators.base import aggregator as aggregator
+from fedhead.aggregators.centered_clipping import CenteredClipping as CenteredClipping
+from fedhead.aggregators.coordinate_median import CoordinateMedian as CoordinateMedian
+from fedhead.aggregators.geometric_median import GeometricMedian as GeometricMedian
+from fedhead.aggregators.krum import Krum as Krum
+from fedhead.aggregators.krum import MultiKrum as MultiKrum
+from fedhead.aggregators.trimmed_mean import TrimmedMean as TrimmedMean
 from fedhead.algorithm.client import Client as Client
 from fedhead.algorithm.method import Method as Method
 from fedhead.algorithm.method import method as method
@@ -62,6 +71,7 @@ from fedhead.data.partition_registry import partition as partition
 from fedhead.engine.classification_metrics import METRICS as METRICS
 from fedhead.engine.classification_metrics import metric as metric
 from fedhead.engine.metrics import StageResult as StageResult
+from fedhead.engine.outliers import OutlierPolicy as OutlierPolicy
 from fedhead.engine.rounds import Result as Result
 from fedhead.engine.rounds import Snapshot as Snapshot
 from fedhead.executors.job import Executor as Executor

@@ -22,8 +22,13 @@ from fedhead.flower.serving import serve
 from fedhead.testing.inprocess import InProcess
 
 WORDS = {
-    "file": ["method=own/federal.py:FedMine", "model=own/federal.py:net", "stages=[own/federal.py:Shrink]"],
-    "package": ["method=fedmine", "model=federal:net", "stages=[shrink]"],
+    "file": [
+        "method=own/federal.py:FedMine",
+        "model=own/federal.py:net",
+        "stages=[own/federal.py:Shrink]",
+        "aggregator=own/federal.py:Shortest(1)",
+    ],
+    "package": ["method=fedmine", "model=federal:net", "stages=[shrink]", "aggregator=shortest(1)"],
 }
 DATA = ["subset=120", "rounds=2", "partition=dirichlet(1.0)", "batch_size=16", "client_test=0.3"]
 

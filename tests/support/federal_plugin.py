@@ -1,4 +1,4 @@
-"""The code of a plugin package as a user would write it: one file with one component of each of the ten kinds.
+"""The code of a plugin package as a user would write it: one file with one component of each of the eleven kinds.
 
 All that it needs of fedhead comes from `import fedhead as fh`.
 """
@@ -92,6 +92,17 @@ class Rounded(fh.Upload):
         return send.map(lambda t: t.round(decimals=self.decimals) if t.is_floating_point() else t)
 
 
+@dataclass(frozen=True)
+class Shortest(fh.Aggregator):
+    """The mean of the shortest updates."""
+
+    count: int = 2
+
+    def combine(self, updates: Sequence[fh.Tree], previous: fh.Tree | None) -> fh.Tree:
+        shortest = sorted(updates, key=lambda update: float(update.sq()))[: self.count]
+        return sum(shortest[1:], start=shortest[0]) / len(shortest)
+
+
 def recall_of_first(confusion):
     """The first class's recall."""
     return confusion[0, 0] / confusion[0].sum()
@@ -114,4 +125,5 @@ ENTRY_POINTS = {
     "fedhead.metrics": {"first_recall": "federal:recall_of_first"},
     "fedhead.analyses": {"sizes": "federal:sizes"},
     "fedhead.uploads": {"rounded": "federal:Rounded"},
+    "fedhead.aggregators": {"shortest": "federal:Shortest"},
 }

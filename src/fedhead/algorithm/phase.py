@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -65,11 +65,14 @@ class Replies:
         clients: Numbers of the clients.
         samples: n_k, the number of training samples behind each reply.
         sent: What each client sent.
+        robust_mean: What `mean` takes in place of the weighted mean, given an entry's name and what was sent under it;
+            set where the run has an aggregator.
     """
 
     clients: Sequence[int]
     samples: Sequence[float]
     sent: Sequence[Tree]
+    robust_mean: Callable[[str, Sequence[Tree]], Tree] | None = field(default=None, repr=False)
 
     def __len__(self) -> int:
         return len(self.clients)
@@ -79,12 +82,15 @@ class Replies:
 
         Args:
             name: Name of the entry.
-            weights: One weight per client; None: the numbers of samples.
+            weights: One weight per client; None: the numbers of samples. An aggregator counts all clients alike.
 
         Returns:
-            The weighted mean.
+            The weighted mean, or what the run's aggregator takes in place of it.
         """
-        return trees.mean(self._sent(name), list(self.samples if weights is None else weights))
+        sent = self._sent(name)
+        if self.robust_mean is not None:
+            return self.robust_mean(name, sent)
+        return trees.mean(sent, list(self.samples if weights is None else weights))
 
     def sum(self, name: str) -> Tree | Tensor:
         """Return the plain sum of what the clients sent under a name.

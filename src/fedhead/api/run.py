@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import nn
 
+from fedhead.aggregators.base import Aggregator
 from fedhead.algorithm.method import Method
 from fedhead.algorithm.stage import Stage
 from fedhead.algorithm.upload import Upload
@@ -16,6 +17,7 @@ from fedhead.core.optimizers import SGD, Adam, Optimizer, make_optimizer
 from fedhead.data.federation import Federation
 from fedhead.engine.classification_metrics import Metric
 from fedhead.engine.classification_metrics import find as find_metrics
+from fedhead.engine.outliers import OutlierPolicy
 from fedhead.engine.rounds import Result, Snapshot
 from fedhead.executors.job import Executor
 from fedhead.executors.select import EXECUTORS
@@ -49,6 +51,8 @@ def run(
     participation: float = 1.0,
     stages: Sequence[Stage | type[Stage] | str] = (),
     uploads: Sequence[Upload | type[Upload] | str] = (),
+    aggregator: Aggregator | type[Aggregator] | str | None = None,
+    outliers: OutlierPolicy | str | None = None,
     metrics: Sequence[str | Metric] = (),
     seed: int = 0,
     assign: Sequence[int] | None = None,
@@ -86,6 +90,10 @@ def run(
         stages: What follows the rounds, in order: stages, or their names or classes.
         uploads: What each reply passes before it leaves its client, in order: uploads, their classes, or texts
             such as `clip(1.0)`.
+        aggregator: What the server takes in place of the weighted mean, such as `krum(2)`: an aggregator, its class, or
+            a text.
+        outliers: What the server does with replies that stand out from the others of their round, such as
+            `drop(norm=5)`.
         metrics: Metrics of the global model in every evaluated round, besides the accuracy: names, or functions.
         seed: Decides initial weights, batches and who takes part.
         assign: The number of each client's model in the list `model`.
@@ -104,7 +112,7 @@ def run(
         BadInput: Something can't be used, or not with the rest; nothing was computed yet.
         Diverged: Training left the finite numbers.
     """
-    _refuse_kinds(federation, model, method, stages, uploads, metrics)
+    _refuse_kinds(federation, model, method, stages, uploads, metrics, aggregator, outliers)
     settings = Recipe(  # whose ranges hold here too
         rounds=rounds,
         local_epochs=local_epochs,
@@ -127,6 +135,8 @@ def run(
         chosen,
         stages=tuple(stage if isinstance(stage, Stage) else STAGES.resolve(stage)() for stage in stages),
         uploads=tuple(build.upload(u) for u in uploads),
+        aggregator=build.aggregator(aggregator),
+        outliers=build.outliers(outliers),
         metrics=find_metrics(metrics),
         local=build.local(settings, _optimizer(optimizer, settings)),
         models=tuple(_models(federation, model, chosen.head, settings.seed, assign)),
@@ -156,7 +166,16 @@ def _optimizer(asked: Any, settings: Recipe) -> Optimizer:
     return asked
 
 
-def _refuse_kinds(federation: Any, model: Any, method: Any, stages: Any, uploads: Any, metrics: Any) -> None:
+def _refuse_kinds(
+    federation: Any,
+    model: Any,
+    method: Any,
+    stages: Any,
+    uploads: Any,
+    metrics: Any,
+    aggregator: Any,
+    outliers: Any,
+) -> None:
     """Refuse what is no federation, model, method or list of stages, before it fails somewhere inside."""
     if not isinstance(federation, Federation):
         raise BadInput(
@@ -168,7 +187,11 @@ def _refuse_kinds(federation: Any, model: Any, method: Any, stages: Any, uploads
     for what, (given, example) in (lists | {"metrics": (metrics, "['macro_f1']")}).items():
         if isinstance(given, str) or not isinstance(given, Sequence):
             raise BadInput(f"{what} is {given!r}: give a list, such as {example}")
-    for what, kind, things in (("method", Method, [method]), ("stage", Stage, stages), ("upload", Upload, uploads)):
+    if outliers is not None and not isinstance(outliers, str | OutlierPolicy):
+        raise BadInput(f"outliers is {type(outliers).__name__}: give a text, such as 'drop(norm=5)'")
+    kinds: list[tuple[str, type, Sequence[Any]]] = [("method", Method, [method]), ("stage", Stage, stages)]
+    kinds += [("upload", Upload, uploads), ("aggregator", Aggregator, [] if aggregator is None else [aggregator])]
+    for what, kind, things in kinds:
         for thing in things:
             if not isinstance(thing, kind | type | str):
                 raise BadInput(f"{what} is {type(thing).__name__}: give a name or a {what}, see `fedhead ls {what}s`")

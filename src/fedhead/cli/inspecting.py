@@ -35,6 +35,7 @@ class ComponentKind(StrEnum):
     analyses = "analyses"
     metrics = "metrics"
     uploads = "uploads"
+    aggregators = "aggregators"
     recipes = "recipes"
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from fedhead.aggregators.base import Aggregator
 from fedhead.algorithm import class_rows
 from fedhead.algorithm.base import Algorithm
 from fedhead.algorithm.method import Method
@@ -24,8 +25,9 @@ from fedhead.core import batching
 from fedhead.core.errors import BadInput
 from fedhead.core.tree import Tree
 from fedhead.data.pool import Pool
-from fedhead.engine import compatibility, evaluation
+from fedhead.engine import compatibility, evaluation, robust_mean, sampling
 from fedhead.engine.client_states import ClientStates
+from fedhead.engine.outliers import OutlierPolicy
 from fedhead.engine.padding_check import PaddingCheck
 from fedhead.engine.prefetch import DrawArguments, Prefetcher
 from fedhead.engine.server import Downlink
@@ -60,6 +62,8 @@ class Clients:
         bf16: bool = False,
         assign: Sequence[int] | None = None,
         uploads: Sequence[Upload] = (),
+        aggregator: Aggregator | None = None,  # in place of the server's weighted mean
+        outliers: OutlierPolicy | None = None,  # what the server does with replies that stand out
         min_class_count: int = 1,  # rows of smaller classes are left out of what leaves a client
         all_here: bool = True,  # a real site knows neither the others' sizes nor their data
     ):
@@ -68,6 +72,11 @@ class Clients:
         self.uploads = tuple(uploads)
         for step in self.uploads:
             step.check(method)
+        self.aggregator, self.outliers = aggregator, outliers
+        if aggregator is not None:
+            robust_mean.check(aggregator, method, sampling.cohort_size(len(federation), participation))
+        if outliers is not None:
+            outliers.check(method)
         self.federation, self.method = federation, method
         self.device, self.dtype, self.bf16 = torch.device(device), dtype, bf16
         self.assign = compatibility.assignment(assign, len(models), len(federation))

@@ -3,7 +3,8 @@
 A failure is an error that belongs to one client: no reply in time, a reply of other shapes than asked for, numbers
 that are not finite. It never enters an aggregate. A transport with a `Quorum` goes on without that client and names
 it in the record; without one, as in simulations, the failure ends the run. Numbers of the right form that no client
-could have computed (`Algorithm.check_reply`) leave out that client everywhere.
+could have computed (`Algorithm.check_reply`) leave out that client everywhere, and so do replies that stand out from
+the others if the run's policy is to drop them (`fedhead.engine.outliers`).
 """
 
 from __future__ import annotations
@@ -11,14 +12,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from fedhead.aggregators.base import Aggregator
 from fedhead.algorithm import upload
 from fedhead.algorithm.base import Algorithm
+from fedhead.algorithm.method import Method
 from fedhead.algorithm.stage import Stage
 from fedhead.core.errors import BadInput, FedheadError
 from fedhead.core.schema import Schema, schema
 from fedhead.core.tree import Tree, Weights
-from fedhead.engine import reply_check
+from fedhead.engine import outliers, reply_check
 from fedhead.engine.metrics import Row
+from fedhead.engine.outliers import Outlier
 from fedhead.engine.server import aggregate
 from fedhead.engine.transport import AnyTransport, ClientReply, Quorum, Received
 
@@ -51,6 +55,8 @@ def exchange(
         Diverged: If the server's new state is not finite.
     """
     quorum = transport.quorum or Quorum()
+    rule = transport.clients.aggregator if isinstance(algorithm, Method) else None  # stages have rules of their own
+    fewest = 1 if rule is None else rule.fewest()
     where = f"stage {algorithm.name}" if isinstance(algorithm, Stage) else f"round {round}"
     counted: dict[int, ClientReply] = {}
     failed: dict[int, FedheadError] = {}
@@ -61,22 +67,23 @@ def exchange(
         received = transport.exchange(algorithm, server, states, asked, round)
         down += received.bytes_down
         fresh, faults = _check_replies(transport, algorithm, server, received, round)
-        counted |= fresh
+        counted, odd, clipped = _without_outliers(transport, algorithm, server, counted | fresh)
+        faults |= odd
         failed = {k: why for k, why in failed.items() if k not in asked} | faults
         for k, why in faults.items():
             if transport.quorum is None and not isinstance(why, reply_check.Impossible):
                 raise why
             transport.log(f"{where}: {transport.client_name(k)} does not count: {why}")
-        if len(counted) >= max(1, min(quorum.replies, len({*cohort, *counted}))):
-            new = _aggregate(transport, algorithm, server, counted)
+        if len(counted) >= max(min(quorum.replies, len({*cohort, *counted})), fewest):
+            new = _aggregate(transport, algorithm, server, counted, clipped, rule)
             reply_check.check_finite(new, f"{where}, the server")
             for k in sorted(counted):
                 states[k] = counted[k].kept
-            return new, _record(transport, counted, failed, down)
+            return new, _record(transport, counted, failed, clipped, down)
         transport.log(f"{where}, attempt {attempt}: only {len(counted)} replies that count")
     reasons = "; ".join(f"{transport.client_name(k)}: {why}" for k, why in sorted(failed.items()))
     raise FedheadError(
-        f"{where} has no quorum: {len(counted)} of {quorum.replies} replies after "
+        f"{where} has no quorum: {len(counted)} of {max(quorum.replies, fewest)} replies after "
         f"{quorum.attempts} attempts ({reasons}); fix the sites, then resume"
     )
 
@@ -116,11 +123,39 @@ def _check_possible(transport: AnyTransport, algorithm: Algorithm, client: int, 
         raise reply_check.Impossible(f"client {client}: {error}") from error
 
 
-def _aggregate(transport: AnyTransport, algorithm: Algorithm, server: Tree, replies: dict[int, ClientReply]) -> Tree:
+def _without_outliers(
+    transport: AnyTransport, algorithm: Algorithm, server: Tree, replies: dict[int, ClientReply]
+) -> tuple[dict[int, ClientReply], dict[int, FedheadError], dict[int, Outlier]]:
+    """Return the replies that count, why those that stand out don't, and those that are scaled down instead."""
+    policy = transport.clients.outliers
+    if policy is None or not replies:
+        return replies, {}, {}
+    samples = {k: reply.samples for k, reply in replies.items()}
+    found = outliers.find(policy, algorithm, server, _decoded(transport, algorithm, replies), samples)
+    if policy.action == "clip":
+        return replies, {}, found
+    kind = reply_check.Refused if policy.action == "reject" else reply_check.Impossible
+    odd: dict[int, FedheadError] = {k: kind(f"client {k}: {outlier.why}") for k, outlier in found.items()}
+    return {k: reply for k, reply in replies.items() if k not in odd}, odd, {}
+
+
+def _decoded(transport: AnyTransport, algorithm: Algorithm, replies: dict[int, ClientReply]) -> dict[int, Tree]:
     clients = transport.clients
-    sent = {k: upload.decode(clients.uploads, algorithm, r.send, clients.task_of(k)) for k, r in replies.items()}
-    new = aggregate(algorithm, server, sent, {k: r.samples for k, r in replies.items()}, clients.task)
-    return _with_frozen(server, new, clients.task.model.frozen)
+    return {k: upload.decode(clients.uploads, algorithm, r.send, clients.task_of(k)) for k, r in replies.items()}
+
+
+def _aggregate(
+    transport: AnyTransport,
+    algorithm: Algorithm,
+    server: Tree,
+    replies: dict[int, ClientReply],
+    clipped: dict[int, Outlier],
+    rule: Aggregator | None,
+) -> Tree:
+    task = transport.clients.task
+    sent = _decoded(transport, algorithm, replies) | {k: outlier.sent for k, outlier in clipped.items()}
+    samples = {k: r.samples for k, r in replies.items()} | {k: outlier.samples for k, outlier in clipped.items()}
+    return _with_frozen(server, aggregate(algorithm, server, sent, samples, task, rule), task.model.frozen)
 
 
 def _with_frozen(old: Tree, new: Tree, names: frozenset[str]) -> Tree:
@@ -132,12 +167,18 @@ def _with_frozen(old: Tree, new: Tree, names: frozenset[str]) -> Tree:
 
 
 def _record(
-    transport: AnyTransport, replies: dict[int, ClientReply], failed: dict[int, FedheadError], down: int
+    transport: AnyTransport,
+    replies: dict[int, ClientReply],
+    failed: dict[int, FedheadError],
+    clipped: dict[int, Outlier],
+    down: int,
 ) -> Row:
     up = sum(reply.send.nbytes for reply in replies.values())
     record: Row = {"bytes_up": up, "bytes_down": down, "participants": len(replies)}
     if failed:
         record["failed"] = {transport.client_name(k): str(why) for k, why in failed.items()}
+    if clipped:
+        record["clipped"] = {transport.client_name(k): outlier.why for k, outlier in clipped.items()}
     left_out = {transport.client_name(k): list(reply.left_out) for k, reply in replies.items() if reply.left_out}
     if left_out:
         record["left_out"] = left_out

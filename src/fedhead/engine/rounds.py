@@ -133,6 +133,7 @@ def run(
     stages = bind(stages, method)
     for stage in stages:
         transport.check(stage)  # before any compute
+        _say_what_is_not_robust(transport, stage)
     history: list[Row] = []
     begin = 0
     if resume is not None:
@@ -200,12 +201,19 @@ def run_stage(transport: AnyTransport, stage: Stage, metrics: Mapping[str, Metri
     server, states, row = _stage_exchange(transport, stage, server)
     for way in ("bytes_up", "bytes_down"):
         row[way] += before[way]
-    for what in ("failed", "left_out"):
+    for what in ("failed", "clipped", "left_out"):
         if what in before:
             row[what] = before[what] | row.get(what, {})
     row |= evaluate(transport, stage, server, states, task.rounds + 1, deliver=True, metrics=metrics)
     row["seconds"] = clock.seconds()
     return StageResult(stage.name, server, states, row, stage.global_model(server, task))
+
+
+def _say_what_is_not_robust(transport: AnyTransport, stage: Stage) -> None:
+    """An aggregator is for the rounds: tell the operator of a stage that has its own rule."""
+    rule = transport.clients.aggregator
+    if rule is not None and type(stage).aggregate is not Stage.aggregate:
+        transport.log(f"stage {stage.name} aggregates by its own rule: the aggregator {rule.name} is for the rounds")
 
 
 def _stage_exchange(transport: AnyTransport, stage: Stage, server: Tree) -> tuple[Tree, Any, Row]:

@@ -14,9 +14,14 @@ def sample_cohort(seed: int, round: int, eligible: list[int], clients: int, part
     >>> sample_cohort(0, 1, list(range(10)), 10, 1.0) == list(range(10))
     True
     """
-    size = min(len(eligible), max(1, round_half_up(participation * clients)))
+    size = min(len(eligible), cohort_size(clients, participation))
     order = random.permutation(random.key(seed, "cohort", round), len(eligible))
     return sorted(eligible[i] for i in order[:size])
+
+
+def cohort_size(clients: int, participation: float) -> int:
+    """Return how many clients take part in a round, if so many hold data."""
+    return max(1, round_half_up(participation * clients))
 
 
 def cohort_of(task: Task, round: int, eligible: list[int]) -> list[int]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from fedhead.aggregators.base import Aggregator
 from fedhead.algorithm.base import Algorithm
 from fedhead.algorithm.phase import Replies
 from fedhead.algorithm.task import Task
@@ -17,6 +19,7 @@ from fedhead.data.pool import Pool
 from fedhead.engine import classification_metrics, evaluation
 from fedhead.engine.classification_metrics import NO_METRICS, Metric
 from fedhead.engine.metrics import Row
+from fedhead.engine.robust_mean import RobustMean
 
 
 class Downlink(NamedTuple):
@@ -37,11 +40,20 @@ def make_downlink(algorithm: Algorithm, server: Tree, clients: Sequence[int], ta
 
 
 def aggregate(
-    algorithm: Algorithm, server: Tree, sent: Mapping[int, Tree], samples: Mapping[int, float], task: Task
+    algorithm: Algorithm,
+    server: Tree,
+    sent: Mapping[int, Tree],
+    samples: Mapping[int, float],
+    task: Task,
+    aggregator: Aggregator | None = None,
 ) -> Tree:
     """The server's new state from replies that have passed the checks, taken in the order of the clients' numbers."""
     order = sorted(sent)
-    return algorithm.aggregate(server, Replies(order, [samples[k] for k in order], [sent[k] for k in order]), task)
+    replies = Replies(order, [samples[k] for k in order], [sent[k] for k in order])
+    if aggregator is None:
+        return algorithm.aggregate(server, replies, task)
+    mean = RobustMean(aggregator, server)
+    return mean.remember(algorithm, algorithm.aggregate(server, replace(replies, robust_mean=mean), task))
 
 
 def global_accuracy(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
+from fedhead.aggregators.base import Aggregator
 from fedhead.algorithm.base import Algorithm
 from fedhead.algorithm.method import Method
 from fedhead.algorithm.stage import Stage
@@ -17,6 +18,7 @@ from fedhead.engine import sampling
 from fedhead.engine.classification_metrics import NO_METRICS, Metric
 from fedhead.engine.client_states import ClientStates
 from fedhead.engine.clients import Clients
+from fedhead.engine.outliers import OutlierPolicy
 from fedhead.engine.rounds import Result, Snapshot
 from fedhead.engine.server import make_downlink
 from fedhead.engine.transport import ClientAccuracies, ClientReply, Received, Transport
@@ -174,6 +176,8 @@ def simulate(
     participation: float = 1.0,
     stages: Sequence[Stage] = (),
     uploads: Sequence[Upload] = (),
+    aggregator: Aggregator | None = None,
+    outliers: OutlierPolicy | None = None,
     seed: int = 0,
     executor: str | Executor = "auto",
     device: str = "auto",
@@ -197,6 +201,8 @@ def simulate(
         participation: The share of the clients that train in a round.
         stages: What follows the rounds.
         uploads: What a reply passes before it leaves a client.
+        aggregator: What the server takes in place of the weighted mean.
+        outliers: What the server does with replies that stand out from the others.
         seed: Decides cohorts, batches and augmentation.
         executor: `loop`, `stack`, `lanes`, `auto` (the fastest of a short trial), or an executor.
         device: `cpu`, `cuda`, or `auto`.
@@ -221,6 +227,8 @@ def simulate(
         local=local,
         participation=participation,
         uploads=uploads,
+        aggregator=aggregator,
+        outliers=outliers,
         seed=seed,
         device=select.device(device),
         bf16=set_precision(precision),

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fedhead import models
+from fedhead.aggregators.base import AGGREGATORS, Aggregator
 from fedhead.algorithm.base import Algorithm
 from fedhead.algorithm.method import Method
 from fedhead.algorithm.stage import Stage, bind
@@ -15,6 +16,7 @@ from fedhead.algorithm.upload import UPLOADS, Upload
 from fedhead.core.optimizers import Optimizer, make_optimizer
 from fedhead.core.parameters import check_all, parameters
 from fedhead.core.registry import Registry
+from fedhead.engine.outliers import OutlierPolicy
 from fedhead.experiment.data import Inputs
 from fedhead.experiment.recipe import Recipe
 from fedhead.methods import METHODS
@@ -43,6 +45,19 @@ def upload(step: str | Upload | type[Upload], folders: Sequence[Path] = ()) -> U
         return step
     call, found = UPLOADS.resolve_call(step, folders)
     return found(**call.arguments("upload", parameters(found)))
+
+
+def aggregator(asked: str | Aggregator | type[Aggregator] | None, folders: Sequence[Path] = ()) -> Aggregator | None:
+    """Return the aggregator of a text such as `krum(2)` or `mine.py:Rule`, of a class, or the one given."""
+    if asked is None or isinstance(asked, Aggregator):
+        return asked
+    call, found = AGGREGATORS.resolve_call(asked, folders)
+    return found(**call.arguments("aggregator", parameters(found)))
+
+
+def outliers(asked: str | OutlierPolicy | None) -> OutlierPolicy | None:
+    """Return the policy of a text such as `drop(norm=5)`, or the one given."""
+    return OutlierPolicy.from_text(asked) if isinstance(asked, str) else asked
 
 
 def local(recipe: Recipe, optimizer: Optimizer | None = None) -> LocalTraining:

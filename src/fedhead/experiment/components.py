@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from fedhead.aggregators import AGGREGATORS
 from fedhead.algorithm.upload import UPLOADS
 from fedhead.core.calls import read_call
 from fedhead.core.errors import BadInput
@@ -35,6 +36,7 @@ def registries() -> dict[str, Registry[Any]]:
         "executors": EXECUTORS,
         "metrics": METRICS,
         "uploads": UPLOADS,
+        "aggregators": AGGREGATORS,
     }
 
 
@@ -53,6 +55,7 @@ def named(recipe: Recipe) -> list[tuple[Registry[Any], str]]:
         (PARTITIONS, [read_call(recipe.partition, "partition").name]),
         (METRICS, recipe.metrics),
         (UPLOADS, [read_call(text, "upload").name for text in recipe.uploads]),
+        (AGGREGATORS, [read_call(recipe.aggregator, "aggregator").name] if recipe.aggregator else []),
     ]
     return [(registry, name) for registry, names in kinds for name in dict.fromkeys(names)]
 

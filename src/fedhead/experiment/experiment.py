@@ -13,15 +13,17 @@ from typing import Any, Self
 
 import torch
 
+from fedhead.aggregators.base import Aggregator
 from fedhead.algorithm.method import Method
 from fedhead.algorithm.stage import Stage
 from fedhead.algorithm.task import LocalTraining, Task
 from fedhead.algorithm.upload import Upload
 from fedhead.core.errors import BadInput
 from fedhead.data.federation import Federation
-from fedhead.engine import classification_metrics, compatibility
+from fedhead.engine import classification_metrics, compatibility, robust_mean
 from fedhead.engine.classification_metrics import Metric
 from fedhead.engine.clients import Clients
+from fedhead.engine.outliers import OutlierPolicy
 from fedhead.engine.rounds import Result, Snapshot
 from fedhead.engine.simulation import Simulation, simulate
 from fedhead.executors.job import Executor
@@ -44,6 +46,8 @@ class Experiment:
         metrics: Metrics of the global model besides the accuracy, by name.
         local: How clients train.
         models: The architectures with their initial weights: client i has model i mod n.
+        aggregator: What the server takes in place of the weighted mean; None: nothing else.
+        outliers: What the server does with replies that stand out; None: nothing.
         own_data: The user's own data set, which has to be read to know what its samples look like.
     """
 
@@ -54,6 +58,8 @@ class Experiment:
     metrics: Mapping[str, Metric]
     local: LocalTraining
     models: tuple[SplitModel, ...]
+    aggregator: Aggregator | None = None
+    outliers: OutlierPolicy | None = None
     own_data: Federation | None = None
 
     @classmethod
@@ -76,7 +82,8 @@ class Experiment:
             inputs = Inputs(own_data.input_shape, own_data.classes, own_data.largest_token is not None)
         inputs = inputs or recipe_data.inputs(recipe)
         models = tuple(build.architectures(recipe, inputs, method.head))
-        made = cls(recipe, method, stages, uploads, metrics, local, models, own_data)
+        aggregator, outliers = build.aggregator(recipe.aggregator, recipe.folders), build.outliers(recipe.outliers)
+        made = cls(recipe, method, stages, uploads, metrics, local, models, aggregator, outliers, own_data)
         made._check(inputs)
         return made
 
@@ -87,6 +94,10 @@ class Experiment:
             algorithm.check_head(self.models)
         for step in self.uploads:
             step.check(self.method)
+        if self.aggregator is not None:
+            robust_mean.check(self.aggregator, self.method)
+        if self.outliers is not None:
+            self.outliers.check(self.method)
         self.method.check_local(self.local)
         clients = range(len(self.models))[: self.recipe.clients]
         compatibility.check_models(self.method, self.models, clients, self.local)
@@ -171,6 +182,8 @@ class Experiment:
             "local": self.local,
             "participation": recipe.participation,
             "uploads": self.uploads,
+            "aggregator": self.aggregator,
+            "outliers": self.outliers,
             "seed": recipe.seed,
         }
 

@@ -64,6 +64,8 @@ class Recipe:
     stages: tuple[str, ...] = ()  # what follows the rounds
     stage_parameters: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     uploads: tuple[str, ...] = ()  # what replies pass before they leave a client, such as clip(1.0) or half
+    aggregator: str | None = None  # such as median or krum(2); null: the method's own weighted mean
+    outliers: str | None = None  # such as drop(norm=5): replies that stand out; null: all replies count as they are
     metrics: tuple[str, ...] = ()  # of the global model on the test set, besides the accuracy
     evaluate_every: Annotated[int, AtLeast(1)] = 1
     last_rounds: Annotated[int, AtLeast(1)] = 1  # k of the mean over the last k rounds

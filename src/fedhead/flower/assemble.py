@@ -85,7 +85,7 @@ def site(file: SiteFile) -> Site:
             _check_code(recipe, spec, file)
         with coded("data"):
             federation = samples(spec, number, recipe)
-        experiment = experiment_of(replace(recipe, metrics=()), spec, file.own_model())  # metrics are the server's
+        experiment = experiment_of(_of_site(recipe), spec, file.own_model())
         model = experiment.models[number % len(experiment.models)]
         clients = experiment.clients(federation, [model], [0] * len(spec.sites), select.device(file.device))
         return SiteRun(clients, experiment.stages)
@@ -219,6 +219,11 @@ def _digests(recipe: Recipe) -> dict[str, str]:
     """The digests of the code that the sites run and fedhead does not bring, by name."""
     found = components.sources(recipe, kinds=SITE_KINDS)
     return {entry["name"]: entry["digest"] for entry in found if "digest" in entry}
+
+
+def _of_site(recipe: Recipe) -> Recipe:
+    """The recipe without what the server alone does."""
+    return replace(recipe, metrics=(), aggregator=None, outliers=None)
 
 
 # -- both -------------------------------------------------------------------------------------------

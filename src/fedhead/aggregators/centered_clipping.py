@@ -1,0 +1,41 @@
+"""Centered clipping: norm clipping around the last round's update (Karimireddy, He and Jaggi, 2021)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+import torch
+
+from fedhead.aggregators.base import Aggregator, aggregator
+from fedhead.core.ranges import Above, Between
+from fedhead.core.tree import Tree, mean
+
+
+@aggregator("centered_clipping")
+@dataclass(frozen=True)
+class CenteredClipping(Aggregator):
+    """Clip how far each update is from that of the round before, then average (Karimireddy et al., 2021).
+
+    `momentum=0` clips the updates themselves (Sun et al., 2019). The paper's clients send momenta; here they send what
+    their local training moved, of which `momentum` is the optimizer's.
+    """
+
+    remembers: ClassVar[bool] = True
+    radius: Annotated[float, Above(0)] | None = None  # τ; None: the round's median distance from the center
+    momentum: Annotated[float, Between(0, 1)] = 1.0  # how much of the last round's update is the center v
+
+    def combine(self, updates: Sequence[Tree], previous: Tree | None) -> Tree:
+        """v + 1/K Σ (x_k − v) min(1, τ / ‖x_k − v‖) (CC)."""
+        center = updates[0].zeros() if previous is None else self.momentum * previous
+        away = [update - center for update in updates]
+        lengths = torch.stack([_length(each) for each in away])
+        radius = lengths.median() if self.radius is None else lengths.new_tensor(self.radius)
+        factors = torch.where(lengths > radius, radius / lengths, 1.0).tolist()
+        clipped = [each * factor for each, factor in zip(away, factors, strict=True)]
+        return center + mean(clipped, [1.0] * len(clipped))
+
+
+def _length(update: Tree) -> torch.Tensor:
+    return torch.stack([t.double().square().sum() for t in update.leaves().values()]).sum().sqrt()

@@ -1,0 +1,31 @@
+"""The coordinate-wise median (Yin et al., 2018)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedhead.aggregators.base import Aggregator, aggregator
+from fedhead.core.tree import Tree
+
+
+@aggregator("median")
+@dataclass(frozen=True)
+class CoordinateMedian(Aggregator):
+    """Take the median of every coordinate by itself (Yin et al., 2018, Definition 1).
+
+    While fewer than half of the clients are hostile, each coordinate lies between two honest ones.
+    """
+
+    def combine(self, updates: Sequence[Tree], previous: Tree | None) -> Tree:
+        """The middle value, or the mean of the two in the middle."""
+        return updates[0].map(_median, *updates[1:])
+
+
+def _median(*rows: Tensor) -> Tensor:
+    ordered = torch.stack(rows).sort(dim=0).values
+    low, high = ordered[(len(rows) - 1) // 2], ordered[len(rows) // 2]
+    return low / 2 + high / 2

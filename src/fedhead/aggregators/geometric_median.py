@@ -1,0 +1,56 @@
+"""The geometric median of RFA (Pillutla, Kakade and Harchaoui, 2022)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from torch import Tensor
+
+from fedhead.aggregators.base import Aggregator, aggregator, inner_products, squared_distances
+from fedhead.core.ranges import Above, AtLeast
+from fedhead.core.tree import Tree, mean
+
+
+def weiszfeld_shares(products: Tensor, smoothing: float, iterations: int) -> Tensor:
+    """Return the shares a with which Σ a_k x_k is the geometric median, by the smoothed Weiszfeld algorithm, [K].
+
+    a_k ∝ 1 / max(ν, ‖z − x_k‖) with z = Σ a_k x_k, again and again. All of it follows from inner products:
+    ‖x_k − z‖² = ⟨x_k, x_k⟩ − 2 ⟨x_k, z⟩ + ⟨z, z⟩.
+
+    Args:
+        products: Inner products of all pairs of updates, [K, K].
+        smoothing: ν.
+        iterations: How often at most.
+    """
+    # Weiszfeld's own start, the mean, may be as far away as a hostile client likes: begin where the neighbours are.
+    shares = _inverse(squared_distances(products).sqrt().median(dim=1).values, smoothing)
+    for _ in range(iterations):
+        along = products @ shares
+        distances = (products.diagonal() - 2 * along + shares @ along).clamp_min(0).sqrt()
+        new = _inverse(distances, smoothing)
+        if torch.allclose(new, shares, rtol=1e-9, atol=0):
+            return new
+        shares = new
+    return shares
+
+
+def _inverse(distances: Tensor, smoothing: float) -> Tensor:
+    weights = 1 / distances.clamp_min(smoothing)
+    return weights / weights.sum()
+
+
+@aggregator("geometric_median")
+@dataclass(frozen=True)
+class GeometricMedian(Aggregator):
+    """Take the point whose distances to all updates have the smallest sum (RFA; Pillutla et al., 2022)."""
+
+    smoothing: Annotated[float, Above(0)] = 1e-6  # ν: distances below it count as it
+    iterations: Annotated[int, AtLeast(1)] = 200  # of the smoothed Weiszfeld algorithm, at most
+
+    def combine(self, updates: Sequence[Tree], previous: Tree | None) -> Tree:
+        """argmin_z Σ ‖z − x_k‖."""
+        shares = weiszfeld_shares(inner_products(updates), self.smoothing, self.iterations)
+        return mean(list(updates), shares.tolist())

@@ -1,0 +1,53 @@
+"""Krum and multi-Krum: trust the updates that have near neighbours (Blanchard et al., 2017)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+from torch import Tensor
+
+from fedhead.aggregators.base import Aggregator, aggregator, inner_products, squared_distances
+from fedhead.core.ranges import AtLeast
+from fedhead.core.tree import Tree, mean
+
+
+def krum_scores(distances: Tensor, hostile: int) -> Tensor:
+    """Return s(i) = Σ ‖x_i − x_j‖² over the K − f − 2 nearest others (section 4), [K].
+
+    Args:
+        distances: Squared distances of all pairs, [K, K].
+        hostile: f.
+    """
+    nearest = distances.sort(dim=1).values[:, 1 : len(distances) - hostile - 1]  # the first is the update itself
+    return nearest.sum(dim=1)
+
+
+@aggregator("krum")
+@dataclass(frozen=True)
+class Krum(Aggregator):
+    """Take the one update that is nearest to its neighbours (Blanchard et al., 2017)."""
+
+    hostile: Annotated[int, AtLeast(1)] = 1  # f, how many of a round's clients may be hostile
+
+    def fewest(self) -> int:
+        """2f + 2 < K (Proposition 4.2)."""
+        return 2 * self.hostile + 3
+
+    def combine(self, updates: Sequence[Tree], previous: Tree | None) -> Tree:
+        """The update of the lowest score."""
+        scores = krum_scores(squared_distances(inner_products(updates)), self.hostile)
+        return updates[int(scores.argmin())]
+
+
+@aggregator("multi_krum")
+@dataclass(frozen=True)
+class MultiKrum(Krum):
+    """Average the updates that are nearest to their neighbours: Krum's K − f best (Blanchard et al., 2017)."""
+
+    def combine(self, updates: Sequence[Tree], previous: Tree | None) -> Tree:
+        """The mean of the K − f updates of the lowest scores."""
+        scores = krum_scores(squared_distances(inner_products(updates)), self.hostile)
+        best = sorted(scores.argsort()[: len(updates) - self.hostile].tolist())
+        return mean([updates[i] for i in best], [1.0] * len(best))

@@ -1,0 +1,37 @@
+"""The coordinate-wise trimmed mean (Yin et al., 2018)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from torch import Tensor
+
+from fedhead.aggregators.base import Aggregator, aggregator
+from fedhead.core.ranges import AtLeast
+from fedhead.core.tree import Tree
+
+
+@aggregator("trimmed_mean")
+@dataclass(frozen=True)
+class TrimmedMean(Aggregator):
+    """Leave out the smallest and largest values of every coordinate, average the rest (Yin et al., 2018, Definition 2).
+
+    The paper's β is `hostile` divided by the number of clients.
+    """
+
+    hostile: Annotated[int, AtLeast(1)] = 1  # how many of a round's clients may be hostile: left out at each end
+
+    def fewest(self) -> int:
+        """One must be left."""
+        return 2 * self.hostile + 1
+
+    def combine(self, updates: Sequence[Tree], previous: Tree | None) -> Tree:
+        """The mean of what is left of each coordinate."""
+
+        def trimmed(*rows: Tensor) -> Tensor:
+            return torch.stack(rows).sort(dim=0).values[self.hostile : len(rows) - self.hostile].mean(dim=0)
+
+        return updates[0].map(trimmed, *updates[1:])

@@ -1,0 +1,112 @@
+"""Simulations in which some clients are hostile, to see what an aggregator or a policy withstands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from fedhead.algorithm.base import Algorithm
+from fedhead.algorithm.method import Method
+from fedhead.core import random
+from fedhead.core.tree import Tree
+from fedhead.data.federation import Federation
+from fedhead.engine.client_states import ClientStates
+from fedhead.engine.simulation import Simulation
+from fedhead.engine.transport import ClientReply, Received
+from fedhead.models.split_model import SplitModel
+
+Attack = Callable[[ClientReply, Tree, int], ClientReply]  # an honest reply, the server's state, a seed
+
+
+class HostileSimulation(Simulation):
+    """A simulation in which some clients send something else than they computed.
+
+    Args:
+        federation: The clients' data.
+        models: The architectures.
+        method: What is trained.
+        hostile: Numbers of the hostile clients.
+        attack: What each of them makes of its honest reply; stages are attacked alike.
+        settings: What else `Simulation` takes.
+    """
+
+    def __init__(
+        self,
+        federation: Federation,
+        models: Sequence[SplitModel],
+        method: Method,
+        *,
+        hostile: Collection[int] = (),
+        attack: Attack,
+        **settings: Any,
+    ):
+        super().__init__(federation, models, method, **settings)
+        self._hostile, self._attack = frozenset(hostile), attack
+
+    def exchange(
+        self, algorithm: Algorithm, server: Tree, states: ClientStates, cohort: list[int], round: int
+    ) -> Received:
+        """Let all clients work, then let the hostile ones change their replies."""
+        received = super().exchange(algorithm, server, states, cohort, round)
+        for k in self._hostile & received.replies.keys():
+            seed = random.key(self.task.seed, "attack", round, k)
+            received.replies[k] = self._attack(received.replies[k], server, seed)
+        return received
+
+
+# -- attacks ------------------------------------------------------------------------------------------
+def honest(reply: ClientReply, server: Tree, seed: int) -> ClientReply:
+    """Change nothing."""
+    return reply
+
+
+def scaled(factor: float) -> Attack:
+    """Return the attack that sends the weights times a factor."""
+    return lambda reply, server, seed: _with_model(reply, lambda model: model * factor)
+
+
+def flipped(reply: ClientReply, server: Tree, seed: int) -> ClientReply:
+    """Send the update with its sign flipped."""
+    return _with_model(reply, lambda model: _held(server, model) * 2 - model)
+
+
+def randomized(reply: ClientReply, server: Tree, seed: int) -> ClientReply:
+    """Send standard normal weights."""
+    generator = random.generator(seed)
+    return _with_model(reply, lambda model: model.map(lambda t: torch.randn(t.shape, generator=generator).to(t)))
+
+
+def boasting(reply: ClientReply, server: Tree, seed: int) -> ClientReply:
+    """Send negated weights, and claim 1e12 samples."""
+    return _with_model(reply, lambda model: -model)._replace(samples=1e12)
+
+
+def inflated(reply: ClientReply, server: Tree, seed: int) -> ClientReply:
+    """Send CCVR's sums of features and of their outer products times 1e6; the counts stay."""
+    if "statistics" not in reply.send:
+        return reply
+    found = reply.send["statistics"]
+    changed = {name: found[name] * 1e6 for name in found if name != "count"}
+    return reply._replace(send=reply.send.replace(statistics=found.replace(changed)))
+
+
+def flip_labels(federation: Federation, clients: Collection[int]) -> Federation:
+    """Return the federation with class c in place of class C − 1 − c in the data of some clients."""
+    y = federation.train.y.clone()
+    for k in clients:
+        rows = torch.as_tensor(federation.rows[k])
+        y[rows] = federation.classes - 1 - y[rows]
+    return replace(federation, train=federation.train._replace(y=y))
+
+
+def _with_model(reply: ClientReply, change: Callable[[Tree], Tree]) -> ClientReply:
+    if "model" not in reply.send:
+        return reply
+    return reply._replace(send=reply.send.replace(model=change(reply.send["model"])))
+
+
+def _held(server: Tree, model: Tree) -> Tree:
+    return model.replace({name: server["model"][name] for name in model})
