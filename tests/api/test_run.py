@@ -75,3 +75,13 @@ def test_things_of_the_wrong_kind_are_refused(given: dict[str, Any], says: str) 
     fed = fedhead.Federation.from_arrays(np.zeros((8, 2)), np.arange(8) % 2, clients=2)
     with pytest.raises(BadInput, match=says):
         fedhead.run(**{"federation": fed, "model": "mlp", "rounds": 1, **given})
+
+
+def test_what_is_printed_says_how_much_there_is_and_how_well_it_went() -> None:
+    federation = fedhead.Federation.load("digits", "iid", clients=2, samples=60)
+    assert repr(federation) == (
+        "Federation(digits, iid: 2 clients with 60 samples of shape (1, 8, 8), 10 classes, 360 test samples)"
+    )
+    result = fedhead.run(federation, "mlp", rounds=1, device="cpu", executor="loop")
+    shown = f"Result(accuracy={round(result.accuracy or 0, 2)}, personal=None, stages={{}}, rounds=1, executor='loop')"
+    assert repr(result) == shown

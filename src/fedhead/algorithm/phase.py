@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -77,7 +77,7 @@ class Replies:
     def __len__(self) -> int:
         return len(self.clients)
 
-    def mean(self, name: str, weights: Sequence[float] | None = None) -> Tree:
+    def mean(self, name: str, weights: Sequence[float] | None = None) -> Any:
         """Return the mean of what the clients sent under a name.
 
         Args:
@@ -85,9 +85,13 @@ class Replies:
             weights: One weight per client; None: the numbers of samples. An aggregator counts all clients alike.
 
         Returns:
-            The weighted mean, or what the run's aggregator takes in place of it.
+            The weighted mean, or what the run's aggregator takes in place of it: a tree, or a tensor where the clients
+            sent one.
         """
         sent = self._sent(name)
+        if isinstance(sent[0], Tensor):  # averaged as a tree of one
+            wrapped = [Tree({name: Tree(value=entry)}) for entry in sent]
+            return replace(self, sent=wrapped).mean(name, weights)["value"]
         if self.robust_mean is not None:
             return self.robust_mean(name, sent)
         return trees.mean(sent, list(self.samples if weights is None else weights))

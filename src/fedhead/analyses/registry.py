@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from fedhead.core.component_check import check_function, first_docline
@@ -34,11 +35,11 @@ class AnalysisReport(NamedTuple):
 
     Args:
         numbers: Anything that JSON can represent.
-        figures: Matplotlib figures by the suffix of the file's name, "" for the main one.
+        figures: Matplotlib figures by the suffix of the file's name, "" for the main one; none by default.
     """
 
     numbers: Mapping[str, Any]
-    figures: Mapping[str, Figure]
+    figures: Mapping[str, Figure] = MappingProxyType({})
 
 
 class Analysis(NamedTuple):

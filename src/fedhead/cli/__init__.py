@@ -24,7 +24,8 @@ from fedhead.cli import reproducing as reproducing
 from fedhead.cli import running as running
 from fedhead.cli.app import app
 from fedhead.cli.output import Stopped
-from fedhead.core.errors import BadInput, FedheadError
+from fedhead.core.errors import BadInput, FedheadError, first_line
+from fedhead.core.user_code import user_line
 from fedhead.executors.malloc import tune_malloc
 
 INTERRUPTED = 130  # the exit code after Ctrl-C
@@ -63,6 +64,11 @@ def call(arguments: Sequence[str]) -> int:
         return 1
     except (OSError, MemoryError) as error:
         return _fail(str(error) or "out of memory", 1)
+    except Exception as error:
+        where = user_line(error)
+        if where is None or os.environ.get("FEDHEAD_TRACEBACK"):
+            raise
+        return _fail(f"{where}: {first_line(error)}; set FEDHEAD_TRACEBACK=1 to see the whole traceback", 1)
 
 
 def main() -> None:

@@ -65,7 +65,7 @@ def analyse(
     if as_json:
         print(json.dumps(report.numbers))
     else:
-        print(f"written to {folder / kind}.json and " + ", ".join(f"{kind}{e}.png" for e in report.figures))
+        print(f"written to {', '.join([f'{folder / kind}.json', *(f'{kind}{e}.png' for e in report.figures)])}")
 
 
 @app.command()

@@ -142,18 +142,21 @@ def _print_result(result: Row) -> None:
     if result["personal"] is not None:
         print(f"personal    {_percent([r['personal'] for r in runs])}{many}")
     for name, value in result.get("metrics", {}).items():
-        print(f"{name}    {value:.4f}")
+        print(f"{name:<11} {value:.4f}")
     for name in result["stages"]:
         found = [(word, [r["stages"][name][word] for r in runs]) for word in ("accuracy", "personal")]
         shown = [f"{word} {_percent(values)}" for word, values in found if values != [None] * len(runs)]
         print(f"  + {name}: {', '.join(shown)}")
-    print(f"traffic     {result['bytes_up'] / 1e6:,.1f} MB up, {result['bytes_down'] / 1e6:,.1f} MB down")
-    if result.get("client_bytes"):
-        each = {way: f"{value / 1e3:,.1f} kB {way}" for way, value in result["client_bytes"].items()}
-        print(f"            per client and round {each['up']}, {each['down']}")
+    print(f"traffic     {_bytes(result['bytes_up'])} up, {_bytes(result['bytes_down'])} down")
+    if each := result.get("client_bytes"):
+        print(f"            per client and round {_bytes(each['up'])} up, {_bytes(each['down'])} down")
     prepared = result.get("preparing") or 0.0
     print(f"time        {result['seconds']:.1f} s" + (f", after {prepared:.1f} s of compiling" if prepared else ""))
     print(f"run         {result['run']}")
+
+
+def _bytes(count: float) -> str:
+    return f"{count / 1e6:,.1f} MB" if count >= 1e6 else f"{count / 1e3:,.1f} kB"
 
 
 def _percent(values: list[float | None]) -> str:

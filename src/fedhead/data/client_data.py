@@ -21,7 +21,7 @@ from fedhead.data.augment import Transform
 from fedhead.data.client_test import SHARE, ClientTest, Fraction, parse
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class ClientData:
     """Clients and their data; the clients' samples are rows of one training set.
 
@@ -55,6 +55,16 @@ class ClientData:
     client_names: Sequence[str] | None = None
     title: str = "your data"
     partition: str = "natural"
+
+    def __repr__(self) -> str:
+        """Say how much there is, not what."""
+        samples = sum(len(rows) for rows in self.rows)
+        test = 0 if self.test is None else len(self.test.y)
+        shape = tuple(self.train.x.shape[1:])
+        return (
+            f"{type(self).__name__}({self.title}, {self.partition}: {len(self.rows)} clients with {samples:,} samples "
+            f"of shape {shape}, {self.classes} classes, {test:,} test samples)"
+        )
 
     def __post_init__(self) -> None:
         if not self.rows:

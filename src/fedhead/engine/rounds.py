@@ -68,6 +68,13 @@ class Result(RunMetrics):
     last_rounds: int = 1
     preparing: float = 0.0
 
+    def __repr__(self) -> str:
+        """Say how well it went; None for what there is no test set for."""
+        shown = {"accuracy": self.accuracy, "personal": self.personal}
+        parts = [f"{name}={None if value is None else round(value, 2)}" for name, value in shown.items()]
+        after = {name: None if s.accuracy is None else round(s.accuracy, 2) for name, s in self.stages.items()}
+        return f"Result({', '.join(parts)}, stages={after}, rounds={len(self.history)}, executor={self.executor!r})"
+
     @property
     def server(self) -> Tree:
         """The server's final state."""

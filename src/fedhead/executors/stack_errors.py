@@ -5,14 +5,9 @@
 
 from __future__ import annotations
 
-import traceback
-from pathlib import Path
-
-import torch
-
 from fedhead.core.errors import BadInput, first_line
+from fedhead.core.user_code import user_line
 
-_LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))  # torch's and fedhead's own files
 _NUMBER = "reads a number out of a tensor (.item(), float(), bool(), or a tensor in an if)", "torch.where"
 # what vmap says: what was done, and what does the same for many clients at once
 _KNOWN = {
@@ -36,19 +31,7 @@ def explain(error: RuntimeError) -> CannotStack | None:
         return None
     known = next((found for words, found in _KNOWN.items() if words in text), None)
     what, better = known or (f"can't be vectorized ({first_line(error)})", "operations that vmap knows")
+    where = user_line(error, after="functorch") or "the model"  # what stands before vmap only called fedhead
     return CannotStack(
-        f"executor stack: {_where(error)} {what}, which can't be done for many clients at once: use executor=loop, or "
-        f"{better}"
+        f"executor stack: {where} {what}, which can't be done for many clients at once: use executor=loop, or {better}"
     )
-
-
-def _where(error: BaseException) -> str:
-    """The innermost line of the user's own code inside vmap, or what stands for it."""
-    frames = [(frame.f_code, line) for frame, line in traceback.walk_tb(error.__traceback__)]
-    # what stands before vmap only called fedhead
-    first = next((i for i, (code, _) in enumerate(frames) if "functorch" in code.co_filename), 0)
-    own = [(code, line) for code, line in frames[first:] if not code.co_filename.startswith(_LIBRARIES)]
-    if not own:
-        return "the model"
-    code, line = own[-1]
-    return f"{code.co_qualname.rpartition('<locals>.')[2]} ({Path(code.co_filename).name}, line {line})"

@@ -107,19 +107,19 @@ def check_present(
 
 
 def changed(recipe: Recipe, recorded: Iterable[Mapping[str, str]], executor: str | None = None) -> list[str]:
-    """Return one line for each component whose code differs from what was recorded."""
+    """Return one line for each file or package that differs from what was recorded, with the components it holds."""
     now = {(entry["kind"], entry["name"]): entry for entry in sources(recipe, executor)}
-    lines = []
+    lines: dict[str, list[str]] = {}
     for old in recorded:
         new = now.get((old["kind"], old["name"]))
         if new is None or "file" not in old:
             continue
         if old.get("digest") != new.get("digest"):
-            lines.append(f"{new['file']} ({old['kind']} {old['name']})")
+            lines.setdefault(new["file"], []).append(f"{old['kind']} {old['name']}")
         elif old.get("version") != new.get("version"):
             versions = f"{old.get('version')} to {new.get('version')}"
-            lines.append(f"{old.get('distribution')} {versions} ({old['kind']} {old['name']})")
-    return lines
+            lines.setdefault(f"{old.get('distribution')} {versions}", []).append(f"{old['kind']} {old['name']}")
+    return [f"{what} ({', '.join(names)})" for what, names in lines.items()]
 
 
 def check_unchanged(

@@ -68,7 +68,8 @@ class RecordedRun:
         recorded = self.environment.get("components", [])
         self._executor = executor = executor or components.own_executor(recorded)
         components.check_present(self.recipe, recorded, self.out, executor)
-        components.check_unchanged(self.out, self.recipe, recorded, executor, allow_changed_code)
+        if self._existing.checkpoint_round():  # before the first one there are no results that could be mixed
+            components.check_unchanged(self.out, self.recipe, recorded, executor, allow_changed_code)
 
     @contextmanager
     def writing(self, facts: Mapping[str, Any], federation: Federation | None = None) -> Iterator[None]:
