@@ -27,6 +27,7 @@ ATTACKS: Mapping[str, hostile.Attack] = {
     "random": hostile.randomized,
     "n=1e12, ×−1": hostile.boasting,
     "label flip": hostile.honest,  # what is changed is the data
+    "CCVR, none": hostile.honest,
     "CCVR ×1e6": hostile.inflated,
 }
 RULES: Mapping[str, list[str]] = {
