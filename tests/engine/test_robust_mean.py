@@ -17,12 +17,13 @@ from fedhead.aggregators.base import Aggregator
 from fedhead.aggregators.centered_clipping import CenteredClipping
 from fedhead.aggregators.coordinate_median import CoordinateMedian
 from fedhead.aggregators.krum import Krum
+from fedhead.algorithm.client import Client
 from fedhead.algorithm.method import Method
-from fedhead.algorithm.phase import Replies
+from fedhead.algorithm.phase import Replies, Reply
 from fedhead.algorithm.task import LocalTraining, Task
 from fedhead.core.errors import BadInput, FedheadError
 from fedhead.core.optimizers import SGD
-from fedhead.core.tree import Tree, mean
+from fedhead.core.tree import Tree, Weights, mean
 from fedhead.data.federation import Federation
 from fedhead.engine.rounds import Snapshot, run
 from fedhead.engine.simulation import Simulation
@@ -144,3 +145,22 @@ def test_a_stage_with_its_own_rule_is_said() -> None:
     made.log = said.append  # type: ignore[method-assign]
     run(made, stages=[STAGES["ccvr"](samples=20, epochs=1), STAGES["finetune"]()])
     assert said == ["stage ccvr aggregates by its own rule: the aggregator median is for the rounds"]
+
+
+def test_a_tensor_by_itself_is_combined_as_a_tree_is() -> None:
+    @dataclass(frozen=True)
+    class Scale(Method):
+        def init_server(self, w: Weights, task: Task) -> Tree:
+            return super().init_server(w, task).replace(scale=torch.tensor(10.0))
+
+        def finish(self, w: Weights, client: Client) -> Reply:
+            reply = super().finish(w, client)
+            return reply._replace(send=reply.send.replace(scale=client.samples.clone()))
+
+        def aggregate(self, server: Tree, replies: Replies, task: Task) -> Tree:
+            return super().aggregate(server, replies, task).replace(scale=replies.mean("scale"))
+
+    made = simulation(CoordinateMedian(), Scale(), rounds=1)
+    sizes = sorted(len(rows) for rows in made.federation.rows)
+    run(made)
+    assert float(made.server["scale"]) == (sizes[2] + sizes[3]) / 2

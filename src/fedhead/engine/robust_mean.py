@@ -56,7 +56,9 @@ class RobustMean:
 
     def __call__(self, name: str, sent: Sequence[Tree]) -> Tree:
         """Return the server's entry of a name, moved by what the aggregator makes of the updates."""
-        rule, held = self._aggregator, self._server.get(name, {})
+        rule, held = self._aggregator, self._server.get(name, Tree())
+        if not isinstance(held, Tree):  # a tensor, of which `Replies.mean` makes a tree of one
+            held = Tree(value=held)
         old = sent[0].zeros().replace({entry: held[entry] for entry in sent[0] if entry in held})
         memory = self._server.get(MEMORY, {}).get(name)
         self._found[name] = rule.combine([each - old for each in sent], memory if rule.remembers else None)
