@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -206,3 +206,16 @@ def test_uploads_from_python_recipes_and_names_are_the_same(tmp_path: Path) -> N
 def test_bad_uploads_are_named(uploads: list[str], method: str, reason: str) -> None:
     with pytest.raises(BadInput, match=reason):
         fh.run(federation(), network("group"), method, rounds=1, uploads=uploads)
+
+
+@pytest.mark.parametrize(
+    ("returned", "words"), [(None, "returned NoneType"), (Tree(), "returned nothing"), (Tree(modle=Tree()), "modle")]
+)
+def test_an_upload_that_leaves_entries_as_they_were_is_refused(returned: Any, words: str) -> None:
+    class Forgets(Upload):
+        def encode(self, send: Tree, client: Any) -> Tree:
+            return returned  # type: ignore[no-any-return]  # the fault that is tested
+
+    federation = fh.Federation.load("digits", clients=2, samples=60)
+    with pytest.raises(BadInput, match=f"upload Forgets: encode .*{words}"):
+        fh.run(federation, "mlp", rounds=1, uploads=[Forgets()], executor="loop", device="cpu")

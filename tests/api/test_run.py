@@ -85,3 +85,39 @@ def test_what_is_printed_says_how_much_there_is_and_how_well_it_went() -> None:
     result = fedhead.run(federation, "mlp", rounds=1, device="cpu", executor="loop")
     shown = f"Result(accuracy={round(result.accuracy or 0, 2)}, personal=None, stages={{}}, rounds=1, executor='loop')"
     assert repr(result) == shown
+
+
+def test_an_executor_must_answer_for_every_client() -> None:
+    class Forgets(fedhead.Executor):
+        def run(self, job: fedhead.Job) -> list[fedhead.Reply]:
+            return fedhead.Loop().run(job)[1:]
+
+    federation = fedhead.Federation.load("digits", clients=3, samples=60)
+    with pytest.raises(BadInput, match="executor Forgets: run returned 2 replies for 3 clients"):
+        fedhead.run(federation, "mlp", rounds=1, executor=Forgets(), device="cpu")
+
+
+def test_a_head_and_a_model_that_can_not_be_built_are_named() -> None:
+    def wide(features: int, classes: int) -> nn.Module:
+        return nn.Linear(features, classes + 1)
+
+    def leaves(shape: tuple[int, ...]) -> nn.Module:
+        raise SystemExit(0)
+
+    with pytest.raises(BadInput, match=r"head .*wide.* has 11 outputs for 10 classes"):
+        fedhead.build("mlp", (64,), 10, head=wide)
+    with pytest.raises(BadInput, match=r"model .*leaves.*: the function raised SystemExit"):
+        fedhead.build(leaves, (64,), 10)
+
+
+def test_masked_values_and_labels_changed_by_a_partition_are_no_data() -> None:
+    x, y = np.random.RandomState(0).randn(12, 3), np.arange(12) % 3
+    with pytest.raises(BadInput, match="x has masked values"):
+        fedhead.Federation.from_arrays(np.ma.masked_greater(x, 0), y, clients=2)
+
+    def changes(y: Any, clients: int, rng: Any) -> list[Any]:
+        y[:] = 0
+        return list(np.array_split(np.arange(len(y)), clients))
+
+    federation = fedhead.Federation.from_arrays(x, y, partition=changes, clients=2)
+    assert federation.counts().sum(0).tolist() == [4, 4, 4]

@@ -179,7 +179,7 @@ def encode(uploads: Sequence[Upload], algorithm: Algorithm, send: Tree, client: 
         spared = set(algorithm.sums) if step.spares_sums else set()
         changed = Tree({name: value for name, value in send.items() if name not in spared})
         if changed:
-            send = send.replace(step.encode(changed, client))
+            send = send.replace(_same_entries(step, "encode", changed, step.encode(changed, client)))
     return send
 
 
@@ -189,8 +189,18 @@ def decode(uploads: Sequence[Upload], algorithm: Algorithm, send: Tree, task: Ta
         spared = set(algorithm.sums) if step.spares_sums else set()
         changed = Tree({name: value for name, value in send.items() if name not in spared})
         if changed:
-            send = send.replace(step.decode(changed, task))
+            send = send.replace(_same_entries(step, "decode", changed, step.decode(changed, task)))
     return send
+
+
+def _same_entries(step: Upload, hook: str, given: Tree, returned: Any) -> Tree:
+    """Refuse a result without all entries: what is missing would leave the client as it was."""
+    if not isinstance(returned, Tree):
+        raise BadInput(f"upload {step.name}: {hook} returned {type(returned).__name__}, it must return a Tree")
+    if returned.keys() != given.keys():
+        names = ", ".join(returned) or "nothing"
+        raise BadInput(f"upload {step.name}: {hook} was given {', '.join(given)} and returned {names}: return the same")
+    return returned
 
 
 def exact(uploads: Sequence[Upload], algorithm: Algorithm, names: Sequence[str]) -> bool:

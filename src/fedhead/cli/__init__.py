@@ -25,7 +25,7 @@ from fedhead.cli import running as running
 from fedhead.cli.app import app
 from fedhead.cli.output import Stopped
 from fedhead.core.errors import BadInput, FedheadError, first_line
-from fedhead.core.user_code import user_line
+from fedhead.core.user_line import user_line
 from fedhead.executors.malloc import tune_malloc
 
 INTERRUPTED = 130  # the exit code after Ctrl-C

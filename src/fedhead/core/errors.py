@@ -51,5 +51,5 @@ def user_code(title: str) -> Iterator[None]:
         yield
     except FedheadError:
         raise
-    except Exception as error:  # a user's code may raise anything
+    except (Exception, SystemExit) as error:  # a user's code may raise anything
         raise BadInput(f"{title}: the function raised {first_line(error)}") from error

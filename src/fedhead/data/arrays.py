@@ -187,6 +187,11 @@ def check_classes(data: Samples, classes: int, what: str) -> None:
         raise BadInput(f"{what}: label {wrong} is outside the {classes} classes 0 … {classes - 1}")
 
 
+def _refuse_mask(value: Any, what: str) -> None:
+    if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
+        raise BadInput(f"{what} has masked values: fill them first, such as with NaN and missing='mean'")
+
+
 def to_tensor(value: Any, what: str) -> Tensor:
     """Convert numbers to a tensor of the same values, on the CPU; other things raise `BadInput`."""
     if isinstance(value, Tensor):
@@ -194,6 +199,7 @@ def to_tensor(value: Any, what: str) -> Tensor:
         if tensor.is_complex() or tensor.dtype == torch.bool:
             raise BadInput(f"{what} holds {tensor.dtype}: give integers or floats")
         return tensor
+    _refuse_mask(value, what)
     try:
         array = np.asarray(value)
     except ValueError as error:  # rows of different lengths

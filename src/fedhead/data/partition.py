@@ -47,7 +47,8 @@ class Partition(Checked):
         if y.min() < 0 or y.max() >= classes:
             raise BadInput(f"labels must lie in 0 … {classes - 1}, they span {y.min()} … {y.max()}")
         rng = np.random.RandomState(random.key(seed, "partition") & 0xFFFFFFFF)
-        return _checked(self.assign(y, classes, clients, rng), len(y), clients, self)
+        labels = y.copy()  # a rule that changes its labels must not change the data
+        return _checked(self.assign(labels, classes, clients, rng), len(y), clients, self)
 
     def assign(self, y: NDArray[Any], classes: int, clients: int, rng: np.random.RandomState) -> list[Rows]:
         """Assign samples to clients; the arguments are already checked.

@@ -11,6 +11,7 @@ from fedhead.algorithm.method import Method
 from fedhead.algorithm.stage import Stage
 from fedhead.algorithm.task import LocalTraining
 from fedhead.algorithm.upload import Upload
+from fedhead.core.errors import BadInput
 from fedhead.core.log import warn_once
 from fedhead.core.tree import Tree
 from fedhead.engine import rounds as loop
@@ -118,7 +119,14 @@ class Simulation(Clients, Transport[ClientStates]):
         downlink = make_downlink(algorithm, server, cohort, self.task_of)
         jobs = self.work(algorithm, downlink, states, round)
         replies: dict[int, ClientReply] = {}
-        for job, found in zip(jobs, self._executor_for(algorithm).run_all(jobs), strict=True):
+        executor = self._executor_for(algorithm)
+        for job, found in zip(jobs, executor.run_all(jobs), strict=True):
+            if not isinstance(found, Sequence) or len(found) != len(job.clients):
+                count = f"{len(found)} replies" if isinstance(found, Sequence) else type(found).__name__
+                raise BadInput(
+                    f"executor {executor.name}: run returned {count} for {len(job.clients)} clients: "
+                    "return one Reply per client of the job, in the order of job.clients"
+                )
             for k, reply in zip(job.clients, found, strict=True):
                 samples, left_out = float(len(self.federation.rows[k])), self.small_classes(algorithm, k)
                 replies[k] = ClientReply(reply.send, reply.keep, samples, left_out)

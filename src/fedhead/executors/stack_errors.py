@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from fedhead.core.errors import BadInput, first_line
-from fedhead.core.user_code import user_line
+from fedhead.core.user_line import user_line
 
 _NUMBER = "reads a number out of a tensor (.item(), float(), bool(), or a tensor in an if)", "torch.where"
 # what vmap says: what was done, and what does the same for many clients at once

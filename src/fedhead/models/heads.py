@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from fedhead.core import random
 from fedhead.core.component_check import check_function
-from fedhead.core.errors import BadInput
+from fedhead.core.errors import BadInput, user_code
 from fedhead.core.parameters import parameters
 from fedhead.core.registry import Registry
 
@@ -62,9 +62,13 @@ class ChosenHead(NamedTuple):
         """
         known = parameters(self.builder)
         given = {word: value for word, value in (("key", key), ("scale", scale)) if word in known}
-        made = self.builder(features, classes, **{**given, **self.parameters})
+        with user_code(f"head {self.name}"):
+            made = self.builder(features, classes, **{**given, **self.parameters})
         if not isinstance(made, nn.Module):
             raise BadInput(f"head {self.name} made {type(made).__name__}, not a torch module")
+        outputs = getattr(made, "out_features", classes)
+        if outputs != classes:
+            raise BadInput(f"head {self.name} has {outputs} outputs for {classes} classes: return one with as many")
         for word, value in (("in_features", features), ("out_features", classes), ("kind", self.name)):
             if not hasattr(made, word):
                 setattr(made, word, value)

@@ -16,7 +16,7 @@ from torch import nn
 from fedhead.core import random
 from fedhead.core.calls import Call
 from fedhead.core.component_check import check_function, first_docline
-from fedhead.core.errors import BadInput
+from fedhead.core.errors import BadInput, user_code
 from fedhead.core.parameters import check, check_all, parameters
 from fedhead.core.ranges import Above, AtLeast, Below
 from fedhead.core.registry import Registry
@@ -69,7 +69,8 @@ class Architecture(NamedTuple):
     def make(self, shape: Shape, classes: int, params: Mapping[str, Any]) -> Body | SplitModel:
         """Call the builder."""
         more = {"classes": classes} if "classes" in inspect.signature(self.builder).parameters else {}
-        made = self.builder(tuple(shape), **more, **params)
+        with user_code(f"model {self.name}"):
+            made = self.builder(tuple(shape), **more, **params)
         if isinstance(made, Body | SplitModel):
             return made
         raise BadInput(
