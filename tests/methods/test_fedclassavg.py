@@ -66,7 +66,7 @@ def plain_round(simulation: Simulation, method: FedClassAvg) -> tuple[Tree, dict
             classifier = copy.deepcopy(simulation.server["model"])
             load(model, simulation.initial[simulation.assign[client]].replace(classifier))
             optimizer = torch.optim.Adam(model.parameters(), lr=0.01, betas=(0.5, 0.999))
-            table = job.tables(place)[0]
+            table = job.batches(place)[0]
             for step in range(len(table)):
                 batch, _ = table.batch(step, pool)
                 real = batch.weight > 0

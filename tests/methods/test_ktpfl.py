@@ -131,7 +131,7 @@ def test_a_second_round_distils_the_mixture_and_then_trains() -> None:
             load(model, simulation.states[client]["own"])
             target = sum(c[client, m] * s for m, s in sent.items())
             optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-            distil, train = job.tables(place)
+            distil, train = job.batches(place)
             assert len(distil) == 3  # 20 public samples in batches of 8
             for table, source in ((distil, public), (train, pool)):
                 for step in range(len(table)):

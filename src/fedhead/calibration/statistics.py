@@ -86,7 +86,14 @@ class Statistics:
         return torch.where(self.count[:, None, None] > 1, scatter / share[:, None, None], 0)
 
     def without_small_classes(self, min_class_count: int) -> Statistics:
-        """Return the statistics with all sums of classes of fewer samples set to zero, as if there were none."""
+        """Return the statistics with all sums of small classes set to zero, as if there were no samples of them.
+
+        Args:
+            min_class_count: The fewest samples of a class that is kept.
+
+        Returns:
+            Statistics of the same shapes.
+        """
         large = self.count >= min_class_count
         count, total, outer = (self.count * large, self.sum * large[:, None], self.outer * large[:, None])
         return Statistics(count, total, outer, self.extractor)
