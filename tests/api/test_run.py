@@ -121,3 +121,26 @@ def test_masked_values_and_labels_changed_by_a_partition_are_no_data() -> None:
 
     federation = fedhead.Federation.from_arrays(x, y, partition=changes, clients=2)
     assert federation.counts().sum(0).tolist() == [4, 4, 4]
+
+
+@pytest.mark.parametrize(
+    ("metric", "words"),
+    [
+        (lambda confusion: "high", "metric lambda returned str: return one number"),
+        (lambda confusion: confusion, "metric lambda returned ndarray: return one number"),
+        (lambda confusion: 1 / 0, "metric lambda: the function raised ZeroDivisionError"),
+    ],
+)
+def test_a_metric_that_is_no_number_is_found_before_training(metric: Any, words: str) -> None:
+    federation = fedhead.Federation.load("digits", clients=2, samples=60)
+    trained: list[Any] = []
+    with pytest.raises(BadInput, match=words):
+        fedhead.run(federation, "mlp", rounds=1, metrics=[metric], on_round=trained.append)
+    assert not trained
+
+
+@pytest.mark.parametrize("wrong", [{"resume": 5}, {"on_round": 5}, {"precision": 3}, {"executor": "nope"}])
+def test_what_is_of_another_kind_is_one_line(wrong: dict[str, Any]) -> None:
+    federation = fedhead.Federation.load("digits", clients=2, samples=60)
+    with pytest.raises(BadInput, match=next(iter(wrong))):
+        fedhead.run(federation, "mlp", rounds=1, **wrong)

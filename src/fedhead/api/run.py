@@ -15,8 +15,8 @@ from fedhead.core.calls import read_call
 from fedhead.core.errors import BadInput
 from fedhead.core.optimizers import SGD, Adam, Optimizer, make_optimizer
 from fedhead.data.federation import Federation
+from fedhead.engine import classification_metrics
 from fedhead.engine.classification_metrics import Metric
-from fedhead.engine.classification_metrics import find as find_metrics
 from fedhead.engine.outliers import OutlierPolicy
 from fedhead.engine.rounds import Result, Snapshot
 from fedhead.executors.job import Executor
@@ -112,7 +112,7 @@ def run(
         BadInput: Something can't be used, or not with the rest; nothing was computed yet.
         Diverged: Training left the finite numbers.
     """
-    _refuse_kinds(federation, model, method, stages, uploads, metrics, aggregator, outliers)
+    _refuse_kinds(federation, model, method, stages, uploads, metrics, aggregator, outliers, resume, on_round)
     settings = Recipe(  # whose ranges hold here too
         rounds=rounds,
         local_epochs=local_epochs,
@@ -137,7 +137,7 @@ def run(
         uploads=tuple(build.upload(u) for u in uploads),
         aggregator=build.aggregator(aggregator),
         outliers=build.outliers(outliers),
-        metrics=find_metrics(metrics),
+        metrics=_metrics(metrics, federation.classes),
         local=build.local(settings, _optimizer(optimizer, settings)),
         models=tuple(_models(federation, model, chosen.head, settings.seed, assign)),
     )
@@ -175,6 +175,8 @@ def _refuse_kinds(
     metrics: Any,
     aggregator: Any,
     outliers: Any,
+    resume: Any,
+    on_round: Any,
 ) -> None:
     """Refuse what is no federation, model, method or list of stages, before it fails somewhere inside."""
     if not isinstance(federation, Federation):
@@ -187,6 +189,10 @@ def _refuse_kinds(
     for what, (given, example) in (lists | {"metrics": (metrics, "['macro_f1']")}).items():
         if isinstance(given, str) or not isinstance(given, Sequence):
             raise BadInput(f"{what} is {given!r}: give a list, such as {example}")
+    if resume is not None and not isinstance(resume, Snapshot):
+        raise BadInput(f"resume is {type(resume).__name__}: give the snapshot that an earlier run's on_round was given")
+    if on_round is not None and not callable(on_round):
+        raise BadInput(f"on_round is {type(on_round).__name__}: give a function of a snapshot")
     if outliers is not None and not isinstance(outliers, str | OutlierPolicy):
         raise BadInput(f"outliers is {type(outliers).__name__}: give a text, such as 'drop(norm=5)'")
     kinds: list[tuple[str, type, Sequence[Any]]] = [("method", Method, [method]), ("stage", Stage, stages)]
@@ -195,6 +201,12 @@ def _refuse_kinds(
         for thing in things:
             if not isinstance(thing, kind | type | str):
                 raise BadInput(f"{what} is {type(thing).__name__}: give a name or a {what}, see `fedhead ls {what}s`")
+
+
+def _metrics(asked: Sequence[str | Metric], classes: int) -> dict[str, Metric]:
+    found = classification_metrics.find(asked)
+    classification_metrics.check(found, classes)
+    return found
 
 
 def _models(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from fedhead.calibration.statistics import Statistics, unpack
+from fedhead.calibration.statistics import Statistics, merge, unpack
 from fedhead.core.errors import BadInput
 
 _AT_ONCE = 2**23  # elements of the matrices that are looked at together
@@ -43,6 +44,43 @@ def check(statistics: Statistics, source: str, full: bool = True) -> Statistics:
             f"(an eigenvalue of the scatter is {float(lowest[c]):.3g}): no features have it, recompute the statistics"
         )
     return statistics
+
+
+def check_client(statistics: Statistics, source: str, samples: float, exact: bool = True) -> None:
+    """Check that statistics could be those of a client.
+
+    Args:
+        statistics: Statistics to check.
+        source: Where they come from, for error messages.
+        samples: All of the client's samples.
+        exact: Whether nothing has rounded them.
+
+    Raises:
+        BadInput: With the source and the reason.
+    """
+    check(statistics, source, full=exact)
+    check_counts(source, statistics.count, samples)
+    if exact:
+        check_lone_samples(source, statistics)
+
+
+def merge_checked(sources: Sequence[str], part: Callable[[int], Statistics]) -> Statistics:
+    """Merge statistics, and name the source of those that no features could have.
+
+    Args:
+        sources: Where each part comes from, for error messages.
+        part: Returns the part of a number; parts are large, so that one at a time is made.
+
+    Raises:
+        BadInput: With the source and the reason.
+    """
+    merged = merge(check(part(i), source, full=False) for i, source in enumerate(sources))
+    try:
+        return check(merged, "the merged statistics")
+    except BadInput:
+        for i, source in enumerate(sources):  # whose fault is it?
+            check(part(i), source)
+        raise
 
 
 def check_counts(source: str, count: Tensor, samples: float, *sums: Tensor) -> None:

@@ -26,7 +26,7 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> BadInput:
     "unknown method 'fedporx': did you mean 'fedprox'? Known: fedavg, fedprox"
     """
     names = sorted(set(known))
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
     hint = f": did you mean {near[0]!r}?" if near else "."
     return BadInput(f"unknown {kind} {name!r}{hint} Known: {', '.join(names)}")
 

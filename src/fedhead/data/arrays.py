@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import sys
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, get_args
@@ -30,6 +31,14 @@ class Samples(NamedTuple):
 
     x: Tensor
     y: Tensor
+
+    def digest(self) -> bytes:
+        """Return a hash of all inputs and labels, by which changed data is found out."""
+        total = hashlib.blake2b(digest_size=16)
+        for t in self:
+            total.update(f"{t.dtype} {tuple(t.shape)}".encode())
+            total.update(t.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        return total.digest()
 
     def take(self, rows: NDArray[np.int64]) -> Samples:
         """Select samples.

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedhead.core.component_check import check_function, name_of
-from fedhead.core.errors import user_code
+from fedhead.core.errors import BadInput, user_code
 from fedhead.core.registry import Registry
 
 Confusion = NDArray[np.int64]
@@ -86,7 +86,20 @@ def measure(metrics: Mapping[str, Metric], counts: Confusion) -> dict[str, float
 
 def _number(name: str, function: Metric, counts: Confusion) -> float:
     with user_code(f"metric {name}"):
-        return float(function(counts.copy()))
+        value = function(counts.copy())
+    try:
+        return float(value)
+    except (TypeError, ValueError) as error:
+        raise BadInput(f"metric {name} returned {type(value).__name__}: return one number") from error
+
+
+def check(metrics: Mapping[str, Metric], classes: int) -> None:
+    """Call each metric once, for one sample per class that is predicted right.
+
+    Raises:
+        BadInput: If a metric raises, or returns no number.
+    """
+    measure(metrics, np.eye(classes, dtype=np.int64))
 
 
 @metric("accuracy")

@@ -99,6 +99,7 @@ class Experiment:
         if self.outliers is not None:
             self.outliers.check(self.method)
         self.method.check_local(self.local)
+        classification_metrics.check(self.metrics, inputs.classes)
         clients = range(len(self.models))[: self.recipe.clients]
         compatibility.check_models(self.method, self.models, clients, self.local)
         for model in self.models:

@@ -151,19 +151,29 @@ class RunFolder:
 
     # -- the split and the surroundings -----------------------------------------------------------
     def save_partition(self, federation: Federation) -> None:
-        """Store the split, or hold it against the one that is stored."""
+        """Store the split and a digest of the data, or compare them with those that are stored."""
         path = self.path / PARTITION
+        digest = np.frombuffer(federation.train.digest(), np.uint8)
         if not path.exists():
             with atomic(path) as draft:
                 federation.save_partition(draft)
-                with zipfile.ZipFile(draft, "a") as archive, archive.open("counts.npy", "w") as file:
-                    np.lib.format.write_array(file, federation.counts())  # so that a report needs no data
+                with zipfile.ZipFile(draft, "a") as archive:
+                    # the counts, so that a report needs no data
+                    for name, array in (("counts", federation.counts()), ("data_digest", digest)):
+                        with archive.open(f"{name}.npy", "w") as file:
+                            np.lib.format.write_array(file, array)
             return
         stored = federation.load_partition(path)
         same = _same(stored.rows, federation.rows) and _same(stored.client_test or [], federation.client_test or [])
         if not same or stored.client_test_from != federation.client_test_from:
             raise BadInput(
                 f"{path} differs from today's split: the data has changed since the run began; start a new run"
+            )
+        before = self._partition_array("data_digest")
+        if before is not None and not np.array_equal(before, digest):
+            raise BadInput(
+                f"{self.path} was begun with other training samples of the same split: the data has changed since; "
+                "put it back, or start a new run"
             )
 
     def counts(self) -> NDArray[np.int64] | None:

@@ -59,7 +59,7 @@ class Architecture(NamedTuple):
 
     def own_parameters(self) -> dict[str, Any]:
         """The parameters of the architecture alone, in order."""
-        _, *own = parameters(self.builder).items()  # the first is the input shape
+        own = list(parameters(self.builder).items())[1:]  # the first is the input shape
         return {word: hint for word, hint in own if word != "classes"}
 
     def arguments(self, call: Call) -> dict[str, Any]:

@@ -110,11 +110,8 @@ class CCVR(Stage):
     # -- server -----------------------------------------------------------------------------------
     def check_reply(self, sent: Tree, samples: float, task: Task) -> None:
         """Refuse statistics that no features of so many samples have."""
-        found, rounded = class_statistics.from_tree(sent["statistics"]), self.covariance == "low-rank"
-        statistics_check.check(found, "its statistics", full=not rounded)
-        statistics_check.check_counts("its statistics", found.count, samples)
-        if not rounded:
-            statistics_check.check_lone_samples("its statistics", found)
+        found = class_statistics.from_tree(sent["statistics"])
+        statistics_check.check_client(found, "its statistics", samples, exact=self.covariance != "low-rank")
         if int(sent["architecture"]) != architecture(task.model):
             raise BadInput("its statistics are those of another architecture")
 
@@ -135,17 +132,8 @@ class CCVR(Stage):
 
     def merge(self, sent: Sequence[tuple[int, Tree]]) -> Statistics:
         """The statistics of all clients together; refuses those that no features could have, by client."""
-        parts = (
-            statistics_check.check(class_statistics.from_tree(tree), f"statistics of client {k}", full=False)
-            for k, tree in sent
-        )
-        merged = class_statistics.merge(parts)
-        try:
-            return statistics_check.check(merged, "the merged statistics")
-        except BadInput:
-            for k, tree in sent:  # whose fault is it?
-                statistics_check.check(class_statistics.from_tree(tree), f"statistics of client {k}")
-            raise
+        sources = [f"statistics of client {k}" for k, _ in sent]
+        return statistics_check.merge_checked(sources, lambda i: class_statistics.from_tree(sent[i][1]))
 
     def calibrate(self, model: SplitModel, head: Tree, statistics: Statistics, seed: int = 0) -> Tree:
         """The head after training on virtual features, as the classifier's entries that were trained."""
