@@ -258,7 +258,7 @@ def test_code_that_is_gone_or_has_changed(beside: Path, tmp_path: Path, capsys: 
     assert f"which was in {beside / 'federal.py'}: put the file back there, or into {run}" in refused(*words)
     assert "put the file back there" in refused("analyse", "norms", str(run))
     (beside / "federal.py").write_text(CODE.replace("self.mu / 2", "self.mu / 4"))
-    assert f"{beside / 'federal.py'} (method federal.py:FedMine)" in refused(*words)
+    assert f"{beside / 'federal.py'} (method federal.py:FedMine, " in refused(*words)
     assert "--allow-changed-code" in refused(*words)
     assert call([*words, "--allow-changed-code"]) == 0
     assert RunFolder.open(run).finished
@@ -280,7 +280,7 @@ def test_a_package_that_is_gone_or_has_another_version(
     shutil.move(site / "federal_plugin-1.2.dist-info", tmp_path)
     plugin_package.install(site, "federal-plugin", {"federal": CODE}, ENTRY_POINTS, "1.3")
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path / "new")])  # entry points are read once for each path
-    with pytest.raises(BadInput, match=r"federal-plugin 1\.2 to 1\.3 \(method fedmine\)"):
+    with pytest.raises(BadInput, match=r"federal-plugin 1\.2 to 1\.3 \(method fedmine, "):
         execute(recipe, run, resume=True)
     shutil.rmtree(site)
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path / "newer")])
