@@ -97,12 +97,19 @@ def test_ctrl_c_before_anything_was_written(
 def test_ctrl_c_on_a_process(tmp_path: Path) -> None:
     out = tmp_path / "run"
     command = [sys.executable, "-m", "fedhead.cli", "run", "digits", "rounds=5000", "--out", str(out)]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    while not (out / "checkpoint.safetensors").exists():
-        assert process.poll() is None
-        time.sleep(0.1)
-    process.send_signal(signal.SIGINT)
-    _, shown = process.communicate(timeout=60)
+
+    def listen() -> None:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell's background jobs inherit that it is ignored
+
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=listen) as process:
+        try:
+            while not (out / "checkpoint.safetensors").exists():
+                assert process.poll() is None
+                time.sleep(0.1)
+            process.send_signal(signal.SIGINT)
+            _, shown = process.communicate(timeout=60)
+        finally:
+            process.kill()
     assert process.returncode == 130
     assert f"of 5000; go on with: fedhead run digits rounds=5000 --out {out} --resume" in shown.splitlines()[-1]
 
