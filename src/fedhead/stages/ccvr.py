@@ -100,9 +100,8 @@ class CCVR(Stage):
             total = class_statistics.low_rank_sums(total["count"], total["sum"], total["outer"], self.rank)
         elif self.covariance == "full":
             total = total.replace(outer=class_statistics.pack(total["outer"]))
-        send = Tree(
-            statistics=total, architecture=torch.tensor(architecture(client.task.model), device=client.counts.device)
-        )
+        number = torch.tensor(architecture(client.task.model), device=client.counts.device)
+        send = Tree(statistics=total, architecture=number)
         if "classifier" not in self.method.shared:  # the server has no head to start from but the clients'
             send = send.replace(head=w.part("classifier"))
         return Reply(send=send, keep=client.state)
@@ -137,11 +136,8 @@ class CCVR(Stage):
 
     def calibrate(self, model: SplitModel, head: Tree, statistics: Statistics, seed: int = 0) -> Tree:
         """The head after training on virtual features, as the classifier's entries that were trained."""
-        z, y = virtual_features(
-            statistics,
-            virtual_counts(statistics.count, self.samples, self.proportional),
-            random.key(seed, "ccvr", "draw"),
-        )
+        counts = virtual_counts(statistics.count, self.samples, self.proportional)
+        z, y = virtual_features(statistics, counts, random.key(seed, "ccvr", "draw"))
         if self.tukey in ("both", "virtual"):
             z = tukey(z, self.power)
         optimizer = SGD(self.lr, self.momentum, self.weight_decay)
