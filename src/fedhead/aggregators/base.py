@@ -76,13 +76,7 @@ def aggregator(name: str) -> Callable[[G], G]:
     Returns:
         A decorator of subclasses of `Aggregator`.
     """
-
-    def enter(cls: G) -> G:
-        AGGREGATORS.register(name, cls)
-        cls.name = name
-        return cls
-
-    return enter
+    return AGGREGATORS.decorator(name)
 
 
 def inner_products(updates: Sequence[Tree]) -> Tensor:

@@ -7,7 +7,7 @@ the client axis and runs the same file in a loop, in a stack, in lanes or across
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from torch import Tensor
@@ -18,7 +18,6 @@ from fedhead.algorithm.task import Task
 from fedhead.core.batch import Output
 from fedhead.core.errors import BadInput
 from fedhead.core.parameters import Checked
-from fedhead.core.registry import Registry
 from fedhead.core.tree import Tree, Weights
 
 if TYPE_CHECKING:
@@ -215,14 +214,3 @@ class Algorithm(Checked):
 
 
 A = TypeVar("A", bound=type[Algorithm])
-
-
-def register_as(name: str, registry: Registry[Any]) -> Callable[[A], A]:
-    """Return a decorator that registers a class under a name, and gives it the name."""
-
-    def register(cls: A) -> A:
-        registry.register(name, cls)
-        cls.name = name
-        return cls
-
-    return register

@@ -8,7 +8,7 @@ from typing import cast
 
 from torch import Tensor
 
-from fedhead.algorithm.base import A, Algorithm, register_as
+from fedhead.algorithm.base import A, Algorithm
 from fedhead.algorithm.client import Client
 from fedhead.algorithm.phase import Phase, Replies, Reply
 from fedhead.algorithm.task import LocalTraining, Task
@@ -135,4 +135,4 @@ def method(name: str) -> Callable[[A], A]:
     Returns:
         A decorator of subclasses of `Method`.
     """
-    return register_as(name, METHODS)
+    return METHODS.decorator(name)

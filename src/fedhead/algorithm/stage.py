@@ -8,7 +8,7 @@ from typing import Self
 
 from torch import Tensor
 
-from fedhead.algorithm.base import A, Algorithm, register_as
+from fedhead.algorithm.base import A, Algorithm
 from fedhead.algorithm.client import Client
 from fedhead.algorithm.method import Method
 from fedhead.algorithm.phase import Replies, Reply
@@ -107,7 +107,7 @@ def stage(name: str) -> Callable[[A], A]:
     Returns:
         A decorator of subclasses of `Stage`.
     """
-    return register_as(name, STAGES)
+    return STAGES.decorator(name)
 
 
 def bind(stages: Iterable[Stage], method: Method) -> tuple[Stage, ...]:

@@ -99,13 +99,7 @@ def upload(name: str) -> Callable[[U], U]:
     Returns:
         A decorator of subclasses of `Upload`.
     """
-
-    def enter(cls: U) -> U:
-        UPLOADS.register(name, cls)
-        cls.name = name
-        return cls
-
-    return enter
+    return UPLOADS.decorator(name)
 
 
 @upload("clip")

@@ -68,13 +68,7 @@ def analysis(name: str, description: str = "") -> Callable[[F], F]:
     Returns:
         A decorator that registers the function and returns it.
     """
-
-    def register(function: F) -> F:
-        if description:
-            vars(function)["description"] = description
-        return ANALYSES.register(name, function)
-
-    return register
+    return ANALYSES.decorator(name, description)
 
 
 def _checked(found: Any, name: str) -> Analysis:

@@ -94,16 +94,26 @@ class Registry(Mapping[str, T], Generic[T]):
         self._held[name] = component
         return component
 
-    def decorator(self, name: str) -> Callable[[C], C]:
+    def decorator(self, name: str, description: str = "") -> Callable[[C], C]:
         """Return a decorator that registers a class or function under a name.
 
         Args:
-            name: The name, for recipes and the command line.
+            name: The name, for recipes and the command line; a class has it as `name` from then on.
+            description: One line for listings; without it the docstring's first.
 
         Returns:
             A decorator that returns what it is given.
         """
-        return lambda component: self.register(name, component)
+
+        def register(component: C) -> C:
+            if description:
+                vars(component)["description"] = description
+            self.register(name, component)
+            if isinstance(component, type) and hasattr(component, "name"):
+                component.name = name
+            return component
+
+        return register
 
     def _import_home(self) -> None:
         with self._lock:

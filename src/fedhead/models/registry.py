@@ -99,13 +99,7 @@ def register(name: str, description: str = "") -> Callable[[B], B]:
     Returns:
         A decorator of functions.
     """
-
-    def enter(builder: B) -> B:
-        if description:
-            vars(builder)["description"] = description
-        return MODELS.register(name, builder)
-
-    return enter
+    return MODELS.decorator(name, description)
 
 
 def _checked(found: Any, name: str) -> Architecture:
