@@ -184,7 +184,7 @@ def test_the_same_seed_gives_the_same_run_and_another_another(
         (["run", "digits", "dataset=digitz"], "did you mean 'digits'"),
         (["run", "digits", "partition=dirichlet(-1)"], "alpha"),
         (["run", "digits", "partition=dirchlet(1)"], "did you mean 'dirichlet"),
-        (["run", "digits", "partition=natural"], "partition: natural is for data with clients of its own"),
+        (["run", "digits", "partition=natural"], "partition: natural is for data that names its clients"),
         (["run", "digits", "size=8"], "size: this is for files and folders, digits is a registered data set"),
         (["run", "digits", "dataset=mine.npz"], "mine.npz: no such file"),
         (["run", "digits", "clients=5000"], "clients: 5000"),

@@ -192,7 +192,7 @@ def test_wrong_arguments_are_refused():
         partition.IID().split(y, 2, 2, 0)
     with pytest.raises(BadInput, match=r"labels must lie in 0 … 2, they span -1 … 1"):
         partition.IID().split(y - 1, 3, 2, 0)
-    with pytest.raises(BadInput, match="no clients of its own"):
+    with pytest.raises(BadInput, match="names no clients"):
         parse("natural").split(y, 3, 2, 0)
 
 

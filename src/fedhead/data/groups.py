@@ -28,9 +28,7 @@ def rows_of_groups(
         BadInput: If the groups do not fit the samples or the number of clients.
     """
     if groups is None:
-        raise BadInput(
-            "partition natural: this data has no clients of its own; give groups, or use iid or dirichlet(alpha)"
-        )
+        raise BadInput("partition natural: this data names no clients; give groups, or use iid or dirichlet(alpha)")
     read = labels.read(groups, "groups")
     if len(read) != samples:
         raise BadInput(f"groups has {len(read)} entries, there are {samples} samples: they must match")

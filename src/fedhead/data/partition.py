@@ -218,7 +218,7 @@ class Natural(Partition):
     column: str = "site"  # the array of an .npz file that says which client each sample belongs to
 
     def assign(self, y: NDArray[Any], classes: int, clients: int, rng: np.random.RandomState) -> list[Rows]:
-        raise BadInput(f"partition {self}: this data has no clients of its own; use iid, dirichlet(alpha) or skewed(2)")
+        raise BadInput(f"partition {self}: this data names no clients; use iid, dirichlet(alpha) or skewed(2)")
 
     def __str__(self) -> str:
         return "natural" if self.column == "site" else f"natural({self.column})"

@@ -72,7 +72,7 @@ def inputs(recipe: Recipe) -> Inputs:
     rule = parse_partition(recipe.partition, recipe.folders)
     entry = datasets.get(recipe.dataset, recipe.folders)
     if isinstance(rule, partition.Natural):
-        raise BadInput(f"partition: {rule} is for data with clients of its own, {recipe.dataset} has none")
+        raise BadInput(f"partition: {rule} is for data that names its clients, {recipe.dataset} does not")
     if given := _reading(recipe):
         raise BadInput(f"{next(iter(given))}: this is for files and folders, {recipe.dataset} is a registered data set")
     if isinstance(rule, partition.Skewed):
