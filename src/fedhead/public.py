@@ -33,6 +33,7 @@ from fedhead.analyses.registry import AnalysisOptions as AnalysisOptions
 from fedhead.analyses.registry import AnalysisReport as AnalysisReport
 from fedhead.analyses.registry import analysis as analysis
 from fedhead.api.calibrate import calibrate as calibrate
+from fedhead.api.result import Result as Result
 from fedhead.api.run import run as run
 from fedhead.calibration.collect import statistics_of as statistics_of
 from fedhead.calibration.files import load_statistics as load_statistics
@@ -72,7 +73,6 @@ from fedhead.engine.classification_metrics import METRICS as METRICS
 from fedhead.engine.classification_metrics import metric as metric
 from fedhead.engine.metrics import StageResult as StageResult
 from fedhead.engine.outliers import OutlierPolicy as OutlierPolicy
-from fedhead.engine.rounds import Result as Result
 from fedhead.engine.rounds import Snapshot as Snapshot
 from fedhead.executors.job import Executor as Executor
 from fedhead.executors.job import Job as Job

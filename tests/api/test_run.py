@@ -48,8 +48,8 @@ def test_objects_stand_for_names() -> None:
     assert (result.executor, list(result.stages)) == ("Own", ["ccvr"])
     assert result.metrics["lambda_2"] == 2.0
     assert fedhead.run(fed, net, "fedetf", executor=Own(), rounds=1, device="cpu").executor == "Own"
-    assert fedhead.run(fed, fedhead.MODELS["mlp"], rounds=1, device="cpu", executor="loop").history
-    assert fedhead.run(fed, "mlp(hidden=[3], head=etf)", "fedetf", rounds=1, device="cpu", executor="loop").history
+    assert fedhead.run(fed, fedhead.MODELS["mlp"], rounds=1, device="cpu", executor="loop").rows
+    assert fedhead.run(fed, "mlp(hidden=[3], head=etf)", "fedetf", rounds=1, device="cpu", executor="loop").rows
 
 
 @pytest.mark.parametrize(

@@ -39,10 +39,10 @@ def test_metrics_are_recorded_in_evaluated_rounds() -> None:
     result = run(
         federation(), network("group"), rounds=3, evaluate_every=2, metrics=["macro_f1", samples], executor="loop"
     )
-    assert ["metrics" in row for row in result.history] == [False, True, True]
-    assert result.metrics == result.history[-1]["metrics"]
+    assert ["metrics" in row for row in result.rows] == [False, True, True]
+    assert result.metrics == result.rows[-1]["metrics"]
     assert result.metrics["samples"] == 20.0
-    assert "metrics" not in run(federation(), network("group"), rounds=1, executor="loop").history[0]
+    assert "metrics" not in run(federation(), network("group"), rounds=1, executor="loop").rows[0]
 
 
 def test_wrong_metrics_are_named(tmp_path: Path) -> None:

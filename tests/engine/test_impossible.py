@@ -15,7 +15,7 @@ from fedhead.algorithm.task import LocalTraining
 from fedhead.algorithm.upload import Half
 from fedhead.calibration import statistics
 from fedhead.core.tree import Tree
-from fedhead.engine.rounds import Result, run
+from fedhead.engine.rounds import FinishedRun, run
 from fedhead.engine.simulation import Simulation
 from fedhead.engine.transport import Received
 from fedhead.executors.loop import Loop
@@ -39,7 +39,7 @@ class Lying(Simulation):
         return received
 
 
-def simulated(lie: Lie, method: str = "fedavg", stage: CCVR | None = None, **settings: Any) -> Result:
+def simulated(lie: Lie, method: str = "fedavg", stage: CCVR | None = None, **settings: Any) -> FinishedRun:
     head = METHODS[method].head
     simulation = Lying(federation(), [network("group", head)], METHODS[method](), rounds=1, local=LOCAL, **settings)
     simulation.lie, simulation.stage_only = lie, stage is not None
@@ -92,12 +92,12 @@ def test_impossible_statistics_leave_one_client_out_of_the_stage(case: str) -> N
 @pytest.mark.parametrize("factor", [-1.0, 1e6])
 def test_impossible_prototypes_leave_one_client_out_of_the_round(method: str, factor: float) -> None:
     result = simulated(lambda send: send.replace(counts=send["counts"] * factor), method)
-    assert list(result.history[0]["failed"]) == ["3"]
+    assert list(result.rows[0]["failed"]) == ["3"]
 
 
 def test_prototypes_that_are_too_long_leave_one_client_out() -> None:
     result = simulated(lambda send: send.replace(prototypes=send["prototypes"] * 1e6), "fednh")
-    assert "longer than 1" in result.history[0]["failed"]["3"]
+    assert "longer than 1" in result.rows[0]["failed"]["3"]
 
 
 def test_an_upload_that_spares_sums_lets_them_be_checked() -> None:
@@ -131,7 +131,7 @@ def test_rows_of_small_classes_do_not_leave_a_client(method: str, stage: CCVR | 
         whole, [model], METHODS[method](), rounds=1, local=LOCAL, min_class_count=least, executor=executor
     )
     result = run(simulation, stages=[] if stage is None else [stage])
-    row = result.history[0] if stage is None else result.stages["ccvr"].metrics
+    row = result.rows[0] if stage is None else result.stages["ccvr"].metrics
     counts = torch.as_tensor(whole.counts())
     small = {str(k): torch.nonzero((counts[k] > 0) & (counts[k] < least)).flatten().tolist() for k in left}
     assert any(small.values())

@@ -16,8 +16,12 @@ class Written(RunMetrics):
     executor = "loop"
 
     def __init__(self, history: list[Row], stages: dict[str, Row], last_rounds: int = 1):
-        self.history, self.last_rounds = history, last_rounds
-        self.stages = {name: StageResult(name, Tree(), None, metrics, None) for name, metrics in stages.items()}
+        self.rows, self.last_rounds = history, last_rounds
+        self._stages = stages
+
+    @property
+    def stage_rows(self) -> dict[str, Row]:
+        return self._stages
 
 
 def row(up: int, participants: int, **metrics: float | None) -> Row:
@@ -45,7 +49,7 @@ def test_accuracies_are_those_of_the_last_evaluated_rounds() -> None:
 
 
 def test_a_stage_has_the_accuracies_of_the_global_model_and_of_the_clients() -> None:
-    stages = Written(HISTORY, STAGES).stages
+    stages = {name: StageResult(name, Tree(), None, metrics, None) for name, metrics in STAGES.items()}
     assert {name: (stage.accuracy, stage.personal) for name, stage in stages.items()} == {
         "ccvr": (70.0, 75.0),
         "finetune": (None, 80.0),

@@ -98,7 +98,7 @@ def test_python_takes_names_modules_and_an_assignment() -> None:
     )
     assert run.personal is not None
     run = fedhead.run(fed, pair(), "fedclassavg", rounds=1, batch_size=4, assign=[1, 1, 0, 0, 1], device="cpu")
-    assert "extractor.1.weight" in run.clients[0]["own"]
+    assert "extractor.1.weight" in run.states[0]["own"]
     run = fedhead.run(fed, ["mlp", "digitscnn"], "fedclassavg", rounds=1, batch_size=4, device="cpu")
     assert run.server["model"]["classifier.weight"].shape == (3, 512)
 

@@ -19,7 +19,7 @@ from fedhead.core.tree import Tree
 from fedhead.engine import outliers
 from fedhead.engine.outliers import OutlierPolicy
 from fedhead.engine.reply_check import Refused
-from fedhead.engine.rounds import Result, run
+from fedhead.engine.rounds import FinishedRun, run
 from fedhead.engine.simulation import Simulation
 from fedhead.engine.transport import ClientReply, Received
 from fedhead.executors.loop import Loop
@@ -41,7 +41,7 @@ class Lying(Simulation):
         return received
 
 
-def simulated(lie: Change, policy: str | None, method: str = "fedavg", **settings: Any) -> Result:
+def simulated(lie: Change, policy: str | None, method: str = "fedavg", **settings: Any) -> FinishedRun:
     made = METHODS[method]()
     chosen = None if policy is None else OutlierPolicy.from_text(policy)
     settings = {"rounds": 1, "local": LOCAL, "outliers": chosen, **settings}
@@ -60,17 +60,17 @@ def honest(reply: ClientReply, server: Tree) -> ClientReply:
     return reply
 
 
-def distance(a: Result, b: Result) -> float:
+def distance(a: FinishedRun, b: FinishedRun) -> float:
     return float((a.server["model"] - b.server["model"]).sq()) ** 0.5
 
 
 def test_it_is_dropped_and_named() -> None:
     found = simulated(away, "drop(norm=5)")
-    (failed,) = [row["failed"] for row in found.history]
+    (failed,) = [row["failed"] for row in found.rows]
     assert list(failed) == ["3"]
     assert "the norm of its model" in failed["3"]
     assert "times the round's median" in failed["3"]
-    assert found.history[0]["participants"] == 3  # of the four that hold data
+    assert found.rows[0]["participants"] == 3  # of the four that hold data
     assert 3 not in found.clients
     assert distance(found, simulated(honest, None)) < 1
     assert distance(simulated(away, None), simulated(honest, None)) > 1e4
@@ -84,9 +84,9 @@ def test_rejecting_ends_a_simulation() -> None:
 def test_clipping_leaves_an_update_of_the_limit() -> None:
     # lengths a, b, c of the others and L of client 3, the largest: the median is that of all four
     found = simulated(away, "clip(norm=2)")
-    assert list(found.history[0]["clipped"]) == ["3"]
-    assert found.history[0]["participants"] == 4
-    assert "failed" not in found.history[0]
+    assert list(found.rows[0]["clipped"]) == ["3"]
+    assert found.rows[0]["participants"] == 4
+    assert "failed" not in found.rows[0]
     assert distance(found, simulated(honest, None)) < 1
 
 
@@ -112,8 +112,8 @@ def test_samples_alone() -> None:
         return reply._replace(samples=1e12)
 
     found = simulated(boast, "drop(norm=null, samples=20)")
-    assert "its number of samples 1e+12" in found.history[0]["failed"]["3"]
-    assert not any("failed" in row for row in simulated(honest, "drop(norm=5, samples=20)").history)
+    assert "its number of samples 1e+12" in found.rows[0]["failed"]["3"]
+    assert not any("failed" in row for row in simulated(honest, "drop(norm=5, samples=20)").rows)
 
 
 def test_controls_are_measured_too() -> None:
@@ -121,7 +121,7 @@ def test_controls_are_measured_too() -> None:
         return reply._replace(send=reply.send.replace(control=reply.send["control"] * 1e6))
 
     found = simulated(spoil, "drop(norm=5)", "scaffold")
-    assert "the norm of its control" in found.history[0]["failed"]["3"]
+    assert "the norm of its control" in found.rows[0]["failed"]["3"]
     clipped = simulated(spoil, "clip(norm=5)", "scaffold")
     assert float(clipped.server["control"].sq()) ** 0.5 < 1e2
     assert float(simulated(spoil, None, "scaffold").server["control"].sq()) ** 0.5 > 1e3
@@ -132,7 +132,7 @@ def test_uploads_are_undone_first() -> None:
         return reply._replace(send=reply.send.map(lambda t: t * 100))
 
     found = simulated(grow, "drop(norm=5)", uploads=[Half()])
-    assert list(found.history[0]["failed"]) == ["3"]
+    assert list(found.rows[0]["failed"]) == ["3"]
 
 
 def test_a_site_is_dropped_as_a_client_of_a_simulation_is(tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ def test_a_site_is_dropped_as_a_client_of_a_simulation_is(tmp_path: Path) -> Non
     grid.faults[103] = lambda message, make: changed_response(make(), change)
     transport = world.transport(grid, round_seconds=60.0)
     found = run(transport)
-    assert "the norm of its model" in found.history[0]["failed"]["site-3"]
+    assert "the norm of its model" in found.rows[0]["failed"]["site-3"]
     assert distance(found, simulated(away, "drop")) < 1e-6
 
 

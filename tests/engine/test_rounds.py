@@ -15,7 +15,7 @@ from fedhead.algorithm.task import LocalTraining, Task
 from fedhead.core.errors import BadInput, Diverged
 from fedhead.core.optimizers import SGD
 from fedhead.core.tree import Tree
-from fedhead.engine.rounds import Result, Snapshot
+from fedhead.engine.rounds import FinishedRun, Snapshot
 from fedhead.engine.simulation import Simulation, simulate
 from fedhead.executors.job import Executor, Job
 from fedhead.executors.loop import Loop
@@ -25,14 +25,14 @@ from fedhead.stages import STAGES
 LOCAL = LocalTraining(epochs=1, batch_size=8, optimizer=SGD(0.05, 0.9))
 
 
-def train(rounds: int = 4, method: str = "scaffold", executor: str | Executor = "loop", **settings: Any) -> Result:
+def train(rounds: int = 4, method: str = "scaffold", executor: str | Executor = "loop", **settings: Any) -> FinishedRun:
     made = METHODS[method]()
     return simulate(federation(), network("group"), made, rounds=rounds, local=LOCAL, executor=executor, **settings)
 
 
 @pytest.mark.parametrize(("every", "evaluated"), [(1, [1, 2, 3, 4]), (2, [2, 4]), (3, [3, 4]), (9, [4])])
 def test_every_so_many_rounds_and_the_last_are_evaluated(every: int, evaluated: list[int]) -> None:
-    history = train(evaluate_every=every).history
+    history = train(evaluate_every=every).rows
     assert [row["round"] for row in history] == [1, 2, 3, 4]
     assert [row["round"] for row in history if "accuracy" in row] == evaluated
 
@@ -48,8 +48,8 @@ def test_a_run_goes_on_from_a_snapshot_and_leaves_it_as_it_was() -> None:
     whole = train(on_round=keep)
     again = train(resume=kept[0])
     assert len(kept[0].history) == 2
-    assert [row["round"] for row in again.history] == [1, 2, 3, 4]
-    assert again.history[:2] == kept[0].history
+    assert [row["round"] for row in again.rows] == [1, 2, 3, 4]
+    assert again.rows[:2] == kept[0].history
     for name, value in whole.server.leaves().items():
         assert torch.equal(again.server.leaves()[name], value)
 
@@ -106,7 +106,7 @@ class Preparing(Loop):
 def test_preparation_is_no_training() -> None:
     result = train(rounds=2, executor=Preparing())
     assert result.preparing == 2000.0
-    assert all(-1000 < row["seconds"] < -500 for row in result.history)  # that much less than the moment it took
+    assert all(-1000 < row["seconds"] < -500 for row in result.rows)  # that much less than the moment it took
 
 
 @pytest.mark.parametrize(("batch_size", "told"), [(8, False), (1000, True)])

@@ -260,7 +260,7 @@ def test_a_stacked_run_reports_the_loops_figures() -> None:
             executor=executor,
             device="cpu",
         )
-        return [*(row["clients"] for row in found.history), found.stages["finetune"].metrics["clients"]]
+        return [*(row["clients"] for row in found.rows), found.stages["finetune"].metrics["clients"]]
 
     assert figures("stack") == figures("loop")
 

@@ -141,7 +141,7 @@ def test_a_spoiled_reply_is_a_missing_reply(change: Change, tmp_path: Path) -> N
     grid.faults[103] = during("work", 2, changed(change))
     transport = here.transport(grid, said)
     result = run(transport)
-    history = result.history
+    history = result.rows
     assert list(history[1]["failed"]) == ["site-3"]
     assert pytest.approx(1) == len([row for row in history if "failed" in row])
     import re
@@ -171,7 +171,7 @@ def test_a_client_that_raises(tmp_path: Path) -> None:
     grid.faults[101] = during("work", 2, fault)
     transport = here.transport(grid, said)
     result = run(transport)
-    assert "an unexpected error (error, reference " in result.history[1]["failed"]["site-1"]
+    assert "an unexpected error (error, reference " in result.rows[1]["failed"]["site-1"]
     assert not any("4711" in line for line in said)  # what a foreign error says may be data: it stays at the site
     same(without(here, 1, 2), transport.server)
 
@@ -182,7 +182,7 @@ def test_an_error_that_flower_reports(tmp_path: Path) -> None:
     grid.faults[103] = during("work", 2, lambda message, honest: Error(5, "the node is gone"))
     transport = here.transport(grid)
     result = run(transport)
-    assert "code 5" in result.history[1]["failed"]["site-3"]
+    assert "code 5" in result.rows[1]["failed"]["site-3"]
     same(without(here, 3, 2), transport.server)
 
 
@@ -198,7 +198,7 @@ def test_a_client_that_never_answers(tmp_path: Path) -> None:
         result = run(transport)
     finally:
         module.GRACE = before
-    assert "no response within" in result.history[1]["failed"]["site-3"]
+    assert "no response within" in result.rows[1]["failed"]["site-3"]
     same(without(here, 3, 2), transport.server)
 
 
@@ -230,7 +230,7 @@ def test_too_few_replies_are_asked_for_again(tmp_path: Path) -> None:
     transport = here.transport(grid, said, quorum=4)
     result = run(transport)
     assert tries["n"] == 2
-    assert not any("failed" in row for row in result.history)
+    assert not any("failed" in row for row in result.rows)
     same(whole(here), transport.server)
 
 
@@ -296,7 +296,7 @@ def test_a_site_that_lost_its_state_says_so(tmp_path: Path, capsys: pytest.Captu
                 path.unlink()
 
     result = run(transport, on_round=lose)
-    assert "its stored state can't be read (state, reference " in result.history[1]["failed"]["site-3"]
+    assert "its stored state can't be read (state, reference " in result.rows[1]["failed"]["site-3"]
     assert "state of site site-3 after round 1 is not in" in capsys.readouterr().err
 
 
@@ -367,7 +367,7 @@ def test_a_site_that_was_fixed_is_asked_again(tmp_path: Path, monkeypatch: pytes
 
     transport = here.transport(grid, said)
     result = run(transport, on_round=fix)
-    assert [row["participants"] for row in result.history] == [3, 4, 4]
+    assert [row["participants"] for row in result.rows] == [3, 4, 4]
     assert sum("node 103 is left out" in line for line in said) == 1
     registry = node_registry.NodeRegistry(["a"])
     for wait in (60, 120, 240):
@@ -394,8 +394,8 @@ def test_a_site_whose_data_changed_is_asked_again_what_it_holds(tmp_path: Path) 
     grid.faults[103] = fewer
     result = run(here.transport(grid, said))
     assert seen[:6] == ["hello", "work", "test", "work", "hello", "test"]
-    assert [row["participants"] for row in result.history] == [4, 3, 4]
-    assert "it is asked again" in result.history[1]["failed"]["site-3"]
+    assert [row["participants"] for row in result.rows] == [4, 3, 4]
+    assert "it is asked again" in result.rows[1]["failed"]["site-3"]
 
 
 def test_the_grid_can_lose_every_node(tmp_path: Path) -> None:

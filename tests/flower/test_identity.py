@@ -61,7 +61,7 @@ def test_a_stolen_name_is_refused_and_logged_and_the_site_goes_on(tmp_path: Path
     assert said.count(refusal) == 1
     assert asked == ["query.hello"]  # it got no work
     assert transport.nodes.nodes["site-1"] == 101
-    assert not any("failed" in row for row in result.history)
+    assert not any("failed" in row for row in result.rows)
 
 
 def test_a_key_opens_no_other_sites_name(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from fedhead.core.errors import BadInput
 from fedhead.core.tree import Tree, Weights
 from fedhead.deploy.project import Project
 from fedhead.engine.reply_check import Refused
-from fedhead.engine.rounds import Result, run
+from fedhead.engine.rounds import FinishedRun, run
 from fedhead.flower import assemble, wire
 from fedhead.flower.protocol import read_response, to_json
 from fedhead.methods import METHODS
@@ -71,7 +71,7 @@ def in_description(change: Callable[[Any], None]) -> Fault:
     return fault
 
 
-def carried_out(folder: Path, fault: Fault, method: str = "fedavg") -> tuple[Result, list[str]]:
+def carried_out(folder: Path, fault: Fault, method: str = "fedavg") -> tuple[FinishedRun, list[str]]:
     here, said = world(folder, method), []
     grid = here.grid()
     grid.faults[103] = fault
@@ -159,16 +159,16 @@ IN_A_HELLO: dict[str, Fault] = {
 def test_a_hostile_reply_costs_its_site_the_round(case: str, tmp_path: Path) -> None:
     begin = time.monotonic()
     result, _ = carried_out(tmp_path, IN_A_ROUND[case])
-    assert [list(row.get("failed", {})) for row in result.history] == [[HOSTILE]]
-    assert [row["participants"] for row in result.history] == [3]
-    assert len(result.history[0]["failed"][HOSTILE]) < 1000
+    assert [list(row.get("failed", {})) for row in result.rows] == [[HOSTILE]]
+    assert [row["participants"] for row in result.rows] == [3]
+    assert len(result.rows[0]["failed"][HOSTILE]) < 1000
     assert time.monotonic() - begin < 30
 
 
 @pytest.mark.parametrize("case", IN_A_TEST)
 def test_a_hostile_test_is_not_recorded(case: str, tmp_path: Path) -> None:
     result, said = carried_out(tmp_path, IN_A_TEST[case])
-    for row in result.history:
+    for row in result.rows:
         assert [accuracy is None for accuracy in row["clients"]] == [False, False, True, True, False]
         assert "steps" not in row
     assert any(f"site {HOSTILE} was not tested" in line for line in said)
@@ -177,7 +177,7 @@ def test_a_hostile_test_is_not_recorded(case: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("case", IN_A_HELLO)
 def test_a_hostile_hello_leaves_its_node_out(case: str, tmp_path: Path) -> None:
     result, said = carried_out(tmp_path, IN_A_HELLO[case])
-    assert [row["participants"] for row in result.history] == [3]
+    assert [row["participants"] for row in result.rows] == [3]
     assert any("node 103 is left out" in line for line in said)
     assert all(len(line) < 1000 for line in said)
 
@@ -233,7 +233,7 @@ def test_a_model_that_cant_take_the_inputs_is_refused_in_the_hello(tmp_path: Pat
     models = {"own": network("group"), "other": build("mlp", (1, 3, 3), CLASSES)}
     here, said = InProcessFederation(federation(), models, METHODS["local"](), SETTINGS, tmp_path, own={3: "other"}), []
     result = run(here.transport(here.grid(), said))
-    assert result.history[0]["participants"] == 3
+    assert result.rows[0]["participants"] == 3
     assert any("site site-3: its model can't be used" in line for line in said)
 
 

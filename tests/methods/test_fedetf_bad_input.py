@@ -16,7 +16,7 @@ from fedhead.algorithm.task import LocalTraining
 from fedhead.core.errors import BadInput
 from fedhead.core.optimizers import SGD
 from fedhead.data.federation import Federation
-from fedhead.engine.rounds import Result
+from fedhead.engine.rounds import FinishedRun
 from fedhead.engine.simulation import simulate
 from fedhead.experiment import build
 from fedhead.experiment.experiment import Experiment
@@ -28,13 +28,13 @@ from fedhead.stages import STAGES
 FAMILY = ["ditto", "fedetf", "fednh", "fedproto", "fedrep", "fedrod", "fedrod_hyper"]
 
 
-def go(fed: Federation, name: str, *stages: Stage) -> Result:
+def go(fed: Federation, name: str, *stages: Stage) -> FinishedRun:
     local = LocalTraining(epochs=1, batch_size=4, optimizer=SGD(0.05))
     model = network("batch", METHODS[name].head)
     return simulate(fed, model, METHODS[name](), rounds=2, local=local, stages=stages, executor="stack")
 
 
-def finite(result: Result) -> bool:
+def finite(result: FinishedRun) -> bool:
     states = [result.server, *result.clients.values(), *(o.states[0] for o in result.stages.values())]
     return all(state.finite() for state in states)
 
@@ -101,7 +101,7 @@ def test_recipes_choose_the_head_that_a_method_needs() -> None:
     (model,) = Experiment.from_recipe(Recipe(method="fednh")).models
     assert model.head == "prototype"
     result = fh.run(federation(), "mlp", "fedetf", rounds=1)
-    assert result.transport.task.model.head == "etf"
+    assert result.trained.clients.task.model.head == "etf"
     with pytest.raises(BadInput, match=r"fedetf needs a model with the etf head"):
         fh.run(federation(), fh.build("mlp", (1, 6, 6), CLASSES), "fedetf", rounds=1)
     with pytest.raises(BadInput, match=r"at least 2 dimensions"):

@@ -7,14 +7,14 @@ import statistics
 import pytest
 
 from fedhead.analyses.collapse import CollapseRecorder
-from fedhead.engine.rounds import Result
+from fedhead.engine.rounds import FinishedRun
 from fedhead.experiment.experiment import Experiment
 from fedhead.experiment.recipe import Recipe
 
 SEEDS = range(5)
 
 
-def digits(method: str, seed: int) -> tuple[Result, CollapseRecorder]:
+def digits(method: str, seed: int) -> tuple[FinishedRun, CollapseRecorder]:
     recipe = Recipe(
         dataset="digits",
         partition="dirichlet(0.05)",

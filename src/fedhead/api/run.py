@@ -11,6 +11,7 @@ from fedhead.aggregators.base import Aggregator
 from fedhead.algorithm.method import Method
 from fedhead.algorithm.stage import Stage
 from fedhead.algorithm.upload import Upload
+from fedhead.api.result import Result
 from fedhead.core.calls import read_call
 from fedhead.core.errors import BadInput
 from fedhead.core.optimizers import SGD, Adam, Optimizer, make_optimizer
@@ -18,7 +19,7 @@ from fedhead.data.federation import Federation
 from fedhead.engine import classification_metrics
 from fedhead.engine.classification_metrics import Metric
 from fedhead.engine.outliers import OutlierPolicy
-from fedhead.engine.rounds import Result, Snapshot
+from fedhead.engine.rounds import Snapshot
 from fedhead.executors.job import Executor
 from fedhead.executors.select import EXECUTORS
 from fedhead.experiment import build
@@ -141,7 +142,7 @@ def run(
         local=build.local(settings, _optimizer(optimizer, settings)),
         models=tuple(_models(federation, model, chosen.head, settings.seed, assign)),
     )
-    return experiment.simulate(
+    finished = experiment.simulate(
         federation,
         executor=executor if isinstance(executor, str | Executor) else EXECUTORS.resolve(executor)(),
         device=device,
@@ -150,6 +151,7 @@ def run(
         resume=resume,
         on_round=on_round,
     )
+    return Result.of(finished, experiment)
 
 
 def _optimizer(asked: Any, settings: Recipe) -> Optimizer:

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fedhead.core import html
 from fedhead.core.errors import BadInput
 from fedhead.core.parameters import check
 from fedhead.data import arrays, partition_file
@@ -65,6 +66,13 @@ class ClientData:
             f"{type(self).__name__}({self.title}, {self.partition}: {len(self.rows)} clients with {samples:,} samples "
             f"of shape {shape}, {self.classes} classes, {test:,} test samples)"
         )
+
+    def _repr_html_(self) -> str:
+        """Show each client's samples by class, in notebooks."""
+        classes = [str(c) for c in range(self.classes)] if self.names is None else list(self.names)
+        names = range(len(self.rows)) if self.client_names is None else self.client_names
+        body = [[name, int(own.sum()), *own[: html.MOST]] for name, own in zip(names, self.counts(), strict=True)]
+        return html.table(repr(self), ["client", "samples", *classes[: html.MOST]], body)
 
     def __post_init__(self) -> None:
         if not self.rows:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -40,14 +41,18 @@ class StageResult:
         return self.metrics["personal"]  # type: ignore[no-any-return]  # rows are untyped
 
 
-class RunMetrics:
-    """The metrics of a finished run, computed from its history and its stages."""
+class RunMetrics(ABC):
+    """The metrics of a finished run, computed from the records of its rounds and its stages."""
 
     executor: str
-    history: list[Row]
-    stages: dict[str, StageResult]
+    rows: list[Row]  # the records of all rounds
     last_rounds: int
     preparing: float = 0.0  # seconds spent on compiling and capturing, which `seconds` leaves out
+
+    @property
+    @abstractmethod
+    def stage_rows(self) -> dict[str, Row]:
+        """The records of the stages, by name."""
 
     @property
     def accuracy(self) -> float | None:
@@ -57,13 +62,13 @@ class RunMetrics:
     @property
     def accuracy_mean(self) -> float | None:
         """The mean of `accuracy` over the last evaluated rounds (`last_rounds` of them)."""
-        found = [row["accuracy"] for row in self.history if row.get("accuracy") is not None][-self.last_rounds :]
+        found = [row["accuracy"] for row in self.rows if row.get("accuracy") is not None][-self.last_rounds :]
         return sum(found) / len(found) if found else None
 
     @property
     def metrics(self) -> dict[str, float]:
         """The metrics that were asked for, after the last round."""
-        return next((dict(row["metrics"]) for row in reversed(self.history) if row.get("metrics")), {})
+        return next((dict(row["metrics"]) for row in reversed(self.rows) if row.get("metrics")), {})
 
     @property
     def personal(self) -> float | None:
@@ -83,8 +88,8 @@ class RunMetrics:
     @property
     def client_bytes(self) -> dict[str, float]:
         """Bytes that one client sent (up) and received (down) in one round, the mean over rounds and clients."""
-        clients = sum(row.get("participants", 0) for row in self.history)
-        found = {way: sum(row[f"bytes_{way}"] for row in self.history) for way in ("up", "down")}
+        clients = sum(row.get("participants", 0) for row in self.rows)
+        found = {way: sum(row[f"bytes_{way}"] for row in self.rows) for way in ("up", "down")}
         return {way: total / clients for way, total in found.items()} if clients else {}
 
     @property
@@ -93,10 +98,10 @@ class RunMetrics:
         return float(sum(row["seconds"] for row in self._rows()))
 
     def _last(self, name: str) -> float | None:
-        return next((row[name] for row in reversed(self.history) if row.get(name) is not None), None)
+        return next((row[name] for row in reversed(self.rows) if row.get(name) is not None), None)
 
     def _total(self, name: str) -> int:
         return int(sum(row[name] for row in self._rows()))
 
     def _rows(self) -> list[Row]:
-        return [*self.history, *(stage.metrics for stage in self.stages.values())]
+        return [*self.rows, *self.stage_rows.values()]

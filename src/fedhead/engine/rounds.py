@@ -49,12 +49,12 @@ class Snapshot:
 
 
 @dataclass
-class Result(RunMetrics):
-    """A finished run: its history, its weights and its stages.
+class FinishedRun(RunMetrics):
+    """A finished run: its records, its states and its stages; users see it as a `fedhead.Result`.
 
     Args:
         transport: The trained federation.
-        history: The records of all rounds.
+        rows: The records of all rounds.
         executor: Name of the executor, or of the transport.
         stages: The results of the stages, by name.
         last_rounds: Over how many evaluated rounds `accuracy_mean` is taken.
@@ -62,18 +62,16 @@ class Result(RunMetrics):
     """
 
     transport: AnyTransport = field(repr=False)
-    history: list[Row] = field(repr=False)
+    rows: list[Row] = field(repr=False)
     executor: str = ""
     stages: dict[str, StageResult] = field(repr=False, default_factory=dict)
     last_rounds: int = 1
     preparing: float = 0.0
 
-    def __repr__(self) -> str:
-        """Say how well it went; None for what there is no test set for."""
-        shown = {"accuracy": self.accuracy, "personal": self.personal}
-        parts = [f"{name}={None if value is None else round(value, 2)}" for name, value in shown.items()]
-        after = {name: None if s.accuracy is None else round(s.accuracy, 2) for name, s in self.stages.items()}
-        return f"Result({', '.join(parts)}, stages={after}, rounds={len(self.history)}, executor={self.executor!r})"
+    @property
+    def stage_rows(self) -> dict[str, Row]:
+        """The records of the stages, by name."""
+        return {name: stage.metrics for name, stage in self.stages.items()}
 
     @property
     def server(self) -> Tree:
@@ -116,14 +114,14 @@ def run(
     resume: Snapshot | None = None,
     on_round: Callable[[Snapshot], None] | None = None,
     on_start: Callable[[str], None] | None = None,
-) -> Result:
+) -> FinishedRun:
     """Train a federation, then run the stages.
 
     Args:
         transport: The way to the clients, which also holds the state of the server.
         stages: What follows the rounds, in order.
         evaluate_every: Evaluate after every so many rounds; the last one is always evaluated.
-        last_rounds: Over how many evaluated rounds `Result.accuracy_mean` is taken.
+        last_rounds: Over how many evaluated rounds `FinishedRun.accuracy_mean` is taken.
         metrics: Further metrics of the global model, recorded wherever its accuracy is.
         resume: Where to go on, from an earlier run's `on_round`.
         on_round: Called with a snapshot after each round.
@@ -162,7 +160,7 @@ def run(
         )
         if on_round is not None:
             on_round(Snapshot(number, transport.server, transport.states.kept, history))
-    result = Result(transport, history, transport.name, last_rounds=last_rounds)
+    result = FinishedRun(transport, history, transport.name, last_rounds=last_rounds)
     for stage in stages:
         result.stages[stage.name] = run_stage(transport, stage, metrics)
     result.preparing = transport.preparing

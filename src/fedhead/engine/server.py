@@ -68,7 +68,7 @@ def global_accuracy(
     model = algorithm.global_model(server, task)
     if model is None or pool is None:
         return {"accuracy": None, "per_class": None}
-    predicted = evaluation.predictions(lambda x: _scores(algorithm, model, x, task, bf16), pool)
+    predicted = evaluation.predictions(lambda x: scores(algorithm, model, x, task, bf16), pool)
     right = predicted == pool.y
     row: Row = {"accuracy": evaluation.accuracy(right), "per_class": evaluation.per_class(right, pool.y, task.classes)}
     if metrics:
@@ -77,7 +77,8 @@ def global_accuracy(
     return row
 
 
-def _scores(algorithm: Algorithm, w: Weights, x: Tensor, task: Task, bf16: bool) -> Tensor:
+def scores(algorithm: Algorithm, w: Weights, x: Tensor, task: Task, bf16: bool) -> Tensor:
+    """Return the scores of the classes by the global model, [B, C]."""
     with torch.autocast(x.device.type, torch.bfloat16, enabled=bf16):
         out: Output = torch.func.functional_call(task.model.eval(), dict(w), (x,))
         return algorithm.scores(out, w, task)

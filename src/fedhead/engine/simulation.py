@@ -20,7 +20,7 @@ from fedhead.engine.classification_metrics import NO_METRICS, Metric
 from fedhead.engine.client_states import ClientStates
 from fedhead.engine.clients import Clients
 from fedhead.engine.outliers import OutlierPolicy
-from fedhead.engine.rounds import Result, Snapshot
+from fedhead.engine.rounds import FinishedRun, Snapshot
 from fedhead.engine.server import make_downlink
 from fedhead.engine.transport import ClientAccuracies, ClientReply, Received, Transport
 from fedhead.executors import select
@@ -197,7 +197,7 @@ def simulate(
     on_round: Callable[[Snapshot], None] | None = None,
     on_start: Callable[[str], None] | None = None,
     assign: Sequence[int] | None = None,
-) -> Result:
+) -> FinishedRun:
     """Simulate a federation and run the round loop on it.
 
     Args:

@@ -24,7 +24,7 @@ from fedhead.engine import classification_metrics, compatibility, robust_mean
 from fedhead.engine.classification_metrics import Metric
 from fedhead.engine.clients import Clients
 from fedhead.engine.outliers import OutlierPolicy
-from fedhead.engine.rounds import Result, Snapshot
+from fedhead.engine.rounds import FinishedRun, Snapshot
 from fedhead.engine.simulation import Simulation, simulate
 from fedhead.executors.job import Executor
 from fedhead.experiment import build
@@ -155,7 +155,7 @@ class Experiment:
         resume: Snapshot | None = None,
         on_round: Callable[[Snapshot], None] | None = None,
         on_start: Callable[[str], None] | None = None,
-    ) -> Result:
+    ) -> FinishedRun:
         """Simulate the whole run; the arguments are those of `engine.simulation.simulate`."""
         return simulate(
             federation,

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from fedhead.core import html
 from fedhead.core.errors import BadInput, unknown
 from fedhead.core.parameters import check_fields
 from fedhead.core.ranges import Above, AtLeast, AtMost, Below
@@ -21,7 +22,7 @@ _NESTED = {"model": "model_parameters", "method": "method_parameters", "stage": 
 _NO_KEYS = {*_NESTED.values(), "folders"}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Recipe:
     """Everything that decides a run; making one checks every value's type and range.
 
@@ -91,6 +92,17 @@ class Recipe:
                 near = difflib.get_close_matches(stage, self.stages, n=1, cutoff=0.5)
                 fix = f"did you mean 'stage.{near[0]}'?" if near else f"add it with 'stages=[{stage}]'"
                 raise BadInput(f"stage.{stage}: not among the stages {list(self.stages)}; {fix}")
+
+    def __repr__(self) -> str:
+        """Name only what differs from the defaults."""
+        return f"Recipe({', '.join(f'{key}={value!r}' for key, value in self._changed().items())})"
+
+    def _repr_html_(self) -> str:
+        return html.table("Recipe", ["key", "value"], list(self._changed().items()))
+
+    def _changed(self) -> dict[str, Any]:
+        usual = Recipe().flat()
+        return {key: value for key, value in self.flat().items() if key not in usual or usual[key] != value}
 
     def flat(self) -> dict[str, Any]:
         """The recipe as its flat keys, in order."""

@@ -12,7 +12,7 @@ from fedhead.core.tree import Tree
 from fedhead.data.arrays import Samples
 from fedhead.data.federation import Federation
 from fedhead.engine.metrics import Row
-from fedhead.engine.rounds import Result, Snapshot
+from fedhead.engine.rounds import FinishedRun, Snapshot
 from fedhead.experiment import components
 from fedhead.experiment.recipe import Recipe
 from fedhead.experiment.run_folder import RunFolder
@@ -103,7 +103,7 @@ class RecordedRun:
         self.folder.record(now.history[-1])
         self.folder.save_checkpoint(now.round, state, final=checkpoint or now.round == self.recipe.rounds)
 
-    def finish(self, result: Result, public: Samples | None) -> Row:
+    def finish(self, result: FinishedRun, public: Samples | None) -> Row:
         """Store the stages' states and the final metrics, and return these; from then on the run is finished."""
         if result.stages:
             self.folder.save_stages({name: stage.server for name, stage in result.stages.items()})
@@ -113,8 +113,8 @@ class RecordedRun:
         return found
 
 
-def _final_metrics(out: Path, recipe: Recipe, result: Result) -> Row:
-    last = next((row for row in reversed(result.history) if "accuracy" in row), {})
+def _final_metrics(out: Path, recipe: Recipe, result: FinishedRun) -> Row:
+    last = next((row for row in reversed(result.rows) if "accuracy" in row), {})
     return {
         "run": str(out),
         "dataset": recipe.dataset,

@@ -212,7 +212,10 @@ def with_head(
     own = copy.deepcopy(model)
     body = _body(own)
     with seeded(random.key(seed, "init", "head")):
-        return fix(_attach(body, chosen, own.classes, random.key(seed, "etf"), dim, scale))
+        made = fix(_attach(body, chosen, own.classes, random.key(seed, "etf"), dim, scale))
+    if isinstance(model.projection, nn.Identity):  # else the projection has become a part of the extractor
+        made.origin = model.origin
+    return made
 
 
 def _body(model: SplitModel) -> Body:

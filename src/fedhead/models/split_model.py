@@ -13,6 +13,7 @@ from fedhead.core.batch import Output
 from fedhead.core.errors import BadInput, unknown
 from fedhead.core.tree import Tree, Weights, under
 from fedhead.models import functional
+from fedhead.models.origin import Origin
 
 
 class SplitModel(nn.Module):
@@ -30,6 +31,7 @@ class SplitModel(nn.Module):
         fixed_by_head: Full names of the parameters that local training leaves unchanged unless a phase names them (the
             vectors of an ETF).
         calls_dropout: Whether its own code calls `F.dropout`; found out when a run begins.
+        origin: The user's module that it was made of (`fedhead.split`).
     """
 
     extractor: nn.Module
@@ -47,6 +49,7 @@ class SplitModel(nn.Module):
         own = cast(Iterable[str], getattr(classifier, "fixed", ()))
         self.fixed_by_head = frozenset(f"classifier.{name}" for name in own)
         self.calls_dropout = False
+        self.origin: Origin | None = None
         self.register_load_state_dict_post_hook(_ignore_batch_counters)  # type: ignore[no-untyped-call]  # torch's
 
     @property

@@ -9,6 +9,7 @@ from torch import fx, nn
 
 from fedhead.core.errors import BadInput
 from fedhead.models.check import fix
+from fedhead.models.origin import Origin
 from fedhead.models.split_model import Placeholder, SplitModel
 
 
@@ -48,7 +49,9 @@ def split(module: nn.Module, classifier: str = "fc", projection: str | None = No
         body = _replace(body, projection, Placeholder())
     _refuse_shared(body, projection_module, head)
     _refuse_wrong_order(body, classifier, projection)
-    return fix(SplitModel(body, head, projection_module))
+    made = fix(SplitModel(body, head, projection_module))
+    made.origin = Origin(copy.deepcopy(module), classifier, projection)
+    return made
 
 
 def _find(module: nn.Module, name: str, role: str) -> nn.Module:

@@ -74,6 +74,28 @@ def curves(groups: Sequence[Group], metric: str = "accuracy") -> Figure:
     return fig
 
 
+def curve(rounds: Sequence[int], values: Sequence[float], name: str, after: Mapping[str, float]) -> Figure:
+    """Plot one metric of one run over its rounds, and as dashed lines what it is after each stage.
+
+    Args:
+        rounds: The rounds.
+        values: The metric in each.
+        name: Its name.
+        after: Its value after each stage.
+    """
+    fig, ax = _blank(6.0, 3.4)
+    fig.patch.set(facecolor="white", alpha=1)
+    ax.plot(rounds, values, color=COLORS[0], lw=1.8, marker="o" if len(rounds) == 1 else "")
+    for i, (stage, value) in enumerate(after.items(), 1):
+        ax.axhline(value, color=COLORS[i % len(COLORS)], ls="--", lw=1.2, label=f"after {stage}")
+    ax.set(xlabel="round", ylabel=f"{name} (%)" if name in ("accuracy", "personal") else name)
+    ax.grid(alpha=0.15, lw=0.6)
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    if after:
+        ax.legend(frameon=False, fontsize=9)
+    return fig
+
+
 def _aligned(histories: list[list[dict[str, Any]]], metric: str) -> tuple[NDArray[Any], NDArray[Any]]:
     """Return the rounds in which every run has the metric, and its values [runs, rounds]."""
     found = [{r["round"]: r[metric] for r in rows if r.get(metric) is not None} for rows in histories]

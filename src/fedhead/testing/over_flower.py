@@ -14,7 +14,7 @@ from torch import Tensor
 from fedhead.algorithm.stage import Stage
 from fedhead.core.errors import FedheadError
 from fedhead.core.tree import Tree
-from fedhead.engine.rounds import Result, run
+from fedhead.engine.rounds import FinishedRun, run
 from fedhead.executors.loop import Loop
 from fedhead.flower.site_store import SiteStore
 from fedhead.testing.failure import CheckFailed
@@ -55,7 +55,7 @@ def check_over_flower(trial: Trial, stages: list[Stage], owner: str) -> None:
         raise CheckFailed(f"{owner} gives other numbers over Flower's messages than in a simulation ({gap})")
 
 
-def _left(result: Result, clients: Mapping[int, Tree | None]) -> dict[str, Tensor]:
+def _left(result: FinishedRun, clients: Mapping[int, Tree | None]) -> dict[str, Tensor]:
     servers = {"the server's state": result.server}
     servers |= {f"the server's state after {name}": stage.server for name, stage in result.stages.items()}
     trees = servers | {f"client {k}'s state": state or Tree() for k, state in clients.items()}

@@ -1,0 +1,86 @@
+"""The records of a run as pandas data frames."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedhead.engine.metrics import Row
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def history(rows: Sequence[Row]) -> pd.DataFrame:
+    """Return one line per round with everything that is one number; metrics have columns of their own.
+
+    >>> history([{"round": 1, "accuracy": 50.0, "metrics": {"macro_f1": 0.4}, "clients": [50.0]}])
+           accuracy  macro_f1
+    round
+    1          50.0       0.4
+    """
+    import pandas as pd
+
+    lines = [{**_numbers(row), **_numbers(row.get("metrics") or {})} for row in rows]
+    return pd.DataFrame(lines).set_index("round") if lines else pd.DataFrame(index=pd.Index([], name="round"))
+
+
+def _numbers(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in row.items() if value is None or isinstance(value, int | float)}
+
+
+def clients(
+    rows: Sequence[Row], stage_rows: Mapping[str, Row], counts: NDArray[np.int64] | None, names: Sequence[str] | None
+) -> pd.DataFrame:
+    """Return one line per client: its training samples, and the accuracy of its own model after rounds and stages.
+
+    Args:
+        rows: Records of the rounds.
+        stage_rows: Records of the stages.
+        counts: Training samples by client and class.
+        names: Names of the clients.
+    """
+    import pandas as pd
+
+    own = next((row["clients"] for row in reversed(rows) if row.get("clients") is not None), None)
+    columns: dict[str, Any] = {} if counts is None else {"samples": counts.sum(axis=1)}
+    columns |= {"accuracy": own} if own is not None else {}
+    columns |= {f"accuracy_{name}": row["clients"] for name, row in stage_rows.items() if row.get("clients")}
+    frame = pd.DataFrame(columns)
+    for name in frame.columns.drop("samples", errors="ignore"):
+        frame[name] = frame[name].astype(float)  # None, of a client without test samples, becomes NaN
+    frame.index = pd.Index(range(len(frame)) if names is None else list(names), name="client")
+    return frame
+
+
+def client_history(rows: Sequence[Row], names: Sequence[str] | None) -> pd.DataFrame:
+    """Return the accuracy of each client's own model by round (lines) and client (columns)."""
+    import pandas as pd
+
+    found = {row["round"]: row["clients"] for row in rows if row.get("clients") is not None}
+    frame = pd.DataFrame.from_dict(found, orient="index").astype(float)
+    frame.index.name = "round"
+    frame.columns = pd.Index(range(frame.shape[1]) if names is None else list(names)[: frame.shape[1]], name="client")
+    return frame
+
+
+def counts(table: NDArray[np.int64], clients: Sequence[str] | None, classes: Sequence[str] | None) -> pd.DataFrame:
+    """Return a table of samples by client and class with its names."""
+    import pandas as pd
+
+    return pd.DataFrame(
+        table,
+        index=pd.Index(range(table.shape[0]) if clients is None else list(clients), name="client"),
+        columns=pd.Index(range(table.shape[1]) if classes is None else list(classes), name="class"),
+    )
+
+
+def confusion(table: NDArray[np.int64], classes: Sequence[str] | None) -> pd.DataFrame:
+    """Return a confusion matrix with the names of the classes."""
+    import pandas as pd
+
+    names = range(len(table)) if classes is None else list(classes)
+    return pd.DataFrame(table, index=pd.Index(names, name="class"), columns=pd.Index(names, name="predicted"))

@@ -1,0 +1,170 @@
+"""A trained federation, from which models and predictions are taken, of a run's rounds or of one of its stages."""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedhead.algorithm.base import Algorithm
+from fedhead.algorithm.client import Client
+from fedhead.algorithm.stage import Stage
+from fedhead.core.batch import PARTS
+from fedhead.core.errors import BadInput, unknown
+from fedhead.core.tree import Tree, Weights
+from fedhead.data import arrays
+from fedhead.data.client_data import ClientData
+from fedhead.engine import server as engine_server
+from fedhead.engine.client_states import ClientStates
+from fedhead.engine.clients import Clients
+from fedhead.engine.metrics import StageResult
+from fedhead.engine.server import make_downlink
+from fedhead.engine.transport import AnyTransport
+from fedhead.models.split_model import SplitModel, load
+
+BATCH = 1024  # samples that are predicted at once
+
+
+@dataclass
+class TrainedState:
+    """The states of server and clients after a run.
+
+    Args:
+        clients: The clients; their data may be blank, where only models and predictions are asked for.
+        server: The server's state after the last round.
+        states: The clients' states; None where they stayed at their sites.
+        stages: The results of the stages, by name.
+        algorithms: The stages themselves, by name, on top of the method.
+        with_data: Returns the trained federation with its data, for what has to be computed anew.
+    """
+
+    clients: Clients
+    server: Tree
+    states: ClientStates | None
+    stages: dict[str, StageResult]
+    algorithms: dict[str, Stage]
+    with_data: Callable[[], AnyTransport]
+
+    def after(self, stage: str | None, client: int | None = None) -> StateAfter:
+        """Return the state after a stage; None: after the last round."""
+        if client is not None:
+            self._check_client(client)
+        if stage is None:
+            return StateAfter(self.clients, self.clients.method, self.server, self.states)
+        if stage not in self.algorithms:
+            raise (
+                unknown("stage", stage, self.algorithms)
+                if self.algorithms
+                else BadInput(f"stage: {stage} was not run, nor any other stage; add it with result.calibrate(…)")
+            )
+        found = self.stages[stage]
+        if client is not None and found.states is None:  # a folder holds what the server had after a stage
+            from fedhead.engine.rounds import run_stage
+
+            found = self.stages[stage] = run_stage(self.with_data(), self.algorithms[stage])
+        return StateAfter(self.clients, self.algorithms[stage], found.server, found.states)
+
+    def _check_client(self, client: int) -> None:
+        count = len(self.clients.assign)
+        if isinstance(client, bool) or not isinstance(client, int) or not 0 <= client < count:
+            raise BadInput(f"client: {client!r} is out of range, the clients are 0 … {count - 1}")
+        if self.states is None:
+            raise BadInput(f"client: the model of client {client} is at its site, the server does not have it")
+
+
+@dataclass(frozen=True)
+class StateAfter:
+    """The states after the rounds or after one stage, and what they predict."""
+
+    clients: Clients
+    algorithm: Algorithm
+    server: Tree
+    states: ClientStates | None
+
+    def weights(self, client: int | None) -> Weights:
+        """Return the global model, or the model that a client uses for itself.
+
+        Raises:
+            BadInput: If there is no global model.
+        """
+        if client is None:
+            found = self.algorithm.global_model(self.server, self.clients.task)
+            if found is None:
+                raise BadInput(
+                    f"{self.algorithm.name} leaves no global model, every client has its own: name one, client=0"
+                )
+            return found
+        with torch.no_grad():
+            return self.algorithm.personal_model(self._client(client))
+
+    def scores(self, x: Tensor, client: int | None) -> Tensor:
+        """Return the scores of the classes for model inputs, [N, C]."""
+        clients = self.clients
+        w = self.weights(client)
+        with torch.no_grad():
+            if client is None:
+                return torch.cat(
+                    [
+                        engine_server.scores(self.algorithm, w, part, clients.task, clients.bf16)
+                        for part in _parts(x, clients)
+                    ]
+                ).float()
+            own = self._client(client)
+            return torch.cat([self.algorithm.predict(w, part, own) for part in _parts(x, clients)]).float()
+
+    def module(self, client: int | None) -> nn.Module:
+        """Return the user's own module, or that of a built-in model, with the weights of this state."""
+        template = self.clients.task.model if client is None else self.clients.task_of(client).model
+        w = self.weights(client).to("cpu").part(*PARTS)
+        if template.origin is not None:
+            return template.origin.assemble(template, w)
+        return plain(template, w)
+
+    def _client(self, client: int) -> Client:
+        assert self.states is not None, "checked before"
+        clients = self.clients
+        downlink = make_downlink(self.algorithm, self.server, [client], clients.task_of)
+        (job,) = clients.work(self.algorithm, downlink, self.states, clients.task.rounds + 1, trains=False)
+        return job.program.client(job.inputs(0))
+
+
+def plain(model: SplitModel, w: Weights) -> nn.Module:
+    """Return the parts of a model in a row, which gives logits, with the names that the model has for its weights."""
+    made = copy.deepcopy(model).cpu()
+    load(made, w)
+    parts = OrderedDict((name, part) for name, part in made.named_children())
+    return nn.Sequential(parts).eval()
+
+
+def model_inputs(data: ClientData, x: Any) -> Tensor:
+    """Return what the model is given for samples like those of the federation, not yet normalized.
+
+    Args:
+        data: The federation, or a blank one like it.
+        x: Samples, in any layout that gives the shape of the federation's.
+
+    Raises:
+        BadInput: If their shape or type is another one.
+    """
+    shape, kind = data.input_shape, data.train.x.dtype
+    stated = "tokens" if kind == torch.int64 else "features" if kind.is_floating_point and len(shape) != 3 else None
+    tensor = arrays.to_tensor(x, "x")
+    found = arrays.inputs(tensor, arrays.fitting_layout(tensor, shape, stated, "x"), "x")
+    if tuple(found.shape[1:]) != shape or found.dtype != kind:
+        raise BadInput(
+            f"x holds {found.dtype} samples of shape {tuple(found.shape[1:])}, the run's are {kind} of {shape}: "
+            "give samples like those it was trained on"
+        )
+    return found
+
+
+def _parts(x: Tensor, clients: Clients) -> Iterator[Tensor]:
+    """Normalized batches on the device of the model."""
+    for part in torch.split(x, BATCH):
+        made = clients.federation.transform(part.to(clients.device))
+        yield made.to(clients.dtype) if made.is_floating_point() else made

@@ -1,0 +1,86 @@
+"""The user's own module behind a `SplitModel`: its names, and the way back to it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class Origin:
+    """The module that was split, as it was given, and where its parts were in it.
+
+    Args:
+        module: A copy of the module.
+        classifier: Dotted name of its classifier.
+        projection: Dotted name of its projection, if it has one.
+    """
+
+    def __init__(self, module: nn.Module, classifier: str, projection: str | None = None):
+        self.module, self.classifier, self.projection = module, classifier, projection
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Origin:
+        return self  # never changed: copies of a model share it
+
+    def own_name(self, name: str) -> str:
+        """Return the name in the user's module of a weight of the split model.
+
+        >>> Origin(nn.Linear(2, 2), "head.fc").own_name("classifier.weight")
+        'head.fc.weight'
+        """
+        part, _, rest = name.partition(".")
+        before = {"extractor": "", "projection": self.projection, "classifier": self.classifier}.get(part, part)
+        return f"{before}.{rest}" if before else rest
+
+    def assemble(self, model: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:
+        """Return a copy of the user's module with trained weights, in evaluation mode.
+
+        A submodule that is not what it was, such as a head that was changed (`with_head`) or BatchNorm that was given
+        running statistics, is put in its place as it was trained.
+
+        Args:
+            model: The `SplitModel` that was made of it.
+            weights: Its weights.
+        """
+        made = copy.deepcopy(self.module)
+        if self._new_head(model):
+            parts = ["classifier"] if self.projection else ["projection", "classifier"]
+            found = [model.get_submodule(part) for part in parts]
+            head = nn.Sequential(*(copy.deepcopy(part) for part in found if not isinstance(part, nn.Identity)))
+            made.set_submodule(self.classifier, head if len(head) > 1 else head[0])
+        names = {name: self._name_in(model, name) for name in weights}
+        for name, own in names.items():
+            if own not in _tensors(made):
+                path = own.rpartition(".")[0]
+                made.set_submodule(path, copy.deepcopy(model.get_submodule(name.rpartition(".")[0])))
+        targets = _tensors(made)
+        with torch.no_grad():
+            for name, own in names.items():
+                targets[own].copy_(weights[name])
+        return made.eval()
+
+    def _new_head(self, model: nn.Module) -> bool:
+        before, now = self.module.get_submodule(self.classifier), model.get_submodule("classifier")
+        shapes = [{name: t.shape for name, t in _tensors(head).items()} for head in (before, now)]
+        if type(before) is not type(now) or shapes[0] != shapes[1]:
+            return True
+        return self._projects_anew(model)
+
+    def _projects_anew(self, model: nn.Module) -> bool:
+        """Whether a projection came with the head, which is then a row of two modules."""
+        return self.projection is None and not isinstance(model.get_submodule("projection"), nn.Identity)
+
+    def _name_in(self, model: nn.Module, name: str) -> str:
+        part, _, rest = name.partition(".")
+        if part != "extractor" and self._projects_anew(model):
+            return f"{self.classifier}.{0 if part == 'projection' else 1}.{rest}"
+        return self.own_name(name)
+
+
+def _tensors(module: nn.Module) -> dict[str, Tensor]:
+    """Parameters and floating-point buffers by name."""
+    buffers = {name: b for name, b in module.named_buffers() if b.is_floating_point()}
+    return {**dict(module.named_parameters()), **buffers}

@@ -1,0 +1,190 @@
+"""`fedhead.Result`: data frames, predictions, comparisons, and the way back to the user's own module."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from torch import Tensor, nn
+
+import fedhead as fh
+from fedhead.api.comparison import paired
+from fedhead.core.errors import BadInput
+from fedhead.experiment.recipe import Recipe
+
+
+class Net(nn.Module):
+    """A user's network: what `split` changes in its copy (dropout, BatchNorm) must be as it was in the end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.2))
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.body(x))
+
+
+def arrays(rows: int = 90) -> tuple[Any, Any]:
+    generator = np.random.default_rng(0)
+    y = np.arange(rows) % 3
+    return generator.normal(size=(rows, 5)).astype(np.float32) + 2 * np.eye(3, 5, dtype=np.float32)[y], y
+
+
+@pytest.fixture(scope="module")
+def run() -> fh.Result:
+    torch.manual_seed(0)
+    x, y = arrays()
+    federation = fh.Federation.from_arrays(
+        x,
+        y,
+        partition="dirichlet(0.5)",
+        clients=3,
+        test=0.2,
+        client_test=0.2,
+        names=["a", "<b>", "c"],
+        normalize="standard",
+    )
+    model = fh.split(Net(), classifier="head")
+    return fh.run(
+        federation,
+        model,
+        "fedprox",
+        rounds=3,
+        lr=0.1,
+        batch_size=8,
+        stages=[fh.CCVR(samples=30, epochs=2), "finetune"],
+        metrics=["macro_f1"],
+        executor="loop",
+        device="cpu",
+    )
+
+
+def test_records_are_data_frames(run: fh.Result) -> None:
+    history = run.history
+    assert history.index.tolist() == [1, 2, 3]
+    assert history["accuracy"].tolist() == [row["accuracy"] for row in run.rows]
+    assert history["macro_f1"].iloc[-1] == run.metrics["macro_f1"]
+    assert run.clients["samples"].sum() == run.partition.to_numpy().sum()
+    assert run.clients["accuracy"].mean() == pytest.approx(run.personal)
+    assert run.clients["accuracy_finetune"].tolist() == pytest.approx(run.stages["finetune"].metrics["clients"])
+    assert run.client_history.loc[3].tolist() == pytest.approx(run.clients["accuracy"].tolist())
+    assert run.partition.columns.tolist() == ["a", "<b>", "c"]
+
+
+def test_the_users_own_module_comes_back_with_trained_weights(run: fh.Result) -> None:
+    module = run.module()
+    assert isinstance(module, Net)
+    assert isinstance(module.body[3], nn.Dropout)
+    assert module.state_dict().keys() == Net().state_dict().keys()
+    Net().load_state_dict(module.state_dict())
+    federation = run.trained.clients.federation
+    x = federation.test.x
+    with torch.no_grad():
+        logits = module(federation.transform(x))
+    assert torch.equal(logits.argmax(1), torch.from_numpy(run.predict(x)))
+    np.testing.assert_allclose(logits.numpy(), run.scores(x), atol=1e-6)
+    own, tuned, calibrated = run.module(client=1), run.module(client=1, stage="finetune"), run.module(stage="ccvr")
+    assert torch.equal(own.head.weight, module.head.weight)  # what FedProx's clients start from is the global model
+    assert not torch.equal(tuned.head.weight, module.head.weight)
+    assert not torch.equal(calibrated.head.weight, module.head.weight)
+    assert torch.equal(calibrated.body[0].weight, module.body[0].weight)
+
+
+@pytest.mark.parametrize("head", ["etf", "prototype"])
+def test_a_head_that_was_changed_is_put_into_the_module(head: str) -> None:
+    x, y = arrays()
+    federation = fh.Federation.from_arrays(x, y, clients=3, test=0.2)
+    model = fh.with_head(fh.split(Net(), classifier="head"), head)
+    found = fh.run(federation, model, "fedetf" if head == "etf" else "fednh", rounds=1, executor="loop", device="cpu")
+    module = found.module()
+    assert isinstance(module, Net)
+    with torch.no_grad():
+        np.testing.assert_allclose(module(torch.from_numpy(x)).numpy(), found.scores(x), atol=1e-6)
+
+
+def test_a_built_in_model_comes_back_as_its_parts_in_a_row() -> None:
+    x, y = arrays()
+    federation = fh.Federation.from_arrays(x, y, clients=3, test=0.2)
+    found = fh.run(federation, "mlp(hidden=[4])", rounds=1, executor="loop", device="cpu")
+    module = found.module()
+    assert list(module.state_dict()) == list(found.weights or ())
+    with torch.no_grad():
+        np.testing.assert_allclose(module(torch.from_numpy(x)).numpy(), found.scores(x), atol=1e-6)
+
+
+def test_batchnorm_without_running_statistics_is_given_those_it_was_trained_with() -> None:
+    x, y = arrays()
+    net = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4, track_running_stats=False), nn.Linear(4, 3))
+    federation = fh.Federation.from_arrays(x, y, clients=3, test=0.2)
+    found = fh.run(federation, fh.split(net, classifier="2"), rounds=2, executor="loop", device="cpu")
+    with torch.no_grad():
+        np.testing.assert_allclose(found.module()(torch.from_numpy(x)).numpy(), found.scores(x), atol=1e-6)
+
+
+def test_predictions_are_tested_as_the_run_tests_them(run: fh.Result) -> None:
+    held = run.trained.clients.federation.test
+    assert run.evaluate(held.x, held.y, ["macro_f1"]) == {"accuracy": run.accuracy, **run.metrics}
+    assert run.evaluate(held.x, held.y, stage="ccvr")["accuracy"] == run.stages["ccvr"].accuracy
+    names = np.array(["a", "<b>", "c"])
+    assert run.evaluate(held.x, names[held.y])["accuracy"] == run.accuracy
+    table = run.confusion()
+    assert np.trace(table.to_numpy()) / table.to_numpy().sum() == pytest.approx((run.accuracy or 0) / 100)
+    assert table.index.tolist() == ["a", "<b>", "c"]
+
+
+def test_what_is_shown_is_escaped(run: fh.Result) -> None:
+    assert "path=" not in repr(run)
+    assert "accuracy" in run._repr_html_()
+    shown = run.trained.clients.federation._repr_html_()
+    assert "&lt;b&gt;" in shown
+    assert "<b>" not in shown
+    assert "<script>" not in Recipe(dataset="<script>")._repr_html_()
+    assert repr(Recipe(rounds=3)) == "Recipe(rounds=3)"
+
+
+def test_a_plot_shows_the_rounds_and_the_stages(run: fh.Result) -> None:
+    (axes,) = run.plot().axes
+    assert axes.lines[0].get_ydata() == pytest.approx([row["accuracy"] for row in run.rows])
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["after ccvr", "after finetune"]
+    with pytest.raises(BadInput, match="plot: no round has 'loss_of_x'; there is "):
+        run.plot("loss_of_x")
+
+
+def test_a_comparison_is_paired(run: fh.Result) -> None:
+    found = run.compare(run)
+    assert (found.mean, found.interval) == (0.0, (0.0, 0.0))
+    made = paired("accuracy", "seed", {"0": 2.0, "1": 4.0, "2": 5.0}, {"1": 1.0, "0": 1.0, "2": 1.0, "3": 9.0}, 0.9)
+    low, high = stats.ttest_rel([2, 4, 5], [1, 1, 1]).confidence_interval(0.9)
+    assert made.interval == pytest.approx((low, high))
+    assert made.pairs["difference"].tolist() == [1.0, 3.0, 4.0]
+    assert repr(made) == f"Comparison(accuracy: +2.67, 90% interval {low:+.2f} … {high:+.2f}, 3 seeds)"
+    assert paired("accuracy", "seed", {"0": 1.0}, {"0": 2.0}, 0.9).interval is None
+
+
+@pytest.mark.parametrize(
+    ("ask", "says"),
+    [
+        (lambda run: run.module(client=3), "client: 3 is out of range, the clients are 0 … 2"),
+        (lambda run: run.module(stage="cvr"), "unknown stage 'cvr': did you mean 'ccvr'"),
+        (lambda run: run.predict(np.zeros((2, 4))), r"x holds torch.float32 samples of shape \(4,\), the run's are"),
+        (lambda run: run.evaluate(np.zeros((2, 5)), [0]), "x has 2 samples but y has 1 labels"),
+        (lambda run: run.evaluate(np.zeros((2, 5)), [0, 1], ["f2"]), "metric"),
+        (lambda run: run.compare(run, level=2), "level"),
+    ],
+)
+def test_what_is_not_there_is_named(run: fh.Result, ask: Any, says: str) -> None:
+    with pytest.raises(BadInput, match=says):
+        ask(run)
+
+
+def test_a_method_without_a_global_model_asks_for_a_client() -> None:
+    x, y = arrays()
+    federation = fh.Federation.from_arrays(x, y, clients=3, client_test=0.2)
+    found = fh.run(federation, "mlp(hidden=[4])", "local", rounds=1, executor="loop", device="cpu")
+    with pytest.raises(BadInput, match="local leaves no global model, every client has its own: name one, client=0"):
+        found.predict(x)
+    assert found.predict(x, client=2).shape == (90,)
