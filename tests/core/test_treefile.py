@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 
 from fedhead.core.errors import BadInput
 from fedhead.core.tree import Tree, Weights
-from fedhead.core.treefile import atomic, load_tree, save_tree
+from fedhead.core.treefile import atomic, load_metadata, load_tree, save_tree
 
 DTYPES = [torch.float32, torch.float64, torch.int64, torch.bool, torch.uint8, torch.bfloat16, torch.float16]
 
@@ -90,6 +90,36 @@ def test_every_truncation_and_flipped_byte_is_refused(tmp_path: Path) -> None:
         broken.write_bytes(good[:place] + bytes([good[place] ^ 1]) + good[place + 1 :])
         with pytest.raises(BadInput, match="checksum"):
             load_tree(broken)
+
+
+def test_every_flipped_bit_of_a_whole_file_is_refused_or_changes_nothing(tmp_path: Path) -> None:
+    """Also of the names, the types, the shapes and the round."""
+    path, broken = tmp_path / "good", tmp_path / "broken"
+    tree = Tree(w=torch.arange(4, dtype=torch.float32), n=torch.tensor(3))
+    save_tree(path, tree, {"round": 12})
+    good = path.read_bytes()
+    for place in range(0, len(good), 3):
+        broken.write_bytes(good[:place] + bytes([good[place] ^ 1]) + good[place + 1 :])
+        for read in (load_tree, load_metadata):
+            try:
+                found = read(broken)
+            except BadInput:
+                continue
+            assert found == {"round": 12} if read is load_metadata else same(found[0], tree) and found[1]["round"] == 12
+
+
+@pytest.mark.parametrize(("old", "new"), [('"F32"', '"I32"'), ('\\"round\\": 12', '\\"round\\": 11'), ("[4]", "[2,2]")])
+def test_another_type_round_or_shape_of_the_same_bytes_is_refused(tmp_path: Path, old: str, new: str) -> None:
+    path = tmp_path / "file"
+    save_tree(path, Tree(w=torch.arange(4, dtype=torch.float32)), {"round": 12})
+    whole = path.read_bytes()
+    size = int.from_bytes(whole[:8], "little")
+    text = whole[8 : 8 + size].decode()
+    assert old in text
+    text = text.replace(old, new)
+    path.write_bytes(len(text).to_bytes(8, "little") + text.encode() + whole[8 + size :])
+    with pytest.raises(BadInput, match="checksum"):
+        load_tree(path)
 
 
 def test_foreign_and_missing_files_are_refused(tmp_path: Path) -> None:

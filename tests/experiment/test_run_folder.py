@@ -2,6 +2,7 @@
 
 import json
 import os
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -15,8 +16,18 @@ from fedhead.core.tree import Tree
 from fedhead.core.treefile import save_tree
 from fedhead.data.federation import Federation
 from fedhead.experiment import run_folder
-from fedhead.experiment.recipe import Recipe
-from fedhead.experiment.run_folder import CHECKPOINT, CONFIG, METRICS, PARTITION, RunFolder
+from fedhead.experiment.recipe import Recipe, load
+from fedhead.experiment.recorded_run import RecordedRun
+from fedhead.experiment.run_folder import (
+    CHECKPOINT,
+    CONFIG,
+    ENVIRONMENT,
+    METRICS,
+    PARTITION,
+    RESULT,
+    STAGE_STATES,
+    RunFolder,
+)
 
 RECIPE = Recipe(rounds=5)
 
@@ -48,9 +59,9 @@ def test_a_folder_keeps_what_it_is_given(tmp_path: Path) -> None:
     again.save_environment({"device": "cpu"})
     assert again.environment() == {"executor": "loop", "device": "cpu"}
     assert (again.finished, again.result()) == (False, None)
-    again.finish({"accuracy": float("nan"), "stages": {"ccvr": 1.5}})
+    again.finish({"accuracy": float("nan"), "stages": {"ccvr": {"accuracy": 1.5}}})
     assert again.finished
-    assert again.result() == {"accuracy": None, "stages": {"ccvr": 1.5}}
+    assert again.result() == {"accuracy": None, "stages": {"ccvr": {"accuracy": 1.5}}}
 
 
 def test_a_round_is_on_record_at_once_and_a_folder_can_be_held_again(tmp_path: Path) -> None:
@@ -109,9 +120,12 @@ def test_what_a_checkpoint_counts_on_is_on_the_disk_before_it(tmp_path: Path, mo
 
 def test_a_checkpoint_of_no_round_is_refused(tmp_path: Path) -> None:
     folder = with_rounds(tmp_path / "run", 2, 2)
-    save_tree(folder.path / CHECKPOINT, state(1))
-    with pytest.raises(BadInput, match=METRICS):
-        folder.rewind()
+    for metadata in ({}, {"round": "2"}, {"round": 0}, {"round": True}):
+        save_tree(folder.path / CHECKPOINT, state(1), metadata)
+        with pytest.raises(BadInput, match="names no round"):
+            folder.rewind()
+        with pytest.raises(BadInput, match="names no round"):
+            folder.checkpoint_round()
 
 
 def test_metrics_that_were_cut_are_not_taken_for_whole(tmp_path: Path) -> None:
@@ -122,6 +136,49 @@ def test_metrics_that_were_cut_are_not_taken_for_whole(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="ends before round 3"):
         RunFolder.open(folder.path).rewind()
     assert photograph(folder.path) == before
+
+
+@pytest.mark.parametrize("numbers", [[1, 1, 2, 2], [1, 3], [2, 3], [1, None], [1, 2.0], [1, True, 3]])
+def test_metrics_of_other_rounds_than_their_lines_are_refused(tmp_path: Path, numbers: list[object]) -> None:
+    folder = with_rounds(tmp_path / "run", 2, 2)
+    (folder.path / METRICS).write_text("".join(json.dumps({"round": n, "seconds": 1.0}) + "\n" for n in numbers))
+    with pytest.raises(BadInput, match=r"metrics\.jsonl, line \d is of round"):
+        RunFolder.open(folder.path).metrics()
+    with pytest.raises(BadInput, match="it must be of round"):
+        RunFolder.open(folder.path).rewind()
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        (METRICS, '[{"round": 1}]\n'),
+        (METRICS, '{"round": 1, "accuracy": "high"}\n'),
+        (METRICS, '{"round": 1, "accuracy": NaN}\n'),
+        (METRICS, '{"round": 1, "clients": {"0": 3}}\n'),
+        (METRICS, '{"round": 1, "seconds": 1e999}\n'),
+        (METRICS, '{"round": 1, "bytes_up": 1' + "0" * 400 + "}\n"),
+        (METRICS, "[" * 100_000 + "\n"),
+        (ENVIRONMENT, "[]"),
+        (ENVIRONMENT, '{"components": [3]}'),
+        (ENVIRONMENT, '{"components": [{"kind": "method", "name": ["mine.py:A"], "module": "mine"}]}'),
+        (ENVIRONMENT, '{"executor": "loop", "threads": "all"}'),
+        (ENVIRONMENT, '{"precision": 32}'),
+        (RESULT, '"done"'),
+        (RESULT, '{"stages": {"ccvr": 3}}'),
+    ],
+)
+def test_wrong_types_are_refused_in_one_line(tmp_path: Path, file: str, text: str) -> None:
+    path = with_rounds(tmp_path / "run", 2, 2).path
+    (path / file).write_text(text)
+    with pytest.raises(BadInput, match=file) as refused:
+        read_everything(path)
+    assert "\n" not in str(refused.value)
+    assert len(str(refused.value)) < 400
+
+
+def read_everything(path: Path) -> None:
+    folder = RunFolder.open(path)
+    folder.metrics(), folder.environment(), folder.result()
 
 
 @pytest.mark.parametrize("broken", [CONFIG, METRICS, CHECKPOINT])
@@ -182,6 +239,66 @@ def test_two_processes_can_not_hold_one_folder(tmp_path: Path) -> None:
         pass
     with second.locked():
         pass  # let go of
+
+
+def test_of_processes_that_create_one_folder_at_once_one_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All are between looking at the folder and writing its first file; locks hold between threads as well."""
+    look, ready, outcomes = RunFolder.refuse_taken, threading.Barrier(4, timeout=20), list[str]()
+    waited = threading.local()
+
+    def look_and_wait(path: str | Path) -> None:
+        look(path)
+        if not hasattr(waited, "once"):
+            waited.once = ready.wait()
+
+    def create_and_hold() -> None:
+        try:
+            with RunFolder.create(tmp_path / "run", RECIPE).locked():
+                outcomes.append("won")
+                ready.wait()
+        except BadInput as error:
+            outcomes.append(str(error))
+            ready.wait()
+
+    monkeypatch.setattr(RunFolder, "refuse_taken", staticmethod(look_and_wait))
+    threads = [threading.Thread(target=create_and_hold) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert outcomes.count("won") == 1
+    assert sum("in use" in said or "holds an unfinished run" in said for said in outcomes) == 3
+
+
+def test_a_run_that_another_process_went_on_with_is_not_mixed_with_it(tmp_path: Path) -> None:
+    recipe = load("digits", ["rounds=2", "clients=2", "subset=40", "model.hidden=[4]", "local_epochs=1"])
+    late = RecordedRun(recipe, tmp_path / "run", resume=True)  # has looked at the folder, which is not there yet
+    with RecordedRun(recipe, tmp_path / "run").writing({"executor": "loop"}):
+        pass  # meanwhile another process was there, and was killed
+    with pytest.raises(BadInput, match="holds an unfinished run"), late.writing({"executor": "stack"}):
+        pass
+    late = RecordedRun(recipe, tmp_path / "run", resume=True)
+    RunFolder.open(tmp_path / "run").finish({"accuracy": 1.0})
+    before = photograph(tmp_path)
+    with pytest.raises(BadInput, match="another process went on"), late.writing({"executor": "stack"}):
+        pass
+    assert photograph(tmp_path) == before
+
+
+@pytest.mark.parametrize("umask", [0o077, 0o022, 0o002])
+def test_files_have_the_permissions_that_the_umask_says(tmp_path: Path, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        folder = with_rounds(tmp_path / "run", 2, 2)
+        folder.save_partition(Federation.from_arrays(np.zeros((12, 2)), np.arange(12) % 3, clients=3))
+        folder.save_environment({"executor": "loop"})
+        folder.save_stages({"ccvr": Tree(model=torch.ones(2))})
+        folder.finish({"accuracy": 1.0})
+    finally:
+        os.umask(before)
+    modes = {p.name: oct(p.stat().st_mode & 0o777) for p in folder.path.iterdir()}
+    assert modes.keys() == {CONFIG, METRICS, CHECKPOINT, PARTITION, ENVIRONMENT, STAGE_STATES, RESULT}
+    assert set(modes.values()) == {oct(0o666 & ~umask)}
 
 
 def test_a_draft_that_a_kill_left_does_not_take_the_folder(tmp_path: Path) -> None:

@@ -24,11 +24,11 @@ from fedhead.cli import reproducing as reproducing
 from fedhead.cli import running as running
 from fedhead.cli.app import app
 from fedhead.cli.output import Stopped
-from fedhead.core.errors import BadInput, FedheadError, first_line
+from fedhead.core.errors import BadInput, FedheadError, first_line, machine_fault
 from fedhead.core.user_line import user_line
 from fedhead.executors.malloc import tune_malloc
 
-INTERRUPTED = 130  # the exit code after Ctrl-C
+MACHINE, INTERRUPTED = 3, 130  # exit codes: the machine failed, and after Ctrl-C
 # ClickException, the base of every complaint about a command line. Older typer takes it from the package click, newer
 # typer from its own copy and no longer installs click, so it is reached through the one name that both export.
 UsageError: type[typer.BadParameter] = typer.BadParameter.__mro__[2]
@@ -41,7 +41,8 @@ def call(arguments: Sequence[str]) -> int:
         arguments: The words after `fedhead`; none of them shows the help.
 
     Returns:
-        The exit code: 0 done, 1 failed, 2 the user can fix it, 130 interrupted.
+        The exit code: 0 done, 1 failed, 2 the user can fix it, 3 the machine failed (a full disk, no memory left), 130
+        interrupted.
     """
     try:
         with _log_lines():
@@ -52,19 +53,19 @@ def call(arguments: Sequence[str]) -> int:
         return code if isinstance(code, int) else 0
     except UsageError as error:
         return _fail(error.format_message(), 2)
-    except BadInput as error:
-        return _fail(str(error), 2)
     except FedheadError as error:
-        return _fail(str(error), 1)
+        return _fail(str(error), MACHINE if machine_fault(error) else 2 if isinstance(error, BadInput) else 1)
     except (KeyboardInterrupt, typer.Abort, Stopped) as error:
         print(str(error) or "stopped", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:  # the reader of our output has gone, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except (OSError, MemoryError) as error:
-        return _fail(str(error) or "out of memory", 1)
     except Exception as error:
+        if fault := machine_fault(error):
+            return _fail(f"{fault}; a run that was stopped by this goes on with --resume", MACHINE)
+        if isinstance(error, OSError):
+            return _fail(str(error), 2)
         where = user_line(error)
         if where is None or os.environ.get("FEDHEAD_TRACEBACK"):
             raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import errno
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
@@ -13,6 +14,14 @@ class FedheadError(Exception):
 
 class BadInput(FedheadError, ValueError):
     """An invalid request by the user; the command line exits with code 2."""
+
+
+# What the operating system says of the machine; anything else (a path that is not there, a folder without
+# permission) is for the user to correct.
+_MACHINE = {
+    *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.ESTALE, errno.ENOLCK),
+    *(errno.ENOMEM, errno.EMFILE, errno.ENFILE),
+}
 
 
 class Diverged(FedheadError, ArithmeticError):
@@ -38,6 +47,25 @@ def first_line(error: BaseException) -> str:
     'ValueError: one'
     """
     return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+
+
+def machine_fault(error: BaseException | None) -> str | None:
+    """Return what is wrong with the machine if that is why an error was raised: a full disk, or no memory left.
+
+    >>> machine_fault(OSError(errno.ENOSPC, "No space left on device", "runs/a"))
+    "[Errno 28] No space left on device: 'runs/a'"
+    >>> machine_fault(ValueError("three")) is None
+    True
+    """
+    while error is not None:
+        if isinstance(error, MemoryError):
+            return "out of memory"
+        if isinstance(error, OSError) and error.errno in _MACHINE:
+            return str(error)
+        if isinstance(error, RuntimeError) and ("t allocate memory" in str(error) or "out of memory" in str(error)):
+            return "out of memory"  # torch's errors, on a CPU and on a GPU
+        error = error.__cause__
+    return None
 
 
 @contextmanager

@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import tempfile
-from collections.abc import Iterator
+import re
+import secrets
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,27 +17,33 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from fedhead.core.errors import BadInput
+from fedhead.core.errors import BadInput, first_line
+from fedhead.core.special_files import refuse_special
 from fedhead.core.tree import Tree, Weights
 
-_FORMAT = "fedhead-tree-1"
+_FORMAT = "fedhead-tree-2"
+_CORRUPT = "it is corrupt, truncated or not a fedhead file"
 
 
 @contextmanager
 def atomic(path: str | Path) -> Iterator[Path]:
     """Yield a temporary path whose file replaces `path` at the end, so that a crash at any moment leaves the old file.
 
-    >>> with tempfile.TemporaryDirectory() as folder, atomic(Path(folder) / "a") as draft:
+    Its permissions are those of any new file, as the umask says.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder, atomic(Path(folder) / "a") as draft:
     ...     _ = draft.write_text("hello")
     """
     path = Path(path)
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=path.suffix)
-    os.close(descriptor)
-    draft = Path(name)
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}{path.suffix}")
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     try:
+        mode = os.fstat(descriptor).st_mode & 0o777
+        os.close(descriptor)
         yield draft
         _flush(draft)
-        draft.chmod(0o644)  # temporary files are created readable by their owner only
+        draft.chmod(mode)  # a writer such as safetensors may have put a file of its own in its place
         os.replace(draft, path)
     finally:
         draft.unlink(missing_ok=True)
@@ -50,18 +57,24 @@ def save_tree(path: str | Path, tree: Tree, metadata: dict[str, Any] | None = No
         path: File to write.
         tree: Tree to save; names must not contain '/'.
         metadata: Anything that JSON can represent.
+
+    Raises:
+        OSError: If the file can't be written.
     """
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tree.leaves().items()}
     if len(tensors) != sum(1 for _ in _names(tree)):
         raise ValueError("two tensors of the tree have the same full name: names must not contain '/'")
-    header = {
-        "format": _FORMAT,
-        "tree": json.dumps(describe(tree)),
-        "metadata": json.dumps(metadata or {}),
-        "digest": _digest(tensors),
-    }
+    header = {"format": _FORMAT, "tree": json.dumps(describe(tree)), "metadata": json.dumps(metadata or {})}
+    header["header_digest"] = _digest(header)
+    header["digest"] = _digest(header, tensors)
     with atomic(path) as draft:
-        save_file(_unshared(tensors), draft, metadata=header)
+        try:
+            save_file(_unshared(tensors), draft, metadata=header)
+        except SafetensorError as error:  # of a full disk, say: "... (os error 28)"
+            number = re.search(r"os error (\d+)", str(error))
+            if number is None:
+                raise
+            raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
 
 
 def load_tree(path: str | Path) -> tuple[Tree, dict[str, Any]]:
@@ -70,23 +83,12 @@ def load_tree(path: str | Path) -> tuple[Tree, dict[str, Any]]:
     Raises:
         BadInput: If the file is missing, corrupt or was not written by fedhead.
     """
-    path = Path(path)
-    if not path.is_file():
-        raise BadInput(f"{path} does not exist: expected a file that fedhead wrote")
-    try:
-        with safe_open(path, framework="pt") as file:
-            header = file.metadata() or {}
-            if header.get("format") != _FORMAT:
-                raise BadInput(f"{path} is a safetensors file, but not one that fedhead wrote")
-            tensors: dict[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no dict)
+    with _opened(path) as (file, header):
+        tensors: dict[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no dict)
         tree = rebuild(json.loads(header["tree"]), tensors, "")
-        metadata: dict[str, Any] = json.loads(header["metadata"])
-        sound = header["digest"] == _digest(tree.leaves())
-    except (SafetensorError, OSError, KeyError, TypeError, json.JSONDecodeError) as error:
-        raise BadInput(f"{path} can't be read: it is corrupt, truncated or not a fedhead file ({error})") from error
-    if not sound:
-        raise BadInput(f"{path} is corrupt: its numbers don't match its checksum")
-    return tree, metadata
+        if len(tree.leaves()) != len(tensors) or header["digest"] != _digest(header, tree.leaves()):
+            raise BadInput(f"{path} is corrupt: its numbers don't match its checksum")
+        return tree, _metadata(header)
 
 
 def load_metadata(path: str | Path) -> dict[str, Any]:
@@ -95,12 +97,33 @@ def load_metadata(path: str | Path) -> dict[str, Any]:
     Raises:
         BadInput: If the file is missing, corrupt or was not written by fedhead.
     """
+    with _opened(path) as (_, header):
+        return _metadata(header)
+
+
+def _metadata(header: Mapping[str, str]) -> dict[str, Any]:
+    metadata = json.loads(header["metadata"])
+    if not isinstance(metadata, dict):
+        raise TypeError("its metadata is no object")
+    return metadata
+
+
+@contextmanager
+def _opened(path: str | Path) -> Iterator[tuple[Any, dict[str, str]]]:
+    """Open a file written by `save_tree` and check its header; errors on the way are raised as `BadInput`."""
     try:
+        refuse_special(Path(path))
         with safe_open(path, framework="pt") as file:
-            metadata: dict[str, Any] = json.loads((file.metadata() or {})["metadata"])
-            return metadata
-    except (SafetensorError, OSError, KeyError, json.JSONDecodeError) as error:
-        raise BadInput(f"{path} can't be read: it is corrupt, truncated or not a fedhead file ({error})") from error
+            header = file.metadata() or {}
+            if header.get("format") != _FORMAT:
+                raise BadInput(f"{path} is a safetensors file, but not one that this version of fedhead wrote")
+            if header["header_digest"] != _digest(header):
+                raise BadInput(f"{path} is corrupt: its header doesn't match its checksum")
+            yield file, header
+    except BadInput:
+        raise
+    except (SafetensorError, OSError, LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        raise BadInput(f"{path} can't be read: {_CORRUPT} ({first_line(error)})") from error
 
 
 def describe(tree: Tree) -> dict[str, Any]:
@@ -141,10 +164,12 @@ def _unshared(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return out
 
 
-def _digest(tensors: dict[str, Tensor]) -> str:
+def _digest(header: Mapping[str, str], tensors: Mapping[str, Tensor] | None = None) -> str:
+    """Return a hash of a file's header, and of its tensors with their names, types and shapes."""
     total = hashlib.blake2b(digest_size=16)
-    for name, tensor in tensors.items():
-        total.update(name.encode())
+    total.update(json.dumps([header[name] for name in ("format", "tree", "metadata")]).encode())
+    for name, tensor in (tensors or {}).items():
+        total.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         total.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
     return total.hexdigest()
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from fedhead.core.errors import BadInput
 from fedhead.core.tree import Tree
 from fedhead.data.arrays import Samples
 from fedhead.data.federation import Federation
@@ -15,7 +16,8 @@ from fedhead.engine.metrics import Row
 from fedhead.engine.rounds import FinishedRun, Snapshot
 from fedhead.experiment import components
 from fedhead.experiment.recipe import Recipe
-from fedhead.experiment.run_folder import RunFolder
+from fedhead.experiment.run_files import check_totals
+from fedhead.experiment.run_folder import METRICS, RESULT, RunFolder
 
 
 class RecordedRun:
@@ -62,6 +64,7 @@ class RecordedRun:
         self._existing = RunFolder.open(self.out, recipe)
         self.result = self._existing.result()
         if self.result is not None:
+            check_totals([self.result], str(self.out / RESULT))
             return
         self.recipe = replace(recipe, folders=(*recipe.folders, *self._existing.recipe.folders))
         self.environment = self._existing.environment()
@@ -81,6 +84,8 @@ class RecordedRun:
         """
         self.folder = self._existing or RunFolder.create(self.out, self.recipe)
         with self.folder.locked():
+            if self.folder.finished or self.folder.environment() != self.environment:
+                raise BadInput(f"{self.out} is in use: another process went on in it meanwhile; try again")
             if federation is not None:
                 self.folder.save_partition(federation)
             self.folder.save_environment({**facts, "components": components.sources(self.recipe, self._executor)})
@@ -96,6 +101,7 @@ class RecordedRun:
         if found is None:
             return None
         number, state, history = found
+        check_totals(history, str(self.out / METRICS))
         return Snapshot(number, state["server"], dict(clients(state)), history)
 
     def after_round(self, now: Snapshot, state: Tree, *, checkpoint: bool = False) -> None:

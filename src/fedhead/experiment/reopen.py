@@ -22,7 +22,8 @@ from fedhead.executors.job import Executor
 from fedhead.experiment import components
 from fedhead.experiment.experiment import Experiment
 from fedhead.experiment.recipe import Recipe
-from fedhead.experiment.run_folder import CHECKPOINT, RunFolder, finite
+from fedhead.experiment.run_files import check_record, finite, read_object, round_of
+from fedhead.experiment.run_folder import CHECKPOINT, RunFolder
 
 
 @dataclass(frozen=True)
@@ -125,7 +126,7 @@ def checkpoint_state(run: Path) -> tuple[int, Tree]:
     if not (run / CHECKPOINT).exists():
         raise BadInput(f"{run} has no {CHECKPOINT} yet: let the run come to its end first (fedhead run --resume)")
     state, metadata = load_tree(run / CHECKPOINT)
-    return int(metadata["round"]), state
+    return round_of(metadata, run / CHECKPOINT), state
 
 
 # -- results of stages, kept beside the run -----------------------------------------------------------
@@ -145,7 +146,10 @@ def save_stage_result(path: Path, name: str, parameters: Mapping[str, Any], resu
 
 def load_stage_result(path: Path) -> dict[str, Any] | None:
     """A stage's results, or None if it was not run yet."""
-    if not path.exists():
+    found = read_object(path)
+    if found is None:
         return None
-    metrics: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))["metrics"]
-    return metrics
+    metrics = found.get("metrics")
+    if not isinstance(metrics, dict):
+        raise BadInput(f"{path} holds no results of a stage: delete it, then the stage is run again")
+    return check_record(metrics, str(path))

@@ -34,6 +34,15 @@ from fedhead.core.tree import Tree
 from fedhead.core.treefile import atomic, load_metadata, load_tree, save_tree
 from fedhead.data.federation import Federation
 from fedhead.experiment.recipe import Recipe
+from fedhead.experiment.run_files import (
+    check_environment,
+    check_record,
+    finite,
+    read_object,
+    read_rows,
+    read_text,
+    round_of,
+)
 
 CONFIG, PARTITION, METRICS = "config.yaml", "partition.npz", "metrics.jsonl"
 CHECKPOINT, ENVIRONMENT, RESULT = "checkpoint.safetensors", "environment.json", "result.json"
@@ -88,7 +97,9 @@ class RunFolder:
         folder = cls(Path(path), recipe)
         try:
             folder.path.mkdir(parents=True, exist_ok=True)
-            folder._write(CONFIG, recipe.to_yaml())
+            with _creating(folder.path):  # of two processes that get here at once, one finds the other's settings
+                cls.refuse_taken(path)
+                folder._write(CONFIG, recipe.to_yaml())
         except OSError as error:
             raise BadInput(f"{path} can't be written to: {error.strerror}") from error
         return folder
@@ -99,7 +110,8 @@ class RunFolder:
         path = Path(path)
         if CONFIG not in _contents(path):
             raise BadInput(f"{path} is no run folder: it has no {CONFIG}")
-        stored = Recipe.from_yaml(_read(path / CONFIG), str(path / CONFIG), [path.resolve(), *_code_folders(path)])
+        text = read_text(path / CONFIG)
+        stored = Recipe.from_yaml(text, str(path / CONFIG), [path.resolve(), *_code_folders(path)])
         if recipe is not None and recipe != stored:
             old, new = stored.flat(), recipe.flat()
             key = next(k for k in [*new, *old] if old.get(k) != new.get(k))
@@ -112,17 +124,12 @@ class RunFolder:
     @contextmanager
     def locked(self) -> Iterator[RunFolder]:
         """Hold the folder for writing: a second process that wants it is refused; a killed one lets go of it."""
-        import fcntl
-
         try:
             lock = (self.path / CONFIG).open("r+")
         except OSError as error:
             raise BadInput(f"{self.path} can't be written to: {error.strerror}") from error
         with lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                raise BadInput(f"{self.path} is in use: another process is running in it") from error
+            _lock(lock, self.path)
             # A process was killed while it wrote; safetensors writes a checkpoint by a .tmpXXXXXX file beside it.
             for name in (CONFIG, PARTITION, METRICS, CHECKPOINT, ENVIRONMENT, RESULT, STAGE_STATES, DIVERGED, "tmp"):
                 for draft in self.path.glob(f".{name}*"):
@@ -146,8 +153,8 @@ class RunFolder:
     @property
     def diverged(self) -> str | None:
         """Why the run has no result, if its numbers left the finite ones."""
-        found = self._read_json(DIVERGED)
-        return None if found is None or self.finished else str(found["reason"])
+        found = read_object(self.path / DIVERGED)
+        return None if found is None or self.finished else str(found.get("reason"))
 
     # -- the split and the surroundings -----------------------------------------------------------
     def save_partition(self, federation: Federation) -> None:
@@ -202,7 +209,8 @@ class RunFolder:
 
     def environment(self) -> dict[str, Any]:
         """What the run ran on; nothing if that was not stored yet."""
-        return self._read_json(ENVIRONMENT) or {}
+        path = self.path / ENVIRONMENT
+        return check_environment(read_object(path) or {}, str(path))
 
     # -- rounds -----------------------------------------------------------------------------------
     def record(self, row: Mapping[str, Any]) -> None:
@@ -214,17 +222,7 @@ class RunFolder:
 
     def metrics(self) -> list[dict[str, Any]]:
         """The metrics of all rounds so far; a line that a crash cut short is left out."""
-        path = self.path / METRICS
-        if not path.exists():
-            return []
-        lines = _read(path).split("\n")
-        rows: list[dict[str, Any]] = []
-        for number, line in enumerate(lines[:-1]):  # a whole line ends in a newline
-            try:
-                rows.append(json.loads(line))
-            except json.JSONDecodeError as error:
-                raise BadInput(f"{path}, line {number + 1} can't be read: {error}") from error
-        return rows
+        return read_rows(self.path / METRICS)
 
     def save_checkpoint(self, round: int, state: Tree, final: bool = False) -> bool:
         """Store the state after a round, if the last one is long enough ago; says whether it did."""
@@ -241,7 +239,7 @@ class RunFolder:
     def checkpoint_round(self) -> int:
         """The round after which the checkpoint was taken; 0 if there is none yet."""
         path = self.path / CHECKPOINT
-        return int(load_metadata(path).get("round", 0)) if path.exists() else 0
+        return round_of(load_metadata(path), path) if path.exists() else 0
 
     def rewind(self) -> tuple[int, Tree, list[dict[str, Any]]] | None:
         """Go back to the checkpoint: its round, its state and the metrics up to it; None if there is none yet.
@@ -249,17 +247,18 @@ class RunFolder:
         Whatever was recorded after it is cut off, as those rounds will be run again.
         """
         path = self.path / CHECKPOINT
-        last, state = 0, Tree()
-        if path.exists():
-            state, metadata = load_tree(path)
-            last = int(metadata.get("round", -1))
-        rows = [row for row in self.metrics() if row["round"] <= last] if path.exists() else []
-        if path.exists() and (not rows or rows[-1]["round"] != last):
+        if not path.exists():
+            self._write(METRICS, "")
+            return None
+        state, metadata = load_tree(path)
+        last = round_of(metadata, path)
+        rows = self.metrics()[:last]
+        if len(rows) < last:
             raise BadInput(
                 f"{self.path / METRICS} ends before round {last}, where {CHECKPOINT} stands: it was cut or edited"
             )
         self._write(METRICS, "".join(json.dumps(row) + "\n" for row in rows))
-        return (last, state, rows) if path.exists() else None
+        return last, state, rows
 
     def save_stages(self, servers: Mapping[str, Tree]) -> None:
         """Store the server's state after each stage, by the stage's name."""
@@ -271,41 +270,25 @@ class RunFolder:
 
     def result(self) -> dict[str, Any] | None:
         """The final results, or None if the run is not finished."""
-        return self._read_json(RESULT)
+        path = self.path / RESULT
+        found = read_object(path)
+        return None if found is None else check_record(found, str(path))
 
     # -- files ------------------------------------------------------------------------------------
     def _write(self, name: str, text: str) -> None:
         with atomic(self.path / name) as draft:
             draft.write_text(text, encoding="utf-8")
 
-    def _read_json(self, name: str) -> dict[str, Any] | None:
-        path = self.path / name
-        if not path.exists():
-            return None
-        try:
-            out: dict[str, Any] = json.loads(_read(path))
-        except json.JSONDecodeError as error:
-            raise BadInput(f"{path} can't be read: {error}") from error
-        return out
-
 
 def _code_folders(path: Path) -> list[Path]:
     """The folders in which the files of a run's own components were when it was begun."""
-    found = []
+    found: list[Path] = []
     for entry in RunFolder(path, Recipe()).environment().get("components", ()):
         where = Path(entry["name"].rpartition(":")[0])
-        if where.suffix == ".py" and "file" in entry and ".." not in where.parts and not where.is_absolute():
-            found.append(Path(entry["file"]).parents[len(where.parts) - 1])
+        above = Path(entry.get("file", "")).parents
+        if where.suffix == ".py" and ".." not in where.parts and not where.is_absolute():
+            found += above[len(where.parts) - 1 : len(where.parts)]
     return list(dict.fromkeys(found))
-
-
-def finite(value: Any) -> Any:
-    """The value as JSON can hold it: numbers that are not finite become null."""
-    if isinstance(value, Mapping):
-        return {str(k): finite(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(v) for v in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _contents(path: Path) -> list[str]:
@@ -320,11 +303,32 @@ def _contents(path: Path) -> list[str]:
         raise BadInput(f"{path} can't be read: {error.strerror}") from error
 
 
-def _read(path: Path) -> str:
+def _lock(file: IO[str], path: Path) -> None:
+    """Lock a file for this process, until it is closed."""
+    import fcntl
+
     try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"{path} can't be read: {error}") from error
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise _in_use(path) from error
+
+
+@contextmanager
+def _creating(path: Path) -> Iterator[None]:
+    """Hold a folder while its first file is written."""
+    file = path / f".{CONFIG}.creating"
+    with file.open("w") as lock:
+        _lock(lock, path)
+        if os.fstat(lock.fileno()).st_nlink == 0:  # whoever held it has just removed it
+            raise _in_use(path)
+        try:
+            yield
+        finally:
+            file.unlink(missing_ok=True)
+
+
+def _in_use(path: Path) -> BadInput:
+    return BadInput(f"{path} is in use: another process is running in it")
 
 
 def _same(a: list[NDArray[np.int64]], b: list[NDArray[np.int64]]) -> bool:

@@ -111,7 +111,7 @@ def empty_folders(paths: Iterable[str | Path]) -> list[Path]:
 
 
 def _empty(path: Path) -> bool:
-    return path.is_dir() and not any(path.iterdir())
+    return path.is_dir() and not RunFolder.holds_run(path)  # a killed process may leave a draft in it
 
 
 def group_by_seed(runs: Sequence[Run]) -> list[Group]:

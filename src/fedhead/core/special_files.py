@@ -1,0 +1,25 @@
+"""Pipes, devices and sockets in place of files: refused before they are opened, as reading them may never end."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+from fedhead.core.errors import BadInput
+
+
+def refuse_special(path: Path) -> None:
+    """Refuse a path that leads to something else than a regular file; a symbolic link is followed.
+
+    Args:
+        path: What is about to be read.
+
+    Raises:
+        BadInput: If it is not there, can't be reached, or is a folder, pipe, device or socket.
+    """
+    try:
+        mode = path.stat().st_mode
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        raise BadInput(f"{path}: can't be read ({getattr(error, 'strerror', None) or error})") from None
+    if not stat.S_ISREG(mode):
+        raise BadInput(f"{path}: not a regular file; leave it out or give another one")

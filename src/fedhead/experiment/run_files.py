@@ -1,0 +1,176 @@
+"""The texts of a run folder, checked when they are read: whatever they hold, a run goes on from sound values or not.
+
+Files may be cut, edited or copied together from several runs. What is read is therefore held against what a run
+writes: JSON objects, numbers where numbers belong, and the metrics of round n on line n.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from fedhead.core.errors import BadInput
+from fedhead.core.special_files import refuse_special
+
+_TOTALS = ("bytes_up", "bytes_down", "seconds")  # every round and every result has them
+
+
+def read_text(path: Path) -> str:
+    """Return the text of a file.
+
+    Raises:
+        BadInput: If it is no regular file of UTF-8 text.
+    """
+    refuse_special(path)
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"{path} can't be read: {error}") from error
+
+
+def read_object(path: Path) -> dict[str, Any] | None:
+    """Return the JSON object of a file, None if there is no file.
+
+    Raises:
+        BadInput: If the file holds something else.
+    """
+    return _object(read_text(path), str(path)) if path.exists() else None
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """Return the metrics of all rounds so far, the metrics of round n from line n.
+
+    A last line that a crash cut short is left out.
+
+    Raises:
+        BadInput: If a line is no record of its round.
+    """
+    rows: list[dict[str, Any]] = []
+    lines = read_text(path).split("\n") if path.exists() else [""]
+    for number, line in enumerate(lines[:-1], start=1):  # a whole line ends in a newline
+        where = f"{path}, line {number}"
+        row = _object(line, where)
+        if type(row.get("round")) is not int or row["round"] != number:
+            raise BadInput(
+                f"{where} is of round {row.get('round')!r}, it must be of round {number}: the file was edited, or two "
+                "processes wrote to it; put the run's own file back"
+            )
+        rows.append(check_record(row, where))
+    return rows
+
+
+def check_record(row: dict[str, Any], where: str) -> dict[str, Any]:
+    """Return the record of a round, a stage or a run, if the values that others compute with are of their kinds."""
+    for name, fits in _KINDS.items():
+        if name in row and not fits(row[name]):
+            raise _damaged(where, f"{name} is {_short(row[name])}")
+    return row
+
+
+def check_totals(rows: Iterable[Mapping[str, Any]], where: str) -> None:
+    """Refuse records that lack what is added up over a run."""
+    for row in rows:
+        for name in _TOTALS:
+            if not _number(row.get(name)):
+                raise _damaged(where, f"{name} is {_short(row.get(name))}")
+
+
+def check_environment(found: dict[str, Any], where: str) -> dict[str, Any]:
+    """Return what a run was begun with, if the values that resuming needs are of their kinds."""
+    for name in ("executor", "device", "precision", "experiment"):
+        if name in found and not isinstance(found[name], str):
+            raise _damaged(where, f"{name} is {_short(found[name])}")
+    if "executor" in found and "threads" in found and not (type(found["threads"]) is int and found["threads"] >= 1):
+        raise _damaged(where, f"threads is {_short(found['threads'])}")
+    components = found.get("components", [])
+    if not isinstance(components, list) or not all(map(_component, components)):
+        raise _damaged(where, "components is no list of names with where each comes from")
+    return found
+
+
+def round_of(metadata: Mapping[str, Any], path: Path) -> int:
+    """Return the round of a checkpoint from its metadata.
+
+    Raises:
+        BadInput: If it names none.
+    """
+    number = metadata.get("round")
+    if type(number) is not int or number < 1:
+        raise BadInput(f"{path} is no checkpoint of a run: it names no round")
+    return number
+
+
+def finite(value: Any) -> Any:
+    """The value as JSON can hold it: numbers that are not finite become null."""
+    if isinstance(value, Mapping):
+        return {str(k): finite(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _component(entry: Any) -> bool:
+    texts = isinstance(entry, dict) and all(isinstance(value, str) for value in entry.values())
+    return texts and {"kind", "name", "module"} <= entry.keys()
+
+
+def _object(text: str, where: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise BadInput(f"{where} can't be read: {error}") from error
+    if not isinstance(found, dict):
+        raise BadInput(f"{where} can't be read: it holds {_short(found)}, not an object")
+    return found
+
+
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+def _damaged(where: str, what: str) -> BadInput:
+    return BadInput(f"{where} is damaged: {what}; put the run's own file back, or start a new run")
+
+
+def _short(value: Any) -> str:
+    text = repr(value) if isinstance(value, str | int | float | bool | None) else type(value).__name__
+    return text if len(text) <= 40 else f"{text[:40]} …"
+
+
+# -- the kinds of values --------------------------------------------------------------------------------
+_LARGEST = 1e300  # beyond it, sums and means overflow
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and -_LARGEST <= value <= _LARGEST
+
+
+def _measured(value: Any) -> bool:
+    return value is None or _number(value)
+
+
+def _several(value: Any) -> bool:
+    return value is None or (isinstance(value, list) and all(map(_measured, value)))
+
+
+def _by_name(value: Any) -> bool:
+    return value is None or (isinstance(value, dict) and all(map(_measured, value.values())))
+
+
+def _stages(value: Any) -> bool:
+    return isinstance(value, dict) and all(
+        isinstance(row, dict) and all(fits(row[name]) for name, fits in _KINDS.items() if name in row)
+        for row in value.values()
+    )
+
+
+_KINDS: dict[str, Callable[[Any], bool]] = {
+    **dict.fromkeys(("lr", "accuracy", "accuracy_mean", "personal", "preparing"), _measured),
+    **dict.fromkeys(("participants", *_TOTALS), _number),
+    **dict.fromkeys(("clients", "per_class"), _several),
+    **dict.fromkeys(("metrics", "client_bytes", "steps"), _by_name),
+    "stages": _stages,
+}
