@@ -15,7 +15,8 @@ from fedhead.algorithm.method import Method
 from fedhead.algorithm.phase import Replies
 from fedhead.algorithm.task import LocalTraining
 from fedhead.calibration import statistics as class_statistics
-from fedhead.calibration.head import linear, retrain
+from fedhead.calibration.head import linear
+from fedhead.calibration.retrain import Features, autograd_gradient, linear_gradient, retrain
 from fedhead.calibration.statistics import Statistics
 from fedhead.calibration.virtual_features import tukey, virtual_counts, virtual_features
 from fedhead.core.optimizers import SGD
@@ -177,6 +178,19 @@ def test_retraining_equals_torch_sgd() -> None:
         optimizer.step()
     torch.testing.assert_close(found["classifier.weight"], net.weight.detach(), atol=1e-10, rtol=1e-10)
     torch.testing.assert_close(found["classifier.bias"], net.bias.detach(), atol=1e-10, rtol=1e-10)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_the_gradient_of_a_linear_head_is_that_of_autograd(bias: bool) -> None:
+    draw = torch.Generator().manual_seed(0)
+    model = SplitModel(torch.nn.Identity(), torch.nn.Linear(5, 3, bias=bias)).double()
+    weight = torch.tensor([1.0, 1.0, 0.0, 1.0], dtype=torch.float64)  # one is padding
+    batch = Features(torch.randn(4, 5, generator=draw, dtype=torch.float64), torch.tensor([0, 2, 1, 2]), weight)
+    params = weights(model).part("classifier").params
+    found, expected = linear_gradient(params, batch), autograd_gradient(model)(params, batch)
+    assert list(found) == list(expected)
+    for name in expected:
+        torch.testing.assert_close(found[name], expected[name], atol=1e-14, rtol=1e-14)
 
 
 def test_too_high_a_learning_rate_is_refused() -> None:

@@ -1,19 +1,15 @@
-"""Training a classifier on features, for calibration."""
+"""Which classifiers can be calibrated."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from fedhead.core import batching, random
+from fedhead.core import random
 from fedhead.core.errors import BadInput
-from fedhead.core.losses import cross_entropy
-from fedhead.core.optimizers import Optimizer
-from fedhead.core.tree import Tree
-from fedhead.models.split_model import SplitModel, classify
+from fedhead.models.split_model import SplitModel
 
 
 def check_head(model: SplitModel, free: bool, who: str) -> None:
@@ -70,53 +66,3 @@ def _probe(model: SplitModel) -> bool:
     a, b = torch.randn(2, model.features, generator=random.generator(random.key("linear")), dtype=torch.float64)
     f = head(torch.stack([a, b, a + b, torch.zeros_like(a)])).double()
     return float((f[0] + f[1] - f[2] - f[3]).abs().max()) <= 1e-5 * float(f.abs().max())
-
-
-def retrain(
-    model: SplitModel,
-    head: Mapping[str, Tensor],
-    z: Tensor,
-    y: Tensor,
-    optimizer: Optimizer,
-    epochs: int,
-    batch_size: int,
-    key: int,
-) -> Tree:
-    """Continue training a head with cross entropy on features.
-
-    Args:
-        model: Supplies the classifier's architecture.
-        head: The classifier's parameters by full name.
-        z: Features, [N, d].
-        y: Labels, [N].
-        optimizer: Optimizer and its learning rate.
-        epochs: Number of passes over the features.
-        batch_size: Features per step.
-        key: Random key of the batch order.
-
-    Returns:
-        The trained parameters by full name.
-
-    Raises:
-        BadInput: If training diverges.
-    """
-    first = next(iter(head.values()))
-    # on a GPU, launching the steps of a small head takes longer than a CPU needs to compute them
-    small = sum(t.numel() for t in head.values()) < 50_000 and not list(model.classifier.buffers())
-    device = torch.device("cpu") if small else first.device
-    z, y = z.to(device, first.dtype), y.to(device)
-    params = Tree({name: t.detach().to(device) for name, t in head.items()})
-    state = optimizer.init(params)
-    schedule = batching.draw_batches(len(y), batch_size, epochs, drop_last=False, key=key)
-    indices = torch.from_numpy(schedule.positions).to(z.device)
-    weights = torch.from_numpy(schedule.weight.copy()).to(z.device)
-    for index, weight in zip(indices, weights, strict=True):
-        leaves = params.map(lambda t: t.detach().requires_grad_())
-        with torch.enable_grad():
-            loss = cross_entropy(classify(model, leaves, z[index]), y[index], weight)
-            grads = torch.autograd.grad(loss, list(leaves.values()))
-        with torch.no_grad():
-            params, state = optimizer.step(params, Tree(zip(params, grads, strict=True)), state, optimizer.lr)
-    if not params.finite():
-        raise BadInput(f"calibration diverged at learning rate {optimizer.lr:g}: use a smaller one")
-    return params.to(first.device)

@@ -70,7 +70,7 @@ class SGD(Checked):
         w = list(torch._foreach_sub(w, list(torch._foreach_mul(g, lr))))
         return params.replace(dict(zip(params, w, strict=True))), state
 
-    def step_in_place(self, params: Tree, grads: Tree, state: Tree, lr: Tensor) -> None:
+    def step_in_place(self, params: Tree, grads: Tree, state: Tree, lr: Tensor | float) -> None:
         """Take one step that overwrites `params` and `state`.
 
         Args:
@@ -153,7 +153,7 @@ class Adam(Checked):
         state = Tree(step=t, mean=Tree(zip(names, m, strict=True)), square=Tree(zip(names, s, strict=True)))
         return params.replace(dict(zip(names, w, strict=True))), state
 
-    def step_in_place(self, params: Tree, grads: Tree, state: Tree, lr: Tensor) -> None:
+    def step_in_place(self, params: Tree, grads: Tree, state: Tree, lr: Tensor | float) -> None:
         """Take one step that overwrites `params` and `state`.
 
         Args:

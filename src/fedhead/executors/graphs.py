@@ -8,7 +8,6 @@ discarded.
 
 from __future__ import annotations
 
-import gc
 import itertools
 import math
 import time
@@ -23,6 +22,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from fedhead.core.cuda_graphs import capture
 from fedhead.core.errors import first_line
 from fedhead.core.log import warn_once
 from fedhead.executors.compile import compile_step
@@ -200,19 +200,6 @@ def preparing(owner: Preparer) -> Iterator[None]:
     yield
     torch.cuda.synchronize()
     owner.preparing += time.perf_counter() - begin
-
-
-def capture(work: Callable[[], None]) -> torch.cuda.CUDAGraph:
-    """Capture what `work` launches in a CUDA graph."""
-    graph = torch.cuda.CUDAGraph()
-    gc.collect()
-    gc.disable()  # collecting an old graph now would end the capture, in which freeing is not permitted
-    try:
-        with torch.cuda.graph(graph):
-            work()
-    finally:
-        gc.enable()
-    return graph
 
 
 def without_rows(phase_run: PhaseRun) -> PhaseRun:

@@ -16,7 +16,8 @@ from fedhead.algorithm.stage import Stage, stage
 from fedhead.algorithm.task import Task
 from fedhead.calibration import statistics as class_statistics
 from fedhead.calibration import statistics_check
-from fedhead.calibration.head import check_head, retrain
+from fedhead.calibration.head import check_head
+from fedhead.calibration.retrain import retrain
 from fedhead.calibration.statistics import Statistics
 from fedhead.calibration.virtual_features import Tukey, tukey, virtual_counts, virtual_features
 from fedhead.core import random

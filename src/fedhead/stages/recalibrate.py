@@ -15,7 +15,8 @@ from fedhead.algorithm.method import Method
 from fedhead.algorithm.phase import Replies
 from fedhead.algorithm.stage import Stage, stage
 from fedhead.algorithm.task import Task
-from fedhead.calibration.head import check_head, retrain
+from fedhead.calibration.head import check_head
+from fedhead.calibration.retrain import retrain
 from fedhead.core import random
 from fedhead.core.batch import PARTS
 from fedhead.core.errors import BadInput

@@ -1,0 +1,138 @@
+"""Training a classifier on features, for calibration.
+
+A step of a head is so short that launching it takes longer than computing it. So the gradient of a linear head is
+written out, and on a GPU the steps are captured in a CUDA graph, many at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from fedhead.core import batching
+from fedhead.core.cuda_graphs import capture
+from fedhead.core.errors import BadInput
+from fedhead.core.losses import cross_entropy
+from fedhead.core.optimizers import Optimizer, clone_for_in_place
+from fedhead.core.tree import Tree
+from fedhead.models.split_model import SplitModel, classify
+
+STEPS_PER_GRAPH = 128
+
+
+class Features(NamedTuple):
+    """Features with their labels and weights: of all steps, [steps, batch, ...], or of one, [batch, ...]."""
+
+    z: Tensor
+    y: Tensor
+    weight: Tensor  # 0 for padding
+
+
+Gradient = Callable[[Tree, Features], Tree]  # of the loss of one batch
+
+
+def retrain(
+    model: SplitModel,
+    head: Mapping[str, Tensor],
+    z: Tensor,
+    y: Tensor,
+    optimizer: Optimizer,
+    epochs: int,
+    batch_size: int,
+    key: int,
+) -> Tree:
+    """Continue training a head with cross entropy on features.
+
+    Args:
+        model: Supplies the classifier's architecture.
+        head: The classifier's parameters by full name.
+        z: Features, [N, d].
+        y: Labels, [N].
+        optimizer: Optimizer and its learning rate.
+        epochs: Number of passes over the features.
+        batch_size: Features per step.
+        key: Random key of the batch order.
+
+    Returns:
+        The trained parameters by full name.
+
+    Raises:
+        BadInput: If training diverges.
+    """
+    first = next(iter(head.values()))
+    z, y = z.to(first.device, first.dtype), y.to(first.device)
+    schedule = batching.draw_batches(len(y), batch_size, epochs, drop_last=False, key=key)
+    rows = torch.from_numpy(schedule.positions).to(z.device)
+    weight = torch.from_numpy(schedule.weight.copy()).to(z.device, z.dtype)
+    params = Tree({name: t.detach() for name, t in head.items()})
+    params, state = clone_for_in_place(params, optimizer.init(params))
+    gradient = linear_gradient if _is_plain_linear(model, params) else autograd_gradient(model)
+    steps = _Steps(gradient, optimizer, params, state)
+    with torch.no_grad():
+        for now, weights in zip(torch.split(rows, STEPS_PER_GRAPH), torch.split(weight, STEPS_PER_GRAPH), strict=True):
+            steps.run(Features(z[now], y[now], weights))
+    if not params.finite():
+        raise BadInput(f"calibration diverged at learning rate {optimizer.lr:g}: use a smaller one")
+    return params
+
+
+class _Steps:
+    """Steps that overwrite parameters and optimizer state; on a GPU, as many as fill a graph are replayed from it."""
+
+    def __init__(self, gradient: Gradient, optimizer: Optimizer, params: Tree, state: Tree):
+        self.gradient, self.optimizer, self.params, self.state = gradient, optimizer, params, state
+        self.static: Features | None = None  # what the graph reads
+        self.graph: torch.cuda.CUDAGraph | None = None
+
+    def run(self, batches: Features) -> None:
+        """Take one step per batch."""
+        if not batches.z.is_cuda or len(batches.z) < STEPS_PER_GRAPH:
+            self._train(batches)
+        elif self.static is None:  # the first steps also let libraries select kernels and allocate workspace
+            self._train(batches)
+            self.static = batches
+        else:
+            for to, t in zip(self.static, batches, strict=True):
+                to.copy_(t)
+            if self.graph is None:
+                self.graph = capture(partial(self._train, self.static))
+            self.graph.replay()
+
+    def _train(self, batches: Features) -> None:
+        for batch in zip(*batches, strict=True):
+            grads = self.gradient(self.params, Features(*batch))
+            self.optimizer.step_in_place(self.params, grads, self.state, self.optimizer.lr)
+
+
+def _is_plain_linear(model: SplitModel, params: Tree) -> bool:
+    classifier = model.classifier
+    names = {f"classifier.{name}" for name, _ in classifier.named_parameters()}
+    return type(classifier) is nn.Linear and set(params) == names
+
+
+def linear_gradient(params: Tree, batch: Features) -> Tree:
+    """The gradient of the cross entropy of a linear head: (softmax(zWᵀ + b) − onehot(y))ᵀ z, weighted per sample."""
+    w, b = params["classifier.weight"], params.get("classifier.bias")
+    logits = batch.z @ w.mT if b is None else torch.addmm(b, batch.z, w.mT)
+    slope = logits.softmax(-1)
+    slope.scatter_add_(1, batch.y[:, None], slope.new_full((), -1.0).expand(len(slope), 1))
+    slope *= (batch.weight / batch.weight.sum())[:, None]
+    grads = {"classifier.weight": slope.mT @ batch.z, "classifier.bias": slope.sum(0)}
+    return Tree({name: grads[name] for name in params})
+
+
+def autograd_gradient(model: SplitModel) -> Gradient:
+    """The gradient of the cross entropy of any head."""
+
+    def gradient(params: Tree, batch: Features) -> Tree:
+        leaves = params.map(lambda t: t.detach().requires_grad_())
+        with torch.enable_grad():
+            loss = cross_entropy(classify(model, leaves, batch.z), batch.y, batch.weight)
+            grads = torch.autograd.grad(loss, list(leaves.values()))
+        return Tree(zip(params, grads, strict=True))
+
+    return gradient

@@ -1,0 +1,34 @@
+"""CUDA graphs: work that is captured once and replayed without work on the host."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Callable
+
+import torch
+
+_capturing = threading.Lock()  # runs that train together proceed in threads: one captures at a time
+
+
+def capture(work: Callable[[], None]) -> torch.cuda.CUDAGraph:
+    """Capture what `work` launches in a CUDA graph.
+
+    Other threads may use the GPU meanwhile.
+
+    Args:
+        work: Function that launches kernels on static tensors.
+
+    Returns:
+        The graph.
+    """
+    graph = torch.cuda.CUDAGraph()
+    with _capturing:
+        gc.collect()
+        gc.disable()  # collecting an old graph now would end the capture, in which freeing is not permitted
+        try:
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                work()
+        finally:
+            gc.enable()
+    return graph
