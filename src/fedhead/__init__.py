@@ -109,6 +109,8 @@ __all__ = [
     "dataset",
     "executor",
     "head",
+    "load",
+    "load_all",
     "load_statistics",
     "losses",
     "make_optimizer",

@@ -33,6 +33,8 @@ from fedhead.analyses.registry import AnalysisOptions as AnalysisOptions
 from fedhead.analyses.registry import AnalysisReport as AnalysisReport
 from fedhead.analyses.registry import analysis as analysis
 from fedhead.api.calibrate import calibrate as calibrate
+from fedhead.api.load import load as load
+from fedhead.api.load import load_all as load_all
 from fedhead.api.result import Result as Result
 from fedhead.api.run import run as run
 from fedhead.calibration.collect import statistics_of as statistics_of

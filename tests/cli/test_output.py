@@ -13,9 +13,9 @@ import pytest
 from rich.console import Console
 
 from fedhead.cli import call
-from fedhead.cli.output import bar, progress
 from fedhead.engine.metrics import Row
 from fedhead.experiment import run, tensorboard
+from fedhead.report.progress import bar, progress
 
 
 def test_personal_accuracy_is_named_as_such(capsys: pytest.CaptureFixture[str]) -> None:

@@ -90,6 +90,49 @@ def test_stopped_after_any_round(tmp_path: Path, words: list[str], executor: str
         assert_same(tmp_path / "whole", folder)
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["method=scaffold", "persistent_optimizer=true", "lr_decay=0.9", "evaluate_every=3", "last_rounds=2"],
+        ["method=fedavgm", "stages=[ccvr]", "stage.ccvr.samples=20", "stage.ccvr.epochs=1", "model.norm=batch"],
+    ],
+    ids=lambda words: words[0].partition("=")[2],
+)
+def test_more_rounds_end_as_a_run_that_had_them_from_the_start(tmp_path: Path, words: list[str]) -> None:
+    recipe = load("digits", [*SMALL, *words])
+    longer = recipe.override(["rounds=6", f"stages=[{', '.join([*recipe.stages, 'finetune'])}]"])
+    execute(longer, tmp_path / "whole", Settings(executor="loop"))
+    execute(recipe, tmp_path / "run", Settings(executor="loop"))
+    execute(longer, tmp_path / "run", resume=True)
+    assert_same(tmp_path / "whole", tmp_path / "run")
+    results = [RunFolder.open(tmp_path / name).result() or {} for name in ("whole", "run")]
+    assert results[0]["accuracy_mean"] == results[1]["accuracy_mean"]
+    folder = RunFolder.open(tmp_path / "run")
+    assert folder.recipe == longer
+    assert folder.environment()["extended"][0]["rounds"] == [4, 6]
+
+
+def test_killed_while_rounds_are_added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = load("digits", SMALL)
+    longer = recipe.override(["rounds=5"])
+    execute(longer, tmp_path / "whole", Settings(executor="loop"))
+    execute(recipe, tmp_path / "run", Settings(executor="loop"))
+    write = RunFolder._write
+
+    def killed(self: RunFolder, name: str, text: str) -> None:
+        if name == "config.yaml":
+            raise Stopped
+        write(self, name, text)
+
+    monkeypatch.setattr(RunFolder, "_write", killed)
+    with pytest.raises(Stopped):
+        execute(longer, tmp_path / "run", resume=True)
+    monkeypatch.undo()
+    execute(longer, tmp_path / "run", resume=True)
+    assert_same(tmp_path / "whole", tmp_path / "run")
+    assert len(RunFolder.open(tmp_path / "run").environment()["extended"]) == 1
+
+
 def test_stopped_before_the_first_checkpoint(tmp_path: Path) -> None:
     recipe = load("digits", SMALL)
     execute(recipe, tmp_path / "whole", Settings(executor="loop"))

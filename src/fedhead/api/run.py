@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from os import PathLike
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -11,6 +14,7 @@ from fedhead.aggregators.base import Aggregator
 from fedhead.algorithm.method import Method
 from fedhead.algorithm.stage import Stage
 from fedhead.algorithm.upload import Upload
+from fedhead.api.load import run_in_folder
 from fedhead.api.result import Result
 from fedhead.core.calls import read_call
 from fedhead.core.errors import BadInput
@@ -24,12 +28,15 @@ from fedhead.executors.job import Executor
 from fedhead.executors.select import EXECUTORS
 from fedhead.experiment import build
 from fedhead.experiment.experiment import Experiment
+from fedhead.experiment.objects import described
 from fedhead.experiment.recipe import Recipe
+from fedhead.experiment.run import Settings
 from fedhead.methods import METHODS
 from fedhead.models.build_many import build_many
 from fedhead.models.check import require
 from fedhead.models.registry import Architecture, ModelLike
 from fedhead.models.split_model import SplitModel
+from fedhead.report.progress import progress as show_progress
 from fedhead.stages import STAGES
 
 
@@ -62,7 +69,9 @@ def run(
     executor: str | Executor | type[Executor] = "auto",
     device: str = "auto",
     precision: str = "fp32",
-    resume: Snapshot | None = None,
+    out: str | PathLike[str] | None = None,
+    resume: Snapshot | bool | None = None,
+    progress: bool = False,
     on_round: Callable[[Snapshot], None] | None = None,
 ) -> Result:
     """Train a federated classifier.
@@ -103,7 +112,12 @@ def run(
         executor: `"auto"`, `"loop"`, `"stack"`, `"lanes"`, an executor or its class: how clients are computed.
         device: `"auto"`, `"cpu"` or `"cuda"`.
         precision: `"fp32"`, `"tf32"` or `"bf16"`.
-        resume: Where to go on, from an earlier run's `on_round`.
+        out: Run folder, as `fedhead run` writes it: from it the run can be resumed, reported and loaded
+            (`fedhead.load`). What a recipe can't hold (the data, modules, classes of a notebook, functions) is recorded
+            by name and digest, and has to be given again to resume.
+        resume: With `out`, True: go on with the run that was stopped there, or, with more `rounds` or `stages` than it
+            has, that is finished. Without `out` a snapshot from an earlier run's `on_round`.
+        progress: Show a progress bar, also in notebooks.
         on_round: Called with a snapshot after each round.
 
     Returns:
@@ -113,7 +127,8 @@ def run(
         BadInput: Something can't be used, or not with the rest; nothing was computed yet.
         Diverged: Training left the finite numbers.
     """
-    _refuse_kinds(federation, model, method, stages, uploads, metrics, aggregator, outliers, resume, on_round)
+    _refuse_kinds(federation, model, method, stages, uploads, metrics, aggregator, outliers, on_round)
+    _refuse_resumption(out, resume)
     settings = Recipe(  # whose ranges hold here too
         rounds=rounds,
         local_epochs=local_epochs,
@@ -142,15 +157,30 @@ def run(
         local=build.local(settings, _optimizer(optimizer, settings)),
         models=tuple(_models(federation, model, chosen.head, settings.seed, assign)),
     )
-    finished = experiment.simulate(
-        federation,
-        executor=executor if isinstance(executor, str | Executor) else EXECUTORS.resolve(executor)(),
-        device=device,
-        precision=precision,
-        assign=assign,
-        resume=resume,
-        on_round=on_round,
-    )
+    texts = [one if isinstance(one, str) else None for one in _given(model)]
+    recipe, objects = described(experiment, federation, texts, assign)
+    experiment = replace(experiment, recipe=recipe)
+    chosen_executor = executor if isinstance(executor, str | Executor) else EXECUTORS.resolve(executor)()
+    if out is not None:
+        how = Settings(None, device, chosen_executor, precision)
+        return run_in_folder(experiment, objects, federation, Path(out), how, bool(resume), progress, assign, on_round)
+    earlier = resume if isinstance(resume, Snapshot) else None
+    with show_progress(rounds, not progress, 0 if earlier is None else earlier.round) as tell:
+
+        def after_round(now: Snapshot) -> None:
+            tell(recipe.method, now.history[-1])
+            if on_round is not None:
+                on_round(now)
+
+        finished = experiment.simulate(
+            federation,
+            executor=chosen_executor,
+            device=device,
+            precision=precision,
+            assign=assign,
+            resume=earlier,
+            on_round=after_round,
+        )
     return Result.of(finished, experiment)
 
 
@@ -177,7 +207,6 @@ def _refuse_kinds(
     metrics: Any,
     aggregator: Any,
     outliers: Any,
-    resume: Any,
     on_round: Any,
 ) -> None:
     """Refuse what is no federation, model, method or list of stages, before it fails somewhere inside."""
@@ -191,8 +220,6 @@ def _refuse_kinds(
     for what, (given, example) in (lists | {"metrics": (metrics, "['macro_f1']")}).items():
         if isinstance(given, str) or not isinstance(given, Sequence):
             raise BadInput(f"{what} is {given!r}: give a list, such as {example}")
-    if resume is not None and not isinstance(resume, Snapshot):
-        raise BadInput(f"resume is {type(resume).__name__}: give the snapshot that an earlier run's on_round was given")
     if on_round is not None and not callable(on_round):
         raise BadInput(f"on_round is {type(on_round).__name__}: give a function of a snapshot")
     if outliers is not None and not isinstance(outliers, str | OutlierPolicy):
@@ -203,6 +230,20 @@ def _refuse_kinds(
         for thing in things:
             if not isinstance(thing, kind | type | str):
                 raise BadInput(f"{what} is {type(thing).__name__}: give a name or a {what}, see `fedhead ls {what}s`")
+
+
+def _refuse_resumption(out: Any, resume: Any) -> None:
+    if out is not None and not isinstance(out, str | PathLike):
+        raise BadInput(f"out is {type(out).__name__}: give the path of the run folder")
+    if not isinstance(resume, Snapshot | bool | None):
+        raise BadInput(
+            f"resume is {type(resume).__name__}: with out, give True; without, the snapshot that an earlier run's "
+            "on_round was given"
+        )
+    if out is not None and isinstance(resume, Snapshot):
+        raise BadInput("resume: a run folder has its own checkpoint; give resume=True, or leave out= out")
+    if out is None and resume is True:
+        raise BadInput("resume: which run is to go on? Give its folder, out='runs/…'")
 
 
 def _metrics(asked: Sequence[str | Metric], classes: int) -> dict[str, Metric]:
@@ -218,7 +259,7 @@ def _models(
     seed: int,
     assign: Sequence[int] | None,
 ) -> list[SplitModel]:
-    given: list[Any] = [model] if isinstance(model, str | Architecture | nn.Module) or callable(model) else list(model)
+    given = _given(model)
     if not given:
         raise BadInput("model is an empty list: give at least one")
     specs = [(one, _head_beside(one, head)) for one in given if not isinstance(one, nn.Module)]
@@ -235,6 +276,10 @@ def _models(
         require(one, federation.input_shape, federation.classes, name=which, largest_token=federation.largest_token)
         models.append(one)
     return models
+
+
+def _given(model: Any) -> list[Any]:
+    return [model] if isinstance(model, str | Architecture | nn.Module) or callable(model) else list(model)
 
 
 def _head_beside(model: Any, head: str | None) -> dict[str, str]:

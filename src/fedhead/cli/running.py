@@ -14,8 +14,9 @@ import typer
 
 from fedhead.cli.app import app
 from fedhead.cli.options import Assignments, DataFolder, Device, ExecutorName, Precision, RecipeName, TransportName
-from fedhead.cli.output import interruptible, print_results, progress
+from fedhead.cli.output import interruptible, print_results
 from fedhead.core.errors import BadInput, Diverged
+from fedhead.report.progress import progress
 
 if TYPE_CHECKING:
     from fedhead.engine.metrics import Row
@@ -122,8 +123,9 @@ def _done(folders: Mapping[Path, Recipe]) -> tuple[int, list[int]]:
     from fedhead.experiment.run_folder import CONFIG, RunFolder
 
     found = {path: RunFolder.open(path) for path in folders if (path / CONFIG).exists()}
-    finished = sum(folders[path].rounds for path, folder in found.items() if folder.finished)
-    return finished, [folder.checkpoint_round() for folder in found.values() if not folder.finished]
+    done = {path for path, folder in found.items() if folder.finished and folder.recipe == folders[path]}
+    resumed = [folder.checkpoint_round() for path, folder in found.items() if path not in done]
+    return sum(folders[path].rounds for path in done), resumed
 
 
 def _unused(path: Path) -> Path:

@@ -249,6 +249,15 @@ def evaluate(
     return row
 
 
+# What `evaluate` enters into a record.
+EVALUATION = ("accuracy", "per_class", "metrics", "personal", "clients", "steps")
+
+
+def without_evaluation(row: Row) -> Row:
+    """Return the record of a round as it is where the round is not evaluated."""
+    return {name: value for name, value in row.items() if name not in EVALUATION}
+
+
 class _Clock:
     """Seconds since it was made, less those in which the transport compiled."""
 

@@ -29,8 +29,8 @@ E = TypeVar("E", bound=Algorithm)
 
 def algorithms(recipe: Recipe) -> tuple[Method, tuple[Stage, ...]]:
     """The recipe's method, and the stages that follow its rounds in order; refuses one that does not go with it."""
-    method = _make(METHODS, recipe.method, recipe.method_parameters, recipe.folders)
-    stages = [_make(STAGES, name, recipe.stage_parameters.get(name, {}), recipe.folders) for name in recipe.stages]
+    method = component(METHODS, recipe.method, recipe.method_parameters, recipe.folders)
+    stages = [component(STAGES, name, recipe.stage_parameters.get(name, {}), recipe.folders) for name in recipe.stages]
     return method, bind(stages, method)
 
 
@@ -116,7 +116,8 @@ def _model_parameters(entry: models.Architecture) -> dict[str, Any]:
     return entry.parameters()
 
 
-def _make(registry: Registry[type[E]], name: str, given: Mapping[str, Any], folders: Sequence[Path]) -> E:
+def component(registry: Registry[type[E]], name: str, given: Mapping[str, Any], folders: Sequence[Path] = ()) -> E:
+    """Return a method or a stage of a name with parameters, which are checked."""
     found = registry.find(name, folders)
     prefix = f"stage.{name}." if registry.kind == "stage" else "method."
     return found(**check_all(given, parameters(found), f"{registry.kind} {name}", prefix))

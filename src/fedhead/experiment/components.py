@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -60,15 +60,22 @@ def named(recipe: Recipe) -> list[tuple[Registry[Any], str]]:
     return [(registry, name) for registry, names in kinds for name in dict.fromkeys(names)]
 
 
-def sources(recipe: Recipe, executor: str | None = None, kinds: Iterable[str] | None = None) -> list[dict[str, str]]:
+def sources(
+    recipe: Recipe,
+    executor: str | None = None,
+    kinds: Iterable[str] | None = None,
+    without: Collection[str] = (),
+) -> list[dict[str, str]]:
     """Return where each component of a recipe (and the executor, where it is the user's own) comes from.
 
     Args:
         recipe: What names the components.
         executor: The executor's name, where the user chose one.
         kinds: Only components of these kinds, such as "method"; None: of all.
+        without: Leave out components of these kinds, and those of a kind and name ("metric lambda").
     """
     chosen = [(registry, name) for registry, name in named(recipe) if kinds is None or registry.kind in kinds]
+    chosen = [(r, name) for r, name in chosen if r.kind not in without and f"{r.kind} {name}" not in without]
     found = [(registry.kind, registry.source(name, recipe.folders)) for registry, name in chosen]
     if executor is not None and executor not in EXECUTORS:
         found.append((EXECUTORS.kind, EXECUTORS.source(executor, recipe.folders)))
@@ -106,9 +113,14 @@ def check_present(
             raise BadInput(f"{title}, which is not here: {fix} ({error})") from error
 
 
-def changed(recipe: Recipe, recorded: Iterable[Mapping[str, str]], executor: str | None = None) -> list[str]:
+def changed(
+    recipe: Recipe,
+    recorded: Iterable[Mapping[str, str]],
+    executor: str | None = None,
+    without: Collection[str] = (),
+) -> list[str]:
     """Return one line for each file or package that differs from what was recorded, with the components it holds."""
-    now = {(entry["kind"], entry["name"]): entry for entry in sources(recipe, executor)}
+    now = {(entry["kind"], entry["name"]): entry for entry in sources(recipe, executor, without=without)}
     lines: dict[str, list[str]] = {}
     for old in recorded:
         new = now.get((old["kind"], old["name"]))
@@ -123,10 +135,15 @@ def changed(recipe: Recipe, recorded: Iterable[Mapping[str, str]], executor: str
 
 
 def check_unchanged(
-    run: Path, recipe: Recipe, recorded: Iterable[Mapping[str, str]], executor: str | None, allow: bool
+    run: Path,
+    recipe: Recipe,
+    recorded: Iterable[Mapping[str, str]],
+    executor: str | None,
+    allow: bool,
+    without: Collection[str] = (),
 ) -> None:
     """Refuse to go on with a run whose code has changed, unless that is allowed: then it is only said."""
-    lines = changed(recipe, recorded, executor)
+    lines = changed(recipe, recorded, executor, without)
     if not lines:
         return
     what = f"{', '.join(lines)} changed since {run} was begun"

@@ -84,10 +84,18 @@ class Experiment:
         models = tuple(build.architectures(recipe, inputs, method.head))
         aggregator, outliers = build.aggregator(recipe.aggregator, recipe.folders), build.outliers(recipe.outliers)
         made = cls(recipe, method, stages, uploads, metrics, local, models, aggregator, outliers, own_data)
-        made._check(inputs)
+        made.check(inputs)
         return made
 
-    def _check(self, inputs: Inputs) -> None:
+    def check(self, inputs: Inputs) -> None:
+        """Check that all parts go together, before any data is read.
+
+        Args:
+            inputs: What the samples look like.
+
+        Raises:
+            BadInput: They do not.
+        """
         for client, model in enumerate(self.models):
             _forward(model, inputs, self.recipe, client)
         for algorithm in (self.method, *self.stages):
@@ -118,13 +126,20 @@ class Experiment:
             BadInput: The method or a stage can't work with this data.
         """
         made = self.own_data or recipe_data.federation(self.recipe, data)
-        for algorithm in (self.method, *self.stages):
-            algorithm.check(self.models, made)
+        self.check_data(made)
         return made
 
-    def simulation(self, federation: Federation, device: torch.device, bf16: bool) -> Simulation:
+    def check_data(self, federation: Federation) -> None:
+        """Raise `BadInput` if the method or a stage can't work with this data."""
+        for algorithm in (self.method, *self.stages):
+            algorithm.check(self.models, federation)
+
+    def simulation(
+        self, federation: Federation, device: torch.device, bf16: bool, assign: Sequence[int] | None = None
+    ) -> Simulation:
         """Return the simulation before its first round."""
-        return Simulation(federation, self.models, self.method, device=device, bf16=bf16, **self._settings())
+        settings = {"device": device, "bf16": bf16, "assign": assign, **self._settings()}
+        return Simulation(federation, self.models, self.method, **settings)
 
     def clients(
         self,

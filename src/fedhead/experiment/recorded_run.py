@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,10 +15,14 @@ from fedhead.data.arrays import Samples
 from fedhead.data.federation import Federation
 from fedhead.engine.metrics import Row
 from fedhead.engine.rounds import FinishedRun, Snapshot
-from fedhead.experiment import components
+from fedhead.experiment import components, inputs_record
+from fedhead.experiment import objects as python_objects
+from fedhead.experiment.experiment import Experiment
+from fedhead.experiment.objects import Objects
 from fedhead.experiment.recipe import Recipe
 from fedhead.experiment.run_files import check_totals
 from fedhead.experiment.run_folder import METRICS, RESULT, RunFolder
+from fedhead.models.split_model import load, weights
 
 
 class RecordedRun:
@@ -31,13 +36,14 @@ class RecordedRun:
         resume: Continue the run that was stopped there, if there is one.
         executor: The user's own executor by name, if one was chosen.
         allow_changed_code: Resume also where the user's own code differs from what the run began with.
+        objects: What was given in Python and no recipe can hold (`objects.described`); None: the recipe says all.
 
     Attributes:
         recipe: The recipe, which finds the user's own code also where it was when the run began.
         out: The run folder's path.
         environment: What the run that is resumed was begun with; empty for a new one.
         folder: The run folder, once `writing` has opened it.
-        result: The final metrics of a run that is finished already; None otherwise.
+        result: The final metrics once the run is finished; None before.
 
     Raises:
         BadInput: The folder holds something else, or the run's own code is missing or has changed.
@@ -51,8 +57,10 @@ class RecordedRun:
         resume: bool = False,
         executor: str | None = None,
         allow_changed_code: bool = False,
+        objects: Objects | None = None,
     ):
         self.out = Path(out)
+        self.objects = objects
         self.recipe = recipe
         self.environment: Mapping[str, Any] = {}
         self.result: Row | None = None
@@ -62,7 +70,8 @@ class RecordedRun:
             RunFolder.refuse_taken(self.out)
             return
         self._existing = RunFolder.open(self.out, recipe)
-        self.result = self._existing.result()
+        python_objects.check_same(self.out, self._existing.environment().get("objects", {}), objects)
+        self.result = self._existing.result() if self._existing.recipe == recipe else None
         if self.result is not None:
             check_totals([self.result], str(self.out / RESULT))
             return
@@ -72,7 +81,12 @@ class RecordedRun:
         self._executor = executor = executor or components.own_executor(recorded)
         components.check_present(self.recipe, recorded, self.out, executor)
         if self._existing.checkpoint_round():  # before the first one there are no results that could be mixed
-            components.check_unchanged(self.out, self.recipe, recorded, executor, allow_changed_code)
+            components.check_unchanged(self.out, self.recipe, recorded, executor, allow_changed_code, self._left_out)
+
+    @property
+    def _left_out(self) -> set[str]:
+        """The kinds of components that are objects, which no registry knows."""
+        return python_objects.kinds(self.objects or {})
 
     @contextmanager
     def writing(self, facts: Mapping[str, Any], federation: Federation | None = None) -> Iterator[None]:
@@ -83,13 +97,32 @@ class RecordedRun:
             federation: The data whose split is stored, or compared with the stored one.
         """
         self.folder = self._existing or RunFolder.create(self.out, self.recipe)
+        if self.folder.recipe != self.recipe:
+            with self.folder.locked():
+                self._refuse_others()
+                self.folder.extend(self.recipe)
+                self.environment = self.folder.environment()
         with self.folder.locked():
-            if self.folder.finished or self.folder.environment() != self.environment:
-                raise BadInput(f"{self.out} is in use: another process went on in it meanwhile; try again")
+            self._refuse_others(self.folder.finished)
             if federation is not None:
                 self.folder.save_partition(federation)
-            self.folder.save_environment({**facts, "components": components.sources(self.recipe, self._executor)})
+                facts = {**facts, "inputs": inputs_record.describe(federation)}
+            if self.objects is not None:
+                facts = {**facts, "objects": self.objects}
+            sources = components.sources(self.recipe, self._executor, without=self._left_out)
+            self.folder.save_environment({**facts, "components": sources})
             yield
+
+    def _refuse_others(self, finished: bool = False) -> None:
+        if finished or self.folder.environment() != self.environment:
+            raise BadInput(f"{self.out} is in use: another process went on in it meanwhile; try again")
+
+    def with_initial_weights(self, experiment: Experiment) -> Experiment:
+        """Return the experiment with the models' first weights: those of now in a new folder, else the folder's."""
+        models = [copy.deepcopy(model) for model in experiment.models]
+        for model, w in zip(models, self.folder.initial_weights([weights(m) for m in models]), strict=True):
+            load(model, w)
+        return replace(experiment, models=tuple(models))
 
     def snapshot(self, clients: Callable[[Tree], Mapping[int, Any]]) -> Snapshot | None:
         """Go back to the last checkpoint; None if there is none yet.
@@ -116,6 +149,7 @@ class RecordedRun:
         found = _final_metrics(self.out, self.recipe, result)
         found["public_bytes"] = 0 if public is None else public.x.nbytes
         self.folder.finish(found)
+        self.result = found
         return found
 
 

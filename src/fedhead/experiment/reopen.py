@@ -14,12 +14,14 @@ from fedhead.core.errors import BadInput
 from fedhead.core.log import warn_once
 from fedhead.core.tree import Tree
 from fedhead.core.treefile import atomic, load_tree
+from fedhead.data.federation import Federation
 from fedhead.engine.metrics import StageResult
 from fedhead.engine.rounds import run_stage
 from fedhead.engine.simulation import Simulation
 from fedhead.executors import select
 from fedhead.executors.job import Executor
-from fedhead.experiment import components
+from fedhead.experiment import components, objects
+from fedhead.experiment.data import Inputs
 from fedhead.experiment.experiment import Experiment
 from fedhead.experiment.recipe import Recipe
 from fedhead.experiment.run_files import check_record, finite, read_object, round_of
@@ -64,11 +66,12 @@ class Trained:
         return run_stage(self.simulation, stage)
 
 
-def open_experiment(path: str | Path) -> tuple[RunFolder, Experiment]:
+def open_experiment(path: str | Path, inputs: Inputs | None = None) -> tuple[RunFolder, Experiment]:
     """Open a run folder and build what was run.
 
     Args:
         path: The run folder.
+        inputs: What the samples look like; None: as those of the recipe's data.
 
     Returns:
         The folder and its experiment. Where the run's own code has changed since, that is logged.
@@ -77,11 +80,12 @@ def open_experiment(path: str | Path) -> tuple[RunFolder, Experiment]:
         BadInput: If the folder holds no run, or its own code is missing: the error says what to install.
     """
     folder = RunFolder.open(path)
+    objects.need(folder.path, folder.environment().get("objects", {}))
     recorded = folder.environment().get("components", [])
     components.check_present(folder.recipe, recorded, folder.path, components.own_executor(recorded))
     if lines := components.changed(folder.recipe, recorded):
         warn_once(f"{', '.join(lines)} changed since {folder.path} was begun: what is seen now is the new code's")
-    return folder, Experiment.from_recipe(folder.recipe)
+    return folder, Experiment.from_recipe(folder.recipe, inputs)
 
 
 def reopen(path: str | Path, data: str | Path | None = None, device: str = "auto") -> Trained:
@@ -97,13 +101,33 @@ def reopen(path: str | Path, data: str | Path | None = None, device: str = "auto
     """
     number, state = checkpoint_state(RunFolder.open(path).path)
     folder, experiment = open_experiment(path)
-    begun = folder.environment()
-    bf16 = begun.get("precision") == "bf16"
-    simulation = experiment.simulation(experiment.federation(data), select.device(device), bf16)
-    folder.save_partition(simulation.federation)  # refuses data that has changed since
-    simulation.restore(state["server"], {int(k): kept for k, kept in state["clients"].items()})
-    simulation.using(_executor(begun, simulation, folder.recipe.folders))
+    simulation = restored(folder, experiment, experiment.federation(data), state, device)
     return Trained(folder.path, experiment, simulation, number)
+
+
+def restored(
+    folder: RunFolder,
+    experiment: Experiment,
+    federation: Federation,
+    state: Tree,
+    device: str,
+    assign: Sequence[int] | None = None,
+) -> Simulation:
+    """Return the simulation of a run as its checkpoint left it, with its data.
+
+    Args:
+        folder: The run folder.
+        experiment: What was run.
+        federation: The clients' data, refused where it is not that of the run.
+        state: The checkpoint's.
+        device: Where to compute.
+        assign: The number of each client's architecture.
+    """
+    begun = folder.environment()
+    simulation = experiment.simulation(federation, select.device(device), begun.get("precision") == "bf16", assign)
+    folder.save_partition(federation)  # refuses data that has changed since
+    simulation.restore(state["server"], {int(k): kept for k, kept in state["clients"].items()})
+    return simulation.using(_executor(begun, simulation, folder.recipe.folders))
 
 
 def _executor(begun: Mapping[str, Any], simulation: Simulation, folders: Sequence[Path]) -> Executor:

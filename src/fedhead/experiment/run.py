@@ -10,8 +10,9 @@ import torch
 
 from fedhead.core.errors import BadInput
 from fedhead.core.tree import Tree
+from fedhead.data.federation import Federation
 from fedhead.engine.metrics import Row
-from fedhead.engine.rounds import Snapshot
+from fedhead.engine.rounds import FinishedRun, Snapshot
 from fedhead.engine.simulation import Simulation
 from fedhead.executors import select
 from fedhead.executors.compile import start_compiler_workers
@@ -67,17 +68,46 @@ def execute(
         executor=None if asked in select.BUILT_IN else asked,
         allow_changed_code=settings.allow_changed_code,
     )
-    if run.result is not None:
-        return run.result
-    experiment = Experiment.from_recipe(run.recipe)
+    if run.result is None:
+        experiment = Experiment.from_recipe(run.recipe)
+        if select.device(settings.device).type == "cuda" and recipe.rounds * recipe.local_epochs >= LONG:
+            start_compiler_workers()  # while the data is read
+        carry_out(run, experiment, experiment.federation(settings.data), settings, on_row=on_row)
+    assert run.result is not None, "set when the run ends"
+    return run.result
+
+
+def carry_out(
+    run: RecordedRun,
+    experiment: Experiment,
+    federation: Federation,
+    settings: Settings,
+    *,
+    assign: Sequence[int] | None = None,
+    on_row: Callable[[Row], None] = lambda row: None,
+    on_round: Callable[[Snapshot], None] = lambda now: None,
+) -> FinishedRun:
+    """Simulate an experiment in its run folder, from the start or from where it was stopped.
+
+    Args:
+        run: The run folder, open for this recipe.
+        experiment: What is run.
+        federation: The clients' data.
+        settings: How and where to compute.
+        assign: The number of each client's architecture.
+        on_row: Called with the record of every round, also of those before a resumption.
+        on_round: Called with a snapshot after each round that is trained here.
+
+    Returns:
+        The finished run; `run.result` has its final metrics.
+    """
     device = select.device(settings.device)
-    if device.type == "cuda" and recipe.rounds * recipe.local_epochs >= LONG:
-        start_compiler_workers()  # while the data is read
-    federation = experiment.federation(settings.data)
     chosen = _as_begun(run, settings, device)
     torch.set_num_threads(chosen.threads or _threads(experiment.models))  # sums over more threads round differently
     facts = {} if "executor" in run.environment else {**environment.facts(device), "precision": chosen.precision}
     with run.writing(facts, federation):
+        if run.objects is not None:
+            experiment = run.with_initial_weights(experiment)
         snapshot = run.snapshot(lambda state: {int(k): kept for k, kept in state["clients"].items()})
         board = Board(run.out, snapshot.history if snapshot else ()) if settings.tensorboard else None
         for row in snapshot.history if snapshot else ():
@@ -89,6 +119,7 @@ def execute(
             if board is not None:
                 board.add(now.history[-1])
             on_row(now.history[-1])
+            on_round(now)
 
         try:
             result = experiment.simulate(
@@ -96,6 +127,7 @@ def execute(
                 executor=chosen.executor,
                 device=chosen.device,
                 precision=chosen.precision,
+                assign=assign,
                 resume=snapshot,
                 on_round=after_round,
                 on_start=lambda name: run.folder.save_environment({"executor": name}),
@@ -103,7 +135,8 @@ def execute(
         finally:
             if board is not None:
                 board.close()
-        return run.finish(result, federation.public)
+        run.finish(result, federation.public)
+    return result
 
 
 def execute_together(

@@ -85,6 +85,11 @@ def check_environment(found: dict[str, Any], where: str) -> dict[str, Any]:
             raise _damaged(where, f"{name} is {_short(found[name])}")
     if "executor" in found and "threads" in found and not (type(found["threads"]) is int and found["threads"] >= 1):
         raise _damaged(where, f"threads is {_short(found['threads'])}")
+    objects, extended = found.get("objects", {}), found.get("extended", [])
+    if not isinstance(objects, dict) or not all(isinstance(line, str) for line in objects.values()):
+        raise _damaged(where, "objects is no list of names with what each is")
+    if not isinstance(extended, list) or not isinstance(found.get("inputs", {}), dict):
+        raise _damaged(where, "extended is no list, or inputs no list of names")
     components = found.get("components", [])
     if not isinstance(components, list) or not all(map(_component, components)):
         raise _damaged(where, "components is no list of names with where each comes from")

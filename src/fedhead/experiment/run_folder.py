@@ -4,7 +4,9 @@
     partition.npz           which rows each client trains and tests on
     metrics.jsonl           one line of metrics per round, flushed at once
     checkpoint.safetensors  the state after a round, replaced whole
-    environment.json        versions, device, commit, where each component came from, and the executor that was chosen
+    environment.json        versions, device, commit, where each component came from, the executor that was chosen, what
+                            the samples look like, what was given in Python as an object, and later extensions
+    initial.safetensors     the first weights of models that were given in Python as modules
     stages.safetensors      the server's state after each stage
     diverged.json           why the run has no result, where its numbers left the finite ones
     result.json             the final results; a run that has them is finished
@@ -21,7 +23,7 @@ import os
 import time
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -30,9 +32,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedhead.core.errors import BadInput, Diverged
-from fedhead.core.tree import Tree
+from fedhead.core.tree import Tree, Weights
 from fedhead.core.treefile import atomic, load_metadata, load_tree, save_tree
 from fedhead.data.federation import Federation
+from fedhead.engine.rounds import without_evaluation
+from fedhead.experiment import extension
 from fedhead.experiment.recipe import Recipe
 from fedhead.experiment.run_files import (
     check_environment,
@@ -46,7 +50,8 @@ from fedhead.experiment.run_files import (
 
 CONFIG, PARTITION, METRICS = "config.yaml", "partition.npz", "metrics.jsonl"
 CHECKPOINT, ENVIRONMENT, RESULT = "checkpoint.safetensors", "environment.json", "result.json"
-STAGE_STATES, DIVERGED = "stages.safetensors", "diverged.json"
+STAGE_STATES, DIVERGED, INITIAL = "stages.safetensors", "diverged.json", "initial.safetensors"
+FILES = (CONFIG, PARTITION, METRICS, CHECKPOINT, ENVIRONMENT, RESULT, STAGE_STATES, DIVERGED, INITIAL)
 # At most this share of a run goes into checkpoints; the rounds since the last one are run again on resuming.
 CHECKPOINT_SHARE = 0.05
 
@@ -75,7 +80,11 @@ class RunFolder:
             )
             resumable = state == "an unfinished run"
             fix = (
-                "continue it with --resume or select another --out" if resumable else "select another folder with --out"
+                "continue it with --resume or select another --out"
+                if resumable
+                else "add rounds or stages to it with --resume, or select another --out"
+                if state == "a finished run"
+                else "select another folder with --out"
             )
             raise BadInput(f"{path} holds {state} already: {fix}")
         if held:
@@ -106,17 +115,16 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: str | Path, recipe: Recipe | None = None) -> RunFolder:
-        """An existing run folder; with a recipe, only if the run was begun with that very recipe."""
+        """An existing run folder; with a recipe, only if that goes on with the run's own (`extension.difference`)."""
         path = Path(path)
         if CONFIG not in _contents(path):
             raise BadInput(f"{path} is no run folder: it has no {CONFIG}")
         text = read_text(path / CONFIG)
         stored = Recipe.from_yaml(text, str(path / CONFIG), [path.resolve(), *_code_folders(path)])
-        if recipe is not None and recipe != stored:
-            old, new = stored.flat(), recipe.flat()
-            key = next(k for k in [*new, *old] if old.get(k) != new.get(k))
+        if recipe is not None and (other := extension.difference(stored, recipe)) is not None:
+            key, was, now = other
             raise BadInput(
-                f"{path} was begun with another recipe: {key} was {old.get(key)!r} and is now {new.get(key)!r}; "
+                f"{path} was begun with another recipe: {key} was {was!r} and is now {now!r}; "
                 f"resume with the same one, or select another folder"
             )
         return cls(path, stored)
@@ -130,8 +138,21 @@ class RunFolder:
             raise BadInput(f"{self.path} can't be written to: {error.strerror}") from error
         with lock:
             _lock(lock, self.path)
+            if os.fstat(lock.fileno()).st_ino != (self.path / CONFIG).stat().st_ino:  # it was extended meanwhile
+                raise _in_use(self.path)
             # A process was killed while it wrote; safetensors writes a checkpoint by a .tmpXXXXXX file beside it.
-            for name in (CONFIG, PARTITION, METRICS, CHECKPOINT, ENVIRONMENT, RESULT, STAGE_STATES, DIVERGED, "tmp"):
+            for name in (
+                CONFIG,
+                PARTITION,
+                METRICS,
+                CHECKPOINT,
+                ENVIRONMENT,
+                RESULT,
+                STAGE_STATES,
+                DIVERGED,
+                INITIAL,
+                "tmp",
+            ):
                 for draft in self.path.glob(f".{name}*"):
                     draft.unlink()
             (self.path / DIVERGED).unlink(missing_ok=True)  # it is tried again
@@ -191,6 +212,11 @@ class RunFolder:
     def class_names(self) -> tuple[str, ...] | None:
         """Names of the classes; None if they have none, or the run was stopped before it split its data."""
         found = self._partition_array("class_names")
+        return None if found is None else tuple(str(name) for name in found)
+
+    def client_names(self) -> tuple[str, ...] | None:
+        """Names of the clients; None if they have none, or the run was stopped before it split its data."""
+        found = self._partition_array("client_names")
         return None if found is None else tuple(str(name) for name in found)
 
     def _partition_array(self, name: str) -> NDArray[Any] | None:
@@ -260,9 +286,56 @@ class RunFolder:
         self._write(METRICS, "".join(json.dumps(row) + "\n" for row in rows))
         return last, state, rows
 
+    def extend(self, recipe: Recipe) -> None:
+        """Let the run go on to more rounds or further stages, and record that it does.
+
+        The last round so far is from then on one like others: its evaluation stays only where that of a longer run
+        would be. The lock is on the recipe's file, which is replaced: this ends it.
+
+        Args:
+            recipe: The run's recipe with more rounds or stages.
+
+        Raises:
+            BadInput: If another process did so meanwhile.
+        """
+        old = self.recipe
+        if RunFolder.open(self.path).recipe != old:
+            raise BadInput(f"{self.path} was changed by another process: try again")
+        entry = extension.entry(old, recipe)
+        earlier = self.environment().get("extended", [])
+        if earlier[-1:] != [entry]:  # a process was killed here before
+            self.save_environment({"extended": [*earlier, entry]})
+        (self.path / RESULT).unlink(missing_ok=True)
+        if recipe.rounds > old.rounds and old.rounds % old.evaluate_every:
+            rows = [without_evaluation(r) if r["round"] == old.rounds else r for r in self.metrics()]
+            self._write(METRICS, "".join(json.dumps(row) + "\n" for row in rows))
+        self._write(CONFIG, recipe.to_yaml())
+        self.recipe = recipe
+
     def save_stages(self, servers: Mapping[str, Tree]) -> None:
         """Store the server's state after each stage, by the stage's name."""
         save_tree(self.path / STAGE_STATES, Tree(servers))
+
+    def stage_states(self) -> Tree:
+        """The server's state after each stage, by the stage's name; empty if there were none."""
+        path = self.path / STAGE_STATES
+        return load_tree(path)[0] if path.exists() else Tree()
+
+    def initial_weights(self, models: Sequence[Weights]) -> list[Weights]:
+        """Store the first weights of models, or return those that are stored.
+
+        Args:
+            models: The weights, one entry per model.
+
+        Raises:
+            BadInput: If the stored ones are of other architectures.
+        """
+        path = self.path / INITIAL
+        if not path.exists():
+            save_tree(path, Tree({str(number): w for number, w in enumerate(models)}))
+            return list(models)
+        stored = load_tree(path)[0]
+        return [stored[str(number)] for number in range(len(models))]
 
     def finish(self, result: Mapping[str, Any]) -> None:
         """Store the final results; from then on the run is finished."""
