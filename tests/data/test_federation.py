@@ -54,7 +54,7 @@ def test_bytes_as_labels_are_words():
         (lambda x, y: Federation.from_arrays(x, y, clients="4"), "clients: '4' is not a whole number"),
         (lambda x, y: Federation.from_arrays(x, y, clients=2.5), r"clients: 2\.5 is not a whole number"),
         (lambda x, y: Federation.dirichlet(x, y, clients=2, alpha="a"), "alpha: 'a' is not a number"),
-        (lambda x, y: Federation.from_arrays([[1, 2], [3]], [0, 1]), "training x .* differ in shape"),
+        (lambda x, y: Federation.from_arrays([[[1, 2]], [[3]]], [0, 1]), "training x .* differ in shape"),
         (lambda x, y: Federation.from_clients([x, x]), r"client 0 is ndarray: give a pair \(x, y\)"),
         (lambda x, y: Federation.from_huggingface([1, 2]), "list is not a Hugging Face Dataset"),
     ],

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from named import named_federation, named_model
 from small import federation, network
 
 from fedhead.algorithm.stage import Stage
@@ -140,3 +141,9 @@ def test_equality_can_fail(tmp_path: Path) -> None:
     other = Simulation(federation(), [model], method, seed=1, **SETTINGS)
     with pytest.raises(AssertionError):
         compare(world, other, [])
+
+
+def test_named_inputs(tmp_path: Path) -> None:
+    fed, model, settings = named_federation(normalize="standard"), named_model(), {**SETTINGS, "participation": 1.0}
+    world = InProcessFederation(fed, {"own": model}, METHODS["fedavg"](), settings, tmp_path, [STAGES["ccvr"]()])
+    compare(world, Simulation(fed, [model], METHODS["fedavg"](), **settings), [STAGES["ccvr"]()])

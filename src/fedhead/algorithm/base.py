@@ -17,6 +17,7 @@ from fedhead.algorithm.phase import Phase, Replies, Reply
 from fedhead.algorithm.task import Task
 from fedhead.core.batch import Output
 from fedhead.core.errors import BadInput
+from fedhead.core.inputs import Inputs
 from fedhead.core.parameters import Checked
 from fedhead.core.tree import Tree, Weights
 
@@ -199,7 +200,7 @@ class Algorithm(Checked):
         """
         return out.logits
 
-    def predict(self, w: Weights, x: Tensor, client: Client) -> Tensor:
+    def predict(self, w: Weights, x: Inputs, client: Client) -> Tensor:
         """Return the scores of the classes from a client's own model; its logits by default.
 
         Args:

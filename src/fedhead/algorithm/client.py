@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from torch import Tensor
 from fedhead.algorithm.task import Task
 from fedhead.core import random
 from fedhead.core.batch import Batch, Output
+from fedhead.core.inputs import Inputs, device_of
 from fedhead.core.tree import Tree, Weights
 from fedhead.data.pool import Pool
 from fedhead.models import functional
@@ -84,12 +85,12 @@ class Client:
         """n_k, the number of training samples of the client."""
         return self.counts.sum()
 
-    def apply(self, w: Weights, x: Tensor, train: bool = True) -> Output:
+    def apply(self, w: Weights, x: Inputs, train: bool = True) -> Output:
         """Run a model on a batch.
 
         Args:
             w: Weights of the whole model.
-            x: Inputs.
+            x: Inputs: a tensor, or named tensors.
             train: Whether BatchNorm normalizes by the batch and updates its running statistics, and dropout is active;
                 a loss uses it only for the model that is being trained. Without, the model is in evaluation mode.
 
@@ -103,7 +104,7 @@ class Client:
         if train:
             stats = stats.clone()  # moved in place below; the caller's stay as they are
         entries = {**w, **stats}
-        cast = torch.autocast(x.device.type, torch.bfloat16, cache_enabled=False) if self._bf16 else nullcontext()
+        cast = torch.autocast(device_of(x).type, torch.bfloat16, cache_enabled=False) if self._bf16 else nullcontext()
         draw = dropout_key(random.fold_in(self._key, self._calls)) if train and self._key is not None else nullcontext()
         self._calls += 1
         keyed = KeyedDropout() if train and model.calls_dropout else nullcontext()
@@ -115,7 +116,7 @@ class Client:
             out = Output(*(t.to(w_dtype(w)) for t in out))
         return out
 
-    def view(self, batch: Batch, number: int = 1) -> Tensor:
+    def view(self, batch: Batch, number: int = 1) -> Any:
         """Return another augmented view of the samples of a batch.
 
         Args:
@@ -143,7 +144,7 @@ class Client:
         assert total is not None, "an empty client is never asked"
         return total
 
-    def on_public(self, fn: Callable[[Tensor], Tensor]) -> Tensor:
+    def on_public(self, fn: Callable[[Any], Tensor]) -> Tensor:
         """Apply a function to all public samples.
 
         Args:

@@ -15,6 +15,7 @@ from fedhead.algorithm.phase import Replies, Reply
 from fedhead.algorithm.task import Task
 from fedhead.core.component_check import check_class
 from fedhead.core.errors import BadInput
+from fedhead.core.inputs import Inputs
 from fedhead.core.registry import Registry
 from fedhead.core.tree import Tree, Weights
 
@@ -88,7 +89,7 @@ class Stage(Algorithm):
         """Return the method's personal model."""
         return self.method.personal_model(client)
 
-    def predict(self, w: Weights, x: Tensor, client: Client) -> Tensor:
+    def predict(self, w: Weights, x: Inputs, client: Client) -> Tensor:
         """Return the method's scores."""
         return self.method.predict(w, x, client)
 

@@ -6,6 +6,7 @@ import copy
 import pickle
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -14,14 +15,16 @@ from torch import Tensor, nn
 
 from fedhead.core.batch import PARTS
 from fedhead.core.errors import BadInput, user_code
+from fedhead.core.inputs import map_inputs, to_dtype
 from fedhead.core.loading import load_object
 from fedhead.core.tree import Tree
 from fedhead.data import datasets, federation_file, labels, sources
-from fedhead.data.arrays import Samples
+from fedhead.data.arrays import Samples, stored_layout
 from fedhead.data.augment import Transform
 from fedhead.data.conversion import samples
 from fedhead.data.federation import Federation
 from fedhead.data.labels import Classes
+from fedhead.data.named_transforms import AnyTransform
 from fedhead.experiment.reopen import checkpoint_state, open_experiment
 from fedhead.experiment.run_folder import RunFolder
 from fedhead.models import MODELS, load
@@ -69,7 +72,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
 
 def model_and_data(
     checkpoint: Path, site: Path, model: str | None, classifier: str, normalize: str | None
-) -> tuple[SplitModel, Samples, Transform]:
+) -> tuple[SplitModel, Samples, AnyTransform]:
     """Load a trained model and a site's samples.
 
     Args:
@@ -112,16 +115,12 @@ def _site(path: Path, names: Sequence[str] | None) -> Federation:
             )
         count = 1 + int(read.max(initial=0)) if names is None else len(names)
         data = samples(held.x, read, Classes.known(read, names, count), held.layout, f"{path}:")
-        return Federation.from_arrays(data.x, data.y, clients=1, classes=count, layout=_stored_layout(data))
+        return Federation.from_arrays(data.x, data.y, clients=1, classes=count, layout=stored_layout(data.x))
     found = sources.folder(path, None)
     if found.clients is not None:
         raise BadInput(f"{path} holds the folders of {len(found.parts)} clients: give the folder of one")
     data = found.parts[0]
-    return Federation.from_arrays(data.x, data.y, clients=1, names=found.names, layout=_stored_layout(data))
-
-
-def _stored_layout(data: Samples) -> str:
-    return {torch.uint8: "nchw", torch.int64: "tokens"}.get(data.x.dtype, "features")
+    return Federation.from_arrays(data.x, data.y, clients=1, names=found.names, layout=stored_layout(data.x))
 
 
 def _architecture(model: str | None, classifier: str, w: dict[str, Tensor], federation: Federation) -> SplitModel:
@@ -147,11 +146,11 @@ def _architecture(model: str | None, classifier: str, w: dict[str, Tensor], fede
     return net if isinstance(net, SplitModel) else split(net, classifier=classifier)
 
 
-def _refuse_inputs(model: SplitModel, federation: Federation, transform: Transform, site: Path) -> None:
+def _refuse_inputs(model: SplitModel, federation: Federation, transform: AnyTransform, site: Path) -> None:
     try:
         with torch.no_grad():
-            x = transform(federation.train.x[:1])
-            model.eval()(x.to(next(model.parameters()).dtype) if x.is_floating_point() else x)
+            x: Any = transform(map_inputs(lambda t: t[:1], federation.train.x))
+            model.eval()(to_dtype(x, next(model.parameters()).dtype))
     except (RuntimeError, ValueError, IndexError, BadInput) as error:
         reason = str(error).splitlines()[0]
         raise BadInput(f"{site}: the model can't take samples of shape {federation.input_shape} ({reason})") from error

@@ -13,17 +13,20 @@ from torch import Tensor
 from fedhead.calibration import statistics as class_statistics
 from fedhead.calibration.statistics import Statistics
 from fedhead.core.errors import BadInput
-from fedhead.data.augment import Transform
+from fedhead.core.inputs import Inputs, map_inputs, tensors_of
+from fedhead.data.named_transforms import AnyTransform
 from fedhead.models.split_model import SplitModel, weights
+
+_KEPT = (torch.int64, torch.bool)  # tokens and masks are not numbers
 
 
 @torch.no_grad()
 def statistics_of(
     model: SplitModel,
-    x: Tensor | NDArray[Any],
+    x: Inputs | NDArray[Any],
     y: Tensor | NDArray[Any],
     *,
-    transform: Transform | None = None,
+    transform: AnyTransform | None = None,
     diagonal: bool = False,
     chunk: int = 512,
 ) -> Statistics:
@@ -33,7 +36,7 @@ def statistics_of(
 
     Args:
         model: Model whose features are used.
-        x: Samples, [N, ...].
+        x: Samples, [N, ...], or several arrays by name.
         y: Labels, [N].
         transform: Maps stored samples to the model's inputs.
         diagonal: Whether to keep only the diagonals of the covariances.
@@ -49,19 +52,22 @@ def statistics_of(
     >>> statistics_of(build("mlp", (4,), 2), torch.zeros(3, 4), torch.tensor([0, 0, 1])).count.tolist()
     [2.0, 1.0]
     """
-    if len(x) != len(y) or not len(y):
-        raise BadInput(f"{len(x)} samples with {len(y)} labels: give as many labels as samples, at least one")
-    x, y = torch.as_tensor(x), torch.as_tensor(y).long()
+    inputs: Inputs = map_inputs(torch.as_tensor, x)
+    size = len(tensors_of(inputs)[0])
+    if size != len(y) or not len(y):
+        raise BadInput(f"{size} samples with {len(y)} labels: give as many labels as samples, at least one")
+    y = torch.as_tensor(y).long()
     if int(y.min()) < 0 or int(y.max()) >= model.classes:
         raise BadInput(f"labels span {int(y.min())} … {int(y.max())}, the model has classes 0 … {model.classes - 1}")
-    device = next(model.parameters()).device
+    device, dtype = next(model.parameters()).device, next(model.parameters()).dtype
     training, total = model.training, None
     model.eval()
-    for part, labels in zip(torch.split(x, chunk), torch.split(y, chunk), strict=True):
-        inputs = (part if transform is None else transform(part)).to(device)
-        if inputs.dtype != torch.int64:  # tokens stay integers
-            inputs = inputs.to(next(model.parameters()).dtype)
-        z = model.projection(model.extractor(inputs))
+    for begin in range(0, size, chunk):
+        part, labels = map_inputs(lambda t, at=begin: t[at : at + chunk], inputs), y[begin : begin + chunk]
+        if transform is not None:
+            part = transform(part)
+        part = map_inputs(lambda t: (t.to(dtype) if t.dtype not in _KEPT else t).to(device), part)
+        z = model(part).z
         found = class_statistics.class_sums(z, labels.to(device), torch.ones(len(labels)), model.classes, diagonal)
         if total is None:
             total = list(found)

@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from fedhead.core.inputs import Inputs
+
 PARTS = ("extractor", "projection", "classifier")  # the named parts of every model, in order
 
 
@@ -15,14 +17,14 @@ class Batch(NamedTuple):
     All batches have the same size: the last batch of an epoch is padded with rows of weight 0.
 
     Args:
-        x: Inputs, augmented and normalized, [B, ...].
+        x: Inputs, augmented and normalized, [B, ...]: a tensor, or named tensors.
         y: Labels, [B].
         weight: 1 for a sample, 0 for padding, [B].
         rows: Indices of the samples in the pool, [B].
         key: One random key per sample, to draw further views, [B].
     """
 
-    x: Tensor
+    x: Inputs
     y: Tensor
     weight: Tensor
     rows: Tensor

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedhead.core.errors import BadInput
+from fedhead.core.inputs import Inputs, map_inputs
 from fedhead.core.log import logger
 
 Layout = Literal["features", "tokens", "nhw", "nhwc", "nchw"]
@@ -25,17 +26,19 @@ class Samples(NamedTuple):
     """Stored inputs and labels, on the CPU.
 
     Args:
-        x: Images, uint8 [N, C, H, W]; tokens, int64 [N, …]; or features, float32 [N, …].
+        x: Images, uint8 [N, C, H, W]; tokens, int64 [N, …]; features, float32 [N, …]; or several of them by name.
         y: Labels, int64 [N].
     """
 
-    x: Tensor
+    x: Inputs
     y: Tensor
 
     def digest(self) -> bytes:
         """Return a hash of all inputs and labels, by which changed data is found out."""
         total = hashlib.blake2b(digest_size=16)
-        for t in self:
+        names = sorted(self.x) if isinstance(self.x, dict) else []
+        total.update("".join(f"{name}\n" for name in names).encode())
+        for t in [*([self.x[n] for n in names] if isinstance(self.x, dict) else [self.x]), self.y]:
             total.update(f"{t.dtype} {tuple(t.shape)}".encode())
             total.update(t.contiguous().reshape(-1).view(torch.uint8).numpy().data)
         return total.digest()
@@ -50,7 +53,7 @@ class Samples(NamedTuple):
             The samples with these indices.
         """
         index = torch.from_numpy(np.ascontiguousarray(rows, dtype=np.int64))
-        return Samples(self.x[index], self.y[index])
+        return Samples(map_inputs(lambda t: t[index], self.x), self.y[index])
 
 
 def inputs(x: Any, layout: str | None = None, what: str = "x", missing: bool = False) -> Tensor:
@@ -72,6 +75,13 @@ def inputs(x: Any, layout: str | None = None, what: str = "x", missing: bool = F
     if layout is None:
         layout = infer_layout(tensor, what)
     return _arrange(tensor, check_layout(layout), what, missing)
+
+
+def stored_layout(x: Inputs) -> Any:
+    """Return the layout of what is stored, by name where inputs have names; masks have none."""
+    if isinstance(x, dict):
+        return {name: stored_layout(t) for name, t in x.items() if t.dtype != torch.bool}
+    return {torch.uint8: "nchw", torch.int64: "tokens"}.get(x.dtype, "features")
 
 
 def check_layout(layout: str) -> str:

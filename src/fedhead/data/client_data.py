@@ -6,20 +6,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from fedhead.core import html
 from fedhead.core.errors import BadInput
+from fedhead.core.inputs import describe, map_inputs, model_types, shape_of, type_of
 from fedhead.core.parameters import check
 from fedhead.data import arrays, partition_file
 from fedhead.data.allocation import Rows, stratified
 from fedhead.data.arrays import Samples
 from fedhead.data.augment import Transform
 from fedhead.data.client_test import SHARE, ClientTest, Fraction, parse
+from fedhead.data.named_transforms import AnyTransform, check_kind
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -50,7 +53,7 @@ class ClientData:
     test: Samples | None = None
     client_test: list[Rows] | None = None
     client_test_from: Literal["train", "test"] = "train"
-    transform: Transform = field(default_factory=Transform)
+    transform: AnyTransform = field(default_factory=Transform)
     public: Samples | None = None
     names: Sequence[str] | None = None
     client_names: Sequence[str] | None = None
@@ -61,7 +64,7 @@ class ClientData:
         """Say how much there is, not what."""
         samples = sum(len(rows) for rows in self.rows)
         test = 0 if self.test is None else len(self.test.y)
-        shape = tuple(self.train.x.shape[1:])
+        shape = shape_of(self.train.x)
         return (
             f"{type(self).__name__}({self.title}, {self.partition}: {len(self.rows)} clients with {samples:,} samples "
             f"of shape {shape}, {self.classes} classes, {test:,} test samples)"
@@ -90,30 +93,41 @@ class ClientData:
                 arrays.check_classes(data, self.classes, what)
         if self.test is not None and _sample_type(self.test) != _sample_type(self.train):
             raise BadInput(
-                f"test samples of shape {tuple(self.test.x.shape[1:])} ({self.test.x.dtype}) do not match training "
-                f"samples of {self.input_shape} ({self.train.x.dtype})"
+                f"test samples of shape {describe(self.test.x)} do not match training samples of "
+                f"{describe(self.train.x)}"
             )
         if self.public is not None and _sample_type(self.public) != _sample_type(self.train):
             raise BadInput(
-                f"public samples of shape {tuple(self.public.x.shape[1:])} ({self.public.x.dtype}) do not match the "
-                f"clients', {self.input_shape} ({self.train.x.dtype}): their models can't take both"
+                f"public samples of shape {describe(self.public.x)} do not match the clients', "
+                f"{describe(self.train.x)}: their models can't take both"
             )
-        self.transform.check(self.input_shape)
+        check_kind(self.transform, self.input_shape)
 
     # -- properties -------------------------------------------------------------------------------
     def __len__(self) -> int:
         return len(self.rows)
 
     @property
-    def input_shape(self) -> tuple[int, ...]:
-        """Shape of one sample."""
-        return tuple(self.train.x.shape[1:])
+    def input_shape(self) -> Any:
+        """Shape of one sample: a tuple, or a tuple by name."""
+        return shape_of(self.train.x)
 
     @property
-    def largest_token(self) -> int | None:
-        """Largest token of all samples; None if the samples are not tokens."""
+    def input_types(self) -> Any:
+        """Type of a model's inputs, by name where they have names."""
+        return model_types(self.train.x)
+
+    @property
+    def largest_token(self) -> Any:
+        """Largest token of all samples, by name where inputs have names; None for what is not tokens."""
         parts = [data.x for data in (self.train, self.test, self.public) if data is not None and len(data.y)]
-        return max(int(x.max()) for x in parts) if self.train.x.dtype == torch.int64 else None
+
+        def largest(*each: Tensor) -> int | bool | None:
+            if each[0].dtype == torch.bool:
+                return True
+            return max(int(t.max()) for t in each) if each[0].dtype == torch.int64 else None
+
+        return map_inputs(largest, *parts)
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -253,5 +267,5 @@ class ClientData:
         )
 
 
-def _sample_type(data: Samples) -> tuple[torch.Size, torch.dtype]:
-    return data.x.shape[1:], data.x.dtype
+def _sample_type(data: Samples) -> Any:
+    return shape_of(data.x), type_of(data.x)

@@ -8,9 +8,11 @@ from typing import Any, NamedTuple
 import torch
 
 from fedhead.core.errors import BadInput
-from fedhead.data import arrays, labels
+from fedhead.core.inputs import describe, map_inputs, shape_of, tensors_of, type_of
+from fedhead.data import labels, named_inputs, padding
 from fedhead.data.arrays import Samples
 from fedhead.data.labels import Classes
+from fedhead.data.named_inputs import LayoutLike
 
 Pair = tuple[Any, Any] | Samples
 
@@ -30,7 +32,7 @@ def convert(
     public: Pair | None = None,
     names: Sequence[Any] | None = None,
     classes: int | None = None,
-    layout: str | None = None,
+    layout: LayoutLike = None,
     missing: bool = False,
 ) -> Converted:
     """Convert pairs of inputs and labels.
@@ -58,24 +60,21 @@ def convert(
             raise BadInput(f"{next(iter(parts))} data is empty: give at least one sample")
         raise BadInput("no client has any samples")
     found = _find_classes([ys[name] for name in full], names, classes, [] if test is None else [ys["test"]])
-    if layout is None:
-        layout = arrays.infer_layout(given[full[0]][0], f"{full[0]} x")
-    made = {
-        name: samples(given[name][0], ys[name], found, layout, name, missing)
-        for name in given
-        if name in full or name not in parts
-    }
+    used = [name for name in given if name in full or name not in parts]
+    xs = padding.pad_parts({name: given[name][0] for name in used})
+    layout = named_inputs.infer(xs[full[0]], layout, f"{full[0]} x")
+    made = {name: samples(xs[name], ys[name], found, layout, name, missing) for name in used}
     first = made[full[0]].x
     for name, own in made.items():
-        if name in parts and (own.x.shape[1:], own.x.dtype) != (first.shape[1:], first.dtype):
+        if name in parts and (shape_of(own.x), type_of(own.x)) != (shape_of(first), type_of(first)):
             raise BadInput(
-                f"{name} holds {own.x.dtype} samples of shape {tuple(own.x.shape[1:])}, {full[0]} {first.dtype} of "
-                f"{tuple(first.shape[1:])}: all clients need the same shape and type"
+                f"{name} holds samples {describe(own.x)}, {full[0]} {describe(first)}: all clients need the same shape "
+                "and type"
             )
     return Converted([made[name] for name in full], made.get("test"), made.get("public"), found)
 
 
-def samples(x: Any, y: Any, classes: Classes, layout: str | None, what: str, missing: bool = False) -> Samples:
+def samples(x: Any, y: Any, classes: Classes, layout: LayoutLike, what: str, missing: bool = False) -> Samples:
     """Convert inputs and labels of known classes, and check that they match.
 
     Args:
@@ -87,9 +86,10 @@ def samples(x: Any, y: Any, classes: Classes, layout: str | None, what: str, mis
         missing: Whether NaN is allowed in the inputs.
     """
     read = labels.read(y, f"{what} y".strip())
-    xs = arrays.inputs(x, layout, f"{what} x".strip(), missing)
-    if len(xs) != len(read):
-        raise BadInput(f"{what} x has {len(xs)} samples but y has {len(read)} labels: they must match".strip())
+    xs = named_inputs.convert(x, layout, f"{what} x".strip(), missing)
+    size = len(tensors_of(xs)[0])
+    if size != len(read):
+        raise BadInput(f"{what} x has {size} samples but y has {len(read)} labels: they must match".strip())
     return Samples(xs, classes.encode(read, f"{what} y".strip()))
 
 
@@ -97,7 +97,8 @@ def concatenate(parts: Sequence[Samples]) -> Samples:
     """Return the samples of several parts as one."""
     if len(parts) == 1:
         return parts[0]
-    return Samples(torch.cat([own.x for own in parts]), torch.cat([own.y for own in parts]))
+    x = map_inputs(lambda *each: torch.cat(each), *(own.x for own in parts))
+    return Samples(x, torch.cat([own.y for own in parts]))
 
 
 def _find_classes(

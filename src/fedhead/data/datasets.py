@@ -19,12 +19,14 @@ import torch
 
 from fedhead.core.component_check import check_function, first_docline
 from fedhead.core.errors import BadInput, user_code
+from fedhead.core.inputs import shape_of
 from fedhead.core.registry import Registry
 from fedhead.data import readers
 from fedhead.data.allocation import stratified
 from fedhead.data.arrays import Samples, inputs
 from fedhead.data.augment import Transform
 from fedhead.data.conversion import convert
+from fedhead.data.named_transforms import AnyTransform, default_transform
 from fedhead.data.readers import Part
 
 _CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -51,8 +53,8 @@ class Dataset:
 
     name: str
     classes: int
-    shape: tuple[int, ...]
-    transform: Transform
+    shape: Any
+    transform: AnyTransform
     description: str
     source: str
     read: Callable[[Path, Part, bool], Samples]
@@ -95,8 +97,8 @@ class Dataset:
             raise BadInput(
                 f"{self.name}: {len(data.y)} {part} samples under {root}, {expected} expected: files are missing"
             )
-        if tuple(data.x.shape[1:]) != self.shape:
-            raise BadInput(f"{self.name}: samples under {root} have shape {tuple(data.x.shape[1:])}, not {self.shape}")
+        if shape_of(data.x) != self.shape:
+            raise BadInput(f"{self.name}: samples under {root} have shape {shape_of(data.x)}, not {self.shape}")
         return data
 
 
@@ -175,12 +177,12 @@ def _from_function(function: Callable[[], Any], name: str) -> Dataset:
         raise BadInput(f"dataset {name}: {error}") from None
     train, test = found.parts[0], found.test
     assert test is not None
-    shape = tuple(train.x.shape[1:])
+    shape = shape_of(train.x)
     return Dataset(
         name,
         found.classes.count,
         shape,
-        Transform.named(normalize="half") if train.x.dtype == torch.uint8 else Transform(),
+        default_transform(train.x),
         first_docline(function),
         name,
         lambda root, part, download: test if part == "test" else train,

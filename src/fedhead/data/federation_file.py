@@ -15,13 +15,16 @@ from numpy.typing import NDArray
 
 from fedhead.core.calls import read_call
 from fedhead.core.errors import BadInput
-from fedhead.data import arrays, encoders, images, labels, partition_file
+from fedhead.core.inputs import Inputs, map_inputs, tensors_of
+from fedhead.data import arrays, encoders, images, labels, named_inputs, partition_file
 from fedhead.data.arrays import Samples
 from fedhead.data.augment import Transform
 from fedhead.data.client_data import ClientData
 from fedhead.data.encoders import Encoded
 from fedhead.data.formats import read_npz
 from fedhead.data.labels import Classes
+from fedhead.data.named_inputs import LayoutLike
+from fedhead.data.named_transforms import AnyTransform, NamedTransforms
 
 SAVED = "fedhead_federation"  # the array that marks a file written by `save`
 
@@ -31,9 +34,9 @@ class Contents:
     """What a file holds."""
 
     path: Path
-    x: NDArray[Any]  # [N, …]
+    x: NDArray[Any] | dict[str, NDArray[Any]]  # [N, …], or several by name
     y: NDArray[Any]
-    layout: str | None  # of x, where the file states it
+    layout: LayoutLike  # of x, where the file states it
     test: tuple[Any, Any] | None
     arrays: dict[str, NDArray[Any]] = field(repr=False)  # all arrays of the file
 
@@ -89,6 +92,10 @@ def read(path: Path, size: int | None = None, encode: str | None = None) -> Cont
     held = read_npz(path)
     if {"text", "offsets", "site"} <= held.keys() and "y" not in held:
         return _next_characters(path, held, encode)
+    if (named := _named(held, "x")) and "y" in held:
+        test = (_named(held, "x_test"), held["y_test"]) if "y_test" in held else None
+        stated = {name: str(value) for name, value in _named(held, "layout").items()}
+        return Contents(path, named, held["y"], stated, test, held)
     source = next((name for name in ("x", "text") if name in held), None)
     for key in ("x" if source is None else source, "y"):
         if key not in held:
@@ -99,6 +106,11 @@ def read(path: Path, size: int | None = None, encode: str | None = None) -> Cont
     if len(tests) == 1:
         raise BadInput(f"{path}: {tests[0]} is alone; a test set needs both x_test and y_test")
     return Contents(path, x, held["y"], layout, (held["x_test"], held["y_test"]) if tests else None, held)
+
+
+def _named(held: dict[str, NDArray[Any]], prefix: str) -> dict[str, NDArray[Any]]:
+    """Return the arrays PREFIX.NAME by their names."""
+    return {key.removeprefix(f"{prefix}."): value for key, value in held.items() if key.startswith(f"{prefix}.")}
 
 
 def _inputs(
@@ -192,15 +204,13 @@ def save(path: Path, federation: ClientData) -> None:
     names = federation.client_names or [str(k) for k in range(len(federation))]
     entries: dict[str, Any] = {
         SAVED: 1,
-        "x": held.train.x.numpy(),
+        **_arrays("x", held.train.x),
         "y": held.train.y.numpy(),
         "site": site[site >= 0],
         "site_names": list(names),
-        "layout": {torch.uint8: "nchw", torch.int64: "tokens"}.get(held.train.x.dtype, "features"),
+        **_entries("layout", arrays.stored_layout(held.train.x)),
         "classes": federation.classes,
-        "mean": list(federation.transform.mean),
-        "std": list(federation.transform.std),
-        "augment": "+".join(federation.transform.augment),
+        **_transform_entries(federation.transform),
         "title": federation.title,
         "partition": federation.partition,
     }
@@ -208,11 +218,41 @@ def save(path: Path, federation: ClientData) -> None:
         entries["class_names"] = list(federation.names)
     for name, data in (("test", federation.test), ("public", federation.public)):
         if data is not None:
-            entries |= {f"x_{name}": data.x.numpy(), f"y_{name}": data.y.numpy()}
+            entries |= {**_arrays(f"x_{name}", data.x), f"y_{name}": data.y.numpy()}
     if held.client_test is not None:
         entries |= partition_file.pack(held.client_test, "client_test_rows", "client_test_ends")
         entries["client_test_from"] = held.client_test_from
     partition_file.write(path, **{name: np.asarray(value) for name, value in entries.items()})
+
+
+def _arrays(key: str, x: Inputs) -> dict[str, Any]:
+    """Return inputs as the arrays of a file: KEY, or KEY.NAME each."""
+    return _entries(key, map_inputs(lambda t: t.numpy(), x))
+
+
+def _entries(key: str, value: Any) -> dict[str, Any]:
+    return {f"{key}.{name}": own for name, own in value.items()} if isinstance(value, dict) else {key: value}
+
+
+def _transform_entries(transform: AnyTransform) -> dict[str, Any]:
+    named = transform.parts if isinstance(transform, NamedTransforms) else {"": transform}
+    found: dict[str, Any] = {}
+    for name, one in named.items():
+        dot = f".{name}" if name else ""
+        found |= {f"mean{dot}": list(one.mean), f"std{dot}": list(one.std), f"augment{dot}": "+".join(one.augment)}
+    return found
+
+
+def _transform(contents: Contents) -> AnyTransform:
+    held = contents.arrays
+
+    def one(dot: str) -> Transform:
+        steps = tuple(filter(None, str(held[f"augment{dot}"]).split("+")))
+        return Transform(tuple(held[f"mean{dot}"].tolist()), tuple(held[f"std{dot}"].tolist()), steps)
+
+    if isinstance(contents.x, dict):
+        return NamedTransforms({name: one(f".{name}") for name in _named(held, "mean")})
+    return one("")
 
 
 def restore(contents: Contents) -> dict[str, Any]:
@@ -224,7 +264,7 @@ def restore(contents: Contents) -> dict[str, Any]:
             local = partition_file.unpack(held, "client_test_rows", "client_test_ends")
         own_test = str(held.get("client_test_from", "train"))
         clients = len(held["site_names"])
-        parts = {name: _samples(contents, name) for name in ("", "_test", "_public") if f"x{name}" in held}
+        parts = {name: _samples(contents, name) for name in ("", "_test", "_public") if f"y{name}" in held}
         limit = len(parts["" if own_test == "train" else "_test"].y)
         if local is not None and any(own.size and (own.min() < 0 or own.max() >= limit) for own in local):
             raise BadInput(f"{contents.path}: its clients' test rows are not among its {limit} samples")
@@ -239,11 +279,7 @@ def restore(contents: Contents) -> dict[str, Any]:
             "public": parts.get("_public"),
             "client_test": local,
             "client_test_from": own_test,
-            "transform": Transform(
-                tuple(held["mean"].tolist()),
-                tuple(held["std"].tolist()),
-                tuple(filter(None, str(held["augment"]).split("+"))),
-            ),
+            "transform": _transform(contents),
             "names": contents.class_names,
             "client_names": _names(held, "site_names"),
             "title": str(held["title"]),
@@ -254,8 +290,10 @@ def restore(contents: Contents) -> dict[str, Any]:
 
 
 def _samples(contents: Contents, part: str) -> Samples:
-    x = arrays.inputs(contents.arrays[f"x{part}"], contents.layout, f"{contents.path}: x{part}")
+    held = _named(contents.arrays, f"x{part}") if isinstance(contents.x, dict) else contents.arrays[f"x{part}"]
+    x = named_inputs.convert(held, contents.layout, f"{contents.path}: x{part}")
     y = labels.read(contents.arrays[f"y{part}"], f"{contents.path}: y{part}")
-    if len(x) != len(y):
-        raise BadInput(f"{contents.path}: x{part} has {len(x)} samples but y{part} has {len(y)} labels")
+    size = len(tensors_of(x)[0])
+    if size != len(y):
+        raise BadInput(f"{contents.path}: x{part} has {size} samples but y{part} has {len(y)} labels")
     return Samples(x, torch.from_numpy(y))

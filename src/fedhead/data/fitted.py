@@ -10,9 +10,11 @@ import torch
 from torch import Tensor
 
 from fedhead.core.errors import BadInput
+from fedhead.core.inputs import Inputs, map_inputs, tensors_of
 from fedhead.data.arrays import Samples
 from fedhead.data.augment import Transform
 from fedhead.data.client_data import ClientData
+from fedhead.data.named_transforms import transform_each
 
 F = TypeVar("F", bound=ClientData)
 
@@ -46,7 +48,8 @@ def fill_missing(federation: F) -> F:
     """Replace missing values (NaN) of a table by the feature's mean, and add an indicator column per such feature.
 
     The mean of a feature is the clients' sum of its values, divided by the sum of their counts; a feature that no
-    client has is 0. Only training samples count; test and public samples are filled with the same means.
+    client has is 0. Only training samples count; test and public samples are filled with the same means. Of named
+    inputs those that are tables are filled.
 
     Args:
         federation: A federation with float features, [N, F].
@@ -55,38 +58,50 @@ def fill_missing(federation: F) -> F:
         BadInput: If the samples are not rows of a table.
     """
     x = _training(federation)
-    if x.dim() != 2 or not x.is_floating_point():
+    if not any(_is_table(t) for t in tensors_of(x)):
         raise BadInput(
             f'missing="mean" is for tables of [N, features], the samples have shape {federation.input_shape}'
         )
-    there = ~x.isnan()
-    mean = torch.where(there, x, 0).sum(0) / there.sum(0).clamp_min(1)
-    indicated = (~there).any(0)
 
-    def fill(data: Samples) -> Samples:
-        missing = data.x.isnan()
-        filled = torch.where(missing, mean.to(data.x), data.x)
-        return Samples(torch.cat([filled, missing[:, indicated].to(data.x)], 1), data.y)
+    def fill(data: Samples | None) -> Samples | None:
+        return None if data is None else Samples(map_inputs(_fill, data.x, x), data.y)
 
-    return replace(
-        federation,
-        train=fill(federation.train),
-        test=None if federation.test is None else fill(federation.test),
-        public=None if federation.public is None else fill(federation.public),
-    )
+    filled = {name: fill(getattr(federation, name)) for name in ("train", "test", "public")}
+    return replace(federation, **filled)  # type: ignore[arg-type]  # the training data is there
+
+
+def _is_table(t: Tensor) -> bool:
+    return t.dim() == 2 and t.is_floating_point()
+
+
+def _fill(t: Tensor, training: Tensor) -> Tensor:
+    """Fill the missing values of a table with the means of the training data; what is no table stays as it is."""
+    if not _is_table(t):
+        return t
+    there = ~training.isnan()
+    mean = torch.where(there, training, 0).sum(0) / there.sum(0).clamp_min(1)
+    missing, indicated = t.isnan(), (~there).any(0)
+    return torch.cat([torch.where(missing, mean.to(t), t), missing[:, indicated].to(t)], 1)
 
 
 def standardize(federation: F) -> F:
     """Return the federation with a transform to mean 0 and deviation 1 per feature or channel.
 
-    Both come from the sums of the clients' values, their squares and their counts.
+    Both come from the sums of the clients' values, their squares and their counts. Of named inputs this concerns
+    numbers and images; tokens and masks have no mean.
 
     Raises:
-        BadInput: If the samples are tokens.
+        BadInput: If the samples are tokens, or were filled up to one length.
     """
     x = _training(federation)
-    if x.dtype == torch.int64:
+    if all(t.dtype in (torch.int64, torch.bool) for t in tensors_of(x)):
         raise BadInput("normalize: standard is for numbers, the samples are tokens")
+    if isinstance(x, dict) and "x" in x and "mask" in x and x["x"].is_floating_point():
+        raise BadInput("normalize: standard would count what samples were filled up with; normalize them first")
+    return replace(federation, transform=transform_each(x, _standard, federation.transform))
+
+
+def _standard(x: Tensor, given: Transform) -> Transform:
     scale = 1 / 255 if x.dtype == torch.uint8 else 1.0
     axes = [axis for axis in range(x.dim()) if axis != 1]
     count = x.numel() / x.shape[1]
@@ -98,12 +113,10 @@ def standardize(federation: F) -> F:
     mean = total / count
     deviation = (squares / count - mean.square()).clamp_min(0).sqrt()
     deviation[deviation < 1e-8 * (1 + mean.abs())] = 1.0  # a constant feature
-    given = federation.transform
-    transform = Transform(tuple(mean.tolist()), tuple(deviation.tolist()), given.augment, given.dtype)
-    return replace(federation, transform=transform)
+    return Transform(tuple(mean.tolist()), tuple(deviation.tolist()), given.augment, given.dtype)
 
 
-def _training(federation: ClientData) -> Tensor:
+def _training(federation: ClientData) -> Inputs:
     """The inputs that the clients train on."""
     rows = np.sort(np.concatenate(federation.rows))
     return federation.train.x if len(rows) == len(federation.train.y) else federation.train.take(rows).x

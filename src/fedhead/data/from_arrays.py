@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, Self
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from fedhead.core.errors import BadInput
@@ -14,12 +13,13 @@ from fedhead.core.parameters import check
 from fedhead.data import fitted, labels
 from fedhead.data.allocation import Rows, stratified_share
 from fedhead.data.arrays import Samples
-from fedhead.data.augment import Transform
 from fedhead.data.client_data import ClientData
 from fedhead.data.client_test import SHARE, ClientTest
 from fedhead.data.conversion import Pair, concatenate, convert
 from fedhead.data.groups import rows_of_groups
 from fedhead.data.labels import Classes
+from fedhead.data.named_inputs import LayoutLike
+from fedhead.data.named_transforms import AnyTransform, default_transform
 from fedhead.data.partition import Dirichlet, Natural
 from fedhead.data.partition_registry import PartitionLike
 from fedhead.data.partition_registry import parse as parse_partition
@@ -67,13 +67,13 @@ class FromArrays(ClientData):
         test: Pair | float | NDArray[np.bool_] | None = None,
         seed: int = 0,
         client_test: str | float | ClientTest | None = None,
-        transform: Transform | None = None,
+        transform: AnyTransform | None = None,
         classes: int | None = None,
         names: Sequence[str] | None = None,
         public: Pair | None = None,
         title: str = "your data",
         *,
-        layout: str | None = None,
+        layout: LayoutLike = None,
         groups: Any = None,
         group_names: Sequence[str] | None = None,
         missing: Literal["refuse", "mean"] = "refuse",
@@ -83,7 +83,8 @@ class FromArrays(ClientData):
         """Partition arrays or tensors over clients.
 
         Args:
-            x: Samples, [N, …].
+            x: Samples, [N, …]; a dictionary of such for models with several inputs; or a list of samples that differ
+                in length, which become the inputs x and mask.
             y: Labels, [N]: numbers or words. Class indices 0, 1, 2 … are kept; other labels are numbered in order,
                 and are the names of the classes.
             partition: A partition or its name, such as "dirichlet(0.1)", or a function `(y, clients, rng)` that
@@ -100,8 +101,8 @@ class FromArrays(ClientData):
             public: Samples (x, y) that all parties hold.
             title: Name of the data in records.
             layout: Meaning of x: "nhw", "nhwc" or "nchw" images (N samples, Height, Width, Channels), "features", which
-                become float32, or "tokens", which stay integers. By default it is inferred, and x is refused if it can
-                be read in several ways.
+                become float32, or "tokens", which stay integers; one for each entry of a dictionary. By default it is
+                inferred, and x is refused if it can be read in several ways.
             groups: Client of each sample, [N], numbers or words, for data with natural clients.
             group_names: Names of the groups, if these are numbers 0, 1, 2 ….
             missing: What to do with NaN in tables: "refuse" them, or "mean": fill in the feature's mean over all
@@ -153,13 +154,13 @@ class FromArrays(ClientData):
         test: Pair | float | None = None,
         seed: int = 0,
         client_test: str | float | ClientTest | None = None,
-        transform: Transform | None = None,
+        transform: AnyTransform | None = None,
         classes: int | None = None,
         names: Sequence[str] | None = None,
         public: Pair | None = None,
         title: str = "your data",
         *,
-        layout: str | None = None,
+        layout: LayoutLike = None,
         missing: Literal["refuse", "mean"] = "refuse",
         augment: str | None = None,
         normalize: str | None = None,
@@ -211,10 +212,9 @@ class FromArrays(ClientData):
 
     @classmethod
     def _assembled(
-        cls, train: Samples, rows: list[Rows], classes: Classes, *, transform: Transform | None, **parts: Any
+        cls, train: Samples, rows: list[Rows], classes: Classes, *, transform: AnyTransform | None, **parts: Any
     ) -> Self:
-        if transform is None:  # images to -1 … 1, features unchanged
-            transform = Transform.named(normalize="half") if train.x.dtype == torch.uint8 else Transform()
+        transform = default_transform(train.x) if transform is None else transform
         return cls(train, rows, classes.count, names=classes.names, transform=transform, **parts)
 
 

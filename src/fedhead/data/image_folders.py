@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from fedhead.core.errors import BadInput
+from fedhead.core.inputs import tensors_of
 from fedhead.data import images
 from fedhead.data.arrays import Samples
 from fedhead.data.formats import read_npz
@@ -77,7 +78,7 @@ def cached(root: Path, key: str, listed: Sequence[tuple[Path, int]], size: int |
     if os.access(root, os.W_OK):
         draft = cache.with_name(f"{cache.name}.{os.getpid()}.part")
         with open(draft, "wb") as file:
-            np.savez(file, x=data.x.numpy(), y=data.y.numpy())
+            np.savez(file, x=tensors_of(data.x)[0].numpy(), y=data.y.numpy())
         os.replace(draft, cache)
     return data
 

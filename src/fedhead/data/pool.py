@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fedhead.core.batch import Batch
-from fedhead.data.augment import Transform
+from fedhead.core.inputs import Inputs, map_inputs, tensors_of, to_dtype
 from fedhead.data.federation import Samples
+from fedhead.data.named_transforms import AnyTransform
 
 MAX_CONVERTED = 1 << 30  # largest size in bytes of images that are held a second time in channels-last format
 
@@ -27,11 +29,11 @@ class Pool:
     def __init__(
         self,
         samples: Samples,
-        transform: Transform,
+        transform: AnyTransform,
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
     ):
-        self.x = samples.x.to(device)
+        self.x: Inputs = map_inputs(lambda t: t.to(device), samples.x)
         self.y = samples.y.to(device)
         self.transform = transform
         self.dtype = dtype
@@ -43,9 +45,9 @@ class Pool:
     @property
     def device(self) -> torch.device:
         """The device of the samples."""
-        return self.x.device
+        return self.y.device
 
-    def with_data(self, x: Tensor, y: Tensor) -> Pool:
+    def with_data(self, x: Inputs, y: Tensor) -> Pool:
         """Return the same pool with other tensors, for tracing."""
         other = copy.copy(self)
         other.x, other.y = x, y
@@ -57,10 +59,11 @@ class Pool:
         The images are converted once, since converting every batch would take longer than all other work.
         Samples that are not images, and sets too large to be held twice, are left as they are.
         """
-        if self.x.dim() != 4 or self.x.nbytes > MAX_CONVERTED:
+        images = [t for t in tensors_of(self.x) if t.dim() == 4]
+        if not images or sum(t.nbytes for t in images) > MAX_CONVERTED:
             return self
         if self._converted is None:
-            self._converted = self.with_data(self.x.contiguous(memory_format=torch.channels_last), self.y)
+            self._converted = self.with_data(map_inputs(_channels_last, self.x), self.y)
         return self._converted
 
     def batch(self, index: Tensor, weight: Tensor, key: Tensor | None = None) -> Batch:
@@ -73,18 +76,23 @@ class Pool:
         """
         x = self.view(index.reshape(-1), None if key is None else key.reshape(-1))
         keys = torch.zeros_like(index) if key is None else key
-        return Batch(x.reshape(*index.shape, *x.shape[1:]), self.y[index], weight.to(self.dtype), index, keys)
+        x = map_inputs(lambda t: t.reshape(*index.shape, *t.shape[1:]), x)
+        return Batch(x, self.y[index], weight.to(self.dtype), index, keys)
 
-    def view(self, index: Tensor, key: Tensor | None) -> Tensor:
+    def view(self, index: Tensor, key: Tensor | None) -> Any:
         """Return the inputs of rows `index` [B], augmented with `key` [B] if it is given."""
-        x = self.transform(self._select(index), key)
-        return x.to(self.dtype) if x.is_floating_point() else x  # tokens stay integers
+        return to_dtype(self.transform(map_inputs(lambda t: _select(t, index), self.x), key), self.dtype)
 
-    def _select(self, index: Tensor) -> Tensor:
-        """Return the stored samples of rows `index`."""
-        if self.device.type != "cpu":
-            return self.x[index]
-        # On a CPU indexing copies single numbers, while index_select copies whole rows if they are contiguous.
-        if self.x.is_contiguous() or self.x.dim() != 4:
-            return self.x.index_select(0, index)
-        return self.x.permute(0, 2, 3, 1).index_select(0, index).permute(0, 3, 1, 2)
+
+def _select(t: Tensor, index: Tensor) -> Tensor:
+    """Return the stored samples of rows `index`."""
+    if t.device.type != "cpu":
+        return t[index]
+    # On a CPU indexing copies single numbers, while index_select copies whole rows if they are contiguous.
+    if t.is_contiguous() or t.dim() != 4:
+        return t.index_select(0, index)
+    return t.permute(0, 2, 3, 1).index_select(0, index).permute(0, 3, 1, 2)
+
+
+def _channels_last(t: Tensor) -> Tensor:
+    return t.contiguous(memory_format=torch.channels_last) if t.dim() == 4 else t

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,7 +13,7 @@ from fedhead.data.pool import Pool
 
 
 @torch.no_grad()
-def predictions(scores: Callable[[Tensor], Tensor], pool: Pool, batch: int = 1024) -> Tensor:
+def predictions(scores: Callable[[Any], Tensor], pool: Pool, batch: int = 1024) -> Tensor:
     """The class with the best score, for each sample."""
     places = torch.arange(len(pool), device=pool.device)
     found = [scores(pool.view(part, None)).argmax(-1) for part in torch.split(places, batch)]

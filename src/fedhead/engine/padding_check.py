@@ -18,6 +18,7 @@ from fedhead.algorithm.client import Client, ClientInputs
 from fedhead.algorithm.phase import Phase
 from fedhead.core.batch import Batch, Output
 from fedhead.core.errors import BadInput
+from fedhead.core.inputs import Inputs, map_inputs
 from fedhead.core.tree import Tree, Weights
 from fedhead.executors.client_round import phase_runs
 from fedhead.executors.job import Job
@@ -85,7 +86,8 @@ def _check_phase(phase_run: PhaseRun, rows: Tensor) -> None:
     pool, phase = step.program.source(step.phase.data), step.phase
     batch, key = batches.batch(len(batches) - 1, pool)
     there, padding = batch.weight.nonzero()[:ROWS, 0], (batch.weight == 0).nonzero()[:ROWS, 0]
-    one = Batch(*(t[torch.cat([there, padding])] for t in batch))
+    tried = torch.cat([there, padding])
+    one = Batch(map_inputs(lambda t: t[tried], batch.x), *(t[tried] for t in batch[1:]))
     # The padding's other content: of each of its rows the sample after it, so that a loss sees real samples only.
     places = (one.rows[len(there) :].unsqueeze(1) == rows).int().argmax(1)
     others = torch.cat([one.rows[: len(there)], rows[(places + 1) % len(rows)]])
@@ -123,7 +125,7 @@ def _gradient(
 class _EvaluationClient(Client):
     """A client whose model is in evaluation mode: padding rows do enter BatchNorm's batch statistics, with any loss."""
 
-    def apply(self, w: Weights, x: Tensor, train: bool = True) -> Output:
+    def apply(self, w: Weights, x: Inputs, train: bool = True) -> Output:
         """Run a model on a batch without batch statistics and dropout."""
         return super().apply(w, x, train=False)
 

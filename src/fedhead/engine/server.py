@@ -14,6 +14,7 @@ from fedhead.algorithm.base import Algorithm
 from fedhead.algorithm.phase import Replies
 from fedhead.algorithm.task import Task
 from fedhead.core.batch import Output
+from fedhead.core.inputs import Inputs, device_of
 from fedhead.core.tree import Tree, Weights
 from fedhead.data.pool import Pool
 from fedhead.engine import classification_metrics, evaluation
@@ -77,8 +78,8 @@ def global_accuracy(
     return row
 
 
-def scores(algorithm: Algorithm, w: Weights, x: Tensor, task: Task, bf16: bool) -> Tensor:
+def scores(algorithm: Algorithm, w: Weights, x: Inputs, task: Task, bf16: bool) -> Tensor:
     """Return the scores of the classes by the global model, [B, C]."""
-    with torch.autocast(x.device.type, torch.bfloat16, enabled=bf16):
+    with torch.autocast(device_of(x).type, torch.bfloat16, enabled=bf16):
         out: Output = torch.func.functional_call(task.model.eval(), dict(w), (x,))
         return algorithm.scores(out, w, task)

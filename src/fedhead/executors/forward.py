@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import cast
+from typing import Any, cast
 
 from torch import Tensor
 from torch.func import functional_call
@@ -12,6 +12,7 @@ from torch.func import functional_call
 from fedhead.algorithm.client import ClientInputs
 from fedhead.algorithm.phase import Reply
 from fedhead.core.batch import Batch
+from fedhead.core.inputs import Inputs, map_inputs
 from fedhead.core.tree import Weights, stack, unstack
 from fedhead.data.allocation import Rows
 from fedhead.data.pool import Pool
@@ -47,7 +48,7 @@ def personal(
     """
     program, algorithm = job.program, job.program.algorithm
 
-    def scores(inputs: ClientInputs, x: Tensor) -> Tensor:
+    def scores(inputs: ClientInputs, x: Inputs) -> Tensor:
         client = program.client(inputs)
         return algorithm.predict(algorithm.personal_model(client), x, client)
 
@@ -57,7 +58,7 @@ def personal(
 
     def single(k: int) -> BatchFunction:
         inputs = job.inputs(k)
-        return lambda _, batch: reduce(scores(inputs, batch.x[0])[None], batch)
+        return lambda _, batch: reduce(scores(inputs, _first(batch.x))[None], batch)
 
     return map_clients(pool, rows, stacked, single, budget, "testing the clients")
 
@@ -78,7 +79,7 @@ def client_features(
         Features [n, d] per client.
     """
 
-    def z(w: Weights, x: Tensor) -> Tensor:
+    def z(w: Weights, x: Inputs) -> Tensor:
         return cast(Tensor, functional_call(model.eval(), dict(w), (x,)).z)
 
     def stacked(places: list[int]) -> BatchFunction:
@@ -86,7 +87,7 @@ def client_features(
         return lambda width, batch: features(w.map(lambda t: t[:width]), batch.x)
 
     def single(k: int) -> BatchFunction:
-        return lambda _, batch: z(weights[k], batch.x[0])[None]
+        return lambda _, batch: z(weights[k], _first(batch.x))[None]
 
     return map_clients(pool, rows, stacked, single, budget, "the clients' features")
 
@@ -123,6 +124,11 @@ class ForwardExecutor(Executor):
 
         reply = vectorized(run, program.pool.device, (INPUT_DIMS,))(job.stacked_inputs())
         return [Reply(s, k) for s, k in zip(unstack(reply.send, count), unstack(reply.keep, count), strict=True)]
+
+
+def _first(x: Inputs) -> Any:
+    """The inputs of the first client of a stack."""
+    return map_inputs(lambda t: t[0], x)
 
 
 def _single(job: Job, place: int) -> Reply:

@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 
 from fedhead.core.batch import Batch
 from fedhead.core.errors import BadInput, first_line
+from fedhead.core.inputs import Inputs, device_of, tensors_of
 from fedhead.core.log import warn_once
 from fedhead.core.tree import Weights, stack
 from fedhead.data.allocation import Rows
@@ -184,7 +185,7 @@ def map_clients(
 
 
 def map_models(
-    function: Callable[[Weights, Tensor], T], weights: Sequence[Weights], x: Tensor, budget: MemoryBudget | None = None
+    function: Callable[[Weights, Any], T], weights: Sequence[Weights], x: Inputs, budget: MemoryBudget | None = None
 ) -> list[T]:
     """Apply `function(w, x)` with each of several weights to the same samples.
 
@@ -199,13 +200,14 @@ def map_models(
     """
 
     def stacked(places: list[int]) -> list[T]:
-        out = vectorized(function, x.device, (0, None))(stack([weights[k] for k in places]), x)
+        out = vectorized(function, device_of(x), (0, None))(stack([weights[k] for k in places]), x)
         return [pytree.tree_map(lambda t, i=i: t[i], out) for i in range(len(places))]
 
+    count = len(tensors_of(x)[0])
     with torch.no_grad():
         if budget is None:
             return [function(w, x) for w in weights]
-        budget.clients = max(1, min(budget.clients, budget.samples // len(x)))
+        budget.clients = max(1, min(budget.clients, budget.samples // count))
         return map_in_stacks(
-            [len(x)] * len(weights), stacked, lambda k: function(weights[k], x), budget, "comparing models"
+            [count] * len(weights), stacked, lambda k: function(weights[k], x), budget, "comparing models"
         )

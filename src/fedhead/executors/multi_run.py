@@ -15,6 +15,7 @@ from typing import TypeVar
 import torch
 
 from fedhead.algorithm.phase import Reply
+from fedhead.core.inputs import shape_of, tensors_of
 from fedhead.core.schema import schema
 from fedhead.core.tree import Tree
 from fedhead.executors.job import Executor, Job
@@ -197,8 +198,9 @@ def _same_data(a: Job, b: Job) -> bool:
             return False
         if mine is None or theirs is None:
             continue
-        if mine.transform != theirs.transform or mine.x.shape != theirs.x.shape:
+        if mine.transform != theirs.transform or shape_of(mine.x) != shape_of(theirs.x):
             return False
-        if not (torch.equal(mine.x, theirs.x) and torch.equal(mine.y, theirs.y)):
+        pairs_of = zip([*tensors_of(mine.x), mine.y], [*tensors_of(theirs.x), theirs.y], strict=True)
+        if not all(torch.equal(one, other) for one, other in pairs_of):
             return False
     return True

@@ -13,6 +13,7 @@ from fedhead.algorithm.client import ClientInputs
 from fedhead.algorithm.phase import Phase
 from fedhead.core import random
 from fedhead.core.batch import Batch
+from fedhead.core.inputs import map_inputs
 from fedhead.core.optimizers import Optimizer, clone_for_in_place
 from fedhead.core.tree import Tree, Weights
 from fedhead.data.pool import Pool
@@ -71,7 +72,7 @@ class Step:
         """The carry after one step; `w` holds what the phase does not train."""
         program = self.program
         if program.channels_last:
-            batch = batch._replace(x=channels_last(batch.x))
+            batch = batch._replace(x=map_inputs(channels_last, batch.x))
         leaves = carry.params.map(lambda t: t.detach().requires_grad_())
         loss = self.vectorizer.loss(program, self.phase)
         with torch.enable_grad():

@@ -6,11 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from fedhead.core.errors import BadInput
 from fedhead.data import client_test, datasets, partition
-from fedhead.data.augment import Transform
 from fedhead.data.datasets import is_path as is_path
 from fedhead.data.federation import Federation
+from fedhead.data.named_transforms import check_kind
 from fedhead.data.partition_registry import parse as parse_partition
 from fedhead.experiment.recipe import Recipe
 
@@ -19,9 +21,9 @@ from fedhead.experiment.recipe import Recipe
 class Inputs:
     """The shape of a model's inputs and its number of classes."""
 
-    shape: tuple[int, ...]
+    shape: Any  # by name where inputs have names
     classes: int
-    tokens: bool = False  # whether inputs are integers
+    types: Any = torch.float32  # dtype of a model's inputs, by name likewise
 
 
 def federation(recipe: Recipe, data: str | Path | None = None) -> Federation:
@@ -83,8 +85,8 @@ def inputs(recipe: Recipe) -> Inputs:
     samples = recipe.subset or held
     if samples is not None and recipe.clients > samples:
         raise BadInput(f"clients: {recipe.clients} clients can't share {samples} samples; use at most {samples}")
-    transform: Transform = entry.transform.replace(recipe.augment, recipe.normalize)
-    transform.check(entry.shape)
+    transform = entry.transform.replace(recipe.augment, recipe.normalize)
+    check_kind(transform, entry.shape)
     public = None if recipe.public is None else datasets.get(recipe.public, recipe.folders)
     if public is not None and public.shape != entry.shape:
         raise BadInput(

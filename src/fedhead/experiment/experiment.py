@@ -19,6 +19,7 @@ from fedhead.algorithm.stage import Stage
 from fedhead.algorithm.task import LocalTraining, Task
 from fedhead.algorithm.upload import Upload
 from fedhead.core.errors import BadInput
+from fedhead.core.inputs import blank, to_dtype
 from fedhead.data.federation import Federation
 from fedhead.engine import classification_metrics, compatibility, robust_mean
 from fedhead.engine.classification_metrics import Metric
@@ -79,7 +80,7 @@ class Experiment:
         own_data = None
         if inputs is None and recipe_data.is_path(recipe.dataset):
             own_data = recipe_data.federation(recipe)
-            inputs = Inputs(own_data.input_shape, own_data.classes, own_data.largest_token is not None)
+            inputs = Inputs(own_data.input_shape, own_data.classes, own_data.input_types)
         inputs = inputs or recipe_data.inputs(recipe)
         models = tuple(build.architectures(recipe, inputs, method.head))
         aggregator, outliers = build.aggregator(recipe.aggregator, recipe.folders), build.outliers(recipe.outliers)
@@ -209,7 +210,7 @@ def _forward(model: SplitModel, inputs: Inputs, recipe: Recipe, client: int) -> 
     was = model.training
     try:
         with torch.no_grad():
-            model.eval()(torch.zeros(1, *inputs.shape, dtype=torch.int64 if inputs.tokens else None))
+            model.eval()(to_dtype(blank(inputs.shape, inputs.types), torch.get_default_dtype()))
     except (RuntimeError, ValueError, IndexError) as error:
         reason = str(error).splitlines()[0]
         name = recipe.model if isinstance(recipe.model, str) else recipe.model[client]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedhead.core.errors import BadInput
+from fedhead.core.inputs import tensors_of
 from fedhead.core.tree import Tree
 from fedhead.data.arrays import Samples
 from fedhead.data.federation import Federation
@@ -147,7 +148,7 @@ class RecordedRun:
         if result.stages:
             self.folder.save_stages({name: stage.server for name, stage in result.stages.items()})
         found = _final_metrics(self.out, self.recipe, result)
-        found["public_bytes"] = 0 if public is None else public.x.nbytes
+        found["public_bytes"] = 0 if public is None else sum(t.nbytes for t in tensors_of(public.x))
         self.folder.finish(found)
         self.result = found
         return found

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fedhead.core.errors import BadInput
+from fedhead.core.inputs import model_types, shape_of
 from fedhead.data import datasets
 from fedhead.data.augment import Transform
 from fedhead.data.federation import Federation
@@ -27,7 +28,7 @@ from fedhead.flower.dry_run import DryRun
 from fedhead.flower.files import RECIPE_DATA, ServerFile, SiteFile
 from fedhead.flower.node_keys import site_keys
 from fedhead.flower.problems import SiteProblem, coded
-from fedhead.flower.protocol import RunSpec, to_json
+from fedhead.flower.protocol import RunSpec, spec_inputs, to_json
 from fedhead.flower.site import Site, SiteRun
 from fedhead.flower.transport import FlowerTransport
 from fedhead.models.split_model import SplitModel
@@ -118,20 +119,20 @@ def run_spec(file: ServerFile, experiment: str | None = None, recipe: Recipe | N
     recipe = recipe or file.recipe_of_run()
     names: Sequence[str] | None
     if file.classes is None and file.shape is None:
-        if recipe_data.is_path(recipe.dataset):
+        if recipe_data.is_path(recipe.dataset) or isinstance(datasets.get(recipe.dataset, recipe.folders).shape, dict):
             whole = recipe_data.federation(recipe, file.data)
-            shape, classes, names, transform = whole.input_shape, whole.classes, whole.names, whole.transform
+            x, classes, names, transform = whole.train.x, whole.classes, whole.names, whole.transform
         else:
             entry = datasets.get(recipe.dataset, recipe.folders)
-            shape, classes, names = entry.shape, entry.classes, entry.names
+            x, classes, names = torch.zeros(1, *entry.shape), entry.classes, entry.names
             transform = entry.transform.replace(recipe.augment)
     elif file.classes is None or file.shape is None:
         raise BadInput(f"{file.path}: give both 'classes' and 'shape', or neither")
     else:
-        shape = file.shape
+        x = torch.zeros(1, *file.shape)
         classes = file.classes if isinstance(file.classes, int) else len(file.classes)
         names = None if isinstance(file.classes, int) else file.classes
-        images = len(shape) == 3
+        images = len(file.shape) == 3
         transform = Transform.named(recipe.augment or "none", "half") if images else Transform()
     if file.normalize is not None:
         transform = transform.replace(normalize=file.normalize)
@@ -140,12 +141,9 @@ def run_spec(file: ServerFile, experiment: str | None = None, recipe: Recipe | N
         recipe=recipe.flat(),
         sites=list(file.sites),
         classes=classes,
-        shape=list(shape),
         names=None if names is None else list(names),
-        mean=list(transform.mean),
-        std=list(transform.std),
-        augment=list(transform.augment),
         code=_digests(recipe),
+        **spec_inputs(x, transform),
     )
 
 
@@ -240,4 +238,5 @@ def experiment_of(recipe: Recipe, spec: RunSpec, own: Mapping[str, Any] | None =
             key: value for key, value in recipe.flat().items() if "model" not in own or not key.startswith("model.")
         }
         recipe = Recipe.from_flat({**keys, **own}, recipe.folders)
-    return Experiment.from_recipe(recipe, Inputs(tuple(spec.shape), spec.classes, spec.stored_type() == torch.int64))
+    x = spec.blank()
+    return Experiment.from_recipe(recipe, Inputs(shape_of(x), spec.classes, model_types(x)))

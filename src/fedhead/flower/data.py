@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 
 from fedhead.core.errors import BadInput, user_code
+from fedhead.core.inputs import shape_of
 from fedhead.core.loading import load_object
-from fedhead.data import arrays, federation_file, image_folders, labels
+from fedhead.data import arrays, federation_file, image_folders, labels, padding
 from fedhead.data.allocation import Rows
 from fedhead.data.arrays import Samples
 from fedhead.data.conversion import samples
@@ -85,7 +86,7 @@ def load(source: str, spec: RunSpec, base: Path, size: int | None = None) -> tup
     """The samples (and, where the source has some, the test samples) that fit the run's spec."""
     path = base / os.path.expanduser(source)
     held: Any = None
-    stated: str | None = None
+    stated: Any = None
     if path.is_dir():
         return _checked(_folder(path, spec, size), spec, source), None
     if path.suffix == ".csv":
@@ -104,19 +105,24 @@ def load(source: str, spec: RunSpec, base: Path, size: int | None = None) -> tup
     return _fit(x, y, spec, source, stated), test
 
 
-def _fit(x: Any, y: Any, spec: RunSpec, source: str, stated: str | None) -> Samples:
+def _fit(x: Any, y: Any, spec: RunSpec, source: str, stated: Any) -> Samples:
     """Samples that the run's model can take, or an error that says what differs."""
     read = labels.read(y, "y")
     if not len(read):
         raise BadInput(f"data {source!r} holds no samples: give at least one")
-    layout = arrays.fitting_layout(x, spec.shape, stated or spec.recipe.get("layout"), "x")
+    blank, layout = spec.blank(), stated or spec.recipe.get("layout")
+    if isinstance(blank, dict):
+        layout = arrays.stored_layout(blank)
+        x = padding.pad_to(x, shape_of(blank))
+    else:
+        layout = arrays.fitting_layout(x, spec.shape, layout, "x")
     return _checked(samples(x, read, Classes.known(read, spec.names, spec.classes), layout, ""), spec, source)
 
 
 def _checked(found: Samples, spec: RunSpec, source: str) -> Samples:
-    if list(found.x.shape[1:]) != spec.shape:
+    if shape_of(found.x) != (wanted := shape_of(spec.blank())):
         raise BadInput(
-            f"data {source!r} holds samples of shape {list(found.x.shape[1:])}, the run is for {spec.shape}: "
+            f"data {source!r} holds samples of shape {shape_of(found.x)}, the run is for {wanted}: "
             "bring them to that size (for image files: 'size' in site.yaml)"
         )
     return found

@@ -49,10 +49,9 @@ class DryRun:
         public: Samples | None = None,
         max_model_mb: int = MODEL_MB,
     ):
-        blank = torch.zeros(1, *spec.shape, dtype=spec.stored_type())
         rows: list[Rows] = [np.zeros(1, np.int64)] * len(spec.sites)
         self._federation = Federation(
-            Samples(blank, torch.zeros(1, dtype=torch.int64)),
+            Samples(spec.blank(), torch.zeros(1, dtype=torch.int64)),
             rows,
             spec.classes,
             transform=spec.transform(),
@@ -99,7 +98,7 @@ class DryRun:
             raise BadInput(f"its model must be one name, with its parameters at most {MODEL_CHARACTERS} characters")
         with allocation_limit(self._max_model_mb * 2**20, "raise max_model_mb in server.yaml if its model may have it"):
             choices = self._choices(own)
-        blank = self._federation.transform(self._federation.train.x)
+        blank = self.clients.pool.view(torch.zeros(1, dtype=torch.int64), None)
         with torch.no_grad():
             for model in choices:
                 model.eval()(blank)

@@ -15,9 +15,11 @@ from fedhead.algorithm.base import Algorithm
 from fedhead.algorithm.method import Method
 from fedhead.algorithm.stage import Stage
 from fedhead.core.errors import BadInput
+from fedhead.core.inputs import Inputs, blank
 from fedhead.core.parameters import from_mapping, parameters
 from fedhead.core.ranges import Above, AtLeast, Between, Matches
 from fedhead.data.augment import Transform
+from fedhead.data.named_transforms import AnyTransform, NamedTransforms
 from fedhead.engine.reply_check import Refused
 from fedhead.experiment.recipe import Recipe
 from fedhead.flower.problems import SiteProblem
@@ -49,6 +51,40 @@ def exchanges(method: Method, stages: Sequence[Stage]) -> dict[str, Algorithm]:
 
 
 @dataclass(frozen=True)
+class NamedInput:
+    """One of several inputs of a run's model."""
+
+    shape: list[Annotated[int, AtLeast(1)]]  # of one sample
+    type: Literal["float32", "uint8", "int64", "bool"]  # as stored at the sites
+    mean: list[float] = field(default_factory=list)
+    std: list[Annotated[float, Above(0)]] = field(default_factory=list)
+    augment: list[str] = field(default_factory=list)
+
+    def transform(self) -> Transform:
+        """From stored samples to this input of a model."""
+        return Transform(tuple(self.mean), tuple(self.std), tuple(self.augment))
+
+
+def spec_inputs(x: Inputs, transform: AnyTransform) -> dict[str, Any]:
+    """Return what a `RunSpec` says of inputs: their shape and transform, by name where they have names."""
+    if isinstance(x, dict):
+        assert isinstance(transform, NamedTransforms)
+        kinds = {
+            name: {"shape": list(t.shape[1:]), "type": str(t.dtype).removeprefix("torch.")} for name, t in x.items()
+        }
+        named = {name: kind | _lists(transform.parts.get(name)) for name, kind in kinds.items()}
+        return {"shape": [], "named": named}
+    assert isinstance(transform, Transform)
+    return {"shape": list(x.shape[1:]), **_lists(transform)}
+
+
+def _lists(transform: Transform | None) -> dict[str, Any]:
+    if transform is None:
+        return {}
+    return {"mean": list(transform.mean), "std": list(transform.std), "augment": list(transform.augment)}
+
+
+@dataclass(frozen=True)
 class RunSpec:
     """What all parties of a run must agree on; it comes with every request, as each may meet a fresh process."""
 
@@ -62,6 +98,7 @@ class RunSpec:
     mean: list[float] = field(default_factory=list)
     std: list[Annotated[float, Above(0)]] = field(default_factory=list)
     augment: list[str] = field(default_factory=list)
+    named: dict[str, Any] = field(default_factory=dict)  # in place of the above: a `NamedInput` by name
     code: dict[str, Any] = field(default_factory=dict)  # digests of what the sites run and fedhead does not bring
     fedhead: str = field(default_factory=version)
 
@@ -74,15 +111,24 @@ class RunSpec:
             )
         return self.sites.index(site)
 
-    def transform(self) -> Transform:
+    def transform(self) -> AnyTransform:
         """From stored samples to a model's input, the same at every site."""
+        if self.named:
+            return NamedTransforms({name: one.transform() for name, one in self._entries().items() if one.std})
         return Transform(tuple(self.mean), tuple(self.std), tuple(self.augment))
 
-    def stored_type(self) -> torch.dtype:
-        """The type of the samples at a site: tokens, bytes of images, or features."""
+    def blank(self) -> Inputs:
+        """One stored sample of zeros: tokens, bytes of images, features, or several of these by name."""
+        if self.named:
+            found = self._entries()
+            types = {name: getattr(torch, one.type) for name, one in found.items()}
+            return blank({name: one.shape for name, one in found.items()}, types)
         if self.recipe.get("layout") == "tokens":
-            return torch.int64
-        return torch.uint8 if len(self.shape) == 3 else torch.float32
+            return blank(self.shape, torch.int64)
+        return blank(self.shape, torch.uint8 if len(self.shape) == 3 else torch.float32)
+
+    def _entries(self) -> dict[str, NamedInput]:
+        return {name: from_mapping(NamedInput, entry) for name, entry in self.named.items()}
 
     def recipe_of_run(self, folders: Iterable[Path] = ()) -> Recipe:
         """The run's recipe; files that it names are looked for in `folders`."""

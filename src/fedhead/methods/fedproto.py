@@ -17,6 +17,7 @@ from fedhead.algorithm.task import Task
 from fedhead.calibration.statistics_check import check_counts
 from fedhead.core.batch import Batch
 from fedhead.core.errors import BadInput
+from fedhead.core.inputs import Inputs
 from fedhead.core.losses import cross_entropy, mean
 from fedhead.core.ranges import AtLeast
 from fedhead.core.tree import Tree, Weights
@@ -89,7 +90,7 @@ class FedProto(LocalOnly):
         mean = torch.where(held.unsqueeze(1), sums / counts.clamp_min(1).unsqueeze(1), old["mean"])
         return server.replace(prototypes=Tree(mean=mean, seen=torch.maximum(old["seen"], held.to(mean.dtype))))
 
-    def predict(self, w: Weights, x: Tensor, client: Client) -> Tensor:
+    def predict(self, w: Weights, x: Inputs, client: Client) -> Tensor:
         """The class of the nearest prototype (Eq. 8), or the logits."""
         out, prototypes = client.apply(w, x, train=False), client.received["prototypes"]
         if self.predict_by == "logits":

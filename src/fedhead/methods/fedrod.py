@@ -16,6 +16,7 @@ from fedhead.algorithm.phase import Phase
 from fedhead.algorithm.task import Task
 from fedhead.core import random
 from fedhead.core.batch import PARTS, Batch
+from fedhead.core.inputs import Inputs
 from fedhead.core.losses import balanced_softmax, cross_entropy
 from fedhead.core.ranges import AtLeast
 from fedhead.core.tree import Tree, Weights
@@ -54,7 +55,7 @@ class FedRoD(Method):
         """What the personal head adds."""
         return F.linear(z, w["personal.weight"], w["personal.bias"])
 
-    def predict(self, w: Weights, x: Tensor, client: Client) -> Tensor:
+    def predict(self, w: Weights, x: Inputs, client: Client) -> Tensor:
         """The sum of both heads' logits."""
         out = client.apply(w.part(*PARTS), x, train=False)
         return out.logits + self.personal_logits(w, out.z, client)

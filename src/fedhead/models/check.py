@@ -13,6 +13,7 @@ from torch.func import functional_call, vmap
 from fedhead.core import random
 from fedhead.core.batch import Output
 from fedhead.core.errors import BadInput
+from fedhead.core.inputs import Inputs, map_inputs
 from fedhead.models.dropout import Dropout, KeyedDropout, dropout_key
 from fedhead.models.split_model import Placeholder, SplitModel
 
@@ -81,21 +82,21 @@ def _tensors(model: nn.Module) -> Iterator[Tensor]:
 # -- checking -------------------------------------------------------------------------------------------------------
 def require(
     model: SplitModel,
-    input_shape: Sequence[int],
+    input_shape: Any,
     classes: int,
     executor: str = "loop",
     name: str = "the model",
-    largest_token: int | None = None,
+    largest_token: Any = None,
 ) -> None:
     """Raise an error if an executor can't run a model.
 
     Args:
         model: Model to check.
-        input_shape: Shape of one input, without the batch axis.
+        input_shape: Shape of one input, without the batch axis; by name where inputs have names.
         classes: Number of classes of the data.
         executor: Name of the executor.
         name: How error messages refer to the model.
-        largest_token: Largest token of the data, if its inputs are tokens.
+        largest_token: Largest token of the data, if its inputs are tokens; by name likewise.
 
     Raises:
         BadInput: With the first problem and its remedy.
@@ -105,9 +106,7 @@ def require(
             raise BadInput(f"{name} can't be used: {finding}")
 
 
-def check(
-    model: SplitModel, input_shape: Sequence[int], classes: int, largest_token: int | None = None
-) -> list[Finding]:
+def check(model: SplitModel, input_shape: Any, classes: int, largest_token: Any = None) -> list[Finding]:
     """List the reasons why a model can't be trained functionally or vectorized, each with a remedy.
 
     The model is inspected, then tried: a batch of two samples forward and backward, alone and vectorized over two
@@ -115,9 +114,9 @@ def check(
 
     Args:
         model: Model to check.
-        input_shape: Shape of one input, without the batch axis.
+        input_shape: Shape of one input, without the batch axis; by name where inputs have names.
         classes: Number of classes of the data.
-        largest_token: Largest token of the data, if its inputs are tokens.
+        largest_token: Largest token of the data, if its inputs are tokens; by name likewise.
 
     Returns:
         The findings; an empty list if nothing is wrong.
@@ -160,18 +159,17 @@ class _Trial(NamedTuple):
 
     params: dict[str, Tensor]
     stats: dict[str, Tensor]
-    x: Tensor
+    x: Inputs
     key: Tensor
 
 
-def _try_run(model: SplitModel, input_shape: Sequence[int], largest_token: int | None) -> list[Finding]:
+def _try_run(model: SplitModel, input_shape: Any, largest_token: Any) -> list[Finding]:
     """Find problems by running the model in training mode."""
     trial = _trial(model, input_shape, largest_token)
     before = [t.clone() for t in _tensors(model)]
     first, failure = _attempt(lambda: _apply(model, trial))
     if first is None:
-        kind = "inputs" if largest_token is None else f"tokens 0 … {largest_token}"
-        problem = f"it does not take {kind} of shape {tuple(input_shape)} ({failure})"
+        problem = f"it does not take {_words(input_shape, largest_token)} ({failure})"
         return [Finding("model", problem, "name a model and data that fit", "all")]
     found = list(_wrong_outputs(model, first)) + _wrong_order(model, trial)
     if any(f.blocks == "all" for f in found):
@@ -187,7 +185,7 @@ def _try_run(model: SplitModel, input_shape: Sequence[int], largest_token: int |
         remedy = "keep it in floating-point buffers, or leave it out"
         found.append(Finding("model", "it keeps state outside its weights between passes", remedy, "nothing"))
 
-    def loss(params: dict[str, Tensor], stats: dict[str, Tensor], x: Tensor, key: Tensor) -> Tensor:
+    def loss(params: dict[str, Tensor], stats: dict[str, Tensor], x: Inputs, key: Tensor) -> Tensor:
         return _apply(model, _Trial(params, stats, x, key)).logits.square().mean()
 
     _, failure = _attempt(lambda: _gradients(loss, trial.params, *trial[1:]))
@@ -201,18 +199,45 @@ def _try_run(model: SplitModel, input_shape: Sequence[int], largest_token: int |
     return found
 
 
-def _trial(model: SplitModel, input_shape: Sequence[int], largest_token: int | None) -> _Trial:
+def _trial(model: SplitModel, input_shape: Any, largest_token: Any) -> _Trial:
     params = {name: p.detach() for name, p in model.named_parameters()}
     stats = {name: b.detach() for name, b in model.named_buffers() if b.is_floating_point()}
     like = next(iter(params.values()))
-    x = random.uniform(torch.tensor(random.key("check")), 2, *input_shape)
-    # tokens: the largest one is what an embedding may lack
-    x = x.to(like) if largest_token is None else torch.full_like(x, largest_token, dtype=torch.int64).to(like.device)
+    x = example(input_shape, largest_token, like)
     return _Trial(params, stats, x, torch.tensor(random.key("check", "dropout"), device=like.device))
 
 
-def _duplicate(part: Tensor | dict[str, Tensor]) -> Any:
-    return {n: torch.stack([t, t]) for n, t in part.items()} if isinstance(part, dict) else torch.stack([part, part])
+def example(input_shape: Any, largest_token: Any, like: Tensor) -> Inputs:
+    """Return two inputs of a shape: random numbers, the largest token, which an embedding may lack, or a full mask.
+
+    Args:
+        input_shape: Shape of one input, by name where inputs have names.
+        largest_token: Largest token, True for a mask, None for numbers; by name likewise.
+        like: Gives dtype and device.
+    """
+    if isinstance(input_shape, dict):
+        tokens = largest_token or {}
+        return {name: _example(shape, tokens.get(name), like, name) for name, shape in input_shape.items()}
+    return _example(input_shape, largest_token, like)
+
+
+def _example(shape: Sequence[int], largest: int | bool | None, like: Tensor, *name: str) -> Tensor:
+    x = random.uniform(torch.tensor(random.key("check", *name)), 2, *shape)
+    if largest is None:
+        return x.to(like)
+    return torch.full_like(x, largest, dtype=torch.bool if largest is True else torch.int64).to(like.device)
+
+
+def _words(shape: Any, largest: Any) -> str:
+    """The inputs of a trial in words."""
+    if isinstance(shape, dict):
+        return " and ".join(f"{name}: {_words(own, (largest or {}).get(name))}" for name, own in shape.items())
+    kind = "a mask" if largest is True else "inputs" if largest is None else f"tokens 0 … {largest}"
+    return f"{kind} of shape {tuple(shape)}"
+
+
+def _duplicate(part: Inputs) -> Any:
+    return map_inputs(lambda t: torch.stack([t, t]), part)
 
 
 def _apply(model: SplitModel, trial: _Trial) -> Output:

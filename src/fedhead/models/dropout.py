@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from fedhead.core import random
 from fedhead.core.errors import BadInput
+from fedhead.core.inputs import Inputs, device_of
 from fedhead.core.parameters import check
 from fedhead.core.ranges import AtLeast, Below
 
@@ -134,7 +135,7 @@ class KeyedDropout(TorchFunctionMode):
         return _drop(input, p, channels)
 
 
-def calls_dropout(model: nn.Module, x: Tensor) -> bool:
+def calls_dropout(model: nn.Module, x: Inputs) -> bool:
     """Return whether a model's own code calls `F.dropout` in training; one batch is run through it to see.
 
     Args:
@@ -145,7 +146,7 @@ def calls_dropout(model: nn.Module, x: Tensor) -> bool:
         return False
     mode, training = KeyedDropout(), model.training
     buffers = {name: b.clone() for name, b in model.named_buffers()}  # BatchNorm writes into them
-    key = torch.zeros((), dtype=torch.int64, device=x.device)
+    key = torch.zeros((), dtype=torch.int64, device=device_of(x))
     try:
         with torch.no_grad(), random.global_generator(0), dropout_key(key), mode:
             torch.func.functional_call(model.train(), buffers, (x,))

@@ -11,6 +11,7 @@ from torch.utils.hooks import RemovableHandle
 
 from fedhead.core import errors
 from fedhead.core.batch import PARTS
+from fedhead.core.inputs import Inputs
 from fedhead.core.tree import Tree
 from fedhead.models.split_model import Placeholder, SplitModel
 
@@ -40,7 +41,7 @@ def _has_parameters(module: nn.Module) -> bool:
 
 
 def activations(
-    model: SplitModel, x: Tensor, weights: Tree | None = None, layers: Sequence[str] | None = None
+    model: SplitModel, x: Inputs, weights: Tree | None = None, layers: Sequence[str] | None = None
 ) -> dict[str, Tensor]:
     """Compute the outputs of layers in evaluation mode.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, cast
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 from fedhead.core.batch import Output
 from fedhead.core.errors import BadInput, unknown
+from fedhead.core.inputs import Inputs
 from fedhead.core.tree import Tree, Weights, under
 from fedhead.models import functional
 from fedhead.models.origin import Origin
@@ -65,18 +67,39 @@ class SplitModel(nn.Module):
         """Full names of all parameters that local training leaves unchanged: by the head's design, or frozen."""
         return self.fixed_by_head | self.frozen
 
-    def forward(self, x: Tensor) -> Output:
+    def forward(self, x: Inputs) -> Output:
         """Compute the features, the projected features and the logits of a batch.
 
         Args:
-            x: Inputs, [B, ...].
+            x: Inputs, [B, ...]. Named tensors become the arguments of those names of the extractor's `forward`; one
+                with a single parameter of another name gets them as a dictionary.
 
         Returns:
             The outputs.
         """
-        h = self.extractor(x)
+        h = self.extractor(**x) if isinstance(x, dict) and _takes_names(self.extractor, x) else self.extractor(x)
+        if not isinstance(h, Tensor):
+            h = _logits_of(h, self.extractor)
         z = self.projection(h)
         return Output(h, z, self.classifier(z))
+
+
+def _takes_names(module: nn.Module, names: Iterable[str]) -> bool:
+    """Return whether named inputs are passed by their names; one parameter of another name takes the dictionary."""
+    taken = inspect.signature(module.forward).parameters.values()
+    plain = [p.name for p in taken if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    several = len(plain) != 1 or any(p.kind == p.VAR_KEYWORD for p in taken)
+    return several or plain[0] in names
+
+
+def _logits_of(out: Any, module: nn.Module) -> Tensor:
+    """Return the logits of an output object, such as those of Hugging Face's models."""
+    found = out.get("logits") if isinstance(out, dict) else getattr(out, "logits", None)
+    if not isinstance(found, Tensor):
+        raise BadInput(
+            f"{type(module).__name__} returns {type(out).__name__}: return a tensor, or an object with .logits"
+        )
+    return found
 
 
 def _ignore_batch_counters(module: nn.Module, keys: Any) -> None:

@@ -23,6 +23,7 @@ from fedhead.calibration.virtual_features import Tukey, tukey, virtual_counts, v
 from fedhead.core import random
 from fedhead.core.batch import PARTS, Batch, Output
 from fedhead.core.errors import BadInput
+from fedhead.core.inputs import Inputs
 from fedhead.core.optimizers import SGD
 from fedhead.core.ranges import Above, AtLeast, AtMost, Below
 from fedhead.core.tree import Tree, Weights, mean
@@ -164,7 +165,7 @@ class CCVR(Stage):
             return out.logits
         return classify(task.model, w, tukey(out.z, self.power))
 
-    def predict(self, w: Weights, x: Tensor, client: Client) -> Tensor:
+    def predict(self, w: Weights, x: Inputs, client: Client) -> Tensor:
         """As the global model does."""
         return self.scores(client.apply(w, x, train=False), w, client.task)
 

@@ -19,7 +19,7 @@ from fedhead.engine.clients import Clients
 from fedhead.flower import wire
 from fedhead.flower.data import share
 from fedhead.flower.dry_run import DryRun
-from fedhead.flower.protocol import RunSpec
+from fedhead.flower.protocol import RunSpec, spec_inputs
 from fedhead.flower.respond import respond
 from fedhead.flower.site import Site, SiteRun
 from fedhead.flower.transport import FlowerTransport, Timeouts
@@ -110,10 +110,7 @@ class InProcessFederation:
             recipe={"seed": 0},
             sites=[f"site-{k}" for k in range(len(fed))],
             classes=fed.classes,
-            shape=list(fed.input_shape),
-            mean=list(fed.transform.mean),
-            std=list(fed.transform.std),
-            augment=list(fed.transform.augment),
+            **spec_inputs(fed.train.x, fed.transform),
         )
 
     def site(self, k: int, name: str | None = None) -> Site:
