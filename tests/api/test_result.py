@@ -170,7 +170,7 @@ def test_a_comparison_is_paired(run: fh.Result) -> None:
     [
         (lambda run: run.module(client=3), "client: 3 is out of range, the clients are 0 … 2"),
         (lambda run: run.module(stage="cvr"), "unknown stage 'cvr': did you mean 'ccvr'"),
-        (lambda run: run.predict(np.zeros((2, 4))), r"x holds torch.float32 samples of shape \(4,\), the run's are"),
+        (lambda run: run.predict(np.zeros((2, 4))), r"x holds samples \(4,\) float32, the run's are"),
         (lambda run: run.evaluate(np.zeros((2, 5)), [0]), "x has 2 samples but y has 1 labels"),
         (lambda run: run.evaluate(np.zeros((2, 5)), [0, 1], ["f2"]), "metric"),
         (lambda run: run.compare(run, level=2), "level"),

@@ -99,10 +99,10 @@ def bad_data(folder: Path) -> dict[str, str]:
     )
     return {
         "horses": r"class folder 'horse', the run's classes are cat, dog",
-        "large": r"\[1, 9, 9\], the run is for \[1, 4, 4\].*'size'",
+        "large": r"\(1, 9, 9\), the run is for \(1, 4, 4\).*'size'",
         "nothing": "no PNG, JPEG or WebP images",
         "three.npz": "label 2 is outside the 2 classes",
-        "wide.npz": r"\[1, 5, 5\]",
+        "wide.npz": r"\(1, 5, 5\)",
         "empty.npz": "holds no samples",
         "columns.csv": "'path' and 'label'",
         "label.csv": "line 2: the label 'horse'",

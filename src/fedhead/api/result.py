@@ -19,6 +19,7 @@ from fedhead.api.comparison import Comparison, paired
 from fedhead.api.trained import TrainedState, model_inputs
 from fedhead.core import html
 from fedhead.core.errors import BadInput
+from fedhead.core.inputs import map_inputs
 from fedhead.core.tree import Tree, Weights
 from fedhead.data import labels
 from fedhead.data.labels import Classes
@@ -347,7 +348,7 @@ class Result(RunMetrics):
             held = self.trained.with_data().test
             if held is None:
                 raise BadInput("confusion: the federation has no global test set: give x and y")
-            x, y = held.x.cpu(), held.y.cpu()
+            x, y = map_inputs(lambda t: t.cpu(), held.x), held.y.cpu()
         return frames.confusion(self._counted(x, y, client, stage), self.record.class_names)
 
     def _counted(self, x: Any, y: Any, client: int | None, stage: str | None) -> NDArray[np.int64]:

@@ -16,8 +16,9 @@ from fedhead.algorithm.client import Client
 from fedhead.algorithm.stage import Stage
 from fedhead.core.batch import PARTS
 from fedhead.core.errors import BadInput, unknown
+from fedhead.core.inputs import Inputs, describe, map_inputs, shape_of, tensors_of, to_dtype, type_of
 from fedhead.core.tree import Tree, Weights
-from fedhead.data import arrays
+from fedhead.data import arrays, named_inputs
 from fedhead.data.client_data import ClientData
 from fedhead.engine import server as engine_server
 from fedhead.engine.client_states import ClientStates
@@ -102,7 +103,7 @@ class StateAfter:
         with torch.no_grad():
             return self.algorithm.personal_model(self._client(client))
 
-    def scores(self, x: Tensor, client: int | None) -> Tensor:
+    def scores(self, x: Inputs, client: int | None) -> Tensor:
         """Return the scores of the classes for model inputs, [N, C]."""
         clients = self.clients
         w = self.weights(client)
@@ -141,7 +142,7 @@ def plain(model: SplitModel, w: Weights) -> nn.Module:
     return nn.Sequential(parts).eval()
 
 
-def model_inputs(data: ClientData, x: Any) -> Tensor:
+def model_inputs(data: ClientData, x: Any) -> Inputs:
     """Return what the model is given for samples like those of the federation, not yet normalized.
 
     Args:
@@ -151,20 +152,21 @@ def model_inputs(data: ClientData, x: Any) -> Tensor:
     Raises:
         BadInput: If their shape or type is another one.
     """
-    shape, kind = data.input_shape, data.train.x.dtype
-    stated = "tokens" if kind == torch.int64 else "features" if kind.is_floating_point and len(shape) != 3 else None
-    tensor = arrays.to_tensor(x, "x")
-    found = arrays.inputs(tensor, arrays.fitting_layout(tensor, shape, stated, "x"), "x")
-    if tuple(found.shape[1:]) != shape or found.dtype != kind:
+    known, stated = data.train.x, None
+    if isinstance(known, Tensor):
+        x = arrays.to_tensor(x, "x")
+        stated = None if known.dtype == torch.uint8 or known.dim() == 4 else arrays.stored_layout(known)
+    found = named_inputs.convert(*named_inputs.prepare_like(x, known, stated, "x"), "x")
+    if (shape_of(found), type_of(found)) != (shape_of(known), type_of(known)):
         raise BadInput(
-            f"x holds {found.dtype} samples of shape {tuple(found.shape[1:])}, the run's are {kind} of {shape}: "
-            "give samples like those it was trained on"
+            f"x holds samples {describe(found)}, the run's are {describe(known)}: give samples like those it was "
+            "trained on"
         )
     return found
 
 
-def _parts(x: Tensor, clients: Clients) -> Iterator[Tensor]:
+def _parts(x: Inputs, clients: Clients) -> Iterator[Any]:
     """Normalized batches on the device of the model."""
-    for part in torch.split(x, BATCH):
-        made = clients.federation.transform(part.to(clients.device))
-        yield made.to(clients.dtype) if made.is_floating_point() else made
+    for begin in range(0, len(tensors_of(x)[0]), BATCH):
+        part = map_inputs(lambda t, at=begin: t[at : at + BATCH].to(clients.device), x)
+        yield to_dtype(clients.federation.transform(part), clients.dtype)

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from fedhead.core.errors import BadInput
-from fedhead.core.inputs import Inputs
+from fedhead.core.inputs import Inputs, shape_of
 from fedhead.core.log import logger
-from fedhead.data import arrays
+from fedhead.data import arrays, padding
 
 LayoutLike = str | Mapping[str, str] | None  # of inputs: one for all, one per name, or to be inferred
 TOKENS = ("input_ids", "token_type_ids", "attention_mask", "position_ids")  # what tokenizers call their outputs
@@ -66,6 +66,23 @@ def infer(x: Any, layout: LayoutLike, what: str) -> Any:
     if strange := [name for name in given if name not in names]:
         raise BadInput(f"layout: {what} has no entry {strange[0]!r}, it has {', '.join(names)}")
     return {str(name): given.get(str(name)) or _inferred(str(name), value, what) for name, value in x.items()}
+
+
+def prepare_like(x: Any, known: Inputs, stated: Any, what: str) -> tuple[Any, LayoutLike]:
+    """Return inputs and their layout so that they become like known ones, such as those of the run that uses them.
+
+    Args:
+        x: Inputs; samples of different lengths are filled up to the known ones'.
+        known: Stored inputs of the wanted shape and type.
+        stated: Layout of the known ones, if it was stated.
+        what: Name of the data in error messages.
+
+    Raises:
+        BadInput: If several layouts give the shape, or a sample is too long.
+    """
+    if isinstance(known, dict):
+        return padding.pad_to(x, shape_of(known)), arrays.stored_layout(known)
+    return x, arrays.fitting_layout(x, shape_of(known), stated, what)
 
 
 def _inferred(name: str, value: Any, what: str) -> str:

@@ -13,12 +13,13 @@ import numpy as np
 from fedhead.core.errors import BadInput, user_code
 from fedhead.core.inputs import shape_of
 from fedhead.core.loading import load_object
-from fedhead.data import arrays, federation_file, image_folders, labels, padding
+from fedhead.data import federation_file, image_folders, labels
 from fedhead.data.allocation import Rows
 from fedhead.data.arrays import Samples
 from fedhead.data.conversion import samples
 from fedhead.data.federation import Federation
 from fedhead.data.labels import Classes
+from fedhead.data.named_inputs import prepare_like
 from fedhead.flower.problems import SiteProblem
 from fedhead.flower.protocol import RunSpec
 
@@ -110,12 +111,7 @@ def _fit(x: Any, y: Any, spec: RunSpec, source: str, stated: Any) -> Samples:
     read = labels.read(y, "y")
     if not len(read):
         raise BadInput(f"data {source!r} holds no samples: give at least one")
-    blank, layout = spec.blank(), stated or spec.recipe.get("layout")
-    if isinstance(blank, dict):
-        layout = arrays.stored_layout(blank)
-        x = padding.pad_to(x, shape_of(blank))
-    else:
-        layout = arrays.fitting_layout(x, spec.shape, layout, "x")
+    x, layout = prepare_like(x, spec.blank(), stated or spec.recipe.get("layout"), "x")
     return _checked(samples(x, read, Classes.known(read, spec.names, spec.classes), layout, ""), spec, source)
 
 
