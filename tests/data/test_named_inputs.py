@@ -183,3 +183,11 @@ def test_a_site_fills_up_to_the_runs_length() -> None:
     assert made["mask"].sum() == 3
     with pytest.raises(fh.BadInput, match="x has a sample of 2 steps, the run is for 1"):
         padding.pad_to([[1.0], [2.0, 3.0]], {"x": (1,), "mask": (1,)})
+
+
+def test_a_run_folder_brings_back_a_model_that_takes_named_inputs(tmp_path: Path) -> None:
+    fed, model = named_federation(normalize="standard"), named_model()
+    run = fh.run(fed, model, rounds=1, lr=0.1, out=tmp_path / "run", device="cpu", executor="loop")
+    x = {name: t[:5] for name, t in fed.test.x.items()}
+    again = fh.load(tmp_path / "run", model=named_model())
+    assert (run.predict(x) == again.predict(x)).all()

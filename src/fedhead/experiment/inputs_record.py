@@ -8,34 +8,49 @@ from typing import Any
 import numpy as np
 import torch
 
+from fedhead.core.inputs import blank as one_blank
+from fedhead.core.inputs import map_inputs, model_types, shape_of
+from fedhead.core.parameters import from_mapping
 from fedhead.data.arrays import Samples
 from fedhead.data.augment import Transform
 from fedhead.data.federation import Federation
+from fedhead.data.input_spec import NamedInput, spec_inputs
+from fedhead.data.named_transforms import AnyTransform, NamedTransforms
 from fedhead.experiment.data import Inputs
 
 
 def describe(federation: Federation) -> dict[str, Any]:
     """Return shape, type, classes and normalization of a federation's samples, as JSON can hold them."""
-    transform = federation.transform
+    x = federation.train.x
     return {
-        "shape": list(federation.input_shape),
-        "dtype": str(federation.train.x.dtype).removeprefix("torch."),
+        **spec_inputs(x, federation.transform),
+        "dtype": None if isinstance(x, dict) else str(x.dtype).removeprefix("torch."),
         "classes": federation.classes,
         "names": None if federation.names is None else list(federation.names),
-        "mean": list(transform.mean),
-        "std": list(transform.std),
     }
 
 
 def inputs(record: Mapping[str, Any]) -> Inputs:
     """Return what models are built for."""
-    return Inputs(tuple(record["shape"]), int(record["classes"]), record["dtype"] == "int64")
+    x = _one(record)
+    return Inputs(shape_of(x), int(record["classes"]), model_types(x))
 
 
 def blank(record: Mapping[str, Any], clients: int) -> Federation:
     """Return a federation without samples whose models and inputs are those of the run."""
-    x = torch.zeros(0, *record["shape"], dtype=getattr(torch, record["dtype"]))
+    x = map_inputs(lambda t: t[:0], _one(record))
     nothing = [np.zeros(0, np.int64) for _ in range(clients)]
-    transform = Transform(tuple(record["mean"]), tuple(record["std"]))
+    named = {name: from_mapping(NamedInput, entry) for name, entry in record.get("named", {}).items()}
+    transform: AnyTransform = Transform(tuple(record.get("mean", ())), tuple(record.get("std", ())))
+    if named:
+        transform = NamedTransforms({name: one.transform() for name, one in named.items() if one.std})
     data = Samples(x, torch.zeros(0, dtype=torch.int64))
     return Federation(data, nothing, int(record["classes"]), transform=transform, names=record["names"])
+
+
+def _one(record: Mapping[str, Any]) -> Any:
+    """One sample of zeros."""
+    if named := record.get("named"):
+        shapes = {name: tuple(entry["shape"]) for name, entry in named.items()}
+        return one_blank(shapes, {name: getattr(torch, entry["type"]) for name, entry in named.items()})
+    return one_blank(tuple(record["shape"]), getattr(torch, record["dtype"]))

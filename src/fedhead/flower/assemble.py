@@ -16,6 +16,7 @@ from fedhead.core.inputs import model_types, shape_of
 from fedhead.data import datasets
 from fedhead.data.augment import Transform
 from fedhead.data.federation import Federation
+from fedhead.data.input_spec import spec_inputs
 from fedhead.data.pool import Pool
 from fedhead.executors import select
 from fedhead.experiment import components
@@ -28,7 +29,7 @@ from fedhead.flower.dry_run import DryRun
 from fedhead.flower.files import RECIPE_DATA, ServerFile, SiteFile
 from fedhead.flower.node_keys import site_keys
 from fedhead.flower.problems import SiteProblem, coded
-from fedhead.flower.protocol import RunSpec, spec_inputs, to_json
+from fedhead.flower.protocol import RunSpec, to_json
 from fedhead.flower.site import Site, SiteRun
 from fedhead.flower.transport import FlowerTransport
 from fedhead.models.split_model import SplitModel

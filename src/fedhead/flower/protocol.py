@@ -19,6 +19,7 @@ from fedhead.core.inputs import Inputs, blank
 from fedhead.core.parameters import from_mapping, parameters
 from fedhead.core.ranges import Above, AtLeast, Between, Matches
 from fedhead.data.augment import Transform
+from fedhead.data.input_spec import NamedInput
 from fedhead.data.named_transforms import AnyTransform, NamedTransforms
 from fedhead.engine.reply_check import Refused
 from fedhead.experiment.recipe import Recipe
@@ -48,40 +49,6 @@ def exchanges(method: Method, stages: Sequence[Stage]) -> dict[str, Algorithm]:
             found[f"{stage.name}.{earlier.name}"] = earlier.after(method)
         found[stage.name] = stage.after(method)
     return found
-
-
-@dataclass(frozen=True)
-class NamedInput:
-    """One of several inputs of a run's model."""
-
-    shape: list[Annotated[int, AtLeast(1)]]  # of one sample
-    type: Literal["float32", "uint8", "int64", "bool"]  # as stored at the sites
-    mean: list[float] = field(default_factory=list)
-    std: list[Annotated[float, Above(0)]] = field(default_factory=list)
-    augment: list[str] = field(default_factory=list)
-
-    def transform(self) -> Transform:
-        """From stored samples to this input of a model."""
-        return Transform(tuple(self.mean), tuple(self.std), tuple(self.augment))
-
-
-def spec_inputs(x: Inputs, transform: AnyTransform) -> dict[str, Any]:
-    """Return what a `RunSpec` says of inputs: their shape and transform, by name where they have names."""
-    if isinstance(x, dict):
-        assert isinstance(transform, NamedTransforms)
-        kinds = {
-            name: {"shape": list(t.shape[1:]), "type": str(t.dtype).removeprefix("torch.")} for name, t in x.items()
-        }
-        named = {name: kind | _lists(transform.parts.get(name)) for name, kind in kinds.items()}
-        return {"shape": [], "named": named}
-    assert isinstance(transform, Transform)
-    return {"shape": list(x.shape[1:]), **_lists(transform)}
-
-
-def _lists(transform: Transform | None) -> dict[str, Any]:
-    if transform is None:
-        return {}
-    return {"mean": list(transform.mean), "std": list(transform.std), "augment": list(transform.augment)}
 
 
 @dataclass(frozen=True)

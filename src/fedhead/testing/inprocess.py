@@ -14,12 +14,13 @@ from flwr.supercore.task_identity import TaskIdentity
 from fedhead.algorithm.method import Method
 from fedhead.algorithm.stage import Stage
 from fedhead.data.federation import Federation
+from fedhead.data.input_spec import spec_inputs
 from fedhead.data.pool import Pool
 from fedhead.engine.clients import Clients
 from fedhead.flower import wire
 from fedhead.flower.data import share
 from fedhead.flower.dry_run import DryRun
-from fedhead.flower.protocol import RunSpec, spec_inputs
+from fedhead.flower.protocol import RunSpec
 from fedhead.flower.respond import respond
 from fedhead.flower.site import Site, SiteRun
 from fedhead.flower.transport import FlowerTransport, Timeouts
