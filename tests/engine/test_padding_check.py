@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from small import CLASSES, SIZES, federation, network
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedhead.algorithm.client import Client
 from fedhead.algorithm.method import Method
@@ -17,6 +17,7 @@ from fedhead.algorithm.phase import Phase
 from fedhead.algorithm.task import LocalTraining, Task
 from fedhead.core.batch import Batch
 from fedhead.core.errors import BadInput
+from fedhead.core.log import warn_once
 from fedhead.core.optimizers import SGD
 from fedhead.core.tree import Weights
 from fedhead.data.federation import Federation
@@ -25,6 +26,8 @@ from fedhead.engine.simulation import Simulation
 from fedhead.executors.job import Executor
 from fedhead.executors.loop import Loop
 from fedhead.executors.stack import Stack
+from fedhead.models.wrap import split
+from fedhead.testing import CheckFailed, check_model
 
 LOCAL = LocalTraining(epochs=2, batch_size=4, optimizer=SGD(lr=0.05))
 
@@ -130,6 +133,59 @@ def test_the_check_changes_no_number_and_is_made_once(monkeypatch: pytest.Monkey
     unchecked = simulate(Method(), Loop(), "batch")
     for name, t in unchecked.server.leaves().items():
         assert torch.equal(checked.server.leaves()[name], t)
+
+
+class Mixes(nn.Module):
+    """What a model of one's own may do to the rows of its batch."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.InstanceNorm2d(4, track_running_stats=True))
+        if kind != "running statistics":
+            self.body[1] = nn.BatchNorm2d(4)
+        self.kind, self.fc = kind, nn.Linear(4, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.body(x).relu().mean((2, 3))
+        if self.kind == "own mean" and self.training:
+            h = h - h.mean(0)
+        if self.kind == "fixed":
+            h = h + 0.1 * nn.functional.batch_norm(h, None, None, training=True) if self.training else h
+        return self.fc(h)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("kind", "what"), [("own mean", "its value changes"), ("running statistics", "the model's running statistics ch")]
+)
+def test_a_model_that_mixes_rows_itself_is_refused(kind: str, what: str) -> None:
+    model = split(Mixes(kind), classifier="fc")
+    simulation = Simulation(federation(), [model], Method(), rounds=1, local=LOCAL, dtype=torch.float64)
+    with pytest.raises(BadInput, match=rf"^Method\.loss: {what}.* training mode, .*: use nn\.BatchNorm"):
+        train_round(simulation.using(Loop()), 1)
+    with pytest.raises(CheckFailed, match="mixes the rows of its batch"):
+        check_model(model)
+
+
+def test_batchnorm_leaves_padding_out_so_its_model_is_accepted() -> None:
+    check_model(split(Mixes("fixed"), classifier="fc"))
+
+
+def test_a_lone_sample_without_a_variance_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Clients 0 and 1 end their epochs with one sample; a convolution's channel has a variance, a vector has none."""
+    warn_once.cache_clear()
+    simulate(Method(), Loop(), "batch")
+    assert not caplog.messages
+    flat = nn.Sequential(nn.Flatten(), nn.Linear(36, 4), nn.BatchNorm1d(4), nn.Linear(4, CLASSES))
+    results = []
+    for executor in (Loop(), Stack()):
+        settings = {"rounds": 1, "local": LOCAL, "dtype": torch.float64}
+        simulation = Simulation(federation(), [split(flat, classifier="3")], Method(), **settings)
+        train_round(simulation.using(executor), 1)
+        results.append(simulation.server["model"])
+    assert [m for m in caplog.messages if "one sample" in m] == caplog.messages
+    assert len(caplog.messages) == 1
+    assert "client 0: a batch of one sample has no variance" in caplog.text
+    torch.testing.assert_close(*results, atol=1e-10, rtol=0)
 
 
 def test_other_shapes_are_refused() -> None:

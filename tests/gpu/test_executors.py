@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import pytest
+from plain import Plain
 from small import federation, network
 
 from fedhead.algorithm.task import LocalTraining
 from fedhead.core.optimizers import SGD
+from fedhead.data.augment import Transform
 from fedhead.engine.rounds import train_round
 from fedhead.engine.simulation import Simulation
 from fedhead.executors.graphs import Graphs
@@ -55,6 +58,29 @@ def test_compiled_stacks(name: str) -> None:
     graphs = Graphs(compile=True)
     close(simulate(name, "batch", Loop()), simulate(name, "batch", Stack(graphs=graphs)))
     assert graphs.compile, "the step could not be compiled"
+
+
+@pytest.mark.filterwarnings("ignore")  # the compiler's own: as errors they would stop it
+@pytest.mark.parametrize(
+    "executor",
+    [Loop, lambda: Stack(graphs=Graphs(compile=False)), lambda: Stack(graphs=Graphs(compile=True)), Lanes],
+    ids=["loop", "stack", "compiled stack", "lanes"],
+)
+def test_batchnorm_on_partial_batches_is_plain_pytorch(executor: Callable[[], Executor]) -> None:
+    """Against modules and torch.optim on the samples alone, in float64 on the CPU."""
+    set_precision("fp32")
+    fed = dataclasses.replace(federation(), transform=Transform.named("none", "half"))
+    model = network("batch")
+    local = LocalTraining(epochs=2, batch_size=4, optimizer=SGD(lr=0.02, momentum=0.9))
+    simulation = Simulation(fed, [model], METHODS["local"](), rounds=1, local=local, device="cuda")
+    train_round(simulation.using(executor()), 1)
+    plain = Plain(fed, lr=0.02, momentum=0.9)
+    for client in (0, 1, 3, 4):
+        expected = plain.train(model.double(), client, 1)[0].state_dict()
+        assert "extractor.body.1.running_var" in expected
+        for name, value in expected.items():
+            found = simulation.states[client]["own"][name].double().cpu()
+            assert (found - value).norm() <= 1e-4 * value.norm().clamp_min(1.0), (client, name)
 
 
 def test_a_persistent_optimizer_survives_on_the_gpu() -> None:

@@ -40,9 +40,9 @@ def fed() -> Federation:
     return dataclasses.replace(federation(), transform=Transform.named("none", "half"))
 
 
-@pytest.fixture
-def model() -> SplitModel:
-    return network("group").double()
+@pytest.fixture(params=["group", "batch"])
+def model(request: pytest.FixtureRequest) -> SplitModel:
+    return network(request.param).double()
 
 
 @pytest.fixture
@@ -60,6 +60,11 @@ def simulate(
     return simulation
 
 
+def statistics(model: SplitModel) -> dict[str, Tensor]:
+    """BatchNorm's running statistics by name."""
+    return dict(model.named_buffers())
+
+
 def equal(found: Tree, expected: dict[str, Tensor]) -> None:
     for name, value in expected.items():
         torch.testing.assert_close(found[name], value, atol=1e-11, rtol=1e-10)
@@ -74,7 +79,7 @@ def test_local(fed: Federation, model: SplitModel, plain: Plain) -> None:
     mine = model
     for number in range(1, ROUNDS + 1):
         mine, _ = plain.train(mine, 3, number)
-    equal(found.states[3]["own"], values(mine))
+    equal(found.states[3]["own"], values(mine) | statistics(mine))
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
@@ -83,7 +88,7 @@ def test_fedavg(fed: Federation, model: SplitModel, plain: Plain, momentum: floa
     found = simulate(fed, model, FedAvg(), momentum=momentum)
     for number in range(1, ROUNDS + 1):
         model = average([plain.train(model, k, number)[0] for k in CLIENTS], sizes(fed))
-    equal(found.server["model"], values(model))
+    equal(found.server["model"], values(model) | statistics(model))
 
 
 @pytest.mark.parametrize(("method", "part"), [(FedProx(mu=0.3), ""), (ClsProx(mu=0.3), "classifier")])
@@ -97,7 +102,7 @@ def test_proximal_terms(fed: Federation, model: SplitModel, plain: Plain, method
             return 0.3 / 2 * torch.stack(drift).sum()
 
         model = average([plain.train(model, k, number, proximal)[0] for k in CLIENTS], sizes(fed))
-    equal(found.server["model"], values(model))
+    equal(found.server["model"], values(model) | statistics(model))
 
 
 @pytest.mark.parametrize("damped", [True, False])
@@ -205,7 +210,8 @@ def test_moon(fed: Federation, model: SplitModel, plain: Plain) -> None:
             ) -> Tensor:
                 if last is None:
                     return torch.zeros((), dtype=x.dtype)
-                z = m(x).z
+                kept = {name: b.clone() for name, b in m.named_buffers()}  # a second pass moves no statistics
+                z = torch.func.functional_call(m, kept, (x,)).z
                 with torch.no_grad():
                     towards, away = teacher(x).z, last(x).z
                 logits = torch.stack([cosine(z, towards), cosine(z, away)], dim=1) / 0.5
@@ -214,7 +220,7 @@ def test_moon(fed: Federation, model: SplitModel, plain: Plain) -> None:
             trained.append(plain.train(model, k, number, contrast)[0])
         previous = {k: copy.deepcopy(m).eval() for k, m in zip(CLIENTS, trained, strict=True)}
         model = average(trained, sizes(fed))
-    equal(found.server["model"], values(model))
+    equal(found.server["model"], values(model) | statistics(model))
 
 
 def test_partial_participation_draws_the_same_share_every_round_and_skips_empty_clients(fed: Federation) -> None:

@@ -74,12 +74,11 @@ class Plain:
 
 
 def average(models: list[SplitModel], shares: list[float]) -> SplitModel:
-    """A model whose parameters are the weighted mean of the models' parameters."""
+    """A model whose parameters and running statistics are the weighted means of the models'."""
     mean = copy.deepcopy(models[0])
-    with torch.no_grad():
-        for name, parameter in mean.named_parameters():
-            scaled = [dict(m.named_parameters())[name] * s for m, s in zip(models, shares, strict=True)]
-            parameter.copy_(torch.stack(scaled).sum(0) / sum(shares))
+    for name, value in mean.state_dict().items():
+        scaled = [m.state_dict()[name] * s for m, s in zip(models, shares, strict=True)]
+        value.copy_(torch.stack(scaled).sum(0) / sum(shares))
     return mean
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -12,10 +12,11 @@ from torch import Tensor
 from fedhead.algorithm.task import Task
 from fedhead.core import random
 from fedhead.core.batch import Batch, Output
-from fedhead.core.inputs import Inputs, device_of
+from fedhead.core.inputs import Inputs, device_of, tensors_of
 from fedhead.core.tree import Tree, Weights
 from fedhead.data.pool import Pool
 from fedhead.models import functional
+from fedhead.models.batch_norm import MaskedBatchNorm
 from fedhead.models.dropout import KeyedDropout, dropout_key
 
 
@@ -46,6 +47,7 @@ class Client:
         bf16: Whether the model computes in bfloat16.
         key: Key of dropout's random numbers.
         public: Public samples, where the federation has some.
+        weight: 1 for a row of the batch that is a sample, 0 for padding; None: all rows are samples.
 
     Attributes:
         task: Sizes and settings that all clients share.
@@ -66,6 +68,7 @@ class Client:
         bf16: bool = False,
         key: Tensor | None = None,
         public: Pool | None = None,
+        weight: Tensor | None = None,
     ):
         self.task = task
         self.received = inputs.broadcast.replace(inputs.per_client)
@@ -76,7 +79,7 @@ class Client:
         self.round = inputs.round
         self._rows, self._mask = inputs.rows, inputs.mask
         self._pool, self._chunk, self._bf16, self._key = pool, chunk, bf16, key
-        self._public = public
+        self._public, self._weight = public, weight
         self._calls = 0
         self._stats: Tree | None = None
 
@@ -85,7 +88,7 @@ class Client:
         """n_k, the number of training samples of the client."""
         return self.counts.sum()
 
-    def apply(self, w: Weights, x: Inputs, train: bool = True) -> Output:
+    def apply(self, w: Weights, x: Inputs, train: bool = True, weight: Tensor | None = None) -> Output:
         """Run a model on a batch.
 
         Args:
@@ -93,6 +96,8 @@ class Client:
             x: Inputs: a tensor, or named tensors.
             train: Whether BatchNorm normalizes by the batch and updates its running statistics, and dropout is active;
                 a loss uses it only for the model that is being trained. Without, the model is in evaluation mode.
+            weight: 1 for a row of `x` that is a sample, 0 for padding, which BatchNorm leaves out; None: as in the
+                batch. Needed only where `x` has other rows than the batch, such as two views of each sample.
 
         Returns:
             Features, projected features and logits.
@@ -108,7 +113,11 @@ class Client:
         draw = dropout_key(random.fold_in(self._key, self._calls)) if train and self._key is not None else nullcontext()
         self._calls += 1
         keyed = KeyedDropout() if train and model.calls_dropout else nullcontext()
-        with cast, draw, keyed:
+        weight = self._weight if weight is None else weight
+        masked: AbstractContextManager[object] = nullcontext()
+        if train and weight is not None and model.may_normalize_batches:
+            masked = MaskedBatchNorm(weight > 0, len(tensors_of(x)[0]))
+        with cast, draw, keyed, masked:
             out: Output = functional.call(model, entries, x)
         if train:
             self._stats = stats
@@ -139,7 +148,8 @@ class Client:
         """
         total: Tree | None = None
         for rows, mask in zip(torch.split(self._rows, self._chunk), torch.split(self._mask, self._chunk), strict=True):
-            part = fn(self._pool.batch(rows, mask))
+            with self._padding(mask):
+                part = fn(self._pool.batch(rows, mask))
             total = part if total is None else total + part
         assert total is not None, "an empty client is never asked"
         return total
@@ -156,7 +166,17 @@ class Client:
         pool = self._public
         assert pool is not None, "checked when the run was set up"
         places = torch.arange(len(pool), device=pool.device)
-        return torch.cat([fn(pool.view(part, None)) for part in torch.split(places, self._chunk)])
+        with self._padding(None):
+            return torch.cat([fn(pool.view(part, None)) for part in torch.split(places, self._chunk)])
+
+    @contextmanager
+    def _padding(self, weight: Tensor | None) -> Iterator[None]:
+        """Let `apply` know the weights of another batch than that of the loss."""
+        outer, self._weight = self._weight, weight
+        try:
+            yield
+        finally:
+            self._weight = outer
 
     @property
     def moved_stats(self) -> Tree | None:

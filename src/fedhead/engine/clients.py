@@ -36,6 +36,7 @@ from fedhead.executors.client_round import OPTIMIZER, initial_optimizer_states
 from fedhead.executors.job import Executor, Job
 from fedhead.executors.map_clients import MemoryBudget, use_stacks
 from fedhead.executors.program import Program
+from fedhead.models.batch_norm import may_normalize_batches
 from fedhead.models.dropout import calls_dropout
 from fedhead.models.split_model import SplitModel, weights
 
@@ -87,6 +88,8 @@ class Clients:
         plain = federation.transform.replace(augment="none")
         self.public = None if public is None else Pool(public, plain, device, dtype)
         templates = [copy.deepcopy(model).to(self.device, dtype) for model in models]
+        for model in templates:
+            model.may_normalize_batches = may_normalize_batches(model)
         if len(self.pool):
             x = self.pool.view(torch.zeros(2, dtype=torch.int64, device=self.device), None)
             for model in templates:

@@ -1,9 +1,11 @@
-"""The padding check: a loss must not depend on the rows that only fill up a batch.
+"""The padding check: neither a loss nor a model may depend on the rows that only fill up a batch.
 
 Batches have one size, so the last one of an epoch is topped up with rows of weight 0. A loss that takes a plain mean
-over its batch counts them, and trains another model than the paper's without any sign of it. So each phase's loss is
-tried on a few rows before it trains anything: other samples in place of the padding must change neither its value nor
-its gradient.
+over its batch counts them, and trains another model than the paper's without any sign of it; so does a model that
+mixes the rows of its batch. BatchNorm layers leave padding out (`models.batch_norm`), code of one's own may not. So
+each phase's loss is tried on a few rows before it trains anything: other samples in place of the padding must change
+neither its value nor its gradient, with the model in evaluation mode, where its rows are apart, and then in training,
+where they must not change what the model keeps either.
 """
 
 from __future__ import annotations
@@ -16,14 +18,17 @@ from torch import Tensor
 
 from fedhead.algorithm.client import Client, ClientInputs
 from fedhead.algorithm.phase import Phase
+from fedhead.core import random
 from fedhead.core.batch import Batch, Output
 from fedhead.core.errors import BadInput
 from fedhead.core.inputs import Inputs, map_inputs
+from fedhead.core.log import warn_once
 from fedhead.core.tree import Tree, Weights
 from fedhead.executors.client_round import phase_runs
 from fedhead.executors.job import Job
 from fedhead.executors.program import Program, Vectorizer, loss_name
 from fedhead.executors.steps import PhaseRun
+from fedhead.models.dropout import KeyedDropout, dropout_key
 
 ROWS = 4  # samples, and rows of padding, that a loss is tried on
 TOLERANCE = 1e-4  # relative; what a loss does with equal numbers is equal to rounding
@@ -35,9 +40,10 @@ class PaddingCheck:
 
     def __init__(self) -> None:
         self._tried: set[tuple[str, int, int]] = set()
+        self._told: set[int] = set()  # architectures whose BatchNorm was seen with a single value
 
     def __call__(self, job: Job, group: int) -> None:
-        """Raise `BadInput` for a loss of this job that padding rows change.
+        """Raise `BadInput` for a loss of this job that padding rows change; warn of batches that have no variance.
 
         Args:
             job: The work of some clients of one architecture, with its batches drawn.
@@ -51,15 +57,22 @@ class PaddingCheck:
                 check(job, k, padded)
                 self._tried |= {(name, group, number) for number in padded}
                 untried -= padded
+        if group not in self._told and (lone := _lone_sample(job)) is not None:
+            self._told.add(group)
+            if _has_no_variance(job, lone):
+                warn_once(
+                    f"client {job.clients[lone]}: a batch of one sample has no variance, so BatchNorm normalizes it by "
+                    f"its running statistics and leaves them as they are, where plain PyTorch raises an error: "
+                    f"drop_last=true leaves such a batch out if the client has others"
+                )
 
 
 def check(job: Job, k: int, phases: set[int]) -> None:
     """Raise `BadInput` where a loss of these phases depends on the padding of the client at place `k`."""
     program = job.program
-    probe = _EvaluationProgram(program.algorithm, program.task, program.pool, program.public, bf16=program.bf16)
     own = torch.from_numpy(job.rows[k]).to(program.pool.device)
     # Every phase is handed out as an executor would train it, and is given back untrained.
-    work = phase_runs(probe, job.inputs(k), job.batches(k), Vectorizer())
+    work = phase_runs(program, job.inputs(k), job.batches(k), Vectorizer())
     phase_run = next(work)
     for number in range(max(phases) + 1):
         if number in phases:
@@ -81,9 +94,29 @@ def _padded_phases(job: Job, k: int) -> set[int]:
     }
 
 
+def _lone_sample(job: Job) -> int | None:
+    """The place of the first client that has a batch of one sample."""
+    ends = ((k, schedule.weight[-1]) for k, mine in enumerate(job.schedules) for schedule in mine if len(schedule))
+    return next((k for k, weight in ends if weight.sum() == 1), None)
+
+
+def _has_no_variance(job: Job, k: int) -> bool:
+    """Whether plain PyTorch refuses a batch of one sample, since some BatchNorm layer gets one value per channel."""
+    model, pool = job.program.task.model, job.program.pool
+    x = pool.view(torch.from_numpy(job.rows[k][:1]).to(pool.device), None)
+    buffers = {name: b.clone() for name, b in model.named_buffers()}  # BatchNorm writes into them
+    key = torch.zeros((), dtype=torch.int64, device=pool.device)
+    try:
+        with torch.no_grad(), random.global_generator(0), dropout_key(key), KeyedDropout():
+            torch.func.functional_call(model.train(), buffers, (x,))
+    except ValueError as error:
+        return "more than 1 value per channel" in str(error)
+    return False
+
+
 def _check_phase(phase_run: PhaseRun, rows: Tensor) -> None:
-    step, batches, carry, w, inputs = phase_run
-    pool, phase = step.program.source(step.phase.data), step.phase
+    step, batches = phase_run[:2]
+    program, pool = step.program, step.program.source(step.phase.data)
     batch, key = batches.batch(len(batches) - 1, pool)
     there, padding = batch.weight.nonzero()[:ROWS, 0], (batch.weight == 0).nonzero()[:ROWS, 0]
     tried = torch.cat([there, padding])
@@ -92,46 +125,63 @@ def _check_phase(phase_run: PhaseRun, rows: Tensor) -> None:
     places = (one.rows[len(there) :].unsqueeze(1) == rows).int().argmax(1)
     others = torch.cat([one.rows[: len(there)], rows[(places + 1) % len(rows)]])
     other = pool.batch(others, one.weight, one.key if pool.transform.augment else None)
-    gradient = _gradient(step.program, phase, carry.params, w)
-    value, slope = gradient(one, key, inputs)
-    value_other, slope_other = gradient(other, key, inputs)
-    tolerance = TOLERANCE_BF16 if step.program.bf16 else TOLERANCE
-    moved = bool((value - value_other).abs() > tolerance * value.abs().clamp_min(1e-3))
-    turned = bool((slope - slope_other).norm() > tolerance * slope.norm().clamp_min(1e-3))
-    if moved or turned:
+    probe = _EvaluationProgram(program.algorithm, program.task, program.pool, program.public, bf16=program.bf16)
+    name = loss_name(step.phase)
+    if changed := _changed(probe, phase_run, one, other, key):
         raise BadInput(
-            f"{loss_name(phase)}: its {'value' if moved else 'gradient'} changes with the padding rows of a batch, "
+            f"{name}: {changed} with the padding rows of a batch, "
             f"whose weight is 0: use batch.weight, as fh.losses.cross_entropy does, or return one value per sample"
+        )
+    if changed := _changed(program, phase_run, one, other, key):
+        raise BadInput(
+            f"{name}: {changed} with the padding rows of a batch as soon as the model is in training mode, so the "
+            f"model mixes the rows of its batch: use nn.BatchNorm, which leaves padding rows out, or let each row be "
+            f"computed from its own sample"
         )
 
 
-def _gradient(
+def _changed(program: Program, phase_run: PhaseRun, one: Batch, other: Batch, key: Tensor) -> str | None:
+    """What differs between two batches: the loss's value, its gradient, what the model keeps, or nothing."""
+    step, _, carry, w, inputs = phase_run
+    outcome = _outcome(program, step.phase, carry.params, w)
+    tolerance = TOLERANCE_BF16 if program.bf16 else TOLERANCE
+    names = ("its value changes", "its gradient changes", "the model's running statistics change")
+    for name, a, b in zip(names, outcome(one, key, inputs), outcome(other, key, inputs), strict=True):
+        if bool((a - b).norm() > tolerance * a.norm().clamp_min(1e-3)):
+            return name
+    return None
+
+
+def _outcome(
     program: Program, phase: Phase, params: Tree, w: Weights
-) -> Callable[[Batch, Tensor, ClientInputs], tuple[Tensor, Tensor]]:
-    """The loss's value and its gradient, laid out in one line, as functions of the batch."""
+) -> Callable[[Batch, Tensor, ClientInputs], tuple[Tensor, Tensor, Tensor]]:
+    """The loss's value, its gradient and the running statistics, each in one line, as functions of the batch."""
     loss = program.loss(phase)
 
-    def run(batch: Batch, key: Tensor, inputs: ClientInputs) -> tuple[Tensor, Tensor]:
+    def run(batch: Batch, key: Tensor, inputs: ClientInputs) -> tuple[Tensor, Tensor, Tensor]:
         leaves = params.map(lambda t: t.detach().requires_grad_())
         tensors = list(leaves.values())
-        with torch.enable_grad():
-            value, _ = loss(leaves, w, batch, key, inputs)
+        with torch.enable_grad(), random.global_generator(0):  # a model of one's own may draw from it
+            value, stats = loss(leaves, w, batch, key, inputs)
             grads = torch.autograd.grad(value, tensors, allow_unused=True, materialize_grads=True)
-        return value.detach(), torch.cat([g.flatten() for g in grads])
+        kept = [t.detach().flatten() for t in stats.values()]
+        return value.detach(), torch.cat([g.flatten() for g in grads]), torch.cat(kept) if kept else value.new_zeros(0)
 
     return run
 
 
 class _EvaluationClient(Client):
-    """A client whose model is in evaluation mode: padding rows do enter BatchNorm's batch statistics, with any loss."""
+    """A client whose model is in evaluation mode."""
 
-    def apply(self, w: Weights, x: Inputs, train: bool = True) -> Output:
+    def apply(self, w: Weights, x: Inputs, train: bool = True, weight: Tensor | None = None) -> Output:
         """Run a model on a batch without batch statistics and dropout."""
         return super().apply(w, x, train=False)
 
 
 class _EvaluationProgram(Program):
-    def client(self, inputs: ClientInputs, key: Tensor | None = None, data: str = "private") -> Client:
+    def client(
+        self, inputs: ClientInputs, key: Tensor | None = None, data: str = "private", weight: Tensor | None = None
+    ) -> Client:
         """The client behind these tensors, in evaluation mode."""
         arguments: tuple[Any, ...] = (self.task, inputs, self.source(data), self.chunk, self.bf16, key, self.public)
         return _EvaluationClient(*arguments)

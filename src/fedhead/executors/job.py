@@ -152,10 +152,11 @@ class Job:
             weight[: len(s), i] = s.weight
         key = torch.tensor([s.key for s in mine], device=pool.device)
         on = (torch.from_numpy(index).to(pool.device), torch.from_numpy(weight).to(pool.device))
-        if squeeze:
-            return PhaseBatches(on[0][:, 0], on[1][:, 0], key[0], None)
         widths = [sum(n > step for n in lengths) for step in range(len(index))]
-        return PhaseBatches(*on, key, widths)
+        padded = [not weight[step, :width].all() for step, width in enumerate(widths)]
+        if squeeze:
+            return PhaseBatches(on[0][:, 0], on[1][:, 0], key[0], None, padded)
+        return PhaseBatches(*on, key, widths, padded)
 
 
 class Executor:

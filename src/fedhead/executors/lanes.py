@@ -2,11 +2,13 @@
 
 For models that can't be stacked, and for federations of several architectures: clients that share nothing but the GPU
 train at the same time. Every lane is a plain step without vectorization on its own static tensors; one graph performs
-one or a few steps of every active lane, after which the lanes wait for each other.
+one or a few steps of every active lane, after which the lanes wait for each other. Steps without padding have graphs
+of their own, with torch's BatchNorm.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections import OrderedDict
 from collections.abc import Generator
 from dataclasses import replace
@@ -47,12 +49,12 @@ class Lane:
         copy_into((self.carry, self.w, self.inputs, self.batches), (*phase_run[2:], phase_run.batches[:3]))
         self.counter.zero_()
 
-    def __call__(self) -> None:
+    def __call__(self, padded: bool) -> None:
         """Take one step in place; a lane that is done repeats its last batch, and the result is discarded."""
         pool = self.step.program.source(self.step.phase.data)
         rows, weight, start = self.batches
         batch, key = PhaseBatches(rows, weight, start, None).batch(self.counter.clamp(max=self.last), pool)
-        new = self.step(self.carry, self.w, batch, key, self.inputs)
+        new = self.step(self.carry, self.w, batch, key, self.inputs, padded)
         with torch.no_grad():
             copy_into(self.carry, new)
             self.counter.add_(1)
@@ -64,7 +66,7 @@ class LaneGroup:
     def __init__(self, work: list[PhaseRun]):
         self.lanes = [Lane(phase_run) for phase_run in work]
         self.sizes = buckets(len(work), least=1)
-        self.graphs: dict[int, StepGraphs] = {}  # by bucket
+        self.graphs: dict[tuple[int, bool], StepGraphs] = {}  # by bucket, and whether batches may have padding
         self.preparing = 0.0
 
     def train(self, work: list[PhaseRun]) -> list[Carry]:
@@ -72,32 +74,32 @@ class LaneGroup:
         for lane, phase_run in zip(self.lanes, work, strict=True):
             lane.load(phase_run)
         done: dict[int, Carry] = {}
-        for active, steps in active_lanes([len(phase_run.batches) for phase_run in work]):
+        for active, padded, steps in active_lanes([_padded(phase_run) for phase_run in work]):
             done |= {k: _copy(self.lanes[k].carry) for k in range(active, len(work)) if k not in done}
-            size = bucket(active, self.sizes)
-            if size not in self.graphs:
-                self.graphs[size] = self._prepare(size)
-            self.graphs[size].replay(steps)
+            key = bucket(active, self.sizes), padded
+            if key not in self.graphs:
+                self.graphs[key] = self._prepare(*key)
+            self.graphs[key].replay(steps)
         return [done.get(k) or _copy(lane.carry) for k, lane in enumerate(self.lanes)]
 
-    def _prepare(self, size: int) -> StepGraphs:
+    def _prepare(self, size: int, padded: bool) -> StepGraphs:
         lanes = self.lanes[:size]
         with preparing(self):
             before = [(lane.carry, _copy(lane.carry), lane.counter.clone()) for lane in lanes]
             for _ in range(2):  # libraries select kernels and allocate workspace in the first calls
-                self._fork(lanes, 1)
+                self._fork(lanes, padded, 1)
             for lane, (carry, values, counter) in zip(lanes, before, strict=True):
                 copy_into(carry, values)
                 lane.counter.copy_(counter)
-        return StepGraphs(self, partial(self._fork, lanes), steps_per_graph=STEPS_PER_GRAPH)
+        return StepGraphs(self, partial(self._fork, lanes, padded), steps_per_graph=STEPS_PER_GRAPH)
 
-    def _fork(self, lanes: list[Lane], steps: int) -> None:
+    def _fork(self, lanes: list[Lane], padded: bool, steps: int) -> None:
         main = torch.cuda.current_stream()
         for lane in lanes:
             lane.stream.wait_stream(main)
             with torch.cuda.stream(lane.stream):
                 for _ in range(steps):
-                    lane()
+                    lane(padded)
         for lane in lanes:
             main.wait_stream(lane.stream)
 
@@ -167,14 +169,26 @@ class Lanes(Executor):
         return idle | dict(zip(order, found, strict=True))
 
 
-def active_lanes(lengths: list[int]) -> list[tuple[int, int]]:
-    """Return how many lanes are active for how many steps, given the steps of each lane, most first.
+def active_lanes(padded: list[list[bool]]) -> list[tuple[int, bool, int]]:
+    """Return how many lanes are active, whether one of them has padding, and for how many steps.
 
-    >>> active_lanes([7, 4, 4, 1])
-    [(4, 1), (3, 3), (1, 3)]
+    Args:
+        padded: Whether each step of each lane has padding, the lane with most steps first.
+
+    >>> active_lanes([[False] * 4, [False, True], [True]])
+    [(3, True, 1), (2, True, 1), (1, False, 2)]
     """
-    ends = sorted(set(lengths))
-    return [(sum(n >= end for n in lengths), end - begin) for begin, end in zip([0, *ends], ends, strict=False)]
+    kinds = []
+    for step in range(len(padded[0])):
+        now = [lane[step] for lane in padded if len(lane) > step]
+        kinds.append((len(now), any(now)))
+    return [(*kind, len(list(steps))) for kind, steps in itertools.groupby(kinds)]
+
+
+def _padded(phase_run: PhaseRun) -> list[bool]:
+    """Whether each step has padding that its model has to leave out."""
+    leaves_out = phase_run.step.program.task.model.may_normalize_batches
+    return [leaves_out and padded for padded in phase_run.batches.padded]
 
 
 def _copy(carry: Carry) -> Carry:

@@ -48,9 +48,11 @@ class Program:
         object.__setattr__(self, "corrects", type(self.algorithm).correct is not Algorithm.correct)
         object.__setattr__(self, "persistent", self.task.local.persistent and isinstance(self.algorithm, Method))
 
-    def client(self, inputs: ClientInputs, key: Tensor | None = None, data: str = "private") -> Client:
-        """The client behind these tensors."""
-        return Client(self.task, inputs, self.source(data), self.chunk, self.bf16, key, self.public)
+    def client(
+        self, inputs: ClientInputs, key: Tensor | None = None, data: str = "private", weight: Tensor | None = None
+    ) -> Client:
+        """The client behind these tensors; `weight` tells samples from padding in the batch of a loss."""
+        return Client(self.task, inputs, self.source(data), self.chunk, self.bf16, key, self.public, weight)
 
     def source(self, data: str) -> Pool:
         """The pool that a phase trains on."""
@@ -77,11 +79,18 @@ class Program:
         """The gradient that the optimizer sees."""
         return self.algorithm.correct(g, self.client(inputs))
 
-    def loss(self, phase: Phase) -> Callable[[Tree, Weights, Batch, Tensor, ClientInputs], tuple[Tensor, Tree]]:
-        """The phase's loss as a function of what it trains, with the running statistics that it moved."""
+    def loss(
+        self, phase: Phase, padded: bool = True
+    ) -> Callable[[Tree, Weights, Batch, Tensor, ClientInputs], tuple[Tensor, Tree]]:
+        """The phase's loss as a function of what it trains, with the running statistics that it moved.
+
+        Args:
+            phase: The phase.
+            padded: Whether the batch may have padding, which BatchNorm leaves out.
+        """
 
         def loss(params: Tree, w: Weights, batch: Batch, key: Tensor, inputs: ClientInputs) -> tuple[Tensor, Tree]:
-            client = self.client(inputs, key, phase.data)
+            client = self.client(inputs, key, phase.data, batch.weight if padded else None)
             value = reduced(phase.loss(w.replace(params), batch, client), batch, phase)
             return value, w.stats if client.moved_stats is None else client.moved_stats
 
@@ -141,9 +150,9 @@ class Vectorizer:
         """`Program.correct` for this executor."""
         return program.correct
 
-    def loss(self, program: Program, phase: Phase) -> Callable[..., tuple[Tensor, Tree]]:
+    def loss(self, program: Program, phase: Phase, padded: bool) -> Callable[..., tuple[Tensor, Tree]]:
         """`Program.loss` for this executor."""
-        return program.loss(phase)
+        return program.loss(phase, padded)
 
     def init(self, optimizer: Optimizer) -> Callable[[Tree], Tree]:
         """`Optimizer.init` for this executor."""

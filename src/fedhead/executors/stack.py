@@ -42,9 +42,9 @@ class VmapVectorizer(Vectorizer):
         """Vectorize `Program.correct` over the client axis."""
         return vmap(program.correct, in_dims=(0, INPUT_DIMS))
 
-    def loss(self, program: Program, phase: Phase) -> Callable[..., tuple[Tensor, Tree]]:
+    def loss(self, program: Program, phase: Phase, padded: bool) -> Callable[..., tuple[Tensor, Tree]]:
         """Vectorize `Program.loss` over the client axis, with layers made for stacks."""
-        loss = vmap(program.loss(phase), in_dims=(0, 0, 0, 0, INPUT_DIMS))
+        loss = vmap(program.loss(phase, padded), in_dims=(0, 0, 0, 0, INPUT_DIMS))
 
         def with_stacked_layers(*args: Any) -> tuple[Tensor, Tree]:
             with stacked_layers(program.pool.device):

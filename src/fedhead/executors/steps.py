@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -27,6 +27,7 @@ class PhaseBatches(NamedTuple):
     weight: Tensor  # [steps, (K,) batch]
     key: Tensor  # [(K)]
     widths: list[int] | None  # a step's active clients, longest first; None without a client axis
+    padded: Sequence[bool] = ()  # whether a step's batch has padding, of any active client
 
     def batch(self, step: int | Tensor, pool: Pool, width: int | None = None) -> tuple[Batch, Tensor]:
         """The batch of a step, for the first `width` clients, and the key for what the model draws in it."""
@@ -68,13 +69,15 @@ class Step:
             params, opt = clone_for_in_place(params, opt)
         return Carry(params, w.stats, opt)
 
-    def __call__(self, carry: Carry, w: Weights, batch: Batch, key: Tensor, inputs: ClientInputs) -> Carry:
-        """The carry after one step; `w` holds what the phase does not train."""
+    def __call__(
+        self, carry: Carry, w: Weights, batch: Batch, key: Tensor, inputs: ClientInputs, padded: bool = True
+    ) -> Carry:
+        """The carry after one step; `w` holds what the phase does not train, `padded` says if there may be padding."""
         program = self.program
         if program.channels_last:
             batch = batch._replace(x=map_inputs(channels_last, batch.x))
         leaves = carry.params.map(lambda t: t.detach().requires_grad_())
-        loss = self.vectorizer.loss(program, self.phase)
+        loss = self.vectorizer.loss(program, self.phase, padded)
         with torch.enable_grad():
             losses, stats = loss(leaves, w.replace(carry.stats), batch, key, inputs)
             grads = torch.autograd.grad(losses.sum(), list(leaves.values()), allow_unused=True, materialize_grads=True)
@@ -121,7 +124,7 @@ def train_eagerly(phase_run: PhaseRun) -> Carry:
                 now,
             )
         batch, key = batches.batch(number, pool, width)
-        carry = step(carry, w, batch, key, inputs)
+        carry = step(carry, w, batch, key, inputs, batches.padded[number])
     return join([carry, *reversed(done)])
 
 

@@ -14,6 +14,7 @@ from fedhead.core import random
 from fedhead.core.batch import Output
 from fedhead.core.errors import BadInput
 from fedhead.core.inputs import Inputs, map_inputs
+from fedhead.core.log import warn_once
 from fedhead.models.dropout import Dropout, KeyedDropout, dropout_key
 from fedhead.models.split_model import Placeholder, SplitModel
 
@@ -40,8 +41,8 @@ def fix(model: M) -> M:
     """Fix, in place, whatever keeps a model from running identically on every executor.
 
     Dropout layers are replaced by ones that draw by key. BatchNorm layers get running statistics with a plain momentum
-    and lose their counter of batches, which is not part of a model's weights. Parameters are converted to torch's
-    default dtype if they differ from it.
+    (both are logged) and lose their counter of batches, which is not part of a model's weights. Parameters are
+    converted to torch's default dtype if they differ from it.
 
     Args:
         model: Any module.
@@ -64,12 +65,15 @@ def fix(model: M) -> M:
 
 def _fix_norm(module: nn.modules.batchnorm._NormBase) -> None:
     if isinstance(module, nn.modules.batchnorm._BatchNorm) and not module.track_running_stats:
+        warn_once("BatchNorm with track_running_stats=False: it keeps running statistics here, to evaluate by them")
         # without running statistics the evaluation of a sample would depend on its batch
         like = module.weight if module.affine else torch.empty(0)
         module.track_running_stats = True
         module.running_mean = torch.zeros(module.num_features, dtype=like.dtype, device=like.device)
         module.running_var = torch.ones(module.num_features, dtype=like.dtype, device=like.device)
     if module.momentum is None:
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            warn_once("BatchNorm with momentum=None: its running statistics move with momentum 0.1 here")
         module.momentum = 0.1  # a cumulative average needs the counter; torch's default momentum does not
     module.num_batches_tracked = None
 
@@ -147,6 +151,8 @@ def _inspect(model: SplitModel, classes: int) -> Iterator[Finding]:
         elif isinstance(module, nn.AlphaDropout | nn.FeatureAlphaDropout):
             kind = type(module).__name__
             yield Finding(name, f"{kind} draws from the global generator", "use nn.Dropout instead", "stack")
+        elif isinstance(module, nn.SyncBatchNorm):
+            yield Finding(name, "SyncBatchNorm mixes the batches of several processes", "use nn.BatchNorm2d", "all")
         elif isinstance(module, _TRACKING_NORM) and module.num_batches_tracked is not None:
             yield Finding(name, "it counts its batches outside the model's weights", "call fix(model)", "stack")
     dtypes = sorted({str(t.dtype).removeprefix("torch.") for t in _tensors(model) if t.is_floating_point()})

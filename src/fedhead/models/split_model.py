@@ -34,6 +34,7 @@ class SplitModel(nn.Module):
             vectors of an ETF).
         calls_dropout: Whether its own code calls `F.dropout`; found out when a run begins.
         origin: The user's module that it was made of (`fedhead.split`).
+        may_normalize_batches: Whether it may call `F.batch_norm`; found out when a run begins.
     """
 
     extractor: nn.Module
@@ -52,6 +53,7 @@ class SplitModel(nn.Module):
         self.fixed_by_head = frozenset(f"classifier.{name}" for name in own)
         self.calls_dropout = False
         self.origin: Origin | None = None
+        self.may_normalize_batches = True
         self.register_load_state_dict_post_hook(_ignore_batch_counters)  # type: ignore[no-untyped-call]  # torch's
 
     @property

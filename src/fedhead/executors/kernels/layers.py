@@ -10,7 +10,8 @@ import torch
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from fedhead.executors.kernels import convolve, linear, normalize
+from fedhead.executors.kernels import convolve, linear
+from fedhead.models.batch_norm import batch_norm
 
 
 class StackedLayers(TorchFunctionMode):
@@ -21,7 +22,7 @@ class StackedLayers(TorchFunctionMode):
     ) -> Any:
         """Replace the layers that have a stacked implementation."""
         if func is F.batch_norm:
-            return normalize.batch_norm(*args, **(kwargs or {}))
+            return batch_norm(*args, **(kwargs or {}))
         if func is F.linear and linear.supports(*args[:2]):
             return linear.linear(*args, **(kwargs or {}))
         if func is torch.conv2d and not kwargs and len(args) == 7 and convolve.supports(args[0], *args[3:]):

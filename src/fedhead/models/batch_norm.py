@@ -1,0 +1,217 @@
+"""Batch normalization by the samples of a batch alone: padding rows enter no statistic.
+
+Batches have one size, and the last one of an epoch is filled up with rows of weight 0. While a model trains on such a
+batch, `F.batch_norm`, which every `nn.BatchNorm` layer calls, is redirected (`MaskedBatchNorm`), so that outputs,
+gradients and running statistics are those of plain PyTorch on the samples without padding.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from fedhead.core.errors import BadInput
+
+
+def batch_norm(
+    x: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+    samples: Tensor | None = None,
+) -> Tensor:
+    """Compute `nn.functional.batch_norm` in at least float32, and return the dtype of `x`.
+
+    Running statistics are updated in place. Plain operations, which a compiler fuses with those around them: under
+    `vmap` torch's own function would copy its input to another memory format, and it has no backward pass in bfloat16.
+
+    Args:
+        x: Inputs, [B, C, ...].
+        running_mean: Running mean, [C].
+        running_var: Running variance, [C].
+        weight: Scale, [C].
+        bias: Shift, [C].
+        training: Whether to normalize by the batch and to update the running statistics.
+        momentum: Share of the batch in the new running statistics.
+        eps: Added to the variance.
+        samples: Which rows of `x` are samples and not padding, [B]; None: all of them. A batch with fewer than two
+            values per channel has no variance: it is normalized by the running statistics, which stay as they are.
+
+    Returns:
+        The normalized inputs, those of padding rows too.
+    """
+    kind = torch.promote_types(x.dtype, torch.float32)
+    weight = x.new_ones(x.shape[1], dtype=kind) if weight is None else weight
+    bias = x.new_zeros(x.shape[1], dtype=kind) if bias is None else bias
+    if not training and running_mean is not None and running_var is not None:
+        scale = torch.rsqrt(running_var + eps) * weight
+        return (x.to(kind) * _per_channel(scale, x) + _per_channel(bias - running_mean * scale, x)).to(x.dtype)
+    positions = x.numel() // (x.shape[0] * x.shape[1])
+    count: Any = x.shape[0] * positions if samples is None else samples.sum().to(kind) * positions
+    y, mean, var = BatchStatisticsNorm.apply(x, weight, bias, eps, samples, count, running_mean, running_var)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    if training and running_mean is not None and running_var is not None:
+        with torch.no_grad():
+            unbiased = var * (count / _at_least_one(count - 1))
+            for running, value in ((running_mean, mean), (running_var, unbiased)):
+                moved = running.mul(1 - momentum).add(value, alpha=momentum)
+                running.copy_(moved if samples is None else torch.where(count > 1, moved, running))
+    return y  # type: ignore[no-any-return]  # as above
+
+
+def _at_least_one(count: Any) -> Any:
+    return count.clamp_min(1) if isinstance(count, Tensor) else max(count, 1)
+
+
+class BatchStatisticsNorm(torch.autograd.Function):
+    """Normalization by the batch's own statistics, which it also returns; saves only its input for backward.
+
+    A batch without a variance is normalized by the running statistics, if there are any.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        eps: float,
+        samples: Tensor | None,
+        count: int | Tensor,
+        running_mean: Tensor | None,
+        running_var: Tensor | None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the normalized input, and the mean and variance of each channel."""
+        wide = x.to(weight.dtype)
+        if samples is None or not isinstance(count, Tensor):
+            var, mean = torch.var_mean(wide, _reduced_axes(x), correction=0)
+        else:
+            mean, var = _masked_statistics(wide, samples, count)
+            if running_mean is not None and running_var is not None:
+                mean, var = torch.where(count > 1, mean, running_mean), torch.where(count > 1, var, running_var)
+        y = (wide - _per_channel(mean, x)) * _per_channel(torch.rsqrt(var + eps) * weight, x) + _per_channel(bias, x)
+        return y.to(x.dtype), mean, var
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+        """Save what the backward pass needs."""
+        x, weight, _, ctx.eps, samples, count, running_mean, _ = inputs
+        _, mean, var = output
+        ctx.mark_non_differentiable(mean, var)
+        ctx.set_materialize_grads(False)
+        ctx.count = None if isinstance(count, Tensor) else count
+        ctx.fewest = 1 if running_mean is None else 2  # values per channel that are normalized by their own statistics
+        ctx.save_for_backward(x, weight, mean, var, *(() if samples is None else (samples, count)))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
+        """Return the gradients of input, weight and bias."""
+        x, weight, mean, var, *masked = ctx.saved_tensors
+        slope = grads[0].to(weight.dtype)
+        scale = torch.rsqrt(var + ctx.eps)
+        normal = (x.to(weight.dtype) - _per_channel(mean, x)) * _per_channel(scale, x)
+        bias_grad = slope.sum(_reduced_axes(x))
+        weight_grad = (slope * normal).sum(_reduced_axes(x))
+        count = _at_least_one(masked[1]) if masked else ctx.count
+        dx = slope - _per_channel(bias_grad / count, x) - normal * _per_channel(weight_grad / count, x)
+        if masked:  # mean and variance depend on the samples alone
+            dx = torch.where(_per_row(masked[0] & (masked[1] >= ctx.fewest), x), dx, slope)
+        return (dx * _per_channel(scale * weight, x)).to(x.dtype), weight_grad, bias_grad, None, None, None, None, None
+
+
+def _masked_statistics(x: Tensor, samples: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
+    """Return mean and biased variance of each channel over the samples, in one pass over the data.
+
+    The values are shifted by one of them, a, and padding is set to 0. From mean m' and variance v' of these N numbers
+    follow those of the n values of samples: m = a + m' N/n and v = v' N/n - (m - a)²(N - n)/N. Since a is near the
+    mean, little cancels.
+    """
+    middle: tuple[Any, ...] = (0, slice(None), *(size // 2 for size in x.shape[2:]))
+    a = x[middle]
+    shifted = torch.where(_per_row(samples, x), x - _per_channel(a, x), 0.0)
+    var, mean = torch.var_mean(shifted, _reduced_axes(x), correction=0)
+    total, n = x.numel() // x.shape[1], _at_least_one(count)
+    mean = mean * (total / n)
+    var = var * (total / n) - mean.square() * ((total - n) / total)
+    return a + mean, var.clamp_min(0)
+
+
+def _reduced_axes(x: Tensor) -> tuple[int, ...]:
+    """Return all axes but that of the channels."""
+    return (0, *range(2, x.dim()))
+
+
+def _per_channel(t: Tensor, x: Tensor) -> Tensor:
+    """Reshape one number per channel to broadcast over `x`."""
+    return t.reshape(-1, *[1] * (x.dim() - 2))
+
+
+def _per_row(t: Tensor, x: Tensor) -> Tensor:
+    """Reshape one number per row to broadcast over `x`."""
+    return t.reshape(-1, *[1] * (x.dim() - 1))
+
+
+class MaskedBatchNorm(TorchFunctionMode):
+    """Lets `F.batch_norm` in training, and so every BatchNorm layer, leave padding rows out of its statistics.
+
+    Args:
+        samples: Which rows of the model's inputs are samples and not padding, [B].
+        rows: How many rows the model's inputs have.
+    """
+
+    def __init__(self, samples: Tensor, rows: int):
+        super().__init__()
+        self.samples, self.rows = samples, rows
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Redirect batch normalization; everything else is called as it is."""
+        return self._redirected(*args, **(kwargs or {})) if func is F.batch_norm else func(*args, **(kwargs or {}))
+
+    def _redirected(
+        self,
+        input: Tensor,
+        running_mean: Tensor | None,
+        running_var: Tensor | None,
+        weight: Tensor | None = None,
+        bias: Tensor | None = None,
+        training: bool = False,
+        momentum: float = 0.1,
+        eps: float = 1e-5,
+    ) -> Tensor:
+        """Take the arguments of `F.batch_norm`."""
+        arguments = (running_mean, running_var, weight, bias, training, momentum, eps)
+        if not training:
+            return F.batch_norm(input, *arguments)
+        return batch_norm(input, *arguments, samples=self._samples_of(input))
+
+    def _samples_of(self, x: Tensor) -> Tensor:
+        """Return which rows of a layer's inputs come from samples; a model may make several rows of one sample."""
+        size, rows = len(self.samples), x.shape[0]
+        if self.rows != size:
+            raise BadInput(
+                f"client.apply got {self.rows} rows in a batch of {size}, and BatchNorm must know which are padding: "
+                f"give apply their weights, such as weight=torch.cat([batch.weight, batch.weight])"
+            )
+        if rows % size:
+            raise BadInput(
+                f"a BatchNorm layer gets {rows} rows for a batch of {size} samples, and must know which are padding: "
+                f"keep one row per sample, or as many for each"
+            )
+        return self.samples.unsqueeze(1).expand(size, rows // size).reshape(rows)
+
+
+def may_normalize_batches(model: nn.Module) -> bool:
+    """Return whether a model may call `F.batch_norm`: it has a BatchNorm layer, or modules with code of their own."""
+    return any(
+        isinstance(module, nn.modules.batchnorm._BatchNorm)
+        or not type(module).__module__.startswith(("torch.", "fedhead."))
+        for module in model.modules()
+    )
