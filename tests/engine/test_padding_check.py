@@ -18,6 +18,7 @@ from fedhead.algorithm.task import LocalTraining, Task
 from fedhead.core.batch import Batch
 from fedhead.core.errors import BadInput
 from fedhead.core.log import warn_once
+from fedhead.core.losses import cross_entropy
 from fedhead.core.optimizers import SGD
 from fedhead.core.tree import Weights
 from fedhead.data.federation import Federation
@@ -168,6 +169,29 @@ def test_a_model_that_mixes_rows_itself_is_refused(kind: str, what: str) -> None
 
 def test_batchnorm_leaves_padding_out_so_its_model_is_accepted() -> None:
     check_model(split(Mixes("fixed"), classifier="fc"))
+
+
+@dataclass(frozen=True)
+class TwoViews(Method):
+    """Both views of a sample in one pass."""
+
+    weighed: bool
+
+    def loss(self, w: Weights, batch: Batch, client: Client) -> Tensor:
+        x = torch.cat([batch.x, client.view(batch)])
+        weight = torch.cat([batch.weight, batch.weight])
+        logits = client.apply(w, x, weight=weight if self.weighed else None).logits
+        return cross_entropy(logits, torch.cat([batch.y, batch.y]), weight)
+
+
+def test_the_weights_of_other_rows_than_those_of_the_batch_are_given() -> None:
+    with pytest.raises(BadInput, match=r"^client\.apply got 8 rows in a batch of 4, .*weight=torch\.cat"):
+        simulate(TwoViews(weighed=False), Loop(), "batch")
+    loop, stack = (
+        simulate(TwoViews(weighed=True), executor, "batch").server["model"] for executor in (Loop(), Stack())
+    )
+    torch.testing.assert_close(loop, stack, atol=1e-10, rtol=0)
+    simulate(TwoViews(weighed=False), Loop(), "group")  # no layer asks
 
 
 def test_a_lone_sample_without_a_variance_is_told_once(caplog: pytest.LogCaptureFixture) -> None:

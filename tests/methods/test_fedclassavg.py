@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from fedhead.algorithm.method import Method
 from fedhead.algorithm.task import LocalTraining
 from fedhead.core import random
+from fedhead.core.batch import Batch
 from fedhead.core.errors import BadInput
 from fedhead.core.optimizers import SGD, Adam
 from fedhead.core.tree import Tree
@@ -69,12 +70,12 @@ def plain_round(simulation: Simulation, method: FedClassAvg) -> tuple[Tree, dict
             table = job.batches(place)[0]
             for step in range(len(table)):
                 batch, _ = table.batch(step, pool)
-                real = batch.weight > 0
+                batch = Batch(*(t[batch.weight > 0] for t in batch))
                 first = model(batch.x)
-                loss = F.cross_entropy(first.logits[real], batch.y[real])
+                loss = F.cross_entropy(first.logits, batch.y)
                 if method.cl:
                     second = model(pool.view(batch.rows, random.fold_in(batch.key, 1)))
-                    loss = loss + contrast(first.h[real], second.h[real], batch.y[real], method)
+                    loss = loss + contrast(first.h, second.h, batch.y, method)
                 now = dict(model.named_parameters())
                 apart = [(now[n] - classifier[n]).flatten() for n in ("classifier.weight", "classifier.bias")]
                 if method.proximal == "mean_squared":  # nn.MSELoss, a parameter after the other

@@ -137,7 +137,7 @@ def test_a_second_round_distils_the_mixture_and_then_trains() -> None:
                 for step in range(len(table)):
                     batch, _ = table.batch(step, source)
                     real = batch.weight > 0
-                    logits = model(batch.x).logits[real]
+                    logits = model(batch.x[real]).logits
                     if source is public:
                         log_q = F.log_softmax(logits / 3.0, dim=1)
                         loss = F.kl_div(log_q, target[batch.rows[real]], reduction="batchmean")

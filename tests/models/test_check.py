@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fedhead.core.errors import BadInput
+from fedhead.core.log import warn_once
 from fedhead.models import MODELS, SplitModel, build, weights
 from fedhead.models.check import check, fix, require
 from fedhead.models.dropout import Dropout
@@ -52,10 +53,15 @@ def test_dropout_is_fixed() -> None:
     assert check(model, (4,), 3) == []
 
 
-def test_batchnorm_is_fixed() -> None:
+def test_batchnorm_is_fixed(caplog: pytest.LogCaptureFixture) -> None:
     model = wrap(nn.Linear(4, 6), nn.BatchNorm1d(6, momentum=None), nn.BatchNorm1d(6, track_running_stats=False))
     assert "stack" in blocks(model)
+    warn_once.cache_clear()
     fix(model)
+    assert [message.partition(":")[0] for message in caplog.messages] == [
+        "BatchNorm with momentum=None",
+        "BatchNorm with track_running_stats=False",
+    ]
     assert check(model, (4,), 3) == []
     assert [model.extractor[i].momentum for i in (2, 3)] == [0.1, 0.1]
     assert sorted(n.rsplit(".", 1)[1] for n in weights(model).buffers) == ["running_mean"] * 2 + ["running_var"] * 2
@@ -64,6 +70,12 @@ def test_batchnorm_is_fixed() -> None:
     assert model.extractor[3].running_mean.abs().sum() > 0
     alone, together = model.eval()(x[:1]).logits, model(x).logits[:1]
     torch.testing.assert_close(alone, together)  # evaluation does not depend on the batch
+
+
+def test_batchnorm_over_several_processes_is_refused() -> None:
+    [found] = check(fix(wrap(nn.Linear(4, 6), nn.SyncBatchNorm(6))), (4,), 3)
+    assert str(found) == "extractor.2: SyncBatchNorm mixes the batches of several processes; use nn.BatchNorm2d"
+    assert found.blocks == "all"
 
 
 def test_mixed_precision_is_fixed() -> None:

@@ -31,6 +31,9 @@ def check_model(
 ) -> list[Check]:
     """Check that a model can be trained on every executor, and says of a sample the same in every batch.
 
+    In training, the rows that fill up a partial batch must change nothing: BatchNorm layers leave them out, and a model
+    that mixes the rows of its batch in another way fails.
+
     Args:
         model: The model, or what a recipe names: a function (input_shape, parameters with defaults) that returns a
             `fedhead.Body` or a `SplitModel`, or its name.
