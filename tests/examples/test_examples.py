@@ -11,11 +11,14 @@ from commands import succeed
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
+NEEDS = {"huggingface.py": ["datasets"], "dataframe_to_onnx.py": ["onnx", "onnxscript", "onnxruntime"]}
+
 
 @pytest.mark.parametrize("example", sorted(path.name for path in EXAMPLES.glob("*.py")))
 def test_python_examples_run(example: str, tmp_path: Path) -> None:
-    if example == "huggingface.py" and importlib.util.find_spec("datasets") is None:
-        pytest.skip("the package datasets is not installed")
+    for package in NEEDS.get(example, ()):
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"the package {package} is not installed")
     assert succeed([sys.executable, str(EXAMPLES / example)], tmp_path)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -360,6 +361,35 @@ class Result(RunMetrics):
         if len(true) != len(predicted):
             raise BadInput(f"x has {len(predicted)} samples but y has {len(true)} labels: they must match")
         return classification_metrics.confusion(true, predicted, federation.classes)
+
+    def export(
+        self,
+        path: str | PathLike[str],
+        *,
+        normalize: bool = False,
+        client: int | None = None,
+        stage: str | None = None,
+    ) -> Path:
+        """Write a trained model to a file that other programs read, and check it against `scores`.
+
+        Args:
+            path: The file; its suffix selects the format: .onnx (needs `fedhead[export]`), .pt2 (`torch.export`), both
+                with any number of samples per batch, or .safetensors (the state dict of `module`).
+            normalize: Whether the file takes samples as they are stored (images as bytes), and normalizes them itself;
+                otherwise it takes normalized ones.
+            client: The client whose own model is written; None: the global model.
+            stage: The stage after which it is taken, such as "ccvr"; None: after the last round.
+
+        Returns:
+            The path.
+
+        Raises:
+            BadInput: If the format can't express the model, a package is missing, or there is no such model.
+        """
+        from fedhead.api.export import export
+
+        export(self.trained.after(stage, client), Path(path), client, normalize)
+        return Path(path)
 
     # -- how it is shown --------------------------------------------------------------------------
     def __repr__(self) -> str:

@@ -19,6 +19,7 @@ from fedhead.cli import benching as benching
 from fedhead.cli import calibrating as calibrating
 from fedhead.cli import creating as creating
 from fedhead.cli import deploying as deploying
+from fedhead.cli import exporting as exporting
 from fedhead.cli import inspecting as inspecting
 from fedhead.cli import reproducing as reproducing
 from fedhead.cli import running as running

@@ -1,0 +1,226 @@
+"""Trained models as files for other programs: ONNX, PyTorch's exported programs, and plain weights.
+
+What is written is read again and compared with the run's own predictions before it is put in its place, so that a file
+that is there is right.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from fedhead.api.trained import StateAfter
+from fedhead.core.errors import BadInput, first_line
+from fedhead.core.treefile import atomic
+from fedhead.models.split_model import SplitModel, load
+
+SUFFIXES = (".onnx", ".pt2", ".safetensors")
+SAMPLES = 5  # that a file is checked with, and two of them alone
+TOLERANCE = {"cpu": 1e-5, "cuda": 1e-3}  # of the scores, relative to the largest; a GPU may have computed in TF32
+OPSET = 20
+_LARGE = 1_500_000_000  # bytes of weights from which on ONNX needs a second file
+
+
+class Network(nn.Module):
+    """What is exported: inputs to scores, with the normalization before it where that is asked for.
+
+    Args:
+        model: The model with its trained weights.
+        transform: Normalizes inputs; None: they are normalized already.
+        names: Names of the inputs, where there are several.
+    """
+
+    def __init__(self, model: SplitModel, transform: Callable[[Any], Any] | None, names: tuple[str, ...]):
+        super().__init__()
+        self.model, self.transform, self.names = model, transform, names
+
+    def forward(self, *tensors: Tensor) -> Tensor:
+        """Return the scores of the classes."""
+        x: Any = dict(zip(self.names, tensors, strict=True)) if self.names else tensors[0]
+        if self.transform is not None:
+            x = self.transform(x)
+        logits: Tensor = self.model(x).logits
+        return logits
+
+
+def export(state: StateAfter, path: Path, client: int | None, normalize: bool) -> None:
+    """Write a model to a file; see `fedhead.Result.export`."""
+    if path.suffix not in SUFFIXES:
+        raise BadInput(f"{path}: a model's file ends in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}")
+    if path.suffix == ".safetensors":
+        if normalize:
+            raise BadInput(f"{path}: a file of weights can't hold the normalization; leave out normalize")
+        _write(path, lambda draft: _save_weights(state.module(client), draft))
+        return
+    network, inputs, expected = _network(state, client, normalize)
+    if path.suffix == ".pt2":
+        _write(path, lambda draft: _save_program(network, inputs, expected, draft, path))
+    else:
+        _write(path, lambda draft: _save_onnx(network, inputs, expected, draft, path))
+
+
+def _network(state: StateAfter, client: int | None, normalize: bool) -> tuple[Network, tuple[Tensor, ...], Tensor]:
+    """Return the network, samples as it takes them, and the run's own scores of these."""
+    clients = copy.copy(state.clients)
+    clients.bf16 = False  # a file has the weights as they are kept
+    state = replace(state, clients=clients)
+    federation = clients.federation
+    template = clients.task.model if client is None else clients.task_of(client).model
+    model = copy.deepcopy(template).cpu().float()
+    load(model, state.weights(client).to("cpu").part("extractor", "projection", "classifier"))
+    stored = _samples(federation)
+    expected = state.scores(stored, client).cpu()
+    x: Any = stored if normalize else federation.transform(stored)
+    names = tuple(x) if isinstance(x, Mapping) else ()
+    tensors = tuple(x.values()) if isinstance(x, Mapping) else (x,)
+    inputs = tuple(t.float() if t.is_floating_point() else t for t in tensors)
+    network = Network(model.eval(), federation.transform if normalize else None, names).eval()
+    with torch.no_grad():
+        worst = _distance(network(*inputs), expected)
+    if worst > TOLERANCE[clients.device.type]:
+        raise BadInput(
+            f"export: {state.algorithm.name} predicts by a rule of its own, which its weights alone do not hold "
+            f"(scores differ by {worst:.1e}): use predict"
+        )
+    return network, inputs, expected
+
+
+def _samples(federation: Any) -> Any:
+    """A few samples: of the federation where its data is here, else made up."""
+    from fedhead.core.random import generator, key
+
+    held = federation.train.x
+    rows = len(federation.train.y)
+    numbers = generator(key("export"))
+
+    def some(t: Tensor) -> Tensor:
+        if rows:
+            return t[[i % rows for i in range(SAMPLES)]]
+        shape = (SAMPLES, *t.shape[1:])
+        if t.dtype in (torch.int64, torch.bool):
+            return torch.ones(shape, dtype=t.dtype)  # any vocabulary has a token 1, and masks are full
+        made = torch.rand(shape, generator=numbers)
+        return made if t.is_floating_point() else (255 * made).to(t.dtype)
+
+    return {name: some(t) for name, t in held.items()} if isinstance(held, Mapping) else some(held)
+
+
+# -- files ------------------------------------------------------------------------------------------
+def _write(path: Path, save: Callable[[Path], None]) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with atomic(path) as draft:
+            save(draft)
+    except OSError as error:
+        raise BadInput(f"{path} can't be written to: {error.strerror or first_line(error)}") from error
+
+
+def _save_weights(module: nn.Module, draft: Path) -> None:
+    tensors = {name: t.detach().clone().contiguous() for name, t in module.state_dict().items()}
+    save_file(tensors, draft)
+    read = load_file(draft)
+    assert all(torch.equal(read[name], t) for name, t in tensors.items()), "safetensors stores what it is given"
+
+
+def _save_program(network: Network, inputs: tuple[Tensor, ...], expected: Tensor, draft: Path, path: Path) -> None:
+    with _quiet():
+        try:
+            program = torch.export.export(network, inputs, dynamic_shapes=_dynamic(inputs), strict=False)
+            torch.export.save(program, draft)
+        except Exception as error:  # tracing runs the user's forward, which may raise any exception
+            raise BadInput(
+                f"{path}: torch.export can't express this model ({_reason(error)}); write a .safetensors file instead"
+            ) from error
+        read: Any = torch.export.load(draft).module()
+    with torch.no_grad():
+        _check(path, lambda *x: read(*x), inputs, expected)
+
+
+def _save_onnx(network: Network, inputs: tuple[Tensor, ...], expected: Tensor, draft: Path, path: Path) -> None:
+    missing = [name for name in ("onnx", "onnxscript") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise BadInput(f"{path}: this needs {' and '.join(missing)}: install them with pip install 'fedhead[export]'")
+    weights = sum(t.nbytes for t in network.state_dict().values())
+    with _quiet():
+        try:
+            torch.onnx.export(
+                network,
+                inputs,
+                draft,
+                dynamo=True,
+                verbose=False,
+                input_names=list(network.names) or ["x"],
+                output_names=["scores"],
+                dynamic_shapes=_dynamic(inputs),
+                opset_version=OPSET,
+                external_data=weights > _LARGE,
+            )
+        except Exception as error:  # tracing runs the user's forward, which may raise any exception
+            raise BadInput(
+                f"{path}: ONNX can't express this model ({_reason(error)}); write a .pt2 or .safetensors file instead"
+            ) from error
+    if importlib.util.find_spec("onnxruntime") is None:
+        return
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(str(draft), providers=["CPUExecutionProvider"])
+    names = [given.name for given in session.get_inputs()]
+
+    def run(*tensors: Tensor) -> Tensor:
+        given = {name: np.asarray(t.numpy()) for name, t in zip(names, tensors, strict=True)}
+        return torch.from_numpy(session.run(["scores"], given)[0])
+
+    _check(path, run, inputs, expected)
+
+
+def _dynamic(inputs: tuple[Tensor, ...]) -> dict[str, Any]:
+    batch = torch.export.Dim("batch")
+    return {"tensors": tuple({0: batch} for _ in inputs)}
+
+
+def _check(path: Path, read: Callable[..., Tensor], inputs: tuple[Tensor, ...], expected: Tensor) -> None:
+    """Refuse a file that gives other scores, for all samples at once or for one alone."""
+    for count in (SAMPLES, 1):
+        worst = _distance(read(*(t[:count] for t in inputs)), expected[:count])
+        if not worst <= TOLERANCE["cuda" if torch.cuda.is_available() else "cpu"]:
+            raise BadInput(f"{path} was not written: its scores differ from predict's by {worst:.1e}")
+
+
+def _distance(found: Tensor, expected: Tensor) -> float:
+    """The largest difference, relative to the largest score if that is above 1."""
+    finite = expected.isfinite()
+    scale = max(1.0, float(expected[finite].abs().max()) if finite.any() else 1.0)
+    return float((found.float() - expected)[finite].abs().max()) / scale if finite.any() else 0.0
+
+
+def _reason(error: Exception) -> str:
+    """The innermost cause in one line: exporters wrap it in pages of advice."""
+    inner: BaseException = error
+    while inner.__cause__ is not None:
+        inner = inner.__cause__
+    return first_line(inner)[:200]
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Leave out what exporters log and warn of: what matters is checked afterwards."""
+    level = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(level)
