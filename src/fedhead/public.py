@@ -71,10 +71,12 @@ from fedhead.data.federation import Federation as Federation
 from fedhead.data.partition import Partition as Partition
 from fedhead.data.partition_registry import PARTITIONS as PARTITIONS
 from fedhead.data.partition_registry import partition as partition
-from fedhead.engine.classification_metrics import METRICS as METRICS
-from fedhead.engine.classification_metrics import metric as metric
+from fedhead.engine.metric_registry import METRICS as METRICS
+from fedhead.engine.metric_registry import Undefined as Undefined
+from fedhead.engine.metric_registry import metric as metric
 from fedhead.engine.metrics import StageResult as StageResult
 from fedhead.engine.outliers import OutlierPolicy as OutlierPolicy
+from fedhead.engine.predictions import Predictions as Predictions
 from fedhead.engine.rounds import Snapshot as Snapshot
 from fedhead.executors.job import Executor as Executor
 from fedhead.executors.job import Job as Job

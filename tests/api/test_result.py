@@ -57,7 +57,7 @@ def run() -> fh.Result:
         lr=0.1,
         batch_size=8,
         stages=[fh.CCVR(samples=30, epochs=2), "finetune"],
-        metrics=["macro_f1"],
+        metrics=["f1"],
         executor="loop",
         device="cpu",
     )
@@ -67,7 +67,7 @@ def test_records_are_data_frames(run: fh.Result) -> None:
     history = run.history
     assert history.index.tolist() == [1, 2, 3]
     assert history["accuracy"].tolist() == [row["accuracy"] for row in run.rows]
-    assert history["macro_f1"].iloc[-1] == run.metrics["macro_f1"]
+    assert history["f1"].iloc[-1] == run.metrics["f1"]
     assert run.clients["samples"].sum() == run.partition.to_numpy().sum()
     assert run.clients["accuracy"].mean() == pytest.approx(run.personal)
     assert run.clients["accuracy_finetune"].tolist() == pytest.approx(run.stages["finetune"].metrics["clients"])
@@ -127,7 +127,8 @@ def test_batchnorm_without_running_statistics_is_given_those_it_was_trained_with
 
 def test_predictions_are_tested_as_the_run_tests_them(run: fh.Result) -> None:
     held = run.trained.clients.federation.test
-    assert run.evaluate(held.x, held.y, ["macro_f1"]) == {"accuracy": run.accuracy, **run.metrics}
+    found = run.evaluate(held.x, held.y, ["f1"])
+    assert found == {"accuracy": run.accuracy, "loss": pytest.approx(run.test_loss), **run.metrics}
     assert run.evaluate(held.x, held.y, stage="ccvr")["accuracy"] == run.stages["ccvr"].accuracy
     names = np.array(["a", "<b>", "c"])
     assert run.evaluate(held.x, names[held.y])["accuracy"] == run.accuracy

@@ -64,7 +64,7 @@ def test_objects_stand_for_names() -> None:
         ({"method": 3}, "method is int: give a name or a method"),
         ({"stages": "ccvr"}, r"stages is 'ccvr': give a list, such as \['ccvr'\]"),
         ({"stages": [fedhead.FedProx]}, "FedProx is no stage: let FedProx inherit from fedhead.Stage"),
-        ({"metrics": "macro_f1"}, r"metrics is 'macro_f1': give a list, such as \['macro_f1'\]"),
+        ({"metrics": "f1"}, r"metrics is 'f1': give a list, such as \['f1'\]"),
         ({"uploads": [dict]}, "dict is no upload: let dict inherit from fedhead.Upload"),
         ({"metrics": [lambda a, b: 0]}, r"lambda takes \(a, b\), a metric is called with \(confusion\)"),
         ({"executor": dict}, "dict is no executor: let dict inherit from fedhead.Executor"),

@@ -195,7 +195,7 @@ def test_components_with_names_are_written_as_a_recipe_has_them(tmp_path: Path) 
         uploads=[fh.Clip(2.0), "half"],
         aggregator=fh.CoordinateMedian(),
         outliers="drop(norm=5)",
-        metrics=["macro_f1"],
+        metrics=["f1"],
         optimizer=fh.Adam(0.01),
         executor="loop",
         device="cpu",

@@ -22,11 +22,11 @@ def test_personal_accuracy_is_named_as_such(capsys: pytest.CaptureFixture[str]) 
     with progress(3, quiet=False) as tell:
         tell("fedavg", {"round": 1, "accuracy": 91.234, "personal": 80.0})
         tell("local", {"round": 1, "accuracy": None, "personal": 80.0})
-        tell("local", {"round": 2})
+        tell("local", {"round": 2, "train_loss": 0.12345})
     assert capsys.readouterr().err.splitlines() == [
         "fedavg: round 1, accuracy 91.23 %",
         "local: round 1, personal accuracy 80.00 %",
-        "local: round 2",
+        "local: round 2, loss 0.123",
     ]
 
 

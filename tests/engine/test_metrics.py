@@ -8,6 +8,7 @@ import torch
 from fedhead.core.tree import Tree
 from fedhead.engine import evaluation
 from fedhead.engine.metrics import Row, RunMetrics, StageResult
+from fedhead.engine.predictions import Predictions
 
 
 class Written(RunMetrics):
@@ -64,9 +65,14 @@ def test_bytes_and_seconds_are_of_rounds_and_stages_but_a_clients_bytes_of_round
 
 
 def test_what_was_not_tested_has_no_accuracy() -> None:
-    right, y = torch.tensor([True, False, True, True]), torch.tensor([0, 0, 2, 2])
-    assert evaluation.per_class(right, y, 4) == [50.0, None, 100.0, None]
-    assert evaluation.accuracy(right) == 75.0
-    assert evaluation.accuracy(right[:0]) is None
+    def test(y: list[int], predicted: list[int]) -> Predictions:
+        losses = torch.arange(len(y), dtype=torch.float64)
+        return Predictions(torch.tensor(y, dtype=torch.int64), torch.tensor(predicted, dtype=torch.int64), losses, 4)
+
+    found = test([0, 0, 2, 2], [0, 1, 2, 2])
+    assert evaluation.per_class(found) == [50.0, None, 100.0, None]
+    assert (evaluation.accuracy(found), evaluation.loss(found)) == (75.0, 1.5)
+    assert (evaluation.accuracy(test([], [])), evaluation.loss(test([], []))) == (None, None)
     assert evaluation.mean([40.0, None, 60.0]) == 50.0
-    assert evaluation.mean([None]) is None
+    assert evaluation.weighted_mean([40.0, None, 60.0], [1, 5, 3]) == 55.0
+    assert evaluation.mean([None]) is evaluation.weighted_mean([None], [1]) is None

@@ -18,7 +18,7 @@ from fedhead.core import batching
 from fedhead.core.batch import Batch
 from fedhead.core.errors import BadInput
 from fedhead.core.optimizers import SGD
-from fedhead.engine import evaluation
+from fedhead.engine.predictions import summarize
 from fedhead.engine.rounds import run_stage, train_round
 from fedhead.engine.server import make_downlink
 from fedhead.engine.simulation import Simulation
@@ -84,18 +84,21 @@ def test_every_methods_personal_models_stacked(name: str, norm: str) -> None:
     ((job, rows),) = work(simulation)
     for budget in (MemoryBudget(), MemoryBudget(samples=3), MemoryBudget(clients=2), None):
         found = forward.personal(job, simulation.test, rows, budget, scores)
-        right = forward.personal(job, simulation.test, rows, budget)
+        summary = forward.personal(job, simulation.test, rows, budget, summarize)
         assert budget is None or not budget.one_by_one
-        for place, (mine, hits) in enumerate(zip(found, right, strict=True)):
+        for place, (mine, short) in enumerate(zip(found, summary, strict=True)):
             expected = plain(job, place, simulation, rows[place])
             torch.testing.assert_close(mine, expected, atol=1e-10, rtol=1e-10)
-            assert torch.equal(hits, expected.argmax(1) == simulation.test.y[torch.from_numpy(rows[place])])
+            y = simulation.test.y[torch.from_numpy(rows[place])]
+            assert torch.equal(short[:, 0].long(), expected.argmax(1))
+            losses = torch.nn.functional.cross_entropy(expected, y, reduction="none")
+            torch.testing.assert_close(short[:, 1], losses.double(), atol=1e-10, rtol=1e-10)
 
 
 def accuracies(simulation: Simulation, executor: Executor) -> list[float | None]:
     found = simulation.using(executor).evaluate(simulation.method, simulation.server, simulation.states, 1)
     assert found is not None
-    return found.clients
+    return found.accuracy
 
 
 def test_accuracies_are_those_of_one_client_after_another_and_none_without_samples() -> None:
@@ -276,4 +279,3 @@ def test_testing_draws_no_batches_but_knows_how_many_there_would_be() -> None:
     ((job, _),) = work(simulation)
     drawn = simulation.jobs(simulation.method, simulation.server, simulation.states, job.clients, 2)[0]
     assert torch.equal(job.stacked_inputs().steps, drawn.stacked_inputs().steps)
-    assert evaluation.accuracy(torch.zeros(0)) is None

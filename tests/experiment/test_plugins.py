@@ -41,7 +41,7 @@ method: {0}FedMine
 method.mu: 0.1
 stages: ["{0}Shrink"]
 stage.{0}Shrink.factor: 0.25
-metrics: ["{0}recall_of_first", macro_f1]
+metrics: ["{0}recall_of_first", f1]
 clients: 4
 rounds: 3
 batch_size: 16
@@ -56,7 +56,7 @@ method: fedmine
 method.mu: 0.1
 stages: [shrink]
 stage.shrink.factor: 0.25
-metrics: [first_recall, macro_f1]
+metrics: [first_recall, f1]
 clients: 4
 rounds: 3
 batch_size: 16
@@ -96,7 +96,7 @@ def test_a_file_a_module_and_entry_points_train_alike(site: Path, beside: Path, 
     results = [execute(load(recipe), tmp_path / recipe.stem, LOOP) for recipe in recipes]
     assert rows(tmp_path / "mine") == rows(tmp_path / "module") == rows(tmp_path / "entry")
     assert all(set(result["stages"]) == {"Shrink"} for result in results)
-    assert {*results[2]["metrics"]} == {"first_recall", "macro_f1"}
+    assert {*results[2]["metrics"]} == {"first_recall", "f1"}
     kinds = {entry["kind"]: entry for entry in RunFolder.open(tmp_path / "entry").environment()["components"]}
     assert set(kinds) == {"method", "stage", "model", "head", "dataset", "partition", "metric", "upload", "aggregator"}
     assert kinds["method"] == {
@@ -207,7 +207,7 @@ def test_all_eleven_kinds_in_a_file_beside_the_recipe_from_another_folder(
     assert {entry["name"] for entry in begun["components"]} == {
         "federal.py:moons", "federal.py:halves", "federal.py:net", "federal.py:Cosine", "federal.py:Rounded",
         "federal.py:Shortest",
-        "federal.py:FedMine", "federal.py:Shrink", "federal.py:recall_of_first", "macro_f1", "federal.py:MyLoop",
+        "federal.py:FedMine", "federal.py:Shrink", "federal.py:recall_of_first", "f1", "federal.py:MyLoop",
     }  # fmt: skip
     assert call(["analyse", "federal.py:sizes", str(run), "--device", "cpu"]) == 0, capsys.readouterr().err
     assert json.loads((run / "analysis" / "sizes.json").read_text()) == {str(run): 2 * 12 + 12 + 12 * 2}

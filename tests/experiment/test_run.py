@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from mixed import perceptron
 from small import network
 
+from fedhead.cli import call
 from fedhead.core.errors import BadInput
 from fedhead.deploy import local_run
 from fedhead.engine.metrics import Row
@@ -150,10 +153,10 @@ def test_a_folder_that_is_taken_is_refused_before_any_data_is_read(
 
 
 def test_metrics_of_several_seeds_are_averaged(tmp_path: Path) -> None:
-    recipe = load("digits", ["rounds=1", "subset=200", "seeds=[0,1]", "metrics=[macro_f1]"])
+    recipe = load("digits", ["rounds=1", "subset=200", "seeds=[0,1]", "metrics=[f1]"])
     found = execute_seeds(recipe, tmp_path / "run", Settings(executor="loop"), on_row=lambda row: None)
-    each = [run["metrics"]["macro_f1"] for run in found["runs"]]
-    assert found["metrics"] == {"macro_f1": pytest.approx(sum(each) / 2)}
+    each = [run["metrics"]["f1"] for run in found["runs"]]
+    assert found["metrics"] == {"f1": pytest.approx(sum(each) / 2)}
 
 
 def test_a_run_that_was_killed_before_its_first_file_is_begun_anew(tmp_path: Path) -> None:
@@ -169,3 +172,20 @@ def test_a_file_in_place_of_a_run_folder_is_named(tmp_path: Path) -> None:
     (tmp_path / "run").write_text("")
     with pytest.raises(BadInput, match="is a file, not a folder"):
         execute(RECIPE, tmp_path / "run", resume=True)
+
+
+def test_a_metric_without_a_value_is_said_in_the_result_and_by_the_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = ["digits", "rounds=1", "subset=200", "metrics=[worst_client, f1]", "--out", str(tmp_path / "run")]
+    for more in ([], ["--resume"]):  # the second only reads the result
+        assert call(["run", *recipe, *more]) == 0
+        shown = capsys.readouterr().out
+        assert "worst_client – (no client has test samples of its own: set client_test)" in shown
+        assert re.search(r"^f1 +0\.\d{4}$", shown, flags=re.MULTILINE)
+    result = RunFolder.open(tmp_path / "run").result()
+    assert result is not None
+    assert result["metrics"]["worst_client"] is None
+    assert np.sum(result["confusion"]) == 360
+    assert result["train_loss"] > 0
+    assert result["test_loss"] > 0

@@ -51,10 +51,12 @@ class Reply(NamedTuple):
     Args:
         send: What is sent to the server.
         keep: The client's new state, which stays with it.
+        losses: The mean loss of the local steps under `train`; the engine fills it in.
     """
 
     send: Tree
     keep: Tree
+    losses: Tree = Tree()
 
 
 @dataclass(frozen=True)

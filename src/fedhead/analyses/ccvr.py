@@ -15,7 +15,7 @@ from fedhead.analyses.registry import AnalysisOptions, AnalysisReport, analysis,
 from fedhead.core.batch import Output
 from fedhead.core.errors import BadInput
 from fedhead.core.tree import Weights
-from fedhead.engine.server import global_accuracy
+from fedhead.engine.server import evaluate_global_model
 from fedhead.experiment.reopen import Trained, fresh
 from fedhead.models.split_model import classify
 from fedhead.stages.ccvr import CCVR
@@ -113,7 +113,7 @@ def analyze_separability(runs: Sequence[Trained], options: AnalysisOptions) -> A
             run.simulation.task.model, w.part("classifier"), statistics, options.samples or 500, options.seed
         )
         simulation = run.simulation
-        before = global_accuracy(
+        before = evaluate_global_model(
             simulation.method, simulation.server, simulation.task, simulation.test, simulation.bf16
         )["accuracy"]
         assert isinstance(before, float)

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 def history(rows: Sequence[Row]) -> pd.DataFrame:
     """Return one line per round with everything that is one number; metrics have columns of their own.
 
-    >>> history([{"round": 1, "accuracy": 50.0, "metrics": {"macro_f1": 0.4}, "clients": [50.0]}])
-           accuracy  macro_f1
+    >>> history([{"round": 1, "accuracy": 50.0, "metrics": {"f1": 0.4}, "clients": [50.0]}])
+           accuracy   f1
     round
-    1          50.0       0.4
+    1          50.0  0.4
     """
     import pandas as pd
 

@@ -24,9 +24,10 @@ from fedhead.core.inputs import map_inputs
 from fedhead.core.tree import Tree, Weights
 from fedhead.data import labels
 from fedhead.data.labels import Classes
-from fedhead.engine import classification_metrics
-from fedhead.engine.classification_metrics import Metric
+from fedhead.engine import evaluation, metric_registry
+from fedhead.engine.metric_registry import MetricFunction
 from fedhead.engine.metrics import Row, RunMetrics, StageResult
+from fedhead.engine.predictions import Predictions, client_predictions
 from fedhead.engine.rounds import FinishedRun, run_stage
 from fedhead.experiment.experiment import Experiment
 from fedhead.experiment.recipe import Recipe
@@ -304,7 +305,7 @@ class Result(RunMetrics):
         self,
         x: Any,
         y: Any,
-        metrics: Sequence[str | Metric] = (),
+        metrics: Sequence[str | MetricFunction] = (),
         client: int | None = None,
         stage: str | None = None,
     ) -> dict[str, Any]:
@@ -313,20 +314,23 @@ class Result(RunMetrics):
         Args:
             x: Samples like those that the federation was made of.
             y: Their labels.
-            metrics: Further metrics by name, or functions of the confusion matrix.
+            metrics: Further metrics by name, or functions, as `fedhead.run` takes them.
             client: The client whose own model is tested; None: the global model.
             stage: The stage after which it is tested; None: after the last round.
 
         Returns:
-            The accuracy in per cent and the metrics, by name.
+            The accuracy in per cent, the loss (mean cross entropy) and the metrics, by name; NaN for a metric that has
+            no value for these samples.
 
         Raises:
-            BadInput: If x or y can't be used, or a metric is unknown.
+            BadInput: If x or y can't be used, or a metric is unknown or of the clients' accuracies.
         """
-        found = classification_metrics.find(metrics)
-        counts = self._counted(x, y, client, stage)
-        accuracy = 100 * float(np.trace(counts)) / int(counts.sum())
-        return {"accuracy": accuracy, **classification_metrics.measure(found, counts)}
+        found = metric_registry.find(metrics)
+        if several := [name for name, one in found.items() if one.of_clients]:
+            raise BadInput(f"metric {several[0]} is of all clients' accuracies: one model on given samples has none")
+        tested = self._tested(x, y, client, stage)
+        values = metric_registry.measure(found, tested).values
+        return {"accuracy": evaluation.accuracy(tested), "loss": evaluation.loss(tested), **values}
 
     def confusion(
         self, x: Any = None, y: Any = None, client: int | None = None, stage: str | None = None
@@ -350,17 +354,17 @@ class Result(RunMetrics):
             if held is None:
                 raise BadInput("confusion: the federation has no global test set: give x and y")
             x, y = map_inputs(lambda t: t.cpu(), held.x), held.y.cpu()
-        return frames.confusion(self._counted(x, y, client, stage), self.record.class_names)
+        return frames.confusion(self._tested(x, y, client, stage).confusion, self.record.class_names)
 
-    def _counted(self, x: Any, y: Any, client: int | None, stage: str | None) -> NDArray[np.int64]:
+    def _tested(self, x: Any, y: Any, client: int | None, stage: str | None) -> Predictions:
         trained = self.trained
         federation = trained.clients.federation
         read = labels.read(y, "y")
         true = Classes.known(read, federation.names, federation.classes).encode(read, "y")
-        predicted = torch.from_numpy(self.predict(x, client, stage))
-        if len(true) != len(predicted):
-            raise BadInput(f"x has {len(predicted)} samples but y has {len(true)} labels: they must match")
-        return classification_metrics.confusion(true, predicted, federation.classes)
+        scores = torch.from_numpy(self.scores(x, client, stage))
+        if len(true) != len(scores):
+            raise BadInput(f"x has {len(scores)} samples but y has {len(true)} labels: they must match")
+        return client_predictions(scores, true, federation.classes, scored=True)
 
     def export(
         self,

@@ -20,8 +20,8 @@ from fedhead.core.calls import read_call
 from fedhead.core.errors import BadInput
 from fedhead.core.optimizers import SGD, Adam, Optimizer, make_optimizer
 from fedhead.data.federation import Federation
-from fedhead.engine import classification_metrics
-from fedhead.engine.classification_metrics import Metric
+from fedhead.engine import metric_registry
+from fedhead.engine.metric_registry import Metric, MetricFunction
 from fedhead.engine.outliers import OutlierPolicy
 from fedhead.engine.rounds import Snapshot
 from fedhead.executors.job import Executor
@@ -61,7 +61,7 @@ def run(
     uploads: Sequence[Upload | type[Upload] | str] = (),
     aggregator: Aggregator | type[Aggregator] | str | None = None,
     outliers: OutlierPolicy | str | None = None,
-    metrics: Sequence[str | Metric] = (),
+    metrics: Sequence[str | MetricFunction] = (),
     seed: int = 0,
     assign: Sequence[int] | None = None,
     evaluate_every: int = 1,
@@ -217,7 +217,7 @@ def _refuse_kinds(
     if not isinstance(model, str | Sequence) and not callable(model):
         raise BadInput(f"model is {type(model).__name__}: give a name, fedhead.split(model, classifier='…'), or a list")
     lists = {"stages": (stages, "['ccvr']"), "uploads": (uploads, "['clip(1.0)', 'half']")}
-    for what, (given, example) in (lists | {"metrics": (metrics, "['macro_f1']")}).items():
+    for what, (given, example) in (lists | {"metrics": (metrics, "['f1']")}).items():
         if isinstance(given, str) or not isinstance(given, Sequence):
             raise BadInput(f"{what} is {given!r}: give a list, such as {example}")
     if on_round is not None and not callable(on_round):
@@ -246,9 +246,9 @@ def _refuse_resumption(out: Any, resume: Any) -> None:
         raise BadInput("resume: which run is to go on? Give its folder, out='runs/…'")
 
 
-def _metrics(asked: Sequence[str | Metric], classes: int) -> dict[str, Metric]:
-    found = classification_metrics.find(asked)
-    classification_metrics.check(found, classes)
+def _metrics(asked: Sequence[str | MetricFunction], classes: int) -> dict[str, Metric]:
+    found = metric_registry.find(asked)
+    metric_registry.check(found, classes)
     return found
 
 

@@ -144,7 +144,8 @@ def _print_result(result: Row) -> None:
     if result["personal"] is not None:
         print(f"personal    {_percent([r['personal'] for r in runs])}{many}")
     for name, value in result.get("metrics", {}).items():
-        print(f"{name:<11} {value:.4f}")
+        why = result.get("notes", {}).get(name, "no value")
+        print(f"{name:<11} {f'– ({why})' if value is None else f'{value:.4f}'}")
     for name in result["stages"]:
         found = [(word, [r["stages"][name][word] for r in runs]) for word in ("accuracy", "personal")]
         shown = [f"{word} {_percent(values)}" for word, values in found if values != [None] * len(runs)]

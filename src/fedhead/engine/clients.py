@@ -7,7 +7,7 @@ very code.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -27,8 +27,11 @@ from fedhead.core.tree import Tree
 from fedhead.data.pool import Pool
 from fedhead.engine import compatibility, evaluation, robust_mean, sampling
 from fedhead.engine.client_states import ClientStates
+from fedhead.engine.evaluation import ClientTest
+from fedhead.engine.metric_registry import NO_METRICS, Metric
 from fedhead.engine.outliers import OutlierPolicy
 from fedhead.engine.padding_check import PaddingCheck
+from fedhead.engine.predictions import client_predictions, summarize
 from fedhead.engine.prefetch import DrawArguments, Prefetcher
 from fedhead.engine.server import Downlink
 from fedhead.executors import forward
@@ -230,22 +233,27 @@ class Clients:
         return np.arange(0 if self.public is None else len(self.public), dtype=np.int64)
 
     # -- evaluation -------------------------------------------------------------------------------
-    def own_accuracies(
+    def own_tests(
         self,
         algorithm: Algorithm,
         downlink: Downlink,
         states: ClientStates,
         round: int,
         executor: Executor | None = None,
-    ) -> dict[int, float | None]:
-        """Return the accuracy of each addressed client on its own test samples; `executor` is the run's."""
+        metrics: Mapping[str, Metric] = NO_METRICS,
+    ) -> dict[int, ClientTest]:
+        """Test each addressed client's model on its own test samples; `executor` is the run's."""
         local = self.federation.client_test
         assert local is not None, "asked only where clients have test samples"
         pool = self.pool if self.federation.client_test_from == "train" else self.test
         assert pool is not None, "local test rows point into the test set"
-        found: dict[int, float | None] = {}
+        found: dict[int, ClientTest] = {}
+        keep_scores = any(one.needs_scores for one in metrics.values())
         for job in self.work(algorithm, downlink, states, round, trains=False):
             budget = self.budgets[self.assign[job.clients[0]]] if use_stacks(self.device, executor) else None
-            right = forward.personal(job, pool, [local[k] for k in job.clients], budget)
-            found.update({k: evaluation.accuracy(hits) for k, hits in zip(job.clients, right, strict=True)})
+            rows = [local[k] for k in job.clients]
+            each = forward.personal(job, pool, rows, budget, forward.scores if keep_scores else summarize)
+            for k, mine, own in zip(job.clients, rows, each, strict=True):
+                y = pool.y[torch.from_numpy(mine).to(pool.device)]
+                found[k] = evaluation.client_test(client_predictions(own, y, self.task.classes, keep_scores), metrics)
         return found

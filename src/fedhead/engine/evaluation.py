@@ -1,38 +1,138 @@
-"""Evaluation: accuracies in per cent, over the global test set and over every client's own."""
+"""Evaluation: what records hold of a test, of the global model and of every client's own."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
-import numpy as np
-import torch
-from torch import Tensor
-
-from fedhead.data.pool import Pool
+from fedhead.engine.metric_registry import Measured, Metric, measure
+from fedhead.engine.metrics import Row
+from fedhead.engine.predictions import Predictions
 
 
-@torch.no_grad()
-def predictions(scores: Callable[[Any], Tensor], pool: Pool, batch: int = 1024) -> Tensor:
-    """The class with the best score, for each sample."""
-    places = torch.arange(len(pool), device=pool.device)
-    found = [scores(pool.view(part, None)).argmax(-1) for part in torch.split(places, batch)]
-    return torch.cat(found) if found else torch.zeros(0, dtype=torch.int64, device=pool.device)
+@dataclass(frozen=True)
+class ClientTests:
+    """How the clients' own models did on the clients' own samples; None for a client without any.
+
+    Attributes:
+        accuracy: Per cent, of each client.
+        loss: The mean cross entropy, of each client.
+        samples: Test samples of each client.
+        steps: Accuracies at the states on the way of a stage.
+        metrics: Further metrics of each client, by name.
+        notes: Why some of these are NaN, by name.
+    """
+
+    accuracy: list[float | None]
+    loss: list[float | None]
+    samples: list[int]
+    steps: dict[str, list[float | None]] = field(default_factory=dict)
+    metrics: dict[str, list[float | None]] = field(default_factory=dict)
+    notes: dict[str, str] = field(default_factory=dict)
 
 
-def accuracy(right: Tensor) -> float | None:
+@dataclass(frozen=True)
+class ClientTest:
+    """The test of one client's own model."""
+
+    accuracy: float | None
+    loss: float | None
+    measured: Measured = field(default_factory=Measured)
+
+
+def client_test(predictions: Predictions, metrics: Mapping[str, Metric]) -> ClientTest:
+    """Return what is recorded of the test of one client's own model."""
+    return ClientTest(accuracy(predictions), loss(predictions), measure(metrics, predictions))
+
+
+def client_tests(
+    each: Sequence[ClientTest | None], samples: list[int], steps: dict[str, list[float | None]]
+) -> ClientTests:
+    """Collect the tests of all clients; None for one that was not tested."""
+    names = dict.fromkeys(name for one in each if one is not None for name in one.measured.values)
+    undefined = {name: [k for k, one in enumerate(each) if one and name in one.measured.notes] for name in names}
+    notes = {}
+    for name, clients in undefined.items():
+        if clients:
+            first = each[clients[0]]
+            assert first is not None, "listed just above"
+            reason = f"client {clients[0]}: {first.measured.notes[name]}"
+            notes[f"client_metrics.{name}"] = f"no value for {len(clients)} of {len(each)} clients ({reason})"
+    return ClientTests(
+        [None if one is None else one.accuracy for one in each],
+        [None if one is None else one.loss for one in each],
+        samples,
+        steps,
+        {name: [None if one is None else one.measured.values[name] for one in each] for name in names},
+        notes,
+    )
+
+
+def global_row(predictions: Predictions, metrics: Mapping[str, Metric], final: bool = False) -> Row:
+    """Return what is recorded of the test of the global model; with `final` also the confusion matrix."""
+    row: Row = {
+        "accuracy": accuracy(predictions),
+        "test_loss": loss(predictions),
+        "per_class": per_class(predictions),
+    }
+    measured = measure(metrics, predictions)
+    if measured.values:
+        row["metrics"] = measured.values
+    if measured.notes:
+        row["notes"] = measured.notes
+    if final:
+        row["confusion"] = predictions.confusion.tolist()
+    return row
+
+
+def client_rows(tests: ClientTests) -> Row:
+    """Return what is recorded of the clients' own tests: each client's, and means over the clients.
+
+    `personal` counts all clients alike, `personal_weighted` by their test samples; the losses likewise.
+    """
+    row: Row = {
+        "personal": mean(tests.accuracy),
+        "personal_weighted": weighted_mean(tests.accuracy, tests.samples),
+        "personal_loss": mean(tests.loss),
+        "personal_loss_weighted": weighted_mean(tests.loss, tests.samples),
+        "clients": tests.accuracy,
+        "client_test_loss": tests.loss,
+    }
+    if tests.steps:
+        row["steps"] = {name: mean(each) for name, each in tests.steps.items()}
+    if tests.metrics:
+        row["personal_metrics"] = {name: mean(each) for name, each in tests.metrics.items()}
+        row["client_metrics"] = tests.metrics
+    return row
+
+
+# -- numbers ------------------------------------------------------------------------------------------
+def accuracy(predictions: Predictions) -> float | None:
     """The share of hits in per cent, or None where there was nothing to test."""
-    return 100.0 * float(right.double().mean()) if len(right) else None
+    counts = predictions.confusion
+    return 100.0 * (float(counts.trace()) / int(counts.sum())) if len(predictions) else None
 
 
-def per_class(right: Tensor, y: Tensor, classes: int) -> list[float | None]:
-    """The accuracy on each class, None for a class without test samples."""
-    found = np.bincount(y.cpu().numpy(), weights=right.cpu().numpy(), minlength=classes)
-    total = np.bincount(y.cpu().numpy(), minlength=classes)
-    return [100.0 * float(f) / int(t) if t else None for f, t in zip(found, total, strict=True)]
+def loss(predictions: Predictions) -> float | None:
+    """The mean cross entropy, or None where there was nothing to test."""
+    return float(predictions.losses.mean()) if len(predictions) else None
 
 
-def mean(values: list[float | None]) -> float | None:
+def per_class(predictions: Predictions) -> list[float | None]:
+    """The recall of each class in per cent, None for a class without test samples."""
+    counts = predictions.confusion
+    pairs = zip(counts.diagonal().tolist(), counts.sum(axis=1).tolist(), strict=True)
+    return [100.0 * float(hits) / total if total else None for hits, total in pairs]
+
+
+def mean(values: Sequence[float | None]) -> float | None:
     """The unweighted mean of those that are there."""
-    there = [v for v in values if v is not None]
+    there = [v for v in values if v is not None and v == v]
     return sum(there) / len(there) if there else None
+
+
+def weighted_mean(values: Sequence[float | None], weights: Sequence[float]) -> float | None:
+    """The weighted mean of those that are there."""
+    there = [(v, w) for v, w in zip(values, weights, strict=True) if v is not None and v == v]
+    total = sum(w for _, w in there)
+    return sum(v * w for v, w in there) / total if total else None

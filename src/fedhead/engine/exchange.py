@@ -9,8 +9,11 @@ the others if the run's policy is to drop them (`fedhead.engine.outliers`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
+
+import torch
 
 from fedhead.aggregators.base import Aggregator
 from fedhead.algorithm import upload
@@ -21,6 +24,7 @@ from fedhead.core.errors import BadInput, FedheadError
 from fedhead.core.schema import Schema, schema
 from fedhead.core.tree import Tree, Weights
 from fedhead.engine import outliers, reply_check
+from fedhead.engine.evaluation import mean, weighted_mean
 from fedhead.engine.metrics import Row
 from fedhead.engine.outliers import Outlier
 from fedhead.engine.server import aggregate
@@ -174,7 +178,7 @@ def _record(
     down: int,
 ) -> Row:
     up = sum(reply.send.nbytes for reply in replies.values())
-    record: Row = {"bytes_up": up, "bytes_down": down, "participants": len(replies)}
+    record: Row = {"bytes_up": up, "bytes_down": down, "participants": len(replies)} | _train_losses(transport, replies)
     if failed:
         record["failed"] = {transport.client_name(k): str(why) for k, why in failed.items()}
     if clipped:
@@ -183,3 +187,18 @@ def _record(
     if left_out:
         record["left_out"] = left_out
     return record
+
+
+def _train_losses(transport: AnyTransport, replies: dict[int, ClientReply]) -> Row:
+    """Return the losses of local training, of each client and their means; nothing where no client has trained."""
+    there = {k: reply for k, reply in sorted(replies.items()) if reply.train_loss is not None}
+    if not there:
+        return {}
+    # on a GPU this waits once for all clients; a client without a single step has no loss, which is NaN here
+    values = torch.stack([reply.train_loss for reply in there.values() if reply.train_loss is not None]).tolist()
+    each = [value if math.isfinite(value) else None for value in values]
+    return {
+        "train_loss": weighted_mean(each, [reply.samples for reply in there.values()]),
+        "train_loss_unweighted": mean(each),
+        "client_train_loss": {transport.client_name(k): value for k, value in zip(there, each, strict=True)},
+    }

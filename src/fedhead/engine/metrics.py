@@ -76,6 +76,16 @@ class RunMetrics(ABC):
         return self._last("personal")
 
     @property
+    def train_loss(self) -> float | None:
+        """The mean loss of local training in the last round, weighted by the clients' samples."""
+        return self._last("train_loss")
+
+    @property
+    def test_loss(self) -> float | None:
+        """The mean cross entropy on the global test set after the last round."""
+        return self._last("test_loss")
+
+    @property
     def bytes_up(self) -> int:
         """Bytes that all clients sent, over all rounds and stages."""
         return self._total("bytes_up")

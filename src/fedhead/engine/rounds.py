@@ -24,10 +24,10 @@ from fedhead.algorithm.base import Algorithm
 from fedhead.algorithm.stage import Stage, bind
 from fedhead.core.tree import Tree, Weights
 from fedhead.engine import evaluation, sampling
-from fedhead.engine.classification_metrics import NO_METRICS, Metric
 from fedhead.engine.exchange import exchange
+from fedhead.engine.metric_registry import NO_METRICS, Metric, measure_clients
 from fedhead.engine.metrics import Row, RunMetrics, StageResult
-from fedhead.engine.server import global_accuracy
+from fedhead.engine.server import evaluate_global_model
 from fedhead.engine.transport import AnyTransport
 
 
@@ -59,6 +59,7 @@ class FinishedRun(RunMetrics):
         stages: The results of the stages, by name.
         last_rounds: Over how many evaluated rounds `accuracy_mean` is taken.
         preparing: Seconds spent on compiling and capturing, which `seconds` leaves out.
+        confusion: Global test samples by true and predicted class, after the rounds.
     """
 
     transport: AnyTransport = field(repr=False)
@@ -67,6 +68,7 @@ class FinishedRun(RunMetrics):
     stages: dict[str, StageResult] = field(repr=False, default_factory=dict)
     last_rounds: int = 1
     preparing: float = 0.0
+    confusion: list[list[int]] | None = field(repr=False, default=None)
 
     @property
     def stage_rows(self) -> dict[str, Row]:
@@ -161,6 +163,7 @@ def run(
         if on_round is not None:
             on_round(Snapshot(number, transport.server, transport.states.kept, history))
     result = FinishedRun(transport, history, transport.name, last_rounds=last_rounds)
+    result.confusion = _confusion(transport)
     for stage in stages:
         result.stages[stage.name] = run_stage(transport, stage, metrics)
     result.preparing = transport.preparing
@@ -188,9 +191,18 @@ def train_round(
     )
     row |= record
     if evaluated:
-        row |= evaluate(transport, clients.method, transport.server, transport.states, number, deliver, metrics)
+        now = (transport.server, transport.states, number)
+        row |= evaluate(transport, clients.method, *now, deliver=deliver, metrics=metrics)
     row["seconds"] = clock.seconds()
     return row
+
+
+def _confusion(transport: AnyTransport) -> list[list[int]] | None:
+    """Return the confusion matrix of the trained global model, where there is one and it can be tested."""
+    clients = transport.clients
+    test = (transport.test, clients.bf16)
+    row = evaluate_global_model(clients.method, transport.server, clients.task, *test, final=True)
+    return row.get("confusion")
 
 
 def run_stage(transport: AnyTransport, stage: Stage, metrics: Mapping[str, Metric] = NO_METRICS) -> StageResult:
@@ -209,7 +221,7 @@ def run_stage(transport: AnyTransport, stage: Stage, metrics: Mapping[str, Metri
     for what in ("failed", "clipped", "left_out"):
         if what in before:
             row[what] = before[what] | row.get(what, {})
-    row |= evaluate(transport, stage, server, states, task.rounds + 1, deliver=True, metrics=metrics)
+    row |= evaluate(transport, stage, server, states, task.rounds + 1, deliver=True, metrics=metrics, final=True)
     row["seconds"] = clock.seconds()
     return StageResult(stage.name, server, states, row, stage.global_model(server, task))
 
@@ -235,17 +247,31 @@ def evaluate(
     server: Tree,
     states: Any,
     round: int,
+    *,
     deliver: bool = False,
     metrics: Mapping[str, Metric] = NO_METRICS,
+    final: bool = False,
 ) -> Row:
-    """Return the accuracies of the global model and of every client's own, as entries of a record."""
-    row = global_accuracy(algorithm, server, transport.clients.task, transport.test, transport.clients.bf16, metrics)
-    found = transport.evaluate(algorithm, server, states, round, deliver)
-    row |= {"personal": None, "clients": None}
-    if found is not None:
-        row |= {"personal": evaluation.mean(found.clients), "clients": found.clients}
-        if found.steps:
-            row["steps"] = {name: evaluation.mean(each) for name, each in found.steps.items()}
+    """Test the global model and every client's own, and return the entries of a record.
+
+    Args:
+        transport: The way to the clients.
+        algorithm: The method or the stage whose models are tested.
+        server: The server's state.
+        states: The clients' states.
+        round: The number of the round that was just finished.
+        deliver: Whether these models are final, so that clients on other machines store theirs.
+        metrics: Further metrics, by name.
+        final: Whether to record the confusion matrix as well.
+    """
+    clients = transport.clients
+    row = evaluate_global_model(algorithm, server, clients.task, transport.test, clients.bf16, metrics, final)
+    tests = transport.evaluate(algorithm, server, states, round, deliver, metrics)
+    row |= {"personal": None, "clients": None} if tests is None else evaluation.client_rows(tests)
+    spread = measure_clients(metrics, None if tests is None else tests.accuracy)
+    for name, more in (("metrics", spread.values), ("notes", spread.notes), ("notes", tests.notes if tests else {})):
+        if more:
+            row[name] = row.get(name, {}) | more
     return row
 
 

@@ -17,9 +17,10 @@ from fedhead.core.batch import Output
 from fedhead.core.inputs import Inputs, device_of
 from fedhead.core.tree import Tree, Weights
 from fedhead.data.pool import Pool
-from fedhead.engine import classification_metrics, evaluation
-from fedhead.engine.classification_metrics import NO_METRICS, Metric
+from fedhead.engine import evaluation
+from fedhead.engine.metric_registry import NO_METRICS, Metric
 from fedhead.engine.metrics import Row
+from fedhead.engine.predictions import predict
 from fedhead.engine.robust_mean import RobustMean
 
 
@@ -57,25 +58,32 @@ def aggregate(
     return mean.remember(algorithm, algorithm.aggregate(server, replace(replies, robust_mean=mean), task))
 
 
-def global_accuracy(
+def evaluate_global_model(
     algorithm: Algorithm,
     server: Tree,
     task: Task,
     pool: Pool | None,
     bf16: bool = False,
     metrics: Mapping[str, Metric] = NO_METRICS,
+    final: bool = False,
 ) -> Row:
-    """Return the global model's accuracy, overall and by class, and its metrics, where it exists and can be tested."""
+    """Return the global model's accuracy, loss and metrics as entries of a record, where it exists and can be tested.
+
+    Args:
+        algorithm: The method or stage.
+        server: The server's state.
+        task: Sizes and settings.
+        pool: Test samples.
+        bf16: Whether the model computes in bfloat16.
+        metrics: Further metrics, by name.
+        final: Whether to record the confusion matrix as well.
+    """
     model = algorithm.global_model(server, task)
     if model is None or pool is None:
-        return {"accuracy": None, "per_class": None}
-    predicted = evaluation.predictions(lambda x: scores(algorithm, model, x, task, bf16), pool)
-    right = predicted == pool.y
-    row: Row = {"accuracy": evaluation.accuracy(right), "per_class": evaluation.per_class(right, pool.y, task.classes)}
-    if metrics:
-        counts = classification_metrics.confusion(pool.y, predicted, task.classes)
-        row["metrics"] = classification_metrics.measure(metrics, counts)
-    return row
+        return {"accuracy": None, "test_loss": None, "per_class": None}
+    keep_scores = any(one.needs_scores for one in metrics.values())
+    found = predict(lambda x: scores(algorithm, model, x, task, bf16), pool, task.classes, keep_scores)
+    return evaluation.global_row(found, metrics, final)
 
 
 def scores(algorithm: Algorithm, w: Weights, x: Inputs, task: Task, bf16: bool) -> Tensor:

@@ -14,15 +14,16 @@ from fedhead.algorithm.upload import Upload
 from fedhead.core.errors import BadInput
 from fedhead.core.log import warn_once
 from fedhead.core.tree import Tree
+from fedhead.engine import evaluation, sampling
 from fedhead.engine import rounds as loop
-from fedhead.engine import sampling
-from fedhead.engine.classification_metrics import NO_METRICS, Metric
 from fedhead.engine.client_states import ClientStates
 from fedhead.engine.clients import Clients
+from fedhead.engine.evaluation import ClientTest, ClientTests
+from fedhead.engine.metric_registry import NO_METRICS, Metric
 from fedhead.engine.outliers import OutlierPolicy
 from fedhead.engine.rounds import FinishedRun, Snapshot
 from fedhead.engine.server import make_downlink
-from fedhead.engine.transport import ClientAccuracies, ClientReply, Received, Transport
+from fedhead.engine.transport import ClientReply, Received, Transport
 from fedhead.executors import select
 from fedhead.executors.forward import ForwardExecutor
 from fedhead.executors.job import Executor, Job
@@ -129,7 +130,7 @@ class Simulation(Clients, Transport[ClientStates]):
                 )
             for k, reply in zip(job.clients, found, strict=True):
                 samples, left_out = float(len(self.federation.rows[k])), self.small_classes(algorithm, k)
-                replies[k] = ClientReply(reply.send, reply.keep, samples, left_out)
+                replies[k] = ClientReply(reply.send, reply.keep, samples, left_out, reply.losses.get("train"))
         return Received(replies, downlink.nbytes())
 
     def _executor_for(self, algorithm: Algorithm) -> Executor:
@@ -139,23 +140,39 @@ class Simulation(Clients, Transport[ClientStates]):
         return ForwardExecutor() if self.device.type == "cuda" else Loop()
 
     def evaluate(
-        self, algorithm: Algorithm, server: Tree, states: ClientStates, round: int, deliver: bool = False
-    ) -> ClientAccuracies | None:
+        self,
+        algorithm: Algorithm,
+        server: Tree,
+        states: ClientStates,
+        round: int,
+        deliver: bool = False,
+        metrics: Mapping[str, Metric] = NO_METRICS,
+    ) -> ClientTests | None:
         """Test every client's own model, and those of the states on the way of a stage."""
         if self.federation.client_test is None:
             return None
         steps = algorithm.steps() if isinstance(algorithm, Stage) else {}
-        return ClientAccuracies(
-            self._accuracies(algorithm, server, states, round),
-            {name: self._accuracies(step, server, states, round) for name, step in steps.items()},
+        on_the_way = {name: self._tests(step, server, states, round) for name, step in steps.items()}
+        each = self._tests(algorithm, server, states, round, metrics)
+        return evaluation.client_tests(
+            each,
+            [len(rows) for rows in self.federation.client_test],
+            {name: [None if one is None else one.accuracy for one in tests] for name, tests in on_the_way.items()},
         )
 
-    def _accuracies(self, algorithm: Algorithm, server: Tree, states: ClientStates, round: int) -> list[float | None]:
+    def _tests(
+        self,
+        algorithm: Algorithm,
+        server: Tree,
+        states: ClientStates,
+        round: int,
+        metrics: Mapping[str, Metric] = NO_METRICS,
+    ) -> list[ClientTest | None]:
         local = self.federation.client_test
         assert local is not None
         tested = [k for k in self.holders if len(local[k])]
         downlink = make_downlink(algorithm, server, tested, self.task_of)
-        found = self.own_accuracies(algorithm, downlink, states, round, self.executor)
+        found = self.own_tests(algorithm, downlink, states, round, self.executor, metrics)
         return [found.get(k) for k in range(len(local))]
 
     # -- work -------------------------------------------------------------------------------------

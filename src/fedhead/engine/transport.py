@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
 
+from torch import Tensor
+
 from fedhead.algorithm.base import Algorithm
 from fedhead.algorithm.stage import Stage
 from fedhead.core.errors import FedheadError
@@ -14,6 +16,8 @@ from fedhead.core.schema import Schema
 from fedhead.core.tree import Tree
 from fedhead.data.pool import Pool
 from fedhead.engine.clients import Clients
+from fedhead.engine.evaluation import ClientTests
+from fedhead.engine.metric_registry import NO_METRICS, Metric
 
 
 class ClientReply(NamedTuple):
@@ -23,6 +27,7 @@ class ClientReply(NamedTuple):
     kept: Any  # what the transport's states hold for this client once the reply counts
     samples: float  # n_k, the training samples behind it
     left_out: Sequence[int] = ()  # classes of which the client holds too few samples to send their rows
+    train_loss: Tensor | None = None  # the mean loss of its steps, where it took some; on the device, no number yet
 
 
 @dataclass(frozen=True)
@@ -40,14 +45,6 @@ class Quorum:
 
     replies: int = 1
     attempts: int = 1
-
-
-@dataclass(frozen=True)
-class ClientAccuracies:
-    """Accuracies of the clients' own models on their own test samples, None for a client without any."""
-
-    clients: list[float | None]
-    steps: dict[str, list[float | None]] = field(default_factory=dict)  # at the states on the way of a stage
 
 
 class States(Protocol):
@@ -124,8 +121,14 @@ class Transport(ABC, Generic[S]):
 
     @abstractmethod
     def evaluate(
-        self, algorithm: Algorithm, server: Tree, states: S, round: int, deliver: bool = False
-    ) -> ClientAccuracies | None:
+        self,
+        algorithm: Algorithm,
+        server: Tree,
+        states: S,
+        round: int,
+        deliver: bool = False,
+        metrics: Mapping[str, Metric] = NO_METRICS,
+    ) -> ClientTests | None:
         """Test the clients' own models on their own test samples.
 
         Args:
@@ -134,9 +137,10 @@ class Transport(ABC, Generic[S]):
             states: The clients' states.
             round: The number of the round that was just finished.
             deliver: Whether these models are final, so that clients on other machines store theirs.
+            metrics: Further metrics, by name; clients on other machines leave them out.
 
         Returns:
-            The accuracies, or None where no client has test samples.
+            What the tests gave, or None where no client has test samples.
         """
 
 

@@ -10,6 +10,7 @@ from collections.abc import Generator, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fedhead.algorithm.client import ClientInputs
 from fedhead.algorithm.method import Method
@@ -45,13 +46,16 @@ def phase_runs(
     if program.channels_last:
         w = w.map(channels_last)
     optimizer_states: dict[str, Any] = {}
+    losses: list[Tensor] = []
     for number, (phase, phase_batches) in enumerate(zip(program.algorithm.phases(program.task), batches, strict=True)):
         model = w if phase.on == "model" else inputs.state[phase.on]
         optimizer = phase.optimizer or program.task.local.optimizer
         step = Step(program, phase, optimizer, vectorizer, _trained_by(phase, model, program.task))
-        carry = step.begin(model, inputs.state[OPTIMIZER][str(number)] if program.persistent else None)
+        opt = inputs.state[OPTIMIZER][str(number)] if program.persistent else None
+        carry = step.begin(model, opt, phase_batches.key)
         carry = yield PhaseRun(step, phase_batches, carry, model, inputs)
         model, optimizer_states[str(number)] = model.replace({**carry.stats, **carry.params}), carry.opt
+        losses.append(carry.loss["total"])
         if phase.on == "model":
             w = model
         else:
@@ -62,7 +66,15 @@ def phase_runs(
         reply = vectorizer.finish(program)(w, inputs)
     if program.persistent and optimizer_states:
         reply = reply._replace(keep=reply.keep.replace({OPTIMIZER: Tree(optimizer_states)}))
-    return reply
+    return reply._replace(losses=_mean_loss(losses, batches))
+
+
+def _mean_loss(totals: list[Tensor], batches: list[PhaseBatches]) -> Tree:
+    """The mean loss over the steps of all phases, each weighted by its samples; NaN where there were no steps."""
+    if not totals:
+        return Tree()
+    samples = torch.stack([each.weight.sum((0, -1)) for each in batches])
+    return Tree(train=torch.stack(totals).sum(0) / samples.sum(0))
 
 
 def local_round(

@@ -25,14 +25,13 @@ from fedhead.models.split_model import SplitModel
 Reduce = Callable[[Tensor, Batch], Tensor]  # what to keep of the scores of a batch
 
 
-def correct(scores: Tensor, batch: Batch) -> Tensor:
-    """Return whether the highest score of each sample is that of its label."""
-    right: Tensor = scores.argmax(-1) == batch.y
-    return right.cpu()
+def scores(found: Tensor, batch: Batch) -> Tensor:
+    """Keep all scores."""
+    return found
 
 
 def personal(
-    job: Job, pool: Pool, rows: Sequence[Rows], budget: MemoryBudget | None = None, reduce: Reduce = correct
+    job: Job, pool: Pool, rows: Sequence[Rows], budget: MemoryBudget | None = None, reduce: Reduce = scores
 ) -> list[Tensor]:
     """Evaluate the personal model of each client on the client's rows.
 
@@ -48,17 +47,17 @@ def personal(
     """
     program, algorithm = job.program, job.program.algorithm
 
-    def scores(inputs: ClientInputs, x: Inputs) -> Tensor:
+    def own_scores(inputs: ClientInputs, x: Inputs) -> Tensor:
         client = program.client(inputs)
         return algorithm.predict(algorithm.personal_model(client), x, client)
 
     def stacked(places: list[int]) -> BatchFunction:
-        inputs, predict = job.take(places).stacked_inputs(), vectorized(scores, pool.device, (INPUT_DIMS, 0))
+        inputs, predict = job.take(places).stacked_inputs(), vectorized(own_scores, pool.device, (INPUT_DIMS, 0))
         return lambda width, batch: reduce(predict(VmapVectorizer().narrow(inputs, width), batch.x), batch)
 
     def single(k: int) -> BatchFunction:
         inputs = job.inputs(k)
-        return lambda _, batch: reduce(scores(inputs, _first(batch.x))[None], batch)
+        return lambda _, batch: reduce(own_scores(inputs, _first(batch.x))[None], batch)
 
     return map_clients(pool, rows, stacked, single, budget, "testing the clients")
 
@@ -123,7 +122,7 @@ class ForwardExecutor(Executor):
             return program.finish(program.start(inputs), inputs)
 
         reply = vectorized(run, program.pool.device, (INPUT_DIMS,))(job.stacked_inputs())
-        return [Reply(s, k) for s, k in zip(unstack(reply.send, count), unstack(reply.keep, count), strict=True)]
+        return [Reply(*each) for each in zip(*(unstack(part, count) for part in reply), strict=True)]
 
 
 def _first(x: Inputs) -> Any:

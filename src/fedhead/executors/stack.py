@@ -106,7 +106,7 @@ class Stack(Executor):
         reply = local_round(job.program, job.stacked_inputs(), job.stacked_batches(), VmapVectorizer(), train)
         self.preparing += self.graphs.preparing - before
         count = len(job.clients)
-        return [Reply(s, k) for s, k in zip(unstack(reply.send, count), unstack(reply.keep, count), strict=True)]
+        return [Reply(*each) for each in zip(*(unstack(part, count) for part in reply), strict=True)]
 
     def _halve(self, count: int) -> None:
         if count == 1:

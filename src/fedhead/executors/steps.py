@@ -49,6 +49,7 @@ class Carry(NamedTuple):
     params: Tree  # what the phase trains
     stats: Tree  # running statistics
     opt: Tree  # the optimizer's state
+    loss: Tree  # `total`: the sum of the steps' losses, each times the step's samples
 
 
 @dataclass(frozen=True)
@@ -61,13 +62,20 @@ class Step:
     vectorizer: Vectorizer
     names: list[str]  # what is trained
 
-    def begin(self, w: Weights, opt: Tree | None) -> Carry:
-        """The carry before the first step; `opt` is the optimizer's state where it survived the last round."""
+    def begin(self, w: Weights, opt: Tree | None, key: Tensor) -> Carry:
+        """The carry before the first step.
+
+        Args:
+            w: The model.
+            opt: The optimizer's state where it survived the last round.
+            key: One key per client, which says how many there are.
+        """
         params = Tree({name: w[name] for name in self.names})
         opt = self.vectorizer.init(self.optimizer)(params) if opt is None else opt
         if self.program.in_place:
             params, opt = clone_for_in_place(params, opt)
-        return Carry(params, w.stats, opt)
+        total = torch.zeros(key.shape, dtype=self.program.pool.dtype, device=key.device)
+        return Carry(params, w.stats, opt, Tree(total=total))
 
     def __call__(
         self, carry: Carry, w: Weights, batch: Batch, key: Tensor, inputs: ClientInputs, padded: bool = True
@@ -82,6 +90,7 @@ class Step:
             losses, stats = loss(leaves, w.replace(carry.stats), batch, key, inputs)
             grads = torch.autograd.grad(losses.sum(), list(leaves.values()), allow_unused=True, materialize_grads=True)
         with torch.no_grad():
+            loss_so_far = add_loss(carry.loss, losses, batch.weight)
             g = Tree(zip(self.names, grads, strict=True))
             if program.corrects and self.phase.corrects:
                 g = self.vectorizer.correct(program)(g, inputs)
@@ -89,9 +98,15 @@ class Step:
             lr = inputs.lr * (self.optimizer.lr / program.task.local.optimizer.lr)
             if program.in_place:
                 self.optimizer.step_in_place(carry.params, g, carry.opt, lr)
-                return carry._replace(stats=stats.detach())
+                return carry._replace(stats=stats.detach(), loss=loss_so_far)
             params, opt = self.optimizer.step(carry.params, g, carry.opt, lr)
-            return Carry(params, stats.detach(), opt)
+            return Carry(params, stats.detach(), opt, loss_so_far)
+
+
+def add_loss(so_far: Tree, losses: Tensor, weight: Tensor) -> Tree:
+    """Add a step's loss [(K)], times the samples of its batch; it stays on the device."""
+    total = so_far["total"]
+    return Tree(total=torch.addcmul(total, losses.to(total.dtype), weight.sum(-1)))
 
 
 class PhaseRun(NamedTuple):

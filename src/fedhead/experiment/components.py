@@ -15,7 +15,7 @@ from fedhead.core.log import warn_once
 from fedhead.core.registry import Registry
 from fedhead.data.datasets import DATASETS
 from fedhead.data.partition_registry import PARTITIONS
-from fedhead.engine.classification_metrics import METRICS
+from fedhead.engine.metric_registry import METRICS
 from fedhead.executors.select import EXECUTORS
 from fedhead.experiment.data import is_path
 from fedhead.experiment.recipe import Recipe
@@ -53,7 +53,7 @@ def named(recipe: Recipe) -> list[tuple[Registry[Any], str]]:
         (HEADS, [read_call(str(head), "head").name for head in heads if head is not None]),
         (DATASETS, data),
         (PARTITIONS, [read_call(recipe.partition, "partition").name]),
-        (METRICS, recipe.metrics),
+        (METRICS, [read_call(text, "metric").name for text in recipe.metrics]),
         (UPLOADS, [read_call(text, "upload").name for text in recipe.uploads]),
         (AGGREGATORS, [read_call(recipe.aggregator, "aggregator").name] if recipe.aggregator else []),
     ]

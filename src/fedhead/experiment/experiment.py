@@ -21,9 +21,9 @@ from fedhead.algorithm.upload import Upload
 from fedhead.core.errors import BadInput
 from fedhead.core.inputs import blank, to_dtype
 from fedhead.data.federation import Federation
-from fedhead.engine import classification_metrics, compatibility, robust_mean
-from fedhead.engine.classification_metrics import Metric
+from fedhead.engine import compatibility, metric_registry, robust_mean
 from fedhead.engine.clients import Clients
+from fedhead.engine.metric_registry import Metric
 from fedhead.engine.outliers import OutlierPolicy
 from fedhead.engine.rounds import FinishedRun, Snapshot
 from fedhead.engine.simulation import Simulation, simulate
@@ -76,7 +76,7 @@ class Experiment:
         """
         method, stages = build.algorithms(recipe)
         uploads, local = build.uploads(recipe), build.local(recipe)
-        metrics = classification_metrics.find(recipe.metrics, recipe.folders)
+        metrics = metric_registry.find(recipe.metrics, recipe.folders)
         own_data = None
         if inputs is None and recipe_data.is_path(recipe.dataset):
             own_data = recipe_data.federation(recipe)
@@ -108,7 +108,7 @@ class Experiment:
         if self.outliers is not None:
             self.outliers.check(self.method)
         self.method.check_local(self.local)
-        classification_metrics.check(self.metrics, inputs.classes)
+        metric_registry.check(self.metrics, inputs.classes)
         clients = range(len(self.models))[: self.recipe.clients]
         compatibility.check_models(self.method, self.models, clients, self.local)
         for model in self.models:

@@ -21,7 +21,7 @@ from fedhead.core.component_check import name_of
 from fedhead.core.errors import BadInput
 from fedhead.core.registry import Registry
 from fedhead.data.federation import Federation
-from fedhead.engine.classification_metrics import METRICS
+from fedhead.engine import metric_registry
 from fedhead.experiment import build
 from fedhead.experiment.experiment import Experiment
 from fedhead.experiment.recipe import Recipe
@@ -70,7 +70,9 @@ def described(
         policy = made.outliers
         keys["outliers"] = f"{policy.action}(norm={policy.norm}, samples={policy.samples})"
     keys["metrics"] = list(made.metrics)
-    objects |= {f"metric {n}": _line(m) for n, m in made.metrics.items() if not _same(lambda: METRICS.find(n), m)}  # noqa: B023 (called at once)
+    for name, one in made.metrics.items():
+        if not _same(lambda: metric_registry.find([name])[name], one):  # noqa: B023 (called at once)
+            objects[f"metric {name}"] = _line(one.function)
     if not _same(lambda: build.local(Recipe.from_flat(keys)), made.local):
         objects["optimizer"] = repr(made.local.optimizer)
     names = [text or _model_name(model) for text, model in zip(models, made.models, strict=True)]

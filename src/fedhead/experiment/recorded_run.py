@@ -21,7 +21,7 @@ from fedhead.experiment import objects as python_objects
 from fedhead.experiment.experiment import Experiment
 from fedhead.experiment.objects import Objects
 from fedhead.experiment.recipe import Recipe
-from fedhead.experiment.run_files import check_totals
+from fedhead.experiment.run_files import check_totals, finite
 from fedhead.experiment.run_folder import METRICS, RESULT, RunFolder
 from fedhead.models.split_model import load, weights
 
@@ -147,7 +147,7 @@ class RecordedRun:
         """Store the stages' states and the final metrics, and return these; from then on the run is finished."""
         if result.stages:
             self.folder.save_stages({name: stage.server for name, stage in result.stages.items()})
-        found = _final_metrics(self.out, self.recipe, result)
+        found: Row = finite(_final_metrics(self.out, self.recipe, result))
         found["public_bytes"] = 0 if public is None else sum(t.nbytes for t in tensors_of(public.x))
         self.folder.finish(found)
         self.result = found
@@ -167,8 +167,12 @@ def _final_metrics(out: Path, recipe: Recipe, result: FinishedRun) -> Row:
         "accuracy": result.accuracy,
         "accuracy_mean": result.accuracy_mean,
         "metrics": result.metrics,
+        "train_loss": result.train_loss,
+        "test_loss": result.test_loss,
         "personal": result.personal,
         "per_class": last.get("per_class"),
+        "confusion": result.confusion,
+        "notes": last.get("notes", {}),
         "clients": last.get("clients"),
         "stages": {name: stage.metrics for name, stage in result.stages.items()},
         "bytes_up": result.bytes_up,

@@ -174,8 +174,9 @@ def _stages(value: Any) -> bool:
 
 _KINDS: dict[str, Callable[[Any], bool]] = {
     **dict.fromkeys(("lr", "accuracy", "accuracy_mean", "personal", "preparing"), _measured),
+    **dict.fromkeys(("train_loss", "test_loss", "personal_weighted", "personal_loss"), _measured),
     **dict.fromkeys(("participants", *_TOTALS), _number),
-    **dict.fromkeys(("clients", "per_class"), _several),
-    **dict.fromkeys(("metrics", "client_bytes", "steps"), _by_name),
+    **dict.fromkeys(("clients", "per_class", "client_test_loss"), _several),
+    **dict.fromkeys(("metrics", "client_bytes", "steps", "client_train_loss", "personal_metrics"), _by_name),
     "stages": _stages,
 }

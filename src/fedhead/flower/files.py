@@ -111,6 +111,7 @@ class SiteFile(_File):
     min_class_count: Annotated[int, AtLeast(1)] = 5  # smaller classes are left out of statistics and prototypes
     max_seconds: Annotated[float, Above(0)] | None = None  # the longest that a request may take
     max_memory_mb: Annotated[int, AtLeast(1)] | None = None  # of the process that carries requests out
+    report_train_loss: bool = True  # tell the server the mean loss of each round's training
     state: str = "state"  # the folder of what must not be lost
     model: str | None = None  # its own architecture …
     model_parameters: dict[str, Any] = field(default_factory=dict)  # … and its parameters
@@ -130,6 +131,7 @@ class SiteFile(_File):
             self.min_class_count,
             self.max_seconds,
             self.max_memory_mb,
+            self.report_train_loss,
         )
 
     def own_model(self) -> dict[str, Any]:

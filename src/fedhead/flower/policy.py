@@ -30,6 +30,7 @@ class Policy:
         paths: Files and folders that a recipe may name as its data set, for a site that takes its share of it.
         allow: Code besides fedhead's own, as `Registry.permits` takes it.
         reads_recipe_data: Whether the site takes its share of the recipe's data set.
+        report_train_loss: Whether the server learns the mean loss of the site's local training.
         min_class_count: Rows of classes with fewer samples are left out of statistics and prototypes that leave.
         max_seconds: The longest that a request may take; its process is ended then.
         max_memory_mb: The most memory that the process which carries out requests may have, without a GPU's.
@@ -44,6 +45,7 @@ class Policy:
     min_class_count: int = 1
     max_seconds: float | None = None
     max_memory_mb: int | None = None
+    report_train_loss: bool = True
 
     def check(self, recipe: Recipe, own: Mapping[str, Any]) -> None:
         """Refuse a run that the site does not allow.

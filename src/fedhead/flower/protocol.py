@@ -132,7 +132,9 @@ class Response:
     tests: Count = 0  # its own test samples
     left_out: list[Count] = field(default_factory=list)  # work: classes that are too small for their rows to leave
     model: dict[str, Any] = field(default_factory=dict)  # keys of the recipe that it replaces: its own architecture
-    accuracy: Percent | None = None  # test: per cent on its own test samples …
+    train_loss: float | None = None  # work: the mean loss of its local steps
+    loss: float | None = None  # test: the mean cross entropy on its own test samples …
+    accuracy: Percent | None = None  # … and the accuracy in per cent …
     steps: dict[str, Percent | None] = field(default_factory=dict)  # … and for the states on the way of a stage
 
 

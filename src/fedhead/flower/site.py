@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -110,7 +111,12 @@ class Site:
             else:
                 store.keep_stage_state(request.algorithm, reply.keep)
 
-        response = dataclasses.replace(response, left_out=clients.small_classes(algorithm, k))
+        loss = reply.losses.get("train") if self.policy.report_train_loss else None
+        response = dataclasses.replace(
+            response,
+            left_out=clients.small_classes(algorithm, k),
+            train_loss=None if loss is None else _finite(float(loss)),
+        )
         if response.left_out:
             print(f"site {self.name}: classes left out of {request.algorithm}: {response.left_out}", file=sys.stderr)
         return response, {"send": reply.send}, commit
@@ -145,11 +151,11 @@ def _test(
     """Test the site's own model on its own test samples, and hand the model over to the site."""
     if response.tests:
         steps = algorithm.steps() if isinstance(algorithm, Stage) else {}
-        found = clients.own_accuracies(algorithm, downlink, states, request.round)[k]
+        found = clients.own_tests(algorithm, downlink, states, request.round)[k]
         on_the_way = {
-            name: clients.own_accuracies(step, downlink, states, request.round)[k] for name, step in steps.items()
+            name: clients.own_tests(step, downlink, states, request.round)[k].accuracy for name, step in steps.items()
         }
-        response = dataclasses.replace(response, accuracy=found, steps=on_the_way)
+        response = dataclasses.replace(response, accuracy=found.accuracy, loss=_finite(found.loss), steps=on_the_way)
     if not request.deliver:
         return response, {}, _nothing
     (job,) = clients.work(algorithm, downlink, states, request.round)
@@ -160,6 +166,10 @@ def _test(
         store.deliver(request.algorithm, model)
 
     return response, {}, commit
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
 
 
 def _nothing() -> None:

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
+import torch
+
 from fedhead.algorithm.base import Algorithm
 from fedhead.algorithm.method import Method
 from fedhead.algorithm.stage import Stage
@@ -21,9 +23,11 @@ from fedhead.core.text import printable
 from fedhead.core.tree import Tree
 from fedhead.data.pool import Pool
 from fedhead.engine.clients import Clients
+from fedhead.engine.evaluation import ClientTests
+from fedhead.engine.metric_registry import NO_METRICS, Metric
 from fedhead.engine.reply_check import Refused
 from fedhead.engine.server import Downlink, make_downlink
-from fedhead.engine.transport import ClientAccuracies, ClientReply, Quorum, Received, Transport
+from fedhead.engine.transport import ClientReply, Quorum, Received, Transport
 from fedhead.flower.dry_run import DryRun
 from fedhead.flower.messaging import Failure, Messenger, Outgoing
 from fedhead.flower.node_keys import node_keys
@@ -211,7 +215,8 @@ class FlowerTransport(Transport[SiteStates]):
                 failures[k] = Refused(printable(why))
             else:
                 kept = round if label == TRAIN else label
-                replies[k] = ClientReply(reply[1]["send"], kept, float(reply[0].samples), reply[0].left_out)
+                loss = None if reply[0].train_loss is None else torch.tensor(reply[0].train_loss, dtype=torch.float64)
+                replies[k] = ClientReply(reply[1]["send"], kept, float(reply[0].samples), reply[0].left_out, loss)
         return Received(replies, downlink.nbytes(), failures)
 
     def schema(self, algorithm: Algorithm, server: Tree, client: int) -> Schema | None:
@@ -219,25 +224,32 @@ class FlowerTransport(Transport[SiteStates]):
         return schema(self.dry_run.reply(algorithm, client, server))
 
     def evaluate(
-        self, algorithm: Algorithm, server: Tree, states: SiteStates, round: int, deliver: bool = False
-    ) -> ClientAccuracies | None:
+        self,
+        algorithm: Algorithm,
+        server: Tree,
+        states: SiteStates,
+        round: int,
+        deliver: bool = False,
+        metrics: Mapping[str, Metric] = NO_METRICS,
+    ) -> ClientTests | None:
         """Have the sites test their own models, and store them at the end."""
         label = self._label(algorithm)
         asked = [k for k in self._connected() if deliver or self.nodes.tests(k)]
         downlink = make_downlink(algorithm, server, asked, self.clients.task_of)
         outgoing = self._outgoing("test", downlink, states, round, label, deliver)
         each: list[float | None] = [None] * len(self.spec.sites)
+        losses, samples = list(each), [0] * len(each)
         steps: dict[str, list[float | None]] = {}
         for k, reply in self.messenger.ask(outgoing, self.timeouts.round_seconds + GRACE).items():
             why = reply.reason if isinstance(reply, Failure) else self._mismatch(k, outgoing[k].request, *reply)
             if isinstance(reply, Failure) or why is not None:
                 self.log(f"{_where(label, round)}: site {self.spec.sites[k]} was not tested: {printable(why)}")
                 continue
-            each[k] = reply[0].accuracy
+            each[k], losses[k], samples[k] = reply[0].accuracy, reply[0].loss, reply[0].tests
             for name, value in reply[0].steps.items():
                 steps.setdefault(name, [None] * len(each))[k] = value
         tested = any(self.nodes.tests(k) for k in range(len(each)))
-        return ClientAccuracies(each, steps) if tested else None
+        return ClientTests(each, losses, samples, steps) if tested else None
 
     def _outgoing(
         self,

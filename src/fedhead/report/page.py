@@ -146,7 +146,7 @@ def _settings(groups: Sequence[Group]) -> str:
 def _curves(groups: Sequence[Group]) -> str:
     found = [
         name
-        for name in ("accuracy", "personal")
+        for name in ("accuracy", "personal", "train_loss", "test_loss")
         if any(run.last(name) is not None for g in groups for run in [*g.runs, *g.unfinished])
     ]
     if not found:

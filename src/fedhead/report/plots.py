@@ -25,6 +25,12 @@ if TYPE_CHECKING:
 COLORS = ("#3b82f6", "#e08a00", "#10a37f", "#ef4444", "#a855f7", "#0ea5b7", "#ec4899", "#7c9a0e")
 DASHES = ("-", "--", "-.", ":")
 _LEGEND_WIDTH = 90  # characters that fit in one line of a figure of 7 inches
+_AXES = {
+    "accuracy": "accuracy (%)",
+    "personal": "personal accuracy (%)",
+    "train_loss": "training loss",
+    "test_loss": "test loss",
+}
 _INK = "#123456"  # placeholder for the text color until the figure is written
 _STYLE: dict[Any, Any] = {
     "font.size": 10,
@@ -43,7 +49,7 @@ def curves(groups: Sequence[Group], metric: str = "accuracy") -> Figure:
 
     Args:
         groups: Groups of runs, see `fedhead.report.tables.group_by_seed`.
-        metric: "accuracy" or "personal".
+        metric: "accuracy", "personal", "train_loss" or "test_loss".
     """
     fig, ax = _blank(7.0, 3.8)
     legend_lines = 0  # lines of text in the legend
@@ -65,7 +71,7 @@ def curves(groups: Sequence[Group], metric: str = "accuracy") -> Figure:
             if len(values) > 1:
                 deviation = values.std(axis=0, ddof=1)
                 ax.fill_between(rounds, mean - deviation, mean + deviation, color=color, alpha=0.18, lw=0)
-    ax.set(xlabel="round", ylabel=f"{'personal ' if metric == 'personal' else ''}accuracy (%)")
+    ax.set(xlabel="round", ylabel=_AXES[metric])
     ax.grid(color=_INK, alpha=0.12, lw=0.6)
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     if ax.lines:  # below the curves, so that it never hides them, however long the labels are

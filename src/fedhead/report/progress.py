@@ -41,7 +41,7 @@ def progress(
 
     def line(label: str, row: Row) -> None:
         if not quiet and not _is_earlier(earlier, row):
-            print(f"{label}: round {row['round']}{_accuracy(row)}", file=sys.stderr, flush=True)
+            print(f"{label}: round {row['round']}{_figures(row)}", file=sys.stderr, flush=True)
 
     yield line
 
@@ -67,14 +67,15 @@ def bar(console: Console, rounds: int, done: int) -> Iterator[tuple[Progress, Ca
         task = shown.add_task("starting", total=rounds, completed=done)
 
         def advance(label: str, row: Row) -> None:
-            shown.update(task, advance=1, description=f"{label}, round {row['round']}{_accuracy(row)}")
+            shown.update(task, advance=1, description=f"{label}, round {row['round']}{_figures(row)}")
 
         yield shown, advance
 
 
-def _accuracy(row: Row) -> str:
-    """The accuracy of a round: the global model's, or where there is none the clients' own, named as such."""
+def _figures(row: Row) -> str:
+    """The training loss of a round, and its accuracy: the global model's, or the clients' own, named as such."""
+    loss = "" if row.get("train_loss") is None else f", loss {row['train_loss']:.3f}"
     for name, words in (("accuracy", "accuracy"), ("personal", "personal accuracy")):
         if row.get(name) is not None:
-            return f", {words} {row[name]:.2f} %"
-    return ""
+            return f"{loss}, {words} {row[name]:.2f} %"
+    return loss

@@ -1,0 +1,124 @@
+"""What recording costs: rounds with and without the losses, alternating in one process, the best of several each.
+
+    python benchmarks/recording.py [--device cuda] [--executor loop]
+
+Prints one line per model: the share of a round that summing up the training loss in its steps takes, that of the test
+loss beside the accuracy, and for comparison that of the whole evaluation (the forward pass over the test set).
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from unittest import mock
+
+import numpy as np
+import torch
+
+import fedhead as fh
+from fedhead.core.tree import Tree
+from fedhead.engine import predictions
+from fedhead.engine.rounds import evaluate, train_round
+from fedhead.engine.simulation import Simulation
+from fedhead.executors import select, steps
+
+
+def federation(shape: tuple[int, ...], samples: int, test: int, clients: int) -> fh.Federation:
+    """Make random samples of ten classes, evenly distributed."""
+    rng = np.random.default_rng(0)
+    if len(shape) == 3:
+        x = rng.integers(0, 256, (samples + test, *shape), dtype=np.uint8)
+    else:
+        x = rng.normal(size=(samples + test, *shape)).astype(np.float32)
+    y = rng.integers(0, 10, samples + test)
+    split = {"layout": "nchw"} if len(shape) == 3 else {}
+    return fh.Federation.from_arrays(
+        x[:samples], y[:samples], "iid", clients=clients, test=(x[samples:], y[samples:]), **split
+    )
+
+
+CASES = {
+    "mlp, 10 clients": ("mlp", (64,), 4000, 1000, 10),
+    "simplecnn, 10 clients": ("simplecnn", (3, 32, 32), 2000, 400, 10),
+}
+
+
+def best(functions: list[Callable[[], object]], times: int, device: torch.device) -> list[float]:
+    """Return the shortest time of each function; they take turns, so that all see the same machine.
+
+    On a CPU it is this process's own time, which other processes change less than that of a clock on the wall.
+    """
+    clock = time.perf_counter if device.type == "cuda" else time.process_time
+    found = [float("inf")] * len(functions)
+    for _ in range(times):
+        for place, function in enumerate(functions):
+            begin = clock()
+            function()
+            if device.type == "cuda":
+                torch.cuda.synchronize()
+            found[place] = min(found[place], clock() - begin)
+    return found
+
+
+def no_loss(so_far: Tree, losses: torch.Tensor, weight: torch.Tensor) -> Tree:
+    """Leave the sum of the losses as it is."""
+    return so_far
+
+
+def no_cross_entropy(scores: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Take no time."""
+    return torch.zeros(y.shape, dtype=torch.float64, device=y.device)
+
+
+def measure(name: str, executor: str, device: torch.device, times: int) -> str:
+    """Measure one model and return a line."""
+    model, shape, samples, test, clients = CASES[name]
+    data = federation(shape, samples, test, clients)
+    local = fh.LocalTraining(epochs=1, batch_size=64, optimizer=fh.SGD(0.01))
+
+    def simulation() -> Simulation:
+        built = fh.build(model, shape, 10)
+        made = Simulation(data, [built], fh.FedAvg(), rounds=1000, local=local, device=device)
+        made.using(select.by_name(executor, made, compile=True) if device.type == "cuda" else select.own(executor))
+        return made
+
+    plain, recorded = simulation(), simulation()  # graphs are captured once, so each has its own executor
+
+    def without() -> None:
+        with mock.patch.object(steps, "add_loss", no_loss):
+            train_round(plain, 1)
+
+    def with_loss() -> None:
+        train_round(recorded, 1)
+
+    def test_model() -> None:
+        evaluate(recorded, recorded.method, recorded.server, recorded.states, 1)
+
+    def test_accuracy() -> None:
+        with mock.patch.object(predictions, "cross_entropy", no_cross_entropy):
+            test_model()
+
+    for function in (without, with_loss, test_model, test_accuracy):
+        function()  # compile, and fill the caches
+    base, losses, whole, accuracy = best([without, with_loss, test_model, test_accuracy], times, device)
+    each = [(losses - base) / base, (whole - accuracy) / base, whole / base]
+    words = ("training loss", "test loss", "whole evaluation")
+    shares = ", ".join(f"{word} {100 * share:+.1f} %" for word, share in zip(words, each, strict=True))
+    return f"{name}, {executor} on {device}: round {1000 * base:.1f} ms; {shares}"
+
+
+def main() -> None:
+    """Measure all cases."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--executor", choices=["loop", "stack"], default=None, help="both without it")
+    parser.add_argument("--times", type=int, default=15)
+    given = parser.parse_args()
+    for name in CASES:
+        for executor in [given.executor] if given.executor else ["loop", "stack"]:
+            print(measure(name, executor, torch.device(given.device), given.times), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,259 @@
+"""Metrics by name: how they are found, what they are given, and what becomes of one that has no value.
+
+A metric is a function whose arguments are named after what it is given:
+
+- `confusion`: samples by true and predicted class, [C, C];
+- `y_true`, `y_pred`, `y_proba`, `y_score`: arrays as scikit-learn's functions name them, so that those are metrics too;
+- `predictions`: all of these with the tensors on the device (`fedhead.engine.predictions.Predictions`);
+- `clients`: the accuracy of each client on its own test samples, from 0 to 1.
+
+A function of one argument of another name is given the confusion matrix. Further parameters have default values, which
+recipes set as in `ece(bins=10)`. A metric that has no value for some samples raises `Undefined`: the record then holds
+NaN and a note with the reason, and the run goes on.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+import torch
+
+from fedhead.core.component_check import check_function
+from fedhead.core.errors import BadInput, FedheadError, user_code
+from fedhead.core.parameters import parameters
+from fedhead.core.registry import Registry
+from fedhead.engine.predictions import Predictions, cross_entropy
+
+C = TypeVar("C")
+MetricFunction = Callable[..., float]
+Better = Literal["max", "min"]
+OF_SAMPLES = ("confusion", "y_true", "y_pred", "y_proba", "y_score", "predictions")  # attributes of Predictions
+WITHOUT_SCORES = {"confusion", "y_true", "y_pred"}
+TASKS = ("multiclass",)  # the tasks whose predictions are classes
+
+
+class Undefined(FedheadError):
+    """A metric has no value for these samples; the message says why."""
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A metric with its parameters set.
+
+    Attributes:
+        function: The function.
+        inputs: What it is given by name; empty: the confusion matrix, as its only argument.
+        arguments: Its parameters.
+        better: Whether high or low values are good; None where nobody said.
+        tasks: The tasks that it is for; None: any.
+    """
+
+    function: MetricFunction
+    inputs: tuple[str, ...] = ()
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    better: Better | None = None
+    tasks: tuple[str, ...] | None = None
+
+    def __call__(self, given: Callable[[str], Any]) -> Any:
+        """Call the function with what `given` returns for each of its inputs."""
+        if not self.inputs:
+            return self.function(given("confusion"), **self.arguments)
+        return self.function(**{word: given(word) for word in self.inputs}, **self.arguments)
+
+    @property
+    def of_clients(self) -> bool:
+        """Whether it is computed from the accuracies of the clients."""
+        return "clients" in self.inputs
+
+    @property
+    def needs_scores(self) -> bool:
+        """Whether it needs more than labels and predicted classes."""
+        return not self.of_clients and not WITHOUT_SCORES.issuperset(self.inputs)
+
+
+NO_METRICS: Mapping[str, Metric] = MappingProxyType({})
+
+
+def _checked(found: Any, name: str) -> MetricFunction:
+    """Return a function whose arguments are known, or refuse it in one line."""
+    if callable(found) and not isinstance(found, type) and _inputs(found) is not None:
+        return found  # type: ignore[no-any-return]  # checked just now
+    try:
+        return check_function(found, name, "metric", ["confusion"], "a number")
+    except BadInput as error:
+        if not callable(found) or isinstance(found, type):
+            raise
+        known = ", ".join(OF_SAMPLES)
+        raise BadInput(f"{error}; name its arguments after what it needs: {known} or clients") from None
+
+
+METRICS = Registry[MetricFunction](
+    "metric",
+    "fedhead.metrics",
+    _checked,
+    home=["fedhead.engine.classification_metrics", "fedhead.engine.client_metrics"],
+)
+
+
+def metric(name: str, better: Better | None = None, tasks: Sequence[str] | None = None) -> Callable[[C], C]:
+    """Register a metric under a name.
+
+    Args:
+        name: The name, for recipes and records.
+        better: "max" or "min": which values are good; callbacks that watch the metric need to know.
+        tasks: The tasks that it is for, such as "multiclass"; None: any.
+
+    Returns:
+        A decorator of functions whose arguments are named after what they are given, such as `confusion`.
+    """
+
+    def register(function: C) -> C:
+        vars(function).update(better=better, tasks=None if tasks is None else tuple(tasks))
+        return METRICS.register(name, function)
+
+    return register
+
+
+def find(metrics: Iterable[str | MetricFunction], folders: Iterable[str | Path] = ()) -> dict[str, Metric]:
+    """Return metrics by the names that records call them by.
+
+    Args:
+        metrics: Names with parameters, or functions; a function has its own name, with a number behind it if another
+            one has that too.
+        folders: Where `file.py:name` is looked for, before the working directory.
+
+    Raises:
+        BadInput: If there is no such metric, or it does not take these parameters.
+
+    >>> list(find(["accuracy", "ece(bins=10)", lambda confusion: 0.0, lambda confusion: 1.0]))
+    ['accuracy', 'ece(bins=10)', 'lambda', 'lambda_2']
+    """
+    folders, found = list(folders), dict[str, Metric]()
+    for given in metrics:
+        call, function = METRICS.resolve_call(given, folders)
+        if isinstance(given, str):
+            found[call.text] = _bound(function, call.arguments("metric", _own_parameters(function)))
+            continue
+        made = _bound(function, {})
+        taken = itertools.chain([call.text], (f"{call.text}_{number}" for number in itertools.count(2)))
+        found[next(free for free in taken if found.get(free, made) == made)] = made
+    return found
+
+
+def _bound(function: MetricFunction, arguments: Mapping[str, Any]) -> Metric:
+    plain = function.func if isinstance(function, partial) else function
+    better, tasks = getattr(plain, "better", None), getattr(plain, "tasks", None)
+    return Metric(function, _inputs(function) or (), arguments, better, tasks)
+
+
+def _inputs(function: Any) -> tuple[str, ...] | None:
+    """Return what a function's arguments name; None where they name nothing that is known."""
+    try:
+        given = _required(function)
+    except (TypeError, ValueError):  # some functions written in C don't tell
+        return None
+    return tuple(given) if given and set(given) <= {*OF_SAMPLES, "clients"} else None
+
+
+def _required(function: Any) -> list[str]:
+    """Return the names of a function's arguments without default values."""
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    taken = inspect.signature(function).parameters.values()
+    return [p.name for p in taken if p.kind in kinds and p.default is p.empty]
+
+
+def _own_parameters(function: Any) -> dict[str, Any]:
+    """Return what a recipe may set: the parameters that have default values."""
+    needed = _required(function)
+    return {name: hint for name, hint in parameters(function).items() if name not in needed}
+
+
+# -- values -----------------------------------------------------------------------------------------
+@dataclass
+class Measured:
+    """Values of metrics by name, and why some of them are NaN."""
+
+    values: dict[str, float] = field(default_factory=dict)
+    notes: dict[str, str] = field(default_factory=dict)
+
+
+def measure(metrics: Mapping[str, Metric], predictions: Predictions) -> Measured:
+    """Compute the metrics of samples; one that has no value, or whose function fails, is NaN with a note."""
+    found = Measured()
+    broken = len(predictions) > 0 and not bool(torch.isfinite(predictions.losses).all())
+    for name, one in metrics.items():
+        if one.of_clients:
+            continue
+        if not len(predictions):
+            reason: str | None = "there are no test samples"
+        elif broken and one.needs_scores:
+            reason = "some scores are not finite"
+        else:
+            reason = None
+        _enter(found, name, one, lambda word: _given(predictions, word), reason)
+    return found
+
+
+def measure_clients(metrics: Mapping[str, Metric], accuracies: Sequence[float | None] | None) -> Measured:
+    """Compute the metrics of the clients' accuracies, which are in per cent; NaN with a note where there are none."""
+    found = Measured()
+    tested = np.array([value / 100 for value in accuracies or () if value is not None])
+    reason = None if len(tested) else "no client has test samples of its own: set client_test"
+    for name, one in metrics.items():
+        if one.of_clients:
+            _enter(found, name, one, lambda _: tested.copy(), reason)
+    return found
+
+
+def _enter(into: Measured, name: str, one: Metric, given: Callable[[str], Any], reason: str | None) -> None:
+    if reason is None:
+        try:
+            into.values[name] = _number(name, one, given)
+            if np.isfinite(into.values[name]):
+                return
+            reason = f"it returned {into.values[name]}"
+        except Undefined as error:
+            reason = str(error)
+        except BadInput as error:
+            reason = str(error)
+    into.values[name], into.notes[name] = float("nan"), reason
+
+
+def _given(predictions: Predictions, word: str) -> Any:
+    if word == "predictions":
+        return predictions
+    value = getattr(predictions, word)
+    return value.copy()  # a user's function may write into it
+
+
+def _number(name: str, one: Metric, given: Callable[[str], Any]) -> float:
+    with user_code(f"metric {name}"):
+        value = one(given)
+    try:
+        return float(value)
+    except (TypeError, ValueError) as error:
+        raise BadInput(f"metric {name} returned {type(value).__name__}: return one number") from error
+
+
+def check(metrics: Mapping[str, Metric], classes: int) -> None:
+    """Call each metric once, for one sample per class that is predicted right and for one client.
+
+    Raises:
+        BadInput: If a metric raises, or returns no number.
+    """
+    y = torch.arange(classes)
+    scores = torch.eye(classes, dtype=torch.float64)
+    predictions = Predictions(y, y, cross_entropy(scores, y), classes, scores)
+    for name, one in metrics.items():
+        try:
+            _number(name, one, lambda word: np.ones(1) if word == "clients" else _given(predictions, word))
+        except Undefined:
+            continue  # for these samples only
