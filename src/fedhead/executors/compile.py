@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +54,9 @@ def compile_step(function: InPlace, arguments: list[Tensor], changed: int) -> In
     with warm_up(function, [*copies, *arguments[changed:]]), tracing(TracingContext(shapes)):
         if not known:  # until its workers are ready, the compiler builds kernels one by one
             getattr(AsyncCompile, "wait_pool_ready", bool)()
-        with config.patch(compile_threads=1) if known else nullcontext():
+        # reordering loops fails on some steps of wide stacks, such as FedProx's (an assertion in torch 2.11)
+        threads = {"compile_threads": 1} if known else {}
+        with config.patch(loop_ordering_after_fusion=False, **threads):
             kernel: Any = inductor(graph, examples)
     marker.parent.mkdir(parents=True, exist_ok=True)
     marker.touch()
