@@ -77,7 +77,7 @@ def statistics_of(
     model.train(training)
     assert total is not None
     count, sums, outer = total
-    return Statistics(count, sums, outer if diagonal else class_statistics.pack(outer), fingerprint(weights(model)))
+    return Statistics(count, sums, outer, fingerprint(weights(model)))
 
 
 def fingerprint(w: Mapping[str, Tensor], classifier: str = "classifier") -> str:

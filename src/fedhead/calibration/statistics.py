@@ -85,6 +85,10 @@ class Statistics:
         scatter = unpack(self.outer, self.features) - self.sum[:, :, None] * mean[:, None, :]
         return torch.where(self.count[:, None, None] > 1, scatter / share[:, None, None], 0)
 
+    def of_classes(self, places: Tensor) -> Statistics:
+        """Return the statistics of some classes, by their numbers."""
+        return Statistics(self.count[places], self.sum[places], self.outer[places], self.extractor)
+
     def without_small_classes(self, min_class_count: int) -> Statistics:
         """Return the statistics with all sums of small classes set to zero, as if there were no samples of them.
 
@@ -116,7 +120,7 @@ def from_features(z: Tensor, y: Tensor, classes: int, diagonal: bool = False) ->
         diagonal: Whether to keep only the diagonals of the covariances.
     """
     count, total, outer = class_sums(z, y, torch.ones_like(y, dtype=z.dtype), classes, diagonal)
-    return Statistics(count, total, outer if diagonal else pack(outer))
+    return Statistics(count, total, outer)
 
 
 def merge(parts: Iterable[Statistics]) -> Statistics:
@@ -156,7 +160,7 @@ def _check_same_model(a: Statistics, b: Statistics) -> None:
 # -- the sums of a batch ------------------------------------------------------------------------------
 @torch.library.custom_op("fedhead::class_sums", mutates_args=())
 def class_sums(z: Tensor, y: Tensor, weight: Tensor, classes: int, diagonal: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute counts [C], sums [C, d] and sums of outer products [C, d, d] (squares [C, d] if `diagonal`) in float64.
+    """Compute counts [C], sums [C, d] and sums of outer products in float64, as `Statistics` holds them.
 
     The batch is sorted by class first, so that each sample is only multiplied with those of its own class. That
     requires reading the labels, which a vectorized function can't do, hence a custom operator. Weights are 0 or 1.
@@ -167,7 +171,8 @@ def class_sums(z: Tensor, y: Tensor, weight: Tensor, classes: int, diagonal: boo
     sizes = torch.bincount(place, minlength=classes + 1)[:classes]
     sorted_z = z[order].double()
     total = z.new_zeros(classes, d, dtype=torch.float64)
-    outer = z.new_zeros((classes, d) if diagonal else (classes, d, d), dtype=torch.float64)
+    outer = z.new_zeros(classes, d if diagonal else d * (d + 1) // 2, dtype=torch.float64)
+    upper = () if diagonal else triangle(d, z.device)
     begin = 0
     for c, size in enumerate(sizes.tolist()):
         if size:
@@ -176,7 +181,7 @@ def class_sums(z: Tensor, y: Tensor, weight: Tensor, classes: int, diagonal: boo
             if diagonal:
                 outer[c] = own.square().sum(0)
             else:
-                torch.matmul(own.T, own, out=outer[c])
+                outer[c] = (own.T @ own)[upper]
             begin += size
     return sizes.double(), total, outer
 
@@ -184,7 +189,7 @@ def class_sums(z: Tensor, y: Tensor, weight: Tensor, classes: int, diagonal: boo
 @class_sums.register_fake
 def _(z: Tensor, y: Tensor, weight: Tensor, classes: int, diagonal: bool) -> tuple[Tensor, Tensor, Tensor]:
     d = z.shape[1]
-    shapes = ((classes,), (classes, d), (classes, d) if diagonal else (classes, d, d))
+    shapes = ((classes,), (classes, d), (classes, d if diagonal else d * (d + 1) // 2))
     count, total, outer = (z.new_empty(shape, dtype=torch.float64) for shape in shapes)
     return count, total, outer
 
@@ -231,10 +236,11 @@ def low_rank_sums(count: Tensor, total: Tensor, outer: Tensor, rank: int) -> Tre
     Args:
         count: [C].
         total: Sums, [C, d].
-        outer: Sums of outer products as full matrices, [C, d, d].
+        outer: Sums of outer products as upper triangles, [C, d(d+1)/2].
         rank: Number of directions to keep.
     """
     mean = total / count.clamp_min(1)[:, None]
+    outer = unpack(outer, total.shape[-1])
     scatter = outer - total[:, :, None] * mean[:, None, :]
     values, vectors = torch.linalg.eigh(scatter)
     lead = slice(values.shape[-1] - rank, None)
@@ -248,7 +254,7 @@ def to_low_rank(statistics: Statistics, rank: int) -> Tree:
         raise BadInput(
             f"rank {rank} must be 0 … {statistics.features} (the feature dimension), and the covariances full"
         )
-    return low_rank_sums(statistics.count, statistics.sum, unpack(statistics.outer, statistics.features), rank)
+    return low_rank_sums(statistics.count, statistics.sum, statistics.outer, rank)
 
 
 def from_tree(sent: Tree) -> Statistics:

@@ -11,7 +11,7 @@ from torch import Tensor
 from fedhead.calibration.statistics import Statistics, merge, unpack
 from fedhead.core.errors import BadInput
 
-_AT_ONCE = 2**23  # elements of the matrices that are looked at together
+_AT_ONCE = 2**20  # elements of the matrices that are looked at together
 _NEGATIVE = 1e-7  # an eigenvalue below this share of the largest one is not a rounding error
 
 

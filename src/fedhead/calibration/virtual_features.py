@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -13,6 +14,7 @@ from fedhead.core.errors import BadInput
 from fedhead.data.allocation import apportion
 
 Tukey = Literal["real", "both", "virtual", "none"]
+_AT_ONCE = 2**20  # elements of the covariances that are computed together
 
 
 def tukey(z: Tensor, power: float) -> Tensor:
@@ -43,7 +45,13 @@ def virtual_counts(count: Tensor, samples: int, proportional: bool) -> list[int]
     return [int(m) for m in apportion(share, samples * int(present.sum()))]
 
 
-def virtual_features(statistics: Statistics, counts: list[int], key: int) -> tuple[Tensor, Tensor]:
+def virtual_features(
+    statistics: Statistics,
+    counts: list[int],
+    key: int,
+    dtype: torch.dtype = torch.float64,
+    transform: Callable[[Tensor], Tensor] = lambda z: z,
+) -> tuple[Tensor, Tensor]:
     """Draw features from N(μ_c, Σ_c) for each class (CCVR, Algorithm 1).
 
     A draw is μ + Σ^½ ε with the symmetric root of Σ, which is the same on every machine (the sign of an eigenvector is
@@ -55,19 +63,26 @@ def virtual_features(statistics: Statistics, counts: list[int], key: int) -> tup
         statistics: Class statistics.
         counts: Number of features to draw per class.
         key: Random key.
+        dtype: Type of the features, which are drawn in float64.
+        transform: Applied to the features of each class before they are converted.
 
     Returns:
         Features [M, d] and labels [M].
     """
-    mean, covariance = statistics.mean(), statistics.covariance()
-    drawn, labels = [], []
-    for c, m in enumerate(counts):
-        if not m:
-            continue
-        noise = torch.randn(m, statistics.features, generator=random.generator(random.key(key, c)), dtype=torch.float64)
-        drawn.append(mean[c] + _multiply_by_root(noise.to(mean.device), covariance[c]))
-        labels.append(torch.full((m,), c, device=mean.device))
-    return torch.cat(drawn), torch.cat(labels)
+    d, device = statistics.features, statistics.sum.device
+    features = torch.empty(sum(counts), d, dtype=dtype, device=device)  # M may be millions: nothing is kept twice
+    begin = 0
+    for places in torch.split(torch.arange(statistics.classes, device=device), max(1, _AT_ONCE // d**2)):
+        part = statistics.of_classes(places)
+        for c, mean, covariance in zip(places.tolist(), part.mean(), part.covariance(), strict=True):
+            if not counts[c]:
+                continue
+            generator = random.generator(random.key(key, c))
+            noise = torch.randn(counts[c], d, generator=generator, dtype=torch.float64).to(device)
+            drawn = transform(mean + _multiply_by_root(noise, covariance))
+            features[begin : begin + counts[c]] = drawn
+            begin += counts[c]
+    return features, torch.repeat_interleave(torch.tensor(counts, device=device))
 
 
 def _multiply_by_root(noise: Tensor, covariance: Tensor) -> Tensor:

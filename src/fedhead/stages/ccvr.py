@@ -100,8 +100,6 @@ class CCVR(Stage):
         total = client.total(sums)
         if self.covariance == "low-rank":
             total = class_statistics.low_rank_sums(total["count"], total["sum"], total["outer"], self.rank)
-        elif self.covariance == "full":
-            total = total.replace(outer=class_statistics.pack(total["outer"]))
         number = torch.tensor(architecture(client.task.model), device=client.counts.device)
         send = Tree(statistics=total, architecture=number)
         if "classifier" not in self.method.shared:  # the server has no head to start from but the clients'
@@ -139,11 +137,16 @@ class CCVR(Stage):
     def calibrate(self, model: SplitModel, head: Tree, statistics: Statistics, seed: int = 0) -> Tree:
         """The head after training on virtual features, as the classifier's entries that were trained."""
         counts = virtual_counts(statistics.count, self.samples, self.proportional)
-        z, y = virtual_features(statistics, counts, random.key(seed, "ccvr", "draw"))
-        if self.tukey in ("both", "virtual"):
-            z = tukey(z, self.power)
-        optimizer = SGD(self.lr, self.momentum, self.weight_decay)
         params = cast(Weights, head).params
+        transformed = self.tukey in ("both", "virtual")
+        z, y = virtual_features(
+            statistics,
+            counts,
+            random.key(seed, "ccvr", "draw"),
+            next(iter(params.values())).dtype,
+            lambda z: tukey(z, self.power) if transformed else z,
+        )
+        optimizer = SGD(self.lr, self.momentum, self.weight_decay)
         return retrain(model, params, z, y, optimizer, self.epochs, self.batch_size, random.key(seed, "ccvr", "order"))
 
     # -- models -----------------------------------------------------------------------------------
