@@ -286,6 +286,26 @@ def test_a_site_that_comes_back_as_another_node_keeps_its_state(tmp_path: Path) 
     same(whole(here), transport.server)
 
 
+def test_the_record_names_sites_that_are_not_there(tmp_path: Path) -> None:
+    here = world(tmp_path)
+    grid = here.grid()
+    transport = here.transport(grid)
+
+    def leave_and_return(now: Snapshot) -> None:
+        if now.round == 1:
+            del grid.nodes[103]
+        if now.round == 2:
+            grid.nodes[103] = here.site(3)
+
+    result = run(transport, on_round=leave_and_return)
+    away = [row["absent"] for row in result.rows]
+    assert ["site-3" in names for names in away] == [False, True, False]
+    assert away[1]["site-3"] == "it is not connected"
+    assert all("it holds no training samples (no-samples, reference" in names["site-2"] for names in away)
+    assert not any("failed" in row for row in result.rows)
+    same(without(here, client=3, round=2), transport.server)
+
+
 def test_a_site_that_lost_its_state_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     here = world(tmp_path)
     transport = here.transport(here.grid())

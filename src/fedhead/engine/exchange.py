@@ -66,7 +66,8 @@ def exchange(
     failed: dict[int, FedheadError] = {}
     down = 0
     for attempt in range(1, quorum.attempts + 1):
-        cohort = select(transport.present())
+        present = transport.present()
+        cohort = select(present)
         asked = [k for k in cohort if k not in counted]
         received = transport.exchange(algorithm, server, states, asked, round)
         down += received.bytes_down
@@ -83,7 +84,10 @@ def exchange(
             reply_check.check_finite(new, f"{where}, the server")
             for k in sorted(counted):
                 states[k] = counted[k].kept
-            return new, _record(transport, counted, failed, clipped, down)
+            absent = {
+                k: why for k, why in transport.why_absent(present).items() if k not in counted and k not in failed
+            }
+            return new, _record(transport, counted, failed, absent, clipped, down)
         transport.log(f"{where}, attempt {attempt}: only {len(counted)} replies that count")
     reasons = "; ".join(f"{transport.client_name(k)}: {why}" for k, why in sorted(failed.items()))
     raise FedheadError(
@@ -174,6 +178,7 @@ def _record(
     transport: AnyTransport,
     replies: dict[int, ClientReply],
     failed: dict[int, FedheadError],
+    absent: dict[int, str],
     clipped: dict[int, Outlier],
     down: int,
 ) -> Row:
@@ -181,6 +186,8 @@ def _record(
     record: Row = {"bytes_up": up, "bytes_down": down, "participants": len(replies)} | _train_losses(transport, replies)
     if failed:
         record["failed"] = {transport.client_name(k): str(why) for k, why in failed.items()}
+    if absent:
+        record["absent"] = {transport.client_name(k): why for k, why in absent.items()}
     if clipped:
         record["clipped"] = {transport.client_name(k): outlier.why for k, outlier in clipped.items()}
     left_out = {transport.client_name(k): list(reply.left_out) for k, reply in replies.items() if reply.left_out}

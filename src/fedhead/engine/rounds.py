@@ -218,7 +218,7 @@ def run_stage(transport: AnyTransport, stage: Stage, metrics: Mapping[str, Metri
     server, states, row = _stage_exchange(transport, stage, server)
     for way in ("bytes_up", "bytes_down"):
         row[way] += before[way]
-    for what in ("failed", "clipped", "left_out"):
+    for what in ("failed", "absent", "clipped", "left_out"):
         if what in before:
             row[what] = before[what] | row.get(what, {})
     row |= evaluate(transport, stage, server, states, task.rounds + 1, deliver=True, metrics=metrics, final=True)

@@ -111,6 +111,10 @@ class Transport(ABC, Generic[S]):
     def present(self) -> list[int]:
         """Return the clients that can take part now, waiting for a quorum of them if need be."""
 
+    def why_absent(self, present: Sequence[int]) -> dict[int, str]:
+        """Return why each client that is not among those `present` is away; none is in a simulation."""
+        return {}
+
     @abstractmethod
     def exchange(self, algorithm: Algorithm, server: Tree, states: S, cohort: list[int], round: int) -> Received:
         """Let the clients of a cohort work, and return what came back; writes to no state."""

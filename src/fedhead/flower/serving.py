@@ -97,5 +97,6 @@ class _disk:
 def _line(row: Row) -> str:
     parts = [f"round {row['round']}"]
     parts += [f"{name} {row[name]:.2f} %" for name in ("accuracy", "personal") if row.get(name) is not None]
-    parts += [f"without {', '.join(row['failed'])}"] if row.get("failed") else []
+    missing = [*row.get("failed", {}), *row.get("absent", {})]
+    parts += [f"without {', '.join(missing)}"] if missing else []
     return ", ".join([*parts, f"{row['seconds']:.1f} s"])

@@ -134,6 +134,12 @@ class FlowerTransport(Transport[SiteStates]):
         present = self._connected()
         return present if len(present) >= self.timeouts.quorum else self._gather()
 
+    def why_absent(self, present: Sequence[int]) -> dict[int, str]:
+        """Return why sites are not there: they are not connected, or were refused when they came."""
+        refused = {failure.site: failure.reason for failure in self.nodes.refused.values() if failure.site}
+        names = {k: name for k, name in enumerate(self.spec.sites) if k not in present}
+        return {k: refused.get(name, "it is not connected") for k, name in names.items()}
+
     def _gather(self) -> list[int]:
         begin = time.monotonic()
         while True:
