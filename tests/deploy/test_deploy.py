@@ -3,32 +3,20 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
-import torch
-from partial import Partial
+from deployments import assert_equals_simulation, assert_same, assert_undisturbed, final, history
 
 from fedhead.core.process import ProcessIdentity
-from fedhead.core.tree import Tree
 from fedhead.core.treefile import load_tree
 from fedhead.deploy import certificates, processes
 from fedhead.deploy.local_federation import LocalFederation
 from fedhead.deploy.project import Project
-from fedhead.engine.rounds import train_round
-from fedhead.experiment import data as recipe_data
-from fedhead.experiment.experiment import Experiment
-from fedhead.experiment.recipe import Recipe
 from fedhead.experiment.run_folder import CHECKPOINT
-from fedhead.flower import data
 
 pytestmark = [pytest.mark.deploy, pytest.mark.timeout(900)]
 SMALL = ["subset=240", "local_epochs=1", "partition=dirichlet(1.0)", "batch_size=16"]
@@ -42,50 +30,6 @@ def federations() -> Iterator[list[LocalFederation]]:
     yield started
     for federation in started:
         federation.close()
-
-
-def recipe_of(project: Project) -> Recipe:
-    return project.server().recipe_of_run()
-
-
-def replayed(recipe: Recipe, history: list[dict[str, Any]]) -> Tree:
-    """The server's state of a simulation in which exactly those clients reply that replied in the deployment."""
-    torch.set_num_threads(1)
-    experiment = Experiment.from_recipe(recipe)
-    simulation = Partial(
-        experiment.federation(),
-        experiment.models,
-        experiment.method,
-        rounds=recipe.rounds,
-        local=experiment.local,
-        seed=recipe.seed,
-    )
-    for row in history:
-        simulation.absent = {SITES.index(name) for name in row.get("failed", {})}
-        train_round(simulation, row["round"])
-    return simulation.server
-
-
-def history(project: Project) -> list[dict[str, Any]]:
-    path = project.path / "run" / "metrics.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
-def same(a: Tree, b: Tree, tolerance: float = 1e-6) -> None:
-    assert a.leaves().keys() == b.leaves().keys()
-    for name, t in a.leaves().items():
-        torch.testing.assert_close(t, b.leaves()[name], atol=tolerance, rtol=tolerance)
-
-
-def final(project: Project) -> Tree:
-    return load_tree(project.path / "run" / CHECKPOINT)[0]["server"]  # type: ignore[no-any-return]
-
-
-def eventually(true: Callable[[], Any], federation: LocalFederation, seconds: float = 240.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline, (federation.private / "server.log").read_text()
-        time.sleep(0.1)
 
 
 def test_tls_and_keys_equal_simulation_and_strangers_are_refused(
@@ -110,8 +54,8 @@ def test_tls_and_keys_equal_simulation_and_strangers_are_refused(
         processes.end(lambda: marks, seconds=2.0)
         for process in unknown_nodes.values():
             process.wait()
-    same(replayed(recipe_of(project), history(project)), final(project))
-    assert not any("failed" in row for row in history(project))
+    assert_equals_simulation(project)
+    assert_undisturbed(project, SITES)
     outcome = json.loads((project.path / "run" / "result.json").read_text())
     assert outcome["stages"].keys() == {"ccvr"}
     told = (project.private / "server.log").read_text()
@@ -151,78 +95,6 @@ def _refused(name: str, process: subprocess.Popen[bytes], folder: Path) -> None:
     assert process.poll() not in (None, 0), f"{name}: still runs\n{log}"
 
 
-def faulty(project: Project, site: str, faults: dict[str, str]) -> None:
-    """Give a site the data of its share, and a program of faults."""
-    folder, number = project.path / "sites" / site, SITES.index(site)
-    own = data.share(recipe_data.federation(recipe_of(project)), number)
-    x = own.train.x.numpy()
-    np.savez(folder / "data.npz", x=x, y=own.train.y.numpy(), x_test=x[:4], y_test=own.train.y.numpy()[:4])
-    (folder / "faults.json").write_text(json.dumps(faults))
-    shutil.copy(Path(__file__).parents[1] / "support" / "faulty_site.py", folder / "faulty_site.py")
-    text = (folder / "site.yaml").read_text().replace('data: "recipe"', "data: faulty_site:load")
-    (folder / "site.yaml").write_text(text)
-
-
-@pytest.mark.drill
-def test_a_client_that_raises_dies_hangs_or_answers_nonsense(
-    tmp_path: Path, federations: list[LocalFederation]
-) -> None:
-    project = Project.init(
-        tmp_path / "demo", "digits", SITES, [*SMALL, "rounds=8", "method=scaffold", "evaluate_every=8"]
-    )
-    faults = {"1": "nan", "2": "shape", "3": "old", "4": "raise", "5": "hang", "7": "die"}
-    faulty(project, "west", faults)
-    text = project.server_file.read_text().replace("round_seconds: 600", "round_seconds: 60")
-    project.server_file.write_text(text)
-    federation = LocalFederation(project)
-    federations.append(federation)
-    federation.up()
-    federation.watch()
-    rows = history(project)
-    reasons = [row.get("failed", {}).get("west", "") for row in rows]
-    for reason, expected in zip(
-        reasons, ["not finite", "(9,)", "it answered round 2", "(error, reference"], strict=False
-    ):
-        assert expected in reason
-    assert all(reasons[:5])
-    assert reasons[6]
-    assert not reasons[7]  # it hung and it died, and is back
-    assert all(set(row.get("failed", {})) <= {"west"} for row in rows)
-    assert "Timeout (0:01:00)!" in (federation.private / "site-west.log").read_text()  # the watchdog said where it hung
-    same(replayed(recipe_of(project), rows), final(project))
-
-
-@pytest.mark.drill
-def test_a_killed_node_and_a_killed_link(tmp_path: Path, federations: list[LocalFederation]) -> None:
-    project = Project.init(
-        tmp_path / "demo", "digits", SITES, [*SMALL, "rounds=5", "method=scaffold", "evaluate_every=5"]
-    )
-    federation = LocalFederation(project)
-    federations.append(federation)
-    federation.up()
-    acts = {"node": 1, "link": 3}  # after which round each is killed
-
-    def strike() -> None:
-        done = len(history(project))
-        if "node" in acts and done >= acts["node"]:
-            del acts["node"]
-            victim = next(node for node in federation.nodes if node.site == "south").process
-            assert victim is not None
-            os.killpg(victim.pid, signal.SIGKILL)
-        if "link" in acts and done >= acts["link"]:
-            del acts["link"]
-            assert federation.link.process is not None
-            os.killpg(federation.link.process.pid, signal.SIGKILL)
-
-    federation.watch(strike)
-    assert not acts
-    rows = history(project)
-    assert [row["round"] for row in rows] == [1, 2, 3, 4, 5]
-    assert federation.resumes >= 1
-    assert next(node for node in federation.nodes if node.site == "south").starts >= 2
-    same(replayed(recipe_of(project), rows), final(project))
-
-
 @pytest.mark.drill
 def test_a_large_model_and_its_statistics_go_through(tmp_path: Path, federations: list[LocalFederation]) -> None:
     """45 MB of weights both ways, and 10 x 512 x 512 statistics up."""
@@ -251,7 +123,7 @@ def test_the_same_recipe_by_the_command_line(tmp_path: Path) -> None:
         done = subprocess.run([*words, *more, "--out", str(out)], env=env, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         results.append((json.loads(done.stdout.splitlines()[-1]), load_tree(out / CHECKPOINT)[0]["server"]))
-    same(results[0][1], results[1][1])
+    assert_same(results[0][1], results[1][1])
     for name in ("accuracy", "personal", "clients", "bytes_up", "bytes_down", "per_class"):
         assert results[0][0][name] == pytest.approx(results[1][0][name], abs=1e-6), name
     assert results[0][0]["stages"]["ccvr"]["accuracy"] == pytest.approx(

@@ -1,6 +1,6 @@
 """A site that misbehaves on purpose: its data function also spoils what the site answers, a round a fault.
 
-Copied beside a site.yaml; `data: faulty_site:load`. The environment's FAULTS names a JSON file {round: fault}.
+Copied beside a site.yaml; `data: faulty_site:load`. The file faults.json beside it says {round: fault}.
 """
 
 from __future__ import annotations
@@ -13,6 +13,10 @@ from typing import Any
 
 import numpy as np
 
+PATIENT = "Anna Muster 1970-01-31"
+# what a program might say of a cell that it can't read, made as harmful as a text can be
+TEXT = f"I/O error: \x1b[2J\x1b[31m{PATIENT}\n12:00:00 error: the run has failed\r\n" + 200_000 * f"{PATIENT}, "
+
 
 def load() -> Any:
     from fedhead.flower import site as sites
@@ -23,8 +27,8 @@ def load() -> Any:
 
     def spoiled(self: Any, request: Any, trees: Any) -> Any:
         fault = plan.get(str(request.round)) if request.kind == "work" else None
-        if fault == "raise":
-            raise RuntimeError("on purpose")
+        if fault == "text":
+            raise ValueError(TEXT)
         if fault == "hang":
             time.sleep(10_000)
         if fault == "die":

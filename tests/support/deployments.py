@@ -1,0 +1,110 @@
+"""What tests of real deployments share: reading what a run left, waiting for it, and the simulation that it equals."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from partial import Partial
+
+from fedhead.core.tree import Tree
+from fedhead.core.treefile import load_tree
+from fedhead.deploy import processes
+from fedhead.deploy.project import Project
+from fedhead.engine.rounds import train_round
+from fedhead.experiment.experiment import Experiment
+from fedhead.experiment.run_folder import CHECKPOINT, RunFolder
+
+
+def command(folder: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """The command line, with Flower's home in a folder."""
+    env = processes.environment(folder)
+
+    def fedhead(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(["fedhead", *words], env=env, capture_output=True, text=True, check=False)
+
+    return fedhead
+
+
+def history(project: Project) -> list[dict[str, Any]]:
+    """The records of the rounds so far."""
+    path = project.server().at(project.server().out) / "metrics.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def rounds(project: Project) -> list[int]:
+    """The numbers of the rounds so far."""
+    return [row["round"] for row in history(project)]
+
+
+def missing(row: dict[str, Any]) -> dict[str, str]:
+    """Why sites did not take part in a round, or did not count."""
+    return {**row.get("failed", {}), **row.get("absent", {})}
+
+
+def final(project: Project) -> Tree:
+    """The server's state in the checkpoint."""
+    return load_tree(project.path / "run" / CHECKPOINT)[0]["server"]  # type: ignore[no-any-return]
+
+
+def replayed(project: Project) -> Tree:
+    """The server's state of a simulation in which exactly those clients reply that replied in the deployment.
+
+    It goes as far as the deployment's checkpoint.
+    """
+    torch.set_num_threads(1)
+    recipe, sites = project.server().recipe_of_run(), project.server().sites
+    experiment = Experiment.from_recipe(recipe)
+    simulation = Partial(
+        experiment.federation(),
+        experiment.models,
+        experiment.method,
+        rounds=recipe.rounds,
+        local=experiment.local,
+        seed=recipe.seed,
+    )
+    reached = RunFolder.open(project.path / "run").checkpoint_round()
+    for row in history(project)[:reached]:
+        simulation.absent = {sites.index(name) for name in missing(row)}
+        train_round(simulation, row["round"])
+    return simulation.server
+
+
+def assert_same(a: Tree, b: Tree, tolerance: float = 1e-6) -> None:
+    """Two trees have the same names and numbers."""
+    assert a.leaves().keys() == b.leaves().keys()
+    for name, t in a.leaves().items():
+        torch.testing.assert_close(t, b.leaves()[name], atol=tolerance, rtol=tolerance)
+
+
+def assert_equals_simulation(project: Project) -> None:
+    """The checkpoint holds what `replayed` gives."""
+    assert_same(replayed(project), final(project))
+
+
+def eventually(true: Callable[[], Any], project: Project, seconds: float = 600.0) -> None:
+    """Wait until something holds; fails with the server's log."""
+    deadline = time.monotonic() + seconds
+    while not true():
+        log = project.private / "server.log"
+        assert time.monotonic() < deadline, log.read_text() if log.exists() else "the server wrote no log"
+        time.sleep(0.1)
+
+
+def site_log(project: Project, site: str) -> str:
+    """What a site's node and worker have printed."""
+    return (project.private / f"site-{site}.log").read_text()
+
+
+def assert_undisturbed(project: Project, sites: Sequence[str]) -> None:
+    """No round was without one of these sites, and none of their logs has a problem or a traceback."""
+    for site in sites:
+        assert not any(site in missing(row) for row in history(project)), site
+        told = site_log(project, site)
+        assert "problem" not in told, told[-5000:]
+        assert "Traceback" not in told, told[-5000:]
