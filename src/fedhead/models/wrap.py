@@ -8,21 +8,23 @@ import difflib
 from torch import fx, nn
 
 from fedhead.core.errors import BadInput
+from fedhead.core.log import logger
 from fedhead.models.check import fix
+from fedhead.models.huggingface import use_plain_attention
 from fedhead.models.origin import Origin
 from fedhead.models.split_model import Placeholder, SplitModel
 
 
-def split(module: nn.Module, classifier: str = "fc", projection: str | None = None) -> SplitModel:
+def split(module: nn.Module, classifier: str | None = None, projection: str | None = None) -> SplitModel:
     """Wrap any module as a `SplitModel`.
 
     The module itself is not changed: the parts are copies. The classifier must be linear and applied last, to the
     projection's output if there is one. What keeps a module from running on every executor is fixed where possible (see
-    `fedhead.models.check.fix`).
+    `fedhead.models.check.fix`); Hugging Face's models get an attention that can be stacked.
 
     Args:
-        module: Module that maps inputs to logits.
-        classifier: Dotted name of its classifier.
+        module: Module that maps inputs to logits, or to an object with `.logits`, as Hugging Face's models do.
+        classifier: Dotted name of its classifier; by default `fc`, or else the last Linear layer.
         projection: Dotted name of the projection, if it has one.
 
     Returns:
@@ -38,7 +40,9 @@ def split(module: nn.Module, classifier: str = "fc", projection: str | None = No
     """
     if any(nn.parameter.is_lazy(p) for p in module.parameters()):
         raise BadInput(f"{type(module).__name__} has lazy layers without weights: run one batch through it first")
+    classifier = _last_linear(module) if classifier is None else classifier
     body = copy.deepcopy(module)
+    use_plain_attention(body)
     head = _find(body, classifier, "classifier")
     _refuse_odd_classifier(body, classifier, head)
     projection_module = None if projection is None else _find(body, projection, "projection")
@@ -52,6 +56,15 @@ def split(module: nn.Module, classifier: str = "fc", projection: str | None = No
     made = fix(SplitModel(body, head, projection_module))
     made.origin = Origin(copy.deepcopy(module), classifier, projection)
     return made
+
+
+def _last_linear(module: nn.Module) -> str:
+    """Return the name of the layer that is the classifier where none is named."""
+    linear: list[str] = [name for name, child in module.named_modules() if isinstance(child, nn.Linear) and name]
+    if "fc" in linear or not linear:
+        return "fc"
+    logger.info("the classifier of %s is %r, its last Linear layer", type(module).__name__, linear[-1])
+    return linear[-1]
 
 
 def _find(module: nn.Module, name: str, role: str) -> nn.Module:
