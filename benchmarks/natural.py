@@ -105,7 +105,7 @@ def measure(path: Path, seed: int) -> dict[str, Any]:
     begin = time.perf_counter()
     reading = dict(settings.reading)
     federation = fh.Federation.load(path, test=test_part(path), seed=seed, **reading)
-    names = ["macro_f1"] + ["auroc"] * (federation.classes == 2)
+    names = ["f1"] + ["auroc"] * (federation.classes == 2)
     result = fh.run(
         federation,
         model_for(settings.model, federation),
@@ -127,10 +127,11 @@ def measure(path: Path, seed: int) -> dict[str, Any]:
         "model": settings.model,
         "rounds": settings.rounds,
     }
-    for prefix, record in (("", result.history[-1]), ("ccvr_", result.stages["ccvr"].metrics)):
+    for prefix, record in (("", result.rows[-1]), ("ccvr_", result.stage_rows["ccvr"])):
         row[f"{prefix}accuracy"] = record["accuracy"]
         row[f"{prefix}worst_client"] = min(value for value in record["clients"] if value is not None)
-        row |= {f"{prefix}{name}": 100 * value for name, value in record["metrics"].items()}
+        values = {"macro_f1": record["metrics"]["f1"], **record["metrics"]}
+        row |= {f"{prefix}{name}": 100 * value for name, value in values.items() if name != "f1"}
     return row | {"seconds": time.perf_counter() - begin}
 
 
