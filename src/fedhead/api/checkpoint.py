@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import copy
-import pickle
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from fedhead.core.batch import PARTS
@@ -25,6 +22,7 @@ from fedhead.data.conversion import samples
 from fedhead.data.federation import Federation
 from fedhead.data.labels import Classes
 from fedhead.data.named_transforms import AnyTransform
+from fedhead.experiment.first_weights import read_file
 from fedhead.experiment.reopen import checkpoint_state, open_experiment
 from fedhead.experiment.run_folder import RunFolder
 from fedhead.models import MODELS, load
@@ -46,28 +44,6 @@ def run_model(run: Path) -> SplitModel:
     model = copy.deepcopy(experiment.models[0])
     load(model, checkpoint_state(run)[1]["server"]["model"].part(*PARTS))
     return model
-
-
-def read_weights(path: Path) -> dict[str, Tensor]:
-    """Read the named tensors of a `.safetensors` or PyTorch file; nothing in it is run.
-
-    Raises:
-        BadInput: If the file is missing, unreadable, or holds something else.
-    """
-    if not path.is_file():
-        raise BadInput(f"{path} is not there: give a run folder, or a file of weights")
-    try:
-        if path.suffix == ".safetensors":
-            return load_file(path)
-        found = torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:  # whose own text advises to load it unsafely
-        raise BadInput(f"{path} can't be read as weights: save model.state_dict() alone, or anew") from error
-    except (SafetensorError, OSError, RuntimeError, EOFError, ValueError) as error:
-        raise BadInput(f"{path} can't be read as weights: {str(error).splitlines()[0]}") from error
-    found = found.get("state_dict", found) if isinstance(found, dict) else found
-    if not isinstance(found, dict) or not all(torch.is_tensor(t) for t in found.values()):
-        raise BadInput(f"{path} holds no named weights: save model.state_dict()")
-    return found
 
 
 def model_and_data(
@@ -97,7 +73,7 @@ def model_and_data(
         if normalize is None and entry is not None:
             transform = entry.transform.replace(None, recipe.normalize)
     else:
-        loaded = _architecture(model, classifier, read_weights(checkpoint), federation)
+        loaded = _architecture(model, classifier, read_file(checkpoint), federation)
     if int(federation.train.y.max()) >= loaded.classes:
         raise BadInput(f"{site}: label {int(federation.train.y.max())} is outside the model's {loaded.classes} classes")
     _refuse_inputs(loaded, federation, transform, site)

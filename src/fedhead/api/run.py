@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from os import PathLike
@@ -26,7 +27,7 @@ from fedhead.engine.outliers import OutlierPolicy
 from fedhead.engine.rounds import Snapshot
 from fedhead.executors.job import Executor
 from fedhead.executors.select import EXECUTORS
-from fedhead.experiment import build
+from fedhead.experiment import build, first_weights
 from fedhead.experiment.experiment import Experiment
 from fedhead.experiment.objects import described
 from fedhead.experiment.recipe import Recipe
@@ -57,6 +58,7 @@ def run(
     drop_last: bool = False,
     persistent_optimizer: bool = False,
     participation: float = 1.0,
+    weights: first_weights.Source | None = None,
     stages: Sequence[Stage | type[Stage] | str] = (),
     uploads: Sequence[Upload | type[Upload] | str] = (),
     aggregator: Aggregator | type[Aggregator] | str | None = None,
@@ -97,6 +99,8 @@ def run(
         drop_last: Leave an epoch's last, partial batch out.
         persistent_optimizer: Keep each client's optimizer state from round to round.
         participation: The share of the clients that train in a round.
+        weights: First weights in place of the model's own: a state dict, a .safetensors or PyTorch file, or a run
+            folder, with the names of your module or of the model's parts.
         stages: What follows the rounds, in order: stages, or their names or classes.
         uploads: What each reply passes before it leaves its client, in order: uploads, their classes, or texts
             such as `clip(1.0)`.
@@ -157,8 +161,13 @@ def run(
         local=build.local(settings, _optimizer(optimizer, settings)),
         models=tuple(_models(federation, model, chosen.head, settings.seed, assign)),
     )
+    if weights is not None:
+        experiment = replace(experiment, models=copy.deepcopy(experiment.models))
+        first_weights.start_from(experiment.models, weights)
     texts = [one if isinstance(one, str) else None for one in _given(model)]
     recipe, objects = described(experiment, federation, texts, assign)
+    if weights is not None:
+        objects["weights"] = f"digest {first_weights.digest(weights)}"
     experiment = replace(experiment, recipe=recipe)
     chosen_executor = executor if isinstance(executor, str | Executor) else EXECUTORS.resolve(executor)()
     if out is not None:

@@ -102,10 +102,11 @@ def calibrate(
     from fedhead.analyses.client_models import train_statistics
     from fedhead.api.calibrate import calibrate as calibrate_model
     from fedhead.api.calibrate import calibrate_weights
-    from fedhead.api.checkpoint import model_and_data, read_weights, run_model
+    from fedhead.api.checkpoint import model_and_data, run_model
     from fedhead.calibration.collect import statistics_of
     from fedhead.calibration.files import merge_files
     from fedhead.core.treefile import atomic
+    from fedhead.experiment.first_weights import read_file
     from fedhead.experiment.reopen import reopen
     from fedhead.models.split_model import weights
 
@@ -126,7 +127,7 @@ def calibrate(
     if run:  # its architecture is known, so heads of any kind are calibrated as they are, or refused
         new = dict(weights(calibrate_model(run_model(checkpoint), merged, **settings)))
     else:
-        new = calibrate_weights(read_weights(checkpoint), classifier, merged, **settings)
+        new = calibrate_weights(read_file(checkpoint), classifier, merged, **settings)
     with atomic(out) as draft:
         save_file({n: t.contiguous() for n, t in new.items()}, draft)
     print(f"calibrated the classifier by the statistics of {int(merged.count.sum())} samples -> {out}")

@@ -17,6 +17,7 @@ from fedhead.core.optimizers import Optimizer, make_optimizer
 from fedhead.core.parameters import check_all, parameters
 from fedhead.core.registry import Registry
 from fedhead.engine.outliers import OutlierPolicy
+from fedhead.experiment import first_weights
 from fedhead.experiment.data import Inputs
 from fedhead.experiment.recipe import Recipe
 from fedhead.methods import METHODS
@@ -101,6 +102,8 @@ def architectures(recipe: Recipe, inputs: Inputs, head: str | None = None) -> li
             given.setdefault("head", head)
         checked.append((entry, given))
     made = build_many(checked, inputs.shape, inputs.classes, recipe.seed, recipe.folders)
+    if recipe.weights is not None:
+        first_weights.start_from(made, recipe.weights, recipe.folders)
     freeze(made, recipe.freeze)
     return made
 

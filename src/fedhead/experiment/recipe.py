@@ -59,6 +59,7 @@ class Recipe:
     public_samples: Annotated[int, AtLeast(1)] | None = None  # null: 3000 of another data set, a fifth of its own
     model: str | tuple[str, ...] = "mlp"  # of several, client i has model i mod n; name(parameter=value) sets its own
     model_parameters: Mapping[str, Any] = field(default_factory=dict)
+    weights: str | None = None  # first weights: a .safetensors or PyTorch file, or a run folder; null: by the seed
     freeze: tuple[str, ...] = ()  # what stays at its first weights: parts, submodules, or patterns of parameters' names
     method: str = "fedavg"
     method_parameters: Mapping[str, Any] = field(default_factory=dict)

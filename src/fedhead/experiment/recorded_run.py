@@ -16,7 +16,7 @@ from fedhead.data.arrays import Samples
 from fedhead.data.federation import Federation
 from fedhead.engine.metrics import Row
 from fedhead.engine.rounds import FinishedRun, Snapshot
-from fedhead.experiment import components, inputs_record
+from fedhead.experiment import components, first_weights, inputs_record
 from fedhead.experiment import objects as python_objects
 from fedhead.experiment.experiment import Experiment
 from fedhead.experiment.objects import Objects
@@ -78,11 +78,17 @@ class RecordedRun:
             return
         self.recipe = replace(recipe, folders=(*recipe.folders, *self._existing.recipe.folders))
         self.environment = self._existing.environment()
+        if recipe.weights is not None and self.environment.get("weights", "") not in ("", self._weights_digest()):
+            raise BadInput(f"weights: {recipe.weights} changed since {self.out} was begun: put the old file back")
         recorded = self.environment.get("components", [])
         self._executor = executor = executor or components.own_executor(recorded)
         components.check_present(self.recipe, recorded, self.out, executor)
         if self._existing.checkpoint_round():  # before the first one there are no results that could be mixed
             components.check_unchanged(self.out, self.recipe, recorded, executor, allow_changed_code, self._left_out)
+
+    def _weights_digest(self) -> str | None:
+        found = self.recipe.weights
+        return None if found is None else first_weights.digest(found, self.recipe.folders)
 
     @property
     def _left_out(self) -> set[str]:
@@ -108,6 +114,8 @@ class RecordedRun:
             if federation is not None:
                 self.folder.save_partition(federation)
                 facts = {**facts, "inputs": inputs_record.describe(federation)}
+            if self.recipe.weights is not None:
+                facts = {**facts, "weights": self._weights_digest()}
             if self.objects is not None:
                 facts = {**facts, "objects": self.objects}
             sources = components.sources(self.recipe, self._executor, without=self._left_out)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors import SafetensorError
 
+from fedhead.core.batch import PARTS
 from fedhead.core.errors import BadInput, FedheadError
 from fedhead.core.tree import Tree
 from fedhead.engine import rounds
@@ -43,6 +44,11 @@ def serve(file: ServerFile, grid: Grid, resume: bool = False, log: Callable[[str
         )
     spec = assemble.run_spec(file, run.environment.get("experiment"), run.recipe)
     experiment = assemble.experiment_of(run.recipe, spec)
+    if run.recipe.weights is not None and not set(PARTS) <= set(experiment.method.shared):
+        raise BadInput(
+            f"weights: {experiment.method.name} keeps parts of the model at its sites, which a server can't fill: "
+            "leave weights out"
+        )
     data = assemble.server_data(file, run.recipe)
     transport = assemble.transport(file, spec, experiment, data, grid, log)
     facts = environment.facts(torch.device("cpu")) | as_now | {"precision": "fp32", "experiment": spec.experiment}
