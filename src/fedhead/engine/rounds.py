@@ -276,7 +276,12 @@ def evaluate(
 
 
 # What `evaluate` enters into a record.
-EVALUATION = ("accuracy", "per_class", "metrics", "personal", "clients", "steps")
+_OF_GLOBAL_MODEL = ("accuracy", "test_loss", "per_class", "confusion", "metrics", "notes")
+_OF_CLIENTS = (
+    *("personal", "personal_weighted", "personal_loss", "personal_loss_weighted", "personal_metrics"),
+    *("clients", "client_test_loss", "client_metrics", "steps"),
+)
+EVALUATION = (*_OF_GLOBAL_MODEL, *_OF_CLIENTS)
 
 
 def without_evaluation(row: Row) -> Row:
