@@ -1,5 +1,7 @@
 """Run folders: nothing in one is lost or overwritten, and a run goes on from any moment."""
 
+import errno
+import io
 import json
 import os
 import threading
@@ -346,3 +348,19 @@ def test_the_split_is_kept_and_compared(tmp_path: Path) -> None:
     (folder.path / PARTITION).write_bytes(before[: len(before) // 2])
     with pytest.raises(BadInput, match=PARTITION):
         folder.counts()
+
+
+def test_a_split_is_stored_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that can't be opened a second time is not begun anew with what is left to write."""
+    folder, opened = RunFolder.create(tmp_path / "run", RECIPE), io.open
+
+    def open_once(file: object, mode: str = "r", *rest: object, **more: object) -> object:
+        if PARTITION in str(file) and mode == "r+b":
+            raise OSError(errno.EIO, "Input/output error", str(file))
+        return opened(file, mode, *rest, **more)  # type: ignore[call-overload]
+
+    monkeypatch.setattr(io, "open", open_once)
+    fed = Federation.from_arrays(np.zeros((12, 2)), np.arange(12) % 3, clients=3)
+    folder.save_partition(fed)
+    folder.save_partition(fed)
+    assert np.array_equal(folder.counts(), fed.counts())

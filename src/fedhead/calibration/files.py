@@ -62,7 +62,9 @@ def load_statistics(path: str | Path) -> Statistics:
 
 
 def _refuse_shapes(tree: Tree, source: str) -> None:
-    c, d = len(tree["count"]), tree["sum"].shape[-1]
+    if any(isinstance(t, Tree) for t in tree.values()) or tree["count"].ndim != 1 or tree["sum"].ndim != 2:
+        raise BadInput(f"{source}: the sums are of other shapes; create it again with fedhead statistics")
+    c, d = tree["sum"].shape
     fitting: dict[str, set[tuple[int, ...]]] = {
         "count": {(c,)},
         "sum": {(c, d)},

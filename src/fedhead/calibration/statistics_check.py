@@ -133,6 +133,8 @@ def _indefinite(statistics: Statistics, slack: Tensor) -> Tensor:
         mean = statistics.sum[places] / statistics.count[places, None]
         scatter = unpack(statistics.outer[places], d) - statistics.sum[places, :, None] * mean[:, None]
         _, failed = torch.linalg.cholesky_ex(scatter + slack[places, None, None] * torch.eye(d).to(scatter))
-        for i in torch.nonzero(failed).flatten().tolist():
+        beyond = ~torch.isfinite(scatter).flatten(1).all(1)  # the squares of its sums are too large for float64
+        found[places[beyond]] = -torch.inf
+        for i in torch.nonzero((failed > 0) & ~beyond).flatten().tolist():
             found[places[i]] = torch.linalg.eigvalsh(scatter[i])[0]
     return found

@@ -7,9 +7,20 @@ import errno
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
+from fedhead.core.text import printable
+
+_LONGEST = 2000  # characters of a message
+
 
 class FedheadError(Exception):
-    """The base class of all errors that are not bugs; the message is one line for the user."""
+    """The base class of all errors that are not bugs; the message is one line for the user.
+
+    Args:
+        text: The message. It may quote what a file holds, so it is cut and control characters are escaped.
+    """
+
+    def __init__(self, text: object = ""):
+        super().__init__(printable(text, _LONGEST))
 
 
 class BadInput(FedheadError, ValueError):

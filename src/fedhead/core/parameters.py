@@ -18,6 +18,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union
 
 from fedhead.core.errors import BadInput, unknown
 from fedhead.core.ranges import Range
+from fedhead.core.text import printable
 
 T = TypeVar("T")
 _WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text", type(None): "null"}
@@ -194,7 +195,7 @@ def _fit(value: Any, hint: Any) -> Any:
         raise _Misfit(f"{value!r} is not {_say(hint)}")
     if kind is float:
         return _finite(value)
-    return int(value) if kind is int else value
+    return _machine_integer(value) if kind is int else value
 
 
 def _in_ranges(fitted: Any, written: Any, ranges: Sequence[Range]) -> Any:
@@ -203,13 +204,19 @@ def _in_ranges(fitted: Any, written: Any, ranges: Sequence[Range]) -> Any:
     return fitted
 
 
+def _machine_integer(value: Any) -> int:
+    if not -(2**63) <= value < 2**63:
+        raise _Misfit(f"{printable(value, 30)} is beyond 64-bit integers", exact=True)
+    return int(value)
+
+
 def _finite(value: Any) -> float:
     try:
         out = float(value)
     except OverflowError:  # a whole number beyond the largest float
         out = math.inf
     if not math.isfinite(out):
-        raise _Misfit(f"{value!r} is not finite", exact=True)
+        raise _Misfit(f"{printable(repr(value), 30)} is not finite", exact=True)
     return out
 
 

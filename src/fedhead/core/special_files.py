@@ -1,4 +1,4 @@
-"""Pipes, devices and sockets in place of files: refused before they are opened, as reading them may never end."""
+"""Regular files only: a pipe or a device in place of one is refused before it is opened, as reading may never end."""
 
 from __future__ import annotations
 
@@ -23,3 +23,16 @@ def refuse_special(path: Path) -> None:
         raise BadInput(f"{path}: can't be read ({getattr(error, 'strerror', None) or error})") from None
     if not stat.S_ISREG(mode):
         raise BadInput(f"{path}: not a regular file; leave it out or give another one")
+
+
+def read_text(path: Path) -> str:
+    """Return the text of a file.
+
+    Raises:
+        BadInput: If it is no regular file of UTF-8 text.
+    """
+    refuse_special(path)
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"{path} can't be read: {error}") from error

@@ -36,7 +36,7 @@ def atomic(path: str | Path) -> Iterator[Path]:
     ...     _ = draft.write_text("hello")
     """
     path = Path(path)
-    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}{path.suffix}")
+    draft = path.with_name(f".{path.name.lstrip('.')}.{secrets.token_hex(4)}{path.suffix}")
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     try:
         mode = os.fstat(descriptor).st_mode & 0o777

@@ -230,14 +230,15 @@ class ClientData:
         )
 
     # -- the partition on disk --------------------------------------------------------------------
-    def save_partition(self, path: str | PathLike[str]) -> None:
+    def save_partition(self, path: str | PathLike[str], **arrays: NDArray[Any]) -> None:
         """Write the rows of each client to a file for `load_partition`.
 
         Args:
             path: File to write.
+            **arrays: Further arrays to keep in the file, by name.
         """
-        names = {"class_names": self.names, "client_names": self.client_names}
-        partition_file.save(Path(path), self.rows, self.client_test, self.client_test_from, self.partition, names)
+        more = {"class_names": self.names, "client_names": self.client_names, **arrays}
+        partition_file.save(Path(path), self.rows, self.client_test, self.client_test_from, self.partition, more)
 
     def load_partition(self, path: str | PathLike[str]) -> Self:
         """Return this data with the clients of a file written by `save_partition`.

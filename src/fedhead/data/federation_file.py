@@ -101,6 +101,8 @@ def read(path: Path, size: int | None = None, encode: str | None = None) -> Cont
         if key not in held:
             raise BadInput(f"{path}: no array {key!r} (there is {', '.join(held) or 'nothing'}); it needs x and y")
     assert source is not None
+    if held["y"].ndim == 0:
+        raise BadInput(f"{path}: y is a single value; it needs one label per sample")
     x, layout = _inputs(path, held, source, size, encode)
     tests = [key for key in ("x_test", "y_test") if key in held]
     if len(tests) == 1:

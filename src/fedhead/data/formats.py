@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import io
+import lzma
 import math
 import os
 import pickle
@@ -18,6 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedhead.core.errors import BadInput
+from fedhead.core.npy_header import read_npy_header
+from fedhead.core.special_files import refuse_special
+
+_UNPACKED = 1 << 31  # the most bytes of an unpacked file
 
 
 class _Dtype:
@@ -80,10 +85,14 @@ class _Unpickler(pickle.Unpickler):
 
 def read_bytes(path: Path, md5: str | None = None) -> bytes:
     """Read a file, decompressed if it is gzipped, and check the md5 of its contents."""
+    refuse_special(path)
     try:
         whole = path.read_bytes()
         if whole[:2] == b"\x1f\x8b":
-            whole = gzip.decompress(whole)
+            with gzip.open(path) as file:
+                whole = file.read(_UNPACKED + 1)
+            if len(whole) > _UNPACKED:
+                raise BadInput(f"{path}: more than {_UNPACKED >> 30} GiB when unpacked; no data set of this format is")
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise BadInput(f"{path}: truncated or corrupt ({error}); delete it and fetch it again") from None
     except OSError as error:
@@ -142,33 +151,58 @@ def idx(path: Path, md5: str | None = None) -> NDArray[np.uint8]:
         raise BadInput(f"{path}: not an idx file of bytes")
     shape = [int(side) for side in np.frombuffer(whole, ">i4", count=whole[3], offset=4)]
     start = 4 + 4 * whole[3]
-    if len(whole) - start != math.prod(shape):
+    if len(whole) - start != math.prod(shape) or any(side < 0 for side in shape):
         raise BadInput(
             f"{path}: truncated or corrupt: {len(whole) - start} bytes, its header says {'x'.join(map(str, shape))}"
         )
     return np.frombuffer(whole, np.uint8, offset=start).reshape(shape)
 
 
-def read_npz(path: Path) -> dict[str, NDArray[Any]]:
-    """Read all arrays of an .npz file without running any code in it."""
+def read_npz(path: Path, only: str | None = None) -> dict[str, NDArray[Any]]:
+    """Read the arrays of an .npz file without running any code in it.
+
+    Args:
+        path: The file.
+        only: Name of the one array to read, if the file has it; None: all.
+
+    Returns:
+        The arrays by name.
+
+    Raises:
+        BadInput: If the file is not there, damaged, or larger than this machine's memory.
+    """
     if not path.exists():
         raise BadInput(f"{path}: no such file")
-    if not path.is_file():
-        raise BadInput(f"{path}: not a regular file; give an .npz file")
-    with open(path, "rb") as file:
-        if file.read(2) != b"PK":  # for other files numpy's message suggests loading them unsafely
-            raise BadInput(f"{path}: not an .npz file; write one with numpy.savez")
+    refuse_special(path)
     try:
-        with open(path, "rb") as file, np.load(file, allow_pickle=False) as held:
-            size = sum(entry.file_size for entry in held.zip.infolist())
-            if size > _memory():
-                raise BadInput(f"{path}: its arrays take {size / 2**30:,.0f} GiB, more than this machine's memory")
-            return {key: held[key] for key in held.files}
+        with open(path, "rb") as file:
+            if file.read(2) != b"PK":
+                raise BadInput(f"{path}: not an .npz file; write one with numpy.savez")
+            with zipfile.ZipFile(file) as archive:
+                entries = {entry.filename.removesuffix(".npy"): entry for entry in archive.infolist()}
+                size = sum(entry.file_size for entry in entries.values())
+                if size > _memory():
+                    raise BadInput(f"{path}: its arrays take {size / 2**30:,.0f} GiB, more than this machine's memory")
+                wanted = entries if only is None else {name: entries[name] for name in entries if name == only}
+                return {name: _member(archive, entry) for name, entry in wanted.items()}
     except MemoryError:
         raise BadInput(f"{path}: its arrays do not fit into memory, or its headers are damaged") from None
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error, AttributeError, SyntaxError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
+    except BadInput:
+        raise
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, RuntimeError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]  # RuntimeError: encrypted, or an unknown method
         raise BadInput(f"{path}: not a readable .npz file ({reason}); write it with numpy.savez") from None
+
+
+def _member(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> NDArray[Any]:
+    """Read one array, whose header must claim as many bytes as the archive says that there are."""
+    with archive.open(entry) as stream:
+        shape, fortran, dtype = read_npy_header(stream, entry.file_size)
+        raw = stream.read()
+    if len(raw) != math.prod(shape) * dtype.itemsize:
+        raise ValueError(f"{entry.filename} is cut short")
+    flat = np.frombuffer(bytearray(raw), dtype) if raw else np.empty(math.prod(shape), dtype)
+    return flat.reshape(shape, order="F" if fortran else "C")
 
 
 def _memory() -> int:

@@ -13,6 +13,7 @@ import torch
 
 from fedhead.core.errors import BadInput
 from fedhead.core.inputs import tensors_of
+from fedhead.core.treefile import atomic
 from fedhead.data import images
 from fedhead.data.arrays import Samples
 from fedhead.data.formats import read_npz
@@ -76,10 +77,8 @@ def cached(root: Path, key: str, listed: Sequence[tuple[Path, int]], size: int |
             cache.unlink(missing_ok=True)  # incomplete or damaged: decode again
     data = decode_list(root, listed, size, channels)
     if os.access(root, os.W_OK):
-        draft = cache.with_name(f"{cache.name}.{os.getpid()}.part")
-        with open(draft, "wb") as file:
+        with atomic(cache) as draft, draft.open("wb") as file:
             np.savez(file, x=tensors_of(data.x)[0].numpy(), y=data.y.numpy())
-        os.replace(draft, cache)
     return data
 
 

@@ -7,7 +7,6 @@ an image that would unpack to an unreasonable size is refused before it is unpac
 from __future__ import annotations
 
 import io
-import stat
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ from fedhead.core.errors import BadInput
 from fedhead.core.log import logger
 from fedhead.core.parameters import check
 from fedhead.core.ranges import AtLeast, AtMost
+from fedhead.core.special_files import refuse_special
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -116,7 +116,7 @@ def _opened(source: Source) -> Iterator[Image]:
     from PIL import Image, UnidentifiedImageError
 
     if isinstance(source.data, Path):
-        _refuse_special(source.data)
+        refuse_special(source.data)
     file: Any = source.data if isinstance(source.data, Path) else io.BytesIO(source.data)
     try:
         with warnings.catch_warnings():
@@ -134,16 +134,6 @@ def _opened(source: Source) -> Iterator[Image]:
         raise BadInput(f"{source.name}: not a readable image of the formats {', '.join(FORMATS)}") from None
     except (OSError, SyntaxError, ValueError, EOFError) as error:  # raised by Pillow for damaged files
         raise BadInput(f"{source.name}: not a readable image ({error}); delete it or fetch it again") from None
-
-
-def _refuse_special(path: Path) -> None:
-    """Refuse what is no regular file, such as a pipe, which would block for ever."""
-    try:
-        mode = path.stat().st_mode
-    except OSError as error:
-        raise BadInput(f"{path}: can't be read ({error.strerror or error})") from None
-    if not stat.S_ISREG(mode):
-        raise BadInput(f"{path}: not a regular file; leave it out")
 
 
 def _eight_bits(picture: Image) -> tuple[Image, int]:

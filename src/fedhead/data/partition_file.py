@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -11,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedhead.core.errors import BadInput
+from fedhead.core.treefile import atomic
 from fedhead.data.allocation import Rows
 from fedhead.data.formats import read_npz
 
@@ -21,7 +21,7 @@ def save(
     local: list[Rows] | None,
     client_test_from: str,
     text: str,
-    names: Mapping[str, Sequence[str] | None],
+    more: Mapping[str, Sequence[str] | NDArray[Any] | None],
 ) -> None:
     """Write a partition to a file: all rows in one array, the end of each client's rows in another.
 
@@ -31,12 +31,12 @@ def save(
         local: Test rows of each client.
         client_test_from: What those are rows of.
         text: The partition's name.
-        names: Arrays of names that reports may want, such as `class_names`.
+        more: Arrays that reports may want, such as `class_names`.
     """
     entries: dict[str, Any] = pack(rows, "rows", "ends")
     if local is not None:
         entries |= pack(local, "local", "local_ends")
-    entries |= {name: np.array(values) for name, values in names.items() if values is not None}
+    entries |= {name: np.array(values) for name, values in more.items() if values is not None}
     write(path, partition=np.array(text), client_test_from=np.array(client_test_from), **entries)
 
 
@@ -58,12 +58,16 @@ def pack(rows: list[Rows], values: str, ends: str) -> dict[str, NDArray[np.int64
 
 def unpack(held: dict[str, NDArray[Any]], values: str, ends: str) -> list[Rows]:
     """Return the rows of each client from the arrays of `pack`."""
-    return [part.astype(np.int64) for part in np.split(held[values], held[ends][:-1])]
+    rows, stops = held[values], held[ends]
+    if rows.ndim != 1 or stops.ndim != 1 or any(a.dtype.kind not in "iu" for a in (rows, stops)):
+        raise IndexError(f"{values} and {ends} must be rows of whole numbers")
+    stops = stops.astype(np.int64)
+    if not stops.size or stops[0] < 0 or stops[-1] != len(rows) or (np.diff(stops) < 0).any():
+        raise IndexError(f"{ends} must rise to the {len(rows)} rows of {values}")
+    return [part.astype(np.int64) for part in np.split(rows, stops[:-1])]
 
 
 def write(path: Path, **entries: NDArray[Any]) -> None:
     """Write arrays to an .npz file, all of them or nothing."""
-    draft = path.with_name(path.name + ".part")
-    with open(draft, "wb") as file:
+    with atomic(path) as draft, draft.open("wb") as file:
         np.savez_compressed(file, **entries)  # type: ignore[arg-type]  # numpy's stub takes entries for flags
-    os.replace(draft, path)

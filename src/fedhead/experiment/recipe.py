@@ -13,6 +13,7 @@ from fedhead.core import html
 from fedhead.core.errors import BadInput, unknown
 from fedhead.core.parameters import check_fields
 from fedhead.core.ranges import Above, AtLeast, AtMost, Below
+from fedhead.core.special_files import read_text
 from fedhead.experiment.yaml_text import read_yaml, write_yaml
 
 RECIPES = Path(__file__).parent / "recipes"  # the built-in ones
@@ -36,7 +37,7 @@ class Recipe:
     participation: Annotated[float, Above(0), AtMost(1)] = 1.0  # the share of the clients that train in a round
     rounds: Annotated[int, AtLeast(1)] = 10
     local_epochs: Annotated[int, AtLeast(1)] = 1
-    batch_size: Annotated[int, AtLeast(1)] = 64
+    batch_size: Annotated[int, AtLeast(1), AtMost(2**24)] = 64
     optimizer: Literal["sgd", "adam"] = "sgd"
     lr: Annotated[float, Above(0)] = 0.01
     momentum: Decay = 0.0  # sgd's
@@ -215,11 +216,9 @@ def load(source: str | Path, assignments: Iterable[str] = ()) -> Recipe:
                 f"{path} is not there: give a recipe's file, or the name of a built-in one ({', '.join(known)})"
             )
         raise unknown("recipe", name, known)
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"{path} can't be read: {error}") from error
-    return Recipe.from_yaml(text, name, () if name in known else (path.resolve().parent,)).override(assignments)
+    return Recipe.from_yaml(read_text(path), name, () if name in known else (path.resolve().parent,)).override(
+        assignments
+    )
 
 
 def assignment(text: str) -> tuple[str, Any]:

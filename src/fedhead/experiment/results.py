@@ -19,6 +19,7 @@ from typing import Any, get_type_hints
 
 from fedhead.core.errors import BadInput
 from fedhead.core.log import warn_once
+from fedhead.core.special_files import refuse_special
 from fedhead.experiment import build, components
 from fedhead.experiment.recipe import Recipe
 from fedhead.experiment.tables import Cell
@@ -157,6 +158,7 @@ def _append(path: Path, row: Measurement) -> None:
 
 
 def _read(path: Path) -> Iterator[Measurement]:
+    refuse_special(path)
     try:
         with path.open(encoding="utf-8", newline="") as file:
             reader = csv.DictReader(file)
@@ -167,7 +169,7 @@ def _read(path: Path) -> Iterator[Measurement]:
                 if None in entry.values() or None in entry:
                     continue  # cut off by a kill
                 yield Measurement(**{name: _value(entry[name], hint) for name, hint in _TYPES.items()})
-    except (OSError, UnicodeDecodeError, ValueError) as error:
+    except (OSError, ValueError, OverflowError, csv.Error) as error:
         if isinstance(error, BadInput):
             raise
         raise BadInput(f"{path} can't be read: {error}") from error

@@ -13,22 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from fedhead.core.errors import BadInput
-from fedhead.core.special_files import refuse_special
+from fedhead.core.special_files import read_text
 
 _TOTALS = ("bytes_up", "bytes_down", "seconds")  # every round and every result has them
-
-
-def read_text(path: Path) -> str:
-    """Return the text of a file.
-
-    Raises:
-        BadInput: If it is no regular file of UTF-8 text.
-    """
-    refuse_special(path)
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"{path} can't be read: {error}") from error
 
 
 def read_object(path: Path) -> dict[str, Any] | None:

@@ -21,8 +21,6 @@ import json
 import math
 import os
 import time
-import zipfile
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,9 +30,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedhead.core.errors import BadInput, Diverged
+from fedhead.core.special_files import read_text
 from fedhead.core.tree import Tree, Weights
 from fedhead.core.treefile import atomic, load_metadata, load_tree, save_tree
 from fedhead.data.federation import Federation
+from fedhead.data.formats import read_npz
 from fedhead.engine.rounds import without_evaluation
 from fedhead.experiment import extension
 from fedhead.experiment.recipe import Recipe
@@ -44,7 +44,6 @@ from fedhead.experiment.run_files import (
     finite,
     read_object,
     read_rows,
-    read_text,
     round_of,
 )
 
@@ -183,13 +182,8 @@ class RunFolder:
         path = self.path / PARTITION
         digest = np.frombuffer(federation.train.digest(), np.uint8)
         if not path.exists():
-            with atomic(path) as draft:
-                federation.save_partition(draft)
-                with zipfile.ZipFile(draft, "a") as archive:
-                    # the counts, so that a report needs no data
-                    for name, array in (("counts", federation.counts()), ("data_digest", digest)):
-                        with archive.open(f"{name}.npy", "w") as file:
-                            np.lib.format.write_array(file, array)
+            # with the counts, so that a report needs no data
+            federation.save_partition(path, counts=federation.counts(), data_digest=digest)
             return
         stored = federation.load_partition(path)
         same = _same(stored.rows, federation.rows) and _same(stored.client_test or [], federation.client_test or [])
@@ -207,12 +201,16 @@ class RunFolder:
     def counts(self) -> NDArray[np.int64] | None:
         """Training samples by client and class; None if the run was stopped before it split its data."""
         found = self._partition_array("counts")
-        return None if found is None else np.asarray(found, np.int64)
+        if found is None:
+            return None
+        if found.ndim != 2 or found.dtype.kind not in "iu":
+            raise BadInput(f"{self.path / PARTITION}: its counts are no table of clients and classes; start a new run")
+        return found.astype(np.int64)
 
     def class_names(self) -> tuple[str, ...] | None:
         """Names of the classes; None if they have none, or the run was stopped before it split its data."""
         found = self._partition_array("class_names")
-        return None if found is None else tuple(str(name) for name in found)
+        return None if found is None else tuple(str(name) for name in found.reshape(-1))
 
     def client_names(self) -> tuple[str, ...] | None:
         """Names of the clients; None if they have none, or the run was stopped before it split its data."""
@@ -221,13 +219,7 @@ class RunFolder:
 
     def _partition_array(self, name: str) -> NDArray[Any] | None:
         path = self.path / PARTITION
-        if not path.exists():
-            return None
-        try:
-            with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
-                return np.asarray(file[name]) if name in file.files or name == "counts" else None
-        except (OSError, ValueError, KeyError, EOFError, zlib.error, zipfile.BadZipFile) as error:
-            raise BadInput(f"{path} can't be read: it is corrupt or cut short ({error})") from error
+        return read_npz(path, only=name).get(name) if path.exists() else None
 
     def save_environment(self, facts: Mapping[str, Any]) -> None:
         """Store what the run ran on, on top of what is stored."""

@@ -11,6 +11,9 @@ from ruamel.yaml.error import YAMLError
 
 from fedhead.core.errors import BadInput
 
+_LONGEST = 2**20  # characters of a text
+_MOST = 2**17  # values in it, each counted as often as aliases repeat it
+
 
 class _Constructor(SafeConstructor):
     """YAML 1.2's core schema, which has no dates: they are text."""
@@ -27,20 +30,39 @@ def read_yaml(text: str, source: str) -> Any:
         source: What it is called in an error.
 
     Raises:
-        BadInput: It is not valid YAML, or a key is repeated.
+        BadInput: It is not valid YAML, a key is repeated, or it is far larger than any of fedhead's files.
 
     >>> read_yaml("[1e-3, no, null]", "example")
     [0.001, 'no', None]
     """
     yaml = YAML(typ="safe", pure=True)
     yaml.Constructor = _Constructor
+    if len(text) > _LONGEST:
+        raise BadInput(f"{source}: {len(text):,} characters, at most {_LONGEST:,} are read")
     try:
-        return yaml.load(text)
-    except (YAMLError, ValueError, TypeError, RecursionError) as error:
+        return _limited(yaml.load(text), source)
+    except BadInput:
+        raise
+    except (YAMLError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{source}, line {mark.line + 1}" if mark and "\n" in text.strip() else source
         problem = " ".join(str(getattr(error, "problem", error)).split())
         raise BadInput(f"{where}: not valid YAML ({problem})") from error
+
+
+def _limited(value: Any, source: str) -> Any:
+    """Refuse a value that aliases make huge or endless: a few lines of them can stand for billions of values."""
+    left, found = [value], 0
+    while left:
+        found += 1
+        if found > _MOST:
+            raise BadInput(f"{source}: more than {_MOST:,} values, aliases counted as often as they are used")
+        inner = left.pop()
+        if isinstance(inner, dict):
+            left += [*inner.keys(), *inner.values()]
+        elif isinstance(inner, list | tuple | set):
+            left += inner
+    return value
 
 
 def write_yaml(value: Any) -> str:

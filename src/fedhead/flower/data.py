@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ import numpy as np
 from fedhead.core.errors import BadInput, user_code
 from fedhead.core.inputs import shape_of
 from fedhead.core.loading import load_object
+from fedhead.core.special_files import read_text
 from fedhead.data import federation_file, image_folders, labels
 from fedhead.data.allocation import Rows
 from fedhead.data.arrays import Samples
@@ -141,8 +143,8 @@ def _csv(path: Path, spec: RunSpec, size: int | None) -> Samples:
         raise BadInput(f"data {str(path)!r}: no such file")
     names = spec.names if spec.names is not None else [str(c) for c in range(spec.classes)]
     listed: list[tuple[Path, int]] = []
-    with path.open(newline="", encoding="utf-8") as file:
-        reader = csv.DictReader(file)
+    reader = csv.DictReader(io.StringIO(read_text(path), newline=""))
+    try:
         if not {"path", "label"} <= set(reader.fieldnames or ()):
             raise BadInput(f"data {str(path)!r}: its first line must name the columns 'path' and 'label'")
         for row in reader:
@@ -151,7 +153,11 @@ def _csv(path: Path, spec: RunSpec, size: int | None) -> Samples:
                     f"data {str(path)!r}, line {reader.line_num}: the label {row['label']!r} is not among the run's "
                     f"classes {', '.join(names)}"
                 )
+            if row["path"] is None:
+                raise BadInput(f"data {str(path)!r}, line {reader.line_num}: it has no path")
             listed.append((path.parent / row["path"], names.index(row["label"])))
+    except csv.Error as error:
+        raise BadInput(f"data {str(path)!r}, line {reader.line_num}: {error}") from None
     if not listed:
         raise BadInput(f"data {str(path)!r} holds no samples: give at least one")
     return image_folders.decode_list(path.parent, listed, size, _channels(spec))

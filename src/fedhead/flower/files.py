@@ -10,6 +10,7 @@ from typing import Annotated, Any, Self
 from fedhead.core.errors import BadInput
 from fedhead.core.parameters import from_mapping
 from fedhead.core.ranges import Above, AtLeast, Below, Matches
+from fedhead.core.special_files import read_text
 from fedhead.experiment.recipe import Recipe, load
 from fedhead.experiment.yaml_text import read_yaml
 from fedhead.flower.dry_run import MODEL_MB
@@ -31,11 +32,11 @@ class _File:
     @classmethod
     def read(cls, path: str | Path) -> Self:
         """Read and check a file."""
-        path = Path(path).expanduser().resolve()
         try:
-            entries = read_yaml(path.read_text(encoding="utf-8"), str(path))
-        except (OSError, UnicodeDecodeError) as error:
+            path = Path(path).expanduser().resolve()
+        except (OSError, RuntimeError) as error:  # links that lead in a circle, a user who has no home
             raise BadInput(f"{path} can't be read: {error}") from error
+        entries = read_yaml(read_text(path), str(path))
         if not isinstance(entries, dict):
             raise BadInput(f"{path}: expected lines 'key: value'")
         try:

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedhead.core.npy_header import read_npy_header
 from fedhead.core.schema import schema
 from fedhead.core.text import printable
 from fedhead.core.tree import Tree
@@ -175,10 +176,8 @@ def _blob(where: str, arrays: Mapping[str, Any], size: int) -> Tensor:
         raise ValueError(f"{where}: {array.dtype} {list(array.shape)} came, {size} bytes were described")
     # numpy's own reader would allocate what the array's header claims before it looks at how much is there
     stream = io.BytesIO(array.data)
-    if np.lib.format.read_magic(stream) != (1, 0):
-        raise ValueError(f"{where}: the bytes are not in version 1.0 of numpy's format")
-    shape, _, dtype = np.lib.format.read_array_header_1_0(stream)
-    if dtype != np.uint8 or shape != (size,) or len(array.data) - stream.tell() != size:
+    shape, _, dtype = read_npy_header(stream, len(array.data))
+    if dtype != np.uint8 or shape != (size,):
         raise ValueError(f"{where}: the bytes hold {dtype} {list(shape)}, {size} bytes were described")
     return torch.from_numpy(np.frombuffer(array.data, np.uint8, offset=stream.tell()).copy())
 

@@ -1,0 +1,85 @@
+"""A site that answers anything at all, on the grid inside this process: the round goes on with the others."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from fault_length import length
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from mutations import mutate, mutate_value
+from small import federation, network
+
+from fedhead.algorithm.task import LocalTraining
+from fedhead.engine.rounds import FinishedRun, run
+from fedhead.methods import METHODS
+from fedhead.testing.inprocess import Fault, InProcessFederation
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
+SETTINGS = {"rounds": 2, "local": LocalTraining(epochs=1, batch_size=4)}
+HOSTILE = 3
+
+
+def spoiled(rng: random.Random) -> Fault:
+    """Return a site that changes some of its responses: the texts, the values in them, the bytes, the records."""
+
+    def fault(message: Message, honest: Callable[[], RecordDict]) -> RecordDict | None:
+        made = honest()
+        if rng.random() < 0.3:
+            return made
+        top = {name: str(value) for name, value in made.config_records["fedhead"].items()}
+        part = rng.choice(("header", "trees", "format", "bytes", "record", "silence"))
+        if part in ("header", "trees"):
+            text = top[part]
+            changed = rng.random() < 0.5
+            top[part] = (
+                json.dumps(mutate_value(json.loads(text), rng))
+                if changed
+                else mutate(text.encode(), rng).decode("utf-8", "replace")
+            )
+        elif part == "format":
+            top[part] = mutate(top[part].encode(), rng).decode("utf-8", "replace")
+        elif part == "bytes":
+            for name, record in made.array_records.items():
+                for key, array in record.items():
+                    shape = rng.choice((array.shape, (2**40,), (-1,), ()))
+                    made[name] = ArrayRecord({key: Array(array.dtype, shape, array.stype, mutate(array.data, rng))})
+        elif part == "record":
+            made[rng.choice(("more", "model", "é" * 500))] = rng.choice((ConfigRecord({"x": 1}), ArrayRecord()))
+        else:
+            return None
+        made["fedhead"] = ConfigRecord(top)  # type: ignore[arg-type]  # its values are texts
+        return made
+
+    return fault
+
+
+def carried_out(folder: Path, method: str, fault: Fault | None) -> tuple[FinishedRun, list[str]]:
+    here = InProcessFederation(federation(), {"own": network("group")}, METHODS[method](), SETTINGS, folder)
+    grid, said = here.grid(), list[str]()
+    if fault is not None:
+        grid.faults[100 + HOSTILE] = fault
+    return run(here.transport(grid, said, join_seconds=0.05, round_seconds=0.3)), said
+
+
+def test_a_site_that_answers_anything_harms_only_itself(tmp_path: Path) -> None:
+    methods = ("fedavg", "scaffold", "fedproto")
+    # without a hostile site; one of the small federation's clients has no samples and never takes part
+    honest = {name: carried_out(tmp_path / name, name, None)[0].rows[0] for name in methods}
+    tried, left_out = length(12, 200), 0
+    for number in range(tried):
+        rng = random.Random(number)
+        name = rng.choice(methods)
+        result, said = carried_out(tmp_path / f"{number}", name, spoiled(rng))
+        others = honest[name]["participants"] - 1
+        assert all(row["participants"] >= others for row in result.rows), number
+        failed = {site for row in result.rows for site in row.get("failed", {})}
+        assert failed <= {f"site-{HOSTILE}", *honest[name].get("failed", {})}, number
+        assert all("\n" not in line and len(line) < 3_000 for line in said), number
+        assert all(t.isfinite().all() for t in result.server.leaves().values() if t.is_floating_point()), number
+        left_out += any(row["participants"] == others for row in result.rows)
+    print(f"{tried} runs with a hostile site, which was left out of a round in {left_out}")
+    assert left_out > tried // 3
