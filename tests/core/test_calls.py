@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from fedhead.core.calls import read_call
 from fedhead.core.errors import BadInput
 from fedhead.core.ranges import AtLeast
+from fedhead.core.text import printable
 from fedhead.data import client_test, partition_registry
 from fedhead.experiment import build
 from fedhead.experiment.components import named
@@ -49,7 +50,10 @@ def test_what_can_be_written(text: str, name: str, positional: tuple[Any, ...], 
 def test_what_can_not_be_read(text: str) -> None:
     with pytest.raises(BadInput) as caught:
         read_call(text, "thing")
-    assert str(caught.value) == f"thing {text!r} can't be read: write name or name(value, parameter=value)"
+    assert (
+        str(caught.value)
+        == f"thing {printable(repr(text), 200)} can't be read: write name or name(value, parameter=value)"
+    )
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import gzip
 import io
+import json
 import os
 import zipfile
 from collections.abc import Callable
@@ -182,3 +183,23 @@ def test_a_label_that_is_no_row_of_samples_is_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "data.npz", x=np.zeros((3, 2)), y=np.array(1), site=np.zeros(3))
     with pytest.raises(BadInput, match="y is a single value"):
         Federation.from_npz(tmp_path / "data.npz")
+
+
+@pytest.mark.parametrize("name", ["a" * 5_000, "~nobody-of-this-name/x", "a\0b"])
+def test_a_name_that_can_be_no_file_is_refused_in_one_line(name: str, tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"unknown recipe|is not there"):
+        load(name)
+    (tmp_path / "server.yaml").write_text(f"recipe: {json.dumps(name)}\nsites: [a]\n")
+    with pytest.raises(BadInput, match=r"unknown recipe|is not there"):
+        ServerFile.read(tmp_path / "server.yaml").recipe_of_run()
+
+
+@pytest.mark.parametrize("classes", [2**63, 10**15, 0, -1])
+def test_a_federation_of_an_impossible_number_of_classes_is_refused(classes: int, tmp_path: Path) -> None:
+    path = tmp_path / "federation.npz"
+    Federation.from_arrays(np.zeros((6, 2)), np.arange(6) % 3, clients=2).save(path)
+    with np.load(path) as held:
+        arrays = {name: held[name] for name in held.files}
+    np.savez(path, **arrays | {"classes": np.array(classes, np.uint64 if classes > 0 else np.int64)})
+    with pytest.raises(BadInput, match="classes"):
+        Federation.from_npz(path)

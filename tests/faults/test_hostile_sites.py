@@ -45,7 +45,7 @@ def spoiled(rng: random.Random) -> Fault:
         elif part == "bytes":
             for name, record in made.array_records.items():
                 for key, array in record.items():
-                    shape = rng.choice((array.shape, (2**40,), (-1,), ()))
+                    shape = rng.choice((array.shape, (2**31 - 1,), (-1,), ()))
                     made[name] = ArrayRecord({key: Array(array.dtype, shape, array.stype, mutate(array.data, rng))})
         elif part == "record":
             made[rng.choice(("more", "model", "é" * 500))] = rng.choice((ConfigRecord({"x": 1}), ArrayRecord()))
@@ -65,12 +65,13 @@ def carried_out(folder: Path, method: str, fault: Fault | None) -> tuple[Finishe
     return run(here.transport(grid, said, join_seconds=0.05, round_seconds=0.3)), said
 
 
-def test_a_site_that_answers_anything_harms_only_itself(tmp_path: Path) -> None:
+@pytest.mark.parametrize("part", range(4))
+def test_a_site_that_answers_anything_harms_only_itself(part: int, tmp_path: Path) -> None:
     methods = ("fedavg", "scaffold", "fedproto")
     # without a hostile site; one of the small federation's clients has no samples and never takes part
     honest = {name: carried_out(tmp_path / name, name, None)[0].rows[0] for name in methods}
-    tried, left_out = length(12, 200), 0
-    for number in range(tried):
+    tried, left_out = length(3, 25), 0
+    for number in range(part * tried, (part + 1) * tried):
         rng = random.Random(number)
         name = rng.choice(methods)
         result, said = carried_out(tmp_path / f"{number}", name, spoiled(rng))

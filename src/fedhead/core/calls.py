@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from fedhead.core.errors import BadInput
 from fedhead.core.parameters import check_all
+from fedhead.core.text import printable
 
 _TOKEN = re.compile(r"""\s*('[^']*'|"[^"]*"|[\[\](),=]|[^\s\[\](),='"]+|$)""")
 _CONSTANTS = {"true": True, "True": True, "false": False, "False": False, "null": None, "None": None}
@@ -90,7 +91,9 @@ def read_call(text: str, kind: str) -> Call:
         if reader.next:
             raise _Unreadable
     except (_Unreadable, RecursionError):
-        raise BadInput(f"{kind} {text!r} can't be read: write name or name(value, parameter=value)") from None
+        raise BadInput(
+            f"{kind} {printable(repr(text), 200)} can't be read: write name or name(value, parameter=value)"
+        ) from None
     except _Twice as twice:
         raise BadInput(f"{kind} {text}: {twice} is given twice") from None
     return Call(text, name, tuple(positional), named)

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from fedhead.core.calls import read_call
 from fedhead.core.errors import BadInput
 from fedhead.core.inputs import Inputs, map_inputs, tensors_of
+from fedhead.core.parameters import check
 from fedhead.data import arrays, encoders, images, labels, named_inputs, partition_file
 from fedhead.data.arrays import Samples
 from fedhead.data.augment import Transform
@@ -276,7 +277,7 @@ def restore(contents: Contents) -> dict[str, Any]:
         return {
             "train": parts[""],
             "rows": [np.flatnonzero(site == k) for k in range(clients)],
-            "classes": int(held["classes"]),
+            "classes": check("classes", int(held["classes"]), labels.Count),
             "test": parts.get("_test"),
             "public": parts.get("_public"),
             "client_test": local,
@@ -287,7 +288,7 @@ def restore(contents: Contents) -> dict[str, Any]:
             "title": str(held["title"]),
             "partition": str(held["partition"]),
         }
-    except (KeyError, IndexError, ValueError, TypeError) as error:
+    except (KeyError, IndexError, ValueError, TypeError, OverflowError) as error:
         raise BadInput(f"{contents.path}: not a federation that fedhead wrote ({error})") from None
 
 

@@ -17,6 +17,7 @@ from fedhead.core.parameters import check
 from fedhead.core.ranges import AtLeast, AtMost
 
 MOST = 1 << 20  # classes: a table of clients and classes must fit into memory
+Count = Annotated[int, AtLeast(1), AtMost(MOST)]  # of classes
 _LARGEST = 2**53  # of whole numbers that floats hold exactly
 
 
@@ -74,7 +75,7 @@ class Classes:
             BadInput: If names and count contradict each other.
         """
         if count is not None:
-            check("classes", count, Annotated[int, AtLeast(1), AtMost(MOST)])
+            check("classes", count, Count)
         words = None if names is None else tuple(str(name) for name in names)
         if words is not None:
             _refuse_repeated(words)

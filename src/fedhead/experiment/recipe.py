@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -210,7 +211,7 @@ def load(source: str | Path, assignments: Iterable[str] = ()) -> Recipe:
         path = known[name]
     elif name in paper_tables():
         raise BadInput(f"{name} is a paper's table of many runs: carry it out with fedhead reproduce {name}")
-    elif not path.is_file():
+    elif not os.path.isfile(path):  # unlike pathlib's it takes any text
         if path.suffix in (".yaml", ".yml"):
             raise BadInput(
                 f"{path} is not there: give a recipe's file, or the name of a built-in one ({', '.join(known)})"

@@ -215,7 +215,7 @@ class RunFolder:
     def client_names(self) -> tuple[str, ...] | None:
         """Names of the clients; None if they have none, or the run was stopped before it split its data."""
         found = self._partition_array("client_names")
-        return None if found is None else tuple(str(name) for name in found)
+        return None if found is None else tuple(str(name) for name in found.reshape(-1))
 
     def _partition_array(self, name: str) -> NDArray[Any] | None:
         path = self.path / PARTITION

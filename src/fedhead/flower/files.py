@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Self
@@ -46,7 +47,7 @@ class _File:
 
     def at(self, place: str) -> Path:
         """A path of the file's, relative to its folder."""
-        return self.path.parent / Path(place).expanduser()
+        return self.path.parent / os.path.expanduser(place)  # unlike pathlib's it takes any text
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ class ServerFile(_File):
     def recipe_of_run(self) -> Recipe:
         """The recipe, with as many clients as there are sites."""
         beside = self.at(self.recipe)
-        recipe = load(beside if beside.is_file() else self.recipe, [*self.set, f"clients={len(self.sites)}"])
+        recipe = load(beside if os.path.isfile(beside) else self.recipe, [*self.set, f"clients={len(self.sites)}"])
         recipe = dataclasses.replace(recipe, folders=(*recipe.folders, self.path.parent))
         if recipe.seeds:
             raise BadInput("seeds: a deployment is one run; set a single seed")
