@@ -142,3 +142,21 @@ def test_the_command_exports_a_run_without_its_data(tmp_path: Path, capsys: pyte
         scores = torch.export.load(tmp_path / "model.pt2").module()(x).numpy()
     np.testing.assert_allclose(scores, fh.load(tmp_path / "run").scores(x), atol=1e-5)
     assert call(["export", str(tmp_path / "run"), "--out", str(tmp_path / "x.pt2"), "--stage", "ccvr"]) == 2
+
+
+def test_a_hugging_face_classifier_becomes_an_onnx_file(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers", reason="an optional extra")
+    onnxruntime = pytest.importorskip("onnxruntime", reason="an optional extra")
+    pytest.importorskip("onnxscript", reason="an optional extra")
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    config = transformers.BertConfig(vocab_size=50, max_position_embeddings=16, num_labels=3, **sizes)
+    net = transformers.BertForSequenceClassification(config)
+    tokens = np.random.default_rng(0).integers(1, 50, (60, 8))
+    x = {"input_ids": tokens, "attention_mask": (tokens > 5).astype(np.int64)}
+    layout = {"input_ids": "tokens", "attention_mask": "tokens"}
+    data = fh.Federation.from_arrays(x, np.arange(60) % 3, clients=2, test=0.2, layout=layout)
+    found = fh.run(data, fh.split(net), rounds=1, lr=0.1, batch_size=16, executor="loop", device="cpu")
+    assert isinstance(found.module(), transformers.BertForSequenceClassification)
+    session = onnxruntime.InferenceSession(str(found.export(tmp_path / "model.onnx")))
+    (scores,) = session.run(None, x)
+    np.testing.assert_allclose(scores, found.scores(x), atol=1e-5)
