@@ -143,3 +143,13 @@ def test_a_failed_write_keeps_the_old_file(tmp_path: Path) -> None:
         fail()
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_was_read_stays_when_the_file_is_overwritten(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    save_tree(path, Tree(w=torch.arange(5000.0)))
+    found = load_tree(path)[0]
+    size = path.stat().st_size
+    with path.open("r+b") as file:
+        file.write(bytes(size))
+    assert torch.equal(found["w"], torch.arange(5000.0))

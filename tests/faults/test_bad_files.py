@@ -203,3 +203,18 @@ def test_a_federation_of_an_impossible_number_of_classes_is_refused(classes: int
     np.savez(path, **arrays | {"classes": np.array(classes, np.uint64 if classes > 0 else np.int64)})
     with pytest.raises(BadInput, match="classes"):
         Federation.from_npz(path)
+
+
+def test_a_pickle_with_a_huge_memo_is_not_loaded(tmp_path: Path) -> None:
+    """Python would allocate 32 GiB for the number under which this empty dictionary is remembered."""
+    (tmp_path / "batch").write_bytes(b"\x80\x02}r" + (2**31).to_bytes(4, "little") + b".")
+    with pytest.raises(BadInput, match="remembers"):
+        formats.cifar_batch(tmp_path / "batch", b"labels")
+
+
+@pytest.mark.parametrize("sides", [(-1, -18), (2**30, 2**30, 2**30, 2**30, 0), (2**31 - 1,)])
+def test_idx_files_of_impossible_sides_are_refused(sides: tuple[int, ...], tmp_path: Path) -> None:
+    header = bytes([0, 0, 8, len(sides)]) + b"".join(side.to_bytes(4, "big", signed=True) for side in sides)
+    (tmp_path / "idx").write_bytes(header + bytes(18 if sides[0] < 0 else 0))
+    with pytest.raises(BadInput, match="idx"):
+        formats.idx(tmp_path / "idx")

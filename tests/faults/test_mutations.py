@@ -10,7 +10,7 @@ import array_readers
 import pytest
 import text_readers
 from fault_length import length
-from mutations import Outcome, attack, mutate, resident
+from mutations import Outcome, attack, limited_memory, mutate, resident
 from readers import Reader
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
@@ -59,7 +59,8 @@ def test_a_damaged_file_is_read_as_a_valid_value_or_refused_in_one_line(
     outcome, before = Outcome(), resident()
     for number, data in enumerate(variants(reader, COUNT, name)):
         reader.file.write_bytes(data)
-        attack(reader.read, len(data), outcome, lambda data=data: repr(data[:600]), trace=number % 10 == 0)
+        with limited_memory():
+            attack(reader.read, len(data), outcome, lambda data=data: repr(data[:600]), trace=number % 10 == 0)
         assert len(outcome.wrong) < 20, "\n".join(text[:300] for text in outcome.wrong)
     with capsys.disabled():
         print(f"\n{name}: {outcome}")

@@ -12,6 +12,7 @@ import tracemalloc
 from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from fedhead.core.errors import BadInput
@@ -203,6 +204,18 @@ def attack(read: Callable[[], Any], size: int, outcome: Outcome, what: Callable[
         outcome.refused += 1
     else:
         outcome.read += 1
+
+
+@contextmanager
+def limited_memory(room: int = 2 << 30) -> Any:
+    """Let this process have so much more memory than it has, so that a reader which asks for more fails, not others."""
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + room, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
 
 
 def resident() -> int:

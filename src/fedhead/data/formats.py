@@ -9,6 +9,7 @@ import lzma
 import math
 import os
 import pickle
+import pickletools
 import re
 import zipfile
 import zlib
@@ -108,6 +109,8 @@ def unpickle(path: Path, md5: str | None = None) -> dict[bytes, Any]:
     """Read the dictionary of a CIFAR pickle without running any code in it."""
     whole = read_bytes(path, md5)
     try:
+        if md5 is None:  # of the published files it is known
+            _refuse_wide_memo(whole)
         held = _Unpickler(io.BytesIO(whole), encoding="bytes").load()
     except pickle.UnpicklingError as error:
         raise BadInput(f"{path}: refused or corrupt: {error}") from None
@@ -119,6 +122,13 @@ def unpickle(path: Path, md5: str | None = None) -> dict[bytes, Any]:
         key.encode() if isinstance(key, str) else key: value.value if isinstance(value, _Array) else value
         for key, value in held.items()
     }
+
+
+def _refuse_wide_memo(whole: bytes) -> None:
+    """Refuse a pickle that remembers something under a huge number, for which Python would allocate a huge table."""
+    for opcode, number, _ in pickletools.genops(whole):
+        if opcode.name in ("PUT", "BINPUT", "LONG_BINPUT") and not 0 <= (number or 0) <= len(whole):
+            raise pickle.UnpicklingError(f"it remembers {number} things")
 
 
 def cifar_batch(path: Path, label: bytes, md5: str | None = None) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
@@ -147,7 +157,7 @@ def cifar_batch(path: Path, label: bytes, md5: str | None = None) -> tuple[NDArr
 def idx(path: Path, md5: str | None = None) -> NDArray[np.uint8]:
     """Read the array of bytes in an idx or idx.gz file."""
     whole = read_bytes(path, md5)
-    if len(whole) < 4 or whole[:2] != b"\0\0" or whole[2] != 8 or len(whole) < 4 + 4 * whole[3]:
+    if len(whole) < 4 or whole[:3] != b"\0\0\x08" or whole[3] > 4 or len(whole) < 4 + 4 * whole[3]:
         raise BadInput(f"{path}: not an idx file of bytes")
     shape = [int(side) for side in np.frombuffer(whole, ">i4", count=whole[3], offset=4)]
     start = 4 + 4 * whole[3]
