@@ -29,6 +29,7 @@ __all__ = [
     "UPLOADS",
     "Above",
     "Adam",
+    "AdamW",
     "Aggregator",
     "AnalysisOptions",
     "AnalysisReport",

@@ -52,6 +52,7 @@ from fedhead.core.errors import Diverged as Diverged
 from fedhead.core.errors import FedheadError as FedheadError
 from fedhead.core.optimizers import SGD as SGD
 from fedhead.core.optimizers import Adam as Adam
+from fedhead.core.optimizers import AdamW as AdamW
 from fedhead.core.optimizers import Optimizer as Optimizer
 from fedhead.core.optimizers import make_optimizer as make_optimizer
 from fedhead.core.ranges import Above as Above

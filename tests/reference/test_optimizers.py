@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedhead.core.optimizers import SGD, Adam, Optimizer, clone_for_in_place
+from fedhead.core.optimizers import SGD, Adam, AdamW, Optimizer, clone_for_in_place
 from fedhead.core.tree import Tree
 
 CASES: list[tuple[Optimizer, type[torch.optim.Optimizer], dict[str, object]]] = [
@@ -14,6 +14,7 @@ CASES: list[tuple[Optimizer, type[torch.optim.Optimizer], dict[str, object]]] = 
     (SGD(0.1, 0.9, 0.01), torch.optim.SGD, {"momentum": 0.9, "weight_decay": 0.01}),
     (SGD(0.1, 0.9, 0.01, nesterov=True), torch.optim.SGD, {"momentum": 0.9, "weight_decay": 0.01, "nesterov": True}),
     (Adam(0.1), torch.optim.Adam, {}),
+    (AdamW(0.1, weight_decay=0.3), torch.optim.AdamW, {"weight_decay": 0.3}),
     (Adam(0.1, (0.5, 0.99), 0.1, 0.01), torch.optim.Adam, {"betas": (0.5, 0.99), "eps": 0.1, "weight_decay": 0.01}),
 ]
 

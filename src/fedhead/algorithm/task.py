@@ -8,6 +8,7 @@ from typing import Annotated
 from fedhead.core.optimizers import SGD, Optimizer
 from fedhead.core.parameters import Checked
 from fedhead.core.ranges import Above, AtLeast, AtMost
+from fedhead.core.schedules import Schedule, learning_rate_factor
 from fedhead.data.pool import Pool
 from fedhead.models.split_model import SplitModel
 
@@ -19,8 +20,11 @@ class LocalTraining(Checked):
     Args:
         epochs: Passes over the client's data.
         batch_size: Samples per step.
-        optimizer: `fedhead.SGD` or `fedhead.Adam`.
+        optimizer: `fedhead.SGD`, `fedhead.Adam` or `fedhead.AdamW`.
         lr_decay: The learning rate is multiplied by this every round.
+        schedule: What else the learning rate is multiplied by, round by round.
+        warmup_rounds: Rounds in which the learning rate rises to its full value.
+        clip_norm: Largest norm of the gradient of a step; None: as it is.
         drop_last: Whether to leave out the last, partial batch of an epoch (it is kept if it is the only one).
         persistent: Whether the optimizer's state is kept from round to round.
     """
@@ -29,8 +33,16 @@ class LocalTraining(Checked):
     batch_size: Annotated[int, AtLeast(1)] = 64
     optimizer: Optimizer = field(default_factory=lambda: SGD(lr=0.01))
     lr_decay: Annotated[float, Above(0), AtMost(1)] = 1.0
+    schedule: Schedule = field(default_factory=Schedule)
+    warmup_rounds: Annotated[int, AtLeast(0)] = 0
+    clip_norm: Annotated[float, Above(0)] | None = None
     drop_last: bool = False
     persistent: bool = False
+
+    def lr(self, round: int, rounds: int) -> float:
+        """Return the learning rate of a round, from 1, of so many."""
+        factor = learning_rate_factor(self.schedule, self.warmup_rounds, round - 1, rounds)
+        return self.optimizer.lr * self.lr_decay ** (round - 1) * factor
 
 
 @dataclass(frozen=True)

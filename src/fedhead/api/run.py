@@ -19,7 +19,7 @@ from fedhead.api.load import run_in_folder
 from fedhead.api.result import Result
 from fedhead.core.calls import read_call
 from fedhead.core.errors import BadInput
-from fedhead.core.optimizers import SGD, Adam, Optimizer, make_optimizer
+from fedhead.core.optimizers import OPTIMIZERS, SGD, Adam, Optimizer, make_optimizer
 from fedhead.data.federation import Federation
 from fedhead.engine import metric_registry
 from fedhead.engine.metric_registry import Metric, MetricFunction
@@ -52,9 +52,13 @@ def run(
     lr: float = 0.01,
     optimizer: str | Optimizer = "sgd",
     momentum: float = 0.0,
+    nesterov: bool = False,
     betas: tuple[float, float] = (0.9, 0.999),
     weight_decay: float = 0.0,
     lr_decay: float = 1.0,
+    lr_schedule: str = "constant",
+    warmup_rounds: int = 0,
+    clip_norm: float | None = None,
     drop_last: bool = False,
     persistent_optimizer: bool = False,
     participation: float = 1.0,
@@ -90,12 +94,17 @@ def run(
         local_epochs: Epochs of each client's local training per round.
         batch_size: Samples per local step.
         lr: The learning rate of local training.
-        optimizer: `"sgd"`, `"adam"`, or an optimizer with its own settings, such as `fedhead.SGD(0.1, nesterov=True)`,
-            which takes the place of `lr`, `momentum`, `betas` and `weight_decay`.
+        optimizer: `"sgd"`, `"adam"`, `"adamw"`, or an optimizer with its own settings, as `fedhead.SGD(0.1)`, which
+            takes the place of `lr`, `momentum`, `nesterov`, `betas` and `weight_decay`.
         momentum: SGD's momentum; Adam has none, its averages are set by `betas`.
+        nesterov: Whether SGD uses Nesterov momentum.
         betas: The decay of Adam's averages.
         weight_decay: The weight of the L2 penalty.
         lr_decay: The learning rate is multiplied by this after every round.
+        lr_schedule: What else it is multiplied by, round by round: `"constant"`, `"cosine"` (or `"cosine(0.01)"`, which
+            ends at a hundredth), `"step(30, 0.1)"`.
+        warmup_rounds: Rounds in which the learning rate rises to `lr`, before the schedule begins.
+        clip_norm: Largest norm of the gradient of a local step, as `torch.nn.utils.clip_grad_norm_`.
         drop_last: Leave an epoch's last, partial batch out.
         persistent_optimizer: Keep each client's optimizer state from round to round.
         participation: The share of the clients that train in a round.
@@ -142,6 +151,10 @@ def run(
         betas=betas,
         weight_decay=weight_decay,
         lr_decay=lr_decay,
+        lr_schedule=lr_schedule,
+        warmup_rounds=warmup_rounds,
+        clip_norm=clip_norm,
+        nesterov=nesterov,
         drop_last=drop_last,
         persistent_optimizer=persistent_optimizer,
         participation=participation,
@@ -196,12 +209,17 @@ def run(
 def _optimizer(asked: Any, settings: Recipe) -> Optimizer:
     """The optimizer itself, or the one of a name with the settings beside it."""
     if isinstance(asked, str):
-        return make_optimizer(asked, settings.lr, settings.momentum, settings.weight_decay, settings.betas)
+        return make_optimizer(
+            asked, settings.lr, settings.momentum, settings.weight_decay, settings.betas, settings.nesterov
+        )
     if not isinstance(asked, SGD | Adam):
         kind = asked.__name__ if isinstance(asked, type) else type(asked).__name__
-        raise BadInput(f"optimizer is {kind}: give a name, 'sgd' or 'adam', or fedhead.SGD(…) or fedhead.Adam(…)")
+        names = ", ".join(repr(name) for name in OPTIMIZERS)
+        raise BadInput(
+            f"optimizer is {kind}: give a name, {names}, or fedhead.SGD(…), fedhead.Adam(…), fedhead.AdamW(…)"
+        )
     plain = Recipe()
-    for name in ("lr", "momentum", "betas", "weight_decay"):
+    for name in ("lr", "momentum", "nesterov", "betas", "weight_decay"):
         if getattr(settings, name) != getattr(plain, name):
             raise BadInput(f"{name}: {getattr(settings, name)} would have no effect, the optimizer {asked} has its own")
     return asked

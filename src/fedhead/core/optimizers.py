@@ -7,7 +7,7 @@ for callers that own the tensors, on a CPU: one pass over each tensor instead of
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
@@ -109,6 +109,8 @@ class Adam(Checked):
     eps: Annotated[float, AtLeast(0)] = 1e-8
     weight_decay: Annotated[float, AtLeast(0)] = 0.0
 
+    decoupled: ClassVar[bool] = False  # whether the decay shrinks the weights instead of changing their gradients
+
     def init(self, params: Tree) -> Tree:
         """Return the optimizer state before the first step.
 
@@ -135,7 +137,9 @@ class Adam(Checked):
         """
         b1, b2 = self.betas
         g, w = list(grads.values()), list(params.values())
-        if self.weight_decay:
+        if self.weight_decay and self.decoupled:
+            w = list(torch._foreach_mul(w, 1 - lr * self.weight_decay))
+        elif self.weight_decay:
             g = list(torch._foreach_add(g, w, alpha=self.weight_decay))
         t = state["step"] + 1
         m = list(torch._foreach_mul(list(state["mean"].values()), b1))
@@ -163,7 +167,8 @@ class Adam(Checked):
             lr: Learning rate of this step.
         """
         state["step"].add_(1)
-        torch._fused_adam_(
+        step = torch._fused_adamw_ if self.decoupled else torch._fused_adam_
+        step(
             list(params.values()),
             _match_strides(grads, params),
             list(state["mean"].values()),
@@ -178,6 +183,37 @@ class Adam(Checked):
             amsgrad=False,
             maximize=False,
         )
+
+
+@dataclass(frozen=True)
+class AdamW(Adam):
+    """Adam with decoupled weight decay, as in `torch.optim.AdamW`.
+
+    Args:
+        lr: Learning rate.
+        betas: Decay rates of the running means of the gradient and of its square.
+        eps: Term added to the denominator.
+        weight_decay: The share of the weights, times the learning rate, that each step takes away.
+    """
+
+    weight_decay: Annotated[float, AtLeast(0)] = 1e-2
+
+    decoupled: ClassVar[bool] = True
+
+
+def clip_norm(grads: Tree, limit: float) -> Tree:
+    """Scale gradients down to a norm of at most `limit`, as `torch.nn.utils.clip_grad_norm_`.
+
+    Args:
+        grads: Gradients of one client.
+        limit: Largest norm of all of them together.
+
+    Returns:
+        The gradients, scaled if their norm is larger.
+    """
+    norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g) for g in grads.values()]))
+    scale = (limit / (norm + 1e-6)).clamp_max(1.0)
+    return grads.map(lambda g: g * scale)
 
 
 def clone_for_in_place(params: Tree, state: Tree) -> tuple[Tree, Tree]:
@@ -203,7 +239,7 @@ def _expand_like(scalar: Tensor, like: Tensor) -> Tensor:
 
 
 Optimizer = SGD | Adam
-OPTIMIZERS = ("sgd", "adam")
+OPTIMIZERS = ("sgd", "adam", "adamw")
 
 
 def make_optimizer(
@@ -212,15 +248,17 @@ def make_optimizer(
     momentum: float = 0.0,
     weight_decay: float = 0.0,
     betas: tuple[float, float] = (0.9, 0.999),
+    nesterov: bool = False,
 ) -> Optimizer:
     """Make an optimizer by its name.
 
     Args:
-        name: `sgd` or `adam`.
+        name: `sgd`, `adam` or `adamw`.
         lr: The learning rate.
         momentum: SGD's; Adam has none, its averages are set by `betas`.
-        weight_decay: The weight of the L2 penalty.
+        weight_decay: The weight of the L2 penalty; AdamW's decay is decoupled.
         betas: Adam's, the decay of its averages of gradients and of their squares.
+        nesterov: Whether SGD uses Nesterov momentum.
 
     Returns:
         The optimizer with these settings.
@@ -231,10 +269,13 @@ def make_optimizer(
     >>> make_optimizer("sgd", 0.1, momentum=0.9)
     SGD(lr=0.1, momentum=0.9, weight_decay=0.0, nesterov=False)
     """
-    if name == "sgd":
-        return SGD(lr, momentum, weight_decay)
-    if name != "adam":
+    if name not in OPTIMIZERS:
         raise unknown("optimizer", str(name), OPTIMIZERS)
-    if momentum:
-        raise BadInput(f"momentum: {momentum} is for sgd; adam's averages are set by betas, leave momentum at 0")
-    return Adam(lr, betas, weight_decay=weight_decay)
+    if name == "sgd":
+        if nesterov and not momentum:
+            raise BadInput("nesterov: it needs momentum, such as momentum=0.9")
+        return SGD(lr, momentum, weight_decay, nesterov)
+    if nesterov or momentum:
+        what = "nesterov" if nesterov else f"momentum: {momentum}"
+        raise BadInput(f"{what} is for sgd; {name}'s averages are set by betas, leave momentum at 0")
+    return (AdamW if name == "adamw" else Adam)(lr, betas, weight_decay=weight_decay)

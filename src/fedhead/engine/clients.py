@@ -166,8 +166,7 @@ class Clients:
 
     def lr(self, round: int) -> float:
         """The learning rate of a round, from 1."""
-        local = self.task.local
-        return local.optimizer.lr * local.lr_decay ** (round - 1)
+        return self.task.local.lr(round, self.task.rounds)
 
     # -- work -------------------------------------------------------------------------------------
     def program(self, algorithm: Algorithm, group: int) -> Program:

@@ -55,8 +55,8 @@ def compile_step(function: InPlace, arguments: list[Tensor], changed: int) -> In
         if not known:  # until its workers are ready, the compiler builds kernels one by one
             getattr(AsyncCompile, "wait_pool_ready", bool)()
         # reordering loops fails on some steps of wide stacks, such as FedProx's (an assertion in torch 2.11)
-        threads = {"compile_threads": 1} if known else {}
-        with config.patch(loop_ordering_after_fusion=False, **threads):
+        settings = {"loop_ordering_after_fusion": False} | ({"compile_threads": 1} if known else {})
+        with config.patch(settings):
             kernel: Any = inductor(graph, examples)
     marker.parent.mkdir(parents=True, exist_ok=True)
     marker.touch()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -23,7 +24,7 @@ from fedhead.algorithm.upload import Upload
 from fedhead.core.batch import Batch
 from fedhead.core.errors import BadInput
 from fedhead.core.losses import mean
-from fedhead.core.optimizers import Optimizer
+from fedhead.core.optimizers import Optimizer, clip_norm
 from fedhead.core.tree import Tree, Weights
 from fedhead.data.pool import Pool
 
@@ -75,9 +76,15 @@ class Program:
         send = without_small_classes(self.algorithm, reply.send, client)
         return reply._replace(send=upload.encode(self.uploads, self.algorithm, send, client))
 
-    def correct(self, g: Tree, inputs: ClientInputs) -> Tree:
-        """The gradient that the optimizer sees."""
-        return self.algorithm.correct(g, self.client(inputs))
+    def changes_gradients(self, phase: Phase) -> bool:
+        """Whether the optimizer sees another gradient than the loss has."""
+        return self.task.local.clip_norm is not None or (self.corrects and phase.corrects)
+
+    def correct(self, g: Tree, inputs: ClientInputs, phase: Phase) -> Tree:
+        """The gradient that the optimizer sees: clipped, then as the method corrects it."""
+        if self.task.local.clip_norm is not None:
+            g = clip_norm(g, self.task.local.clip_norm)
+        return self.algorithm.correct(g, self.client(inputs)) if self.corrects and phase.corrects else g
 
     def loss(
         self, phase: Phase, padded: bool = True
@@ -146,9 +153,9 @@ class Vectorizer:
         """`Program.finish` for this executor."""
         return program.finish
 
-    def correct(self, program: Program) -> Callable[[Tree, ClientInputs], Tree]:
+    def correct(self, program: Program, phase: Phase) -> Callable[[Tree, ClientInputs], Tree]:
         """`Program.correct` for this executor."""
-        return program.correct
+        return partial(program.correct, phase=phase)
 
     def loss(self, program: Program, phase: Phase, padded: bool) -> Callable[..., tuple[Tensor, Tree]]:
         """`Program.loss` for this executor."""

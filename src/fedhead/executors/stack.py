@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -38,9 +39,9 @@ class VmapVectorizer(Vectorizer):
         """Vectorize `Program.finish` over the client axis."""
         return vmap(program.finish, in_dims=(0, INPUT_DIMS))
 
-    def correct(self, program: Program) -> Callable[[Tree, ClientInputs], Tree]:
+    def correct(self, program: Program, phase: Phase) -> Callable[[Tree, ClientInputs], Tree]:
         """Vectorize `Program.correct` over the client axis."""
-        return vmap(program.correct, in_dims=(0, INPUT_DIMS))
+        return vmap(partial(program.correct, phase=phase), in_dims=(0, INPUT_DIMS))
 
     def loss(self, program: Program, phase: Phase, padded: bool) -> Callable[..., tuple[Tensor, Tree]]:
         """Vectorize `Program.loss` over the client axis, with layers made for stacks."""

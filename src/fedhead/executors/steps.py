@@ -92,9 +92,9 @@ class Step:
         with torch.no_grad():
             loss_so_far = add_loss(carry.loss, losses, batch.weight)
             g = Tree(zip(self.names, grads, strict=True))
-            if program.corrects and self.phase.corrects:
-                g = self.vectorizer.correct(program)(g, inputs)
-            # A phase with its own optimizer decays along with the run's: client.lr is lr · decay^(round − 1).
+            if program.changes_gradients(self.phase):
+                g = self.vectorizer.correct(program, self.phase)(g, inputs)
+            # A phase with its own optimizer follows the run's schedule: client.lr is the run's rate in this round.
             lr = inputs.lr * (self.optimizer.lr / program.task.local.optimizer.lr)
             if program.in_place:
                 self.optimizer.step_in_place(carry.params, g, carry.opt, lr)

@@ -16,6 +16,7 @@ from fedhead.algorithm.upload import UPLOADS, Upload
 from fedhead.core.optimizers import Optimizer, make_optimizer
 from fedhead.core.parameters import check_all, parameters
 from fedhead.core.registry import Registry
+from fedhead.core.schedules import make_schedule
 from fedhead.engine.outliers import OutlierPolicy
 from fedhead.experiment import first_weights
 from fedhead.experiment.data import Inputs
@@ -64,13 +65,16 @@ def outliers(asked: str | OutlierPolicy | None) -> OutlierPolicy | None:
 def local(recipe: Recipe, optimizer: Optimizer | None = None) -> LocalTraining:
     """How the clients train; with an optimizer in place of the recipe's, where one is given."""
     chosen = optimizer or make_optimizer(
-        recipe.optimizer, recipe.lr, recipe.momentum, recipe.weight_decay, recipe.betas
+        recipe.optimizer, recipe.lr, recipe.momentum, recipe.weight_decay, recipe.betas, recipe.nesterov
     )
     return LocalTraining(
         epochs=recipe.local_epochs,
         batch_size=recipe.batch_size,
         optimizer=chosen,
         lr_decay=recipe.lr_decay,
+        schedule=make_schedule(recipe.lr_schedule),
+        warmup_rounds=recipe.warmup_rounds,
+        clip_norm=recipe.clip_norm,
         drop_last=recipe.drop_last,
         persistent=recipe.persistent_optimizer,
     )

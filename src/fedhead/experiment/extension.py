@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+from fedhead.core.schedules import make_schedule
 from fedhead.experiment.recipe import Recipe
 
 
 def difference(old: Recipe, new: Recipe) -> tuple[str, Any, Any] | None:
     """Return the first key in which a recipe is another one than the run's, with both values; None: it goes on with it.
 
-    More rounds, and stages after those that there are, go on with a run.
+    More rounds, and stages after those that there are, go on with a run; but not more rounds than those that a cosine
+    of the learning rate was laid over.
 
     >>> difference(Recipe(rounds=3), Recipe(rounds=5, stages=("ccvr",))) is None
     True
@@ -22,7 +24,7 @@ def difference(old: Recipe, new: Recipe) -> tuple[str, Any, Any] | None:
     for key in [*now, *before]:
         if before.get(key) == now.get(key):
             continue
-        longer = key == "rounds" and new.rounds > old.rounds
+        longer = key == "rounds" and new.rounds > old.rounds and not make_schedule(old.lr_schedule).needs_rounds
         staged = (key == "stages" and added) or any(key.startswith(f"stage.{name}.") for name in added)
         if not longer and not staged:
             return key, before.get(key), now.get(key)

@@ -32,6 +32,8 @@ class Scaffold(Method):
         """Refuse steps that are no multiples of gradients."""
         if not isinstance(local.optimizer, SGD):
             raise BadInput("scaffold measures gradients by how far local SGD moved: use optimizer=sgd")
+        if local.optimizer.nesterov:
+            raise BadInput("scaffold measures gradients by how far local SGD moved: leave nesterov off")
 
     def init_server(self, w: Weights, task: Task) -> Tree:
         """The model x and the server's control variate c = 0."""
