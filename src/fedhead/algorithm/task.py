@@ -40,7 +40,15 @@ class LocalTraining(Checked):
     persistent: bool = False
 
     def lr(self, round: int, rounds: int) -> float:
-        """Return the learning rate of a round, from 1, of so many."""
+        """Return the learning rate of a round.
+
+        Args:
+            round: Number of the round, from 1.
+            rounds: How many rounds there are.
+
+        Returns:
+            The optimizer's rate, decayed and scheduled.
+        """
         factor = learning_rate_factor(self.schedule, self.warmup_rounds, round - 1, rounds)
         return self.optimizer.lr * self.lr_decay ** (round - 1) * factor
 
