@@ -86,7 +86,14 @@ class Statistics:
         return torch.where(self.count[:, None, None] > 1, scatter / share[:, None, None], 0)
 
     def of_classes(self, places: Tensor) -> Statistics:
-        """Return the statistics of some classes, by their numbers."""
+        """Return the statistics of some classes.
+
+        Args:
+            places: Numbers of the classes.
+
+        Returns:
+            Their statistics, in that order.
+        """
         return Statistics(self.count[places], self.sum[places], self.outer[places], self.extractor)
 
     def without_small_classes(self, min_class_count: int) -> Statistics:
