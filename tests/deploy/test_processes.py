@@ -14,10 +14,12 @@ import pytest
 
 from fedhead.core.errors import BadInput
 from fedhead.core.process import ProcessIdentity
-from fedhead.deploy import ownership, processes
+from fedhead.deploy import local_run, ownership, processes
 from fedhead.deploy.local_federation import LocalFederation
 from fedhead.deploy.project import Project
 from fedhead.deploy.superlink import SuperLink
+from fedhead.experiment.recipe import Recipe
+from fedhead.experiment.run_folder import RunFolder
 from fedhead.flower.server_status import ServerStatus
 
 SLEEP = "sleep 1000"
@@ -144,3 +146,9 @@ def test_a_server_that_is_gone_without_a_word_is_asked_for_and_resumed(
     assert reasons[:5] == [None] * 5  # resumed, and again, as each of these servers is gone too
     assert "Flower ended the run (finished:failed)" in str(reasons[5])
     assert [words[0] for words in asked] == ["ls", "run"] * 5 + ["ls"]
+
+
+def test_rounds_are_not_added_over_flower(tmp_path: Path) -> None:
+    RunFolder.create(tmp_path / "run", Recipe(rounds=2))
+    with pytest.raises(BadInput, match="simulations only.*rounds=2"):
+        local_run.execute(Recipe(rounds=3), tmp_path / "run", resume=True)

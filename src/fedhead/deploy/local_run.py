@@ -67,6 +67,11 @@ def execute(
     project_path = out.with_name(f"{out.name}.flower")
     if resume and RunFolder.holds_run(out):
         folder = RunFolder.open(out, recipe)
+        if (folder.recipe.rounds, folder.recipe.stages) != (recipe.rounds, recipe.stages):
+            raise BadInput(
+                f"{out}: rounds and stages can be added in simulations only; with --transport flower, "
+                f"resume with rounds={folder.recipe.rounds} and the run's own stages"
+            )
         if folder.finished:
             return folder.result() or {}
         project = Project.open(project_path)
