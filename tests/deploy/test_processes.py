@@ -150,5 +150,5 @@ def test_a_server_that_is_gone_without_a_word_is_asked_for_and_resumed(
 
 def test_rounds_are_not_added_over_flower(tmp_path: Path) -> None:
     RunFolder.create(tmp_path / "run", Recipe(rounds=2))
-    with pytest.raises(BadInput, match="simulations only.*rounds=2"):
+    with pytest.raises(BadInput, match=r"simulations only.*rounds=2"):
         local_run.execute(Recipe(rounds=3), tmp_path / "run", resume=True)
