@@ -1,7 +1,10 @@
 """Folders of images: read as they are meant, or refused by name."""
 
+import contextlib
 import io
 import os
+import pathlib
+import resource
 import struct
 import zlib
 
@@ -143,3 +146,21 @@ def test_wrong_sizes_are_refused(tmp_path, size, says):
     picture(tmp_path / "cat" / "0.png", (1, 2, 3))
     with pytest.raises(BadInput, match=says):
         Federation.from_folder(tmp_path, size=size, clients=1)
+
+
+def test_a_part_that_claims_gigabytes_is_not_allocated(tmp_path):
+    file = io.BytesIO()
+    Image.fromarray(np.random.default_rng(0).integers(0, 255, (9, 8, 3), np.uint8)).save(file, "PNG")
+    whole = bytearray(file.getvalue())
+    place = whole.index(b"IDAT") - 4
+    whole[place : place + 4] = b"\xff\xff\x00\xec"
+    (tmp_path / "cat").mkdir()
+    (tmp_path / "cat" / "0.png").write_bytes(whole)
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    pages = int(pathlib.Path("/proc/self/statm").read_text().split()[0])
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + (1 << 30), before[1]))
+    try:
+        with contextlib.suppress(BadInput):  # Pillow reads what is there, or refuses it
+            Federation.from_folder(tmp_path, clients=1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)

@@ -7,11 +7,12 @@ an image that would unpack to an unreasonable size is refused before it is unpac
 from __future__ import annotations
 
 import io
+import os
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, Annotated, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -117,9 +118,8 @@ def _opened(source: Source) -> Iterator[Image]:
 
     if isinstance(source.data, Path):
         refuse_special(source.data)
-    file: Any = source.data if isinstance(source.data, Path) else io.BytesIO(source.data)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), _stream(source.data) as file:
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # the limit here is a lower one
             with Image.open(file, formats=FORMATS) as picture:
                 if picture.width * picture.height > MAX_PIXELS:
@@ -134,6 +134,18 @@ def _opened(source: Source) -> Iterator[Image]:
         raise BadInput(f"{source.name}: not a readable image of the formats {', '.join(FORMATS)}") from None
     except (OSError, SyntaxError, ValueError, EOFError) as error:  # raised by Pillow for damaged files
         raise BadInput(f"{source.name}: not a readable image ({error}); delete it or fetch it again") from None
+
+
+def _stream(data: Path | bytes) -> IO[bytes]:
+    return _CappedReader(io.FileIO(data)) if isinstance(data, Path) else io.BytesIO(data)
+
+
+class _CappedReader(io.BufferedReader):
+    """A file that is never asked for more than it holds: a damaged image may claim a part of 4 GiB."""
+
+    def read(self, size: int | None = -1) -> bytes:
+        whole = os.fstat(self.fileno()).st_size
+        return super().read(size if size is None else min(size, whole))
 
 
 def _eight_bits(picture: Image) -> tuple[Image, int]:
