@@ -177,13 +177,16 @@ def statistics(folder: Path) -> Reader:
     return Reader(file.read_bytes(), file, lambda: load_statistics(file), structured)
 
 
+UNPACKED = 8 * images.MAX_PIXELS  # a sound image of a few bytes may be one of so many pixels, all alike
+
+
 def image(kind: str) -> Callable[[Path], Reader]:
     def make(folder: Path) -> Reader:
         out = io.BytesIO()
         pixels = np.random.default_rng(0).integers(0, 255, (9, 8, 3), np.uint8)
         Image.fromarray(pixels).save(out, kind)
         file = folder / "image.png"
-        return Reader(out.getvalue(), file, lambda: images.decode([images.Source(str(file), file)]))
+        return Reader(out.getvalue(), file, lambda: images.decode([images.Source(str(file), file)]), None, UNPACKED)
 
     return make
 

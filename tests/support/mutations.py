@@ -27,7 +27,7 @@ VALUES: tuple[Any, ...] = (
     *("", "x", "../x", "a" * 5000, [], {}, [[]], [None], {"": None}),
 )
 LONGEST = 2100  # characters of a message
-MEMORY = 64 << 20  # bytes that a reader may hold beyond twenty times its file
+MEMORY = 64 << 20  # bytes that a reader may hold besides twenty times its file's size
 
 
 def mutate(data: bytes, rng: random.Random) -> bytes:
@@ -176,7 +176,7 @@ def watched() -> Any:
         _watched.pop()
 
 
-def attack(read: Callable[[], Any], size: int, outcome: Outcome, what: Callable[[], str], trace: bool = False) -> None:
+def attack(read: Callable[[], Any], most: int, outcome: Outcome, what: Callable[[], str], trace: bool = False) -> None:
     """Read once, and note what came of it: a value, a refusal in one line, or something that must not be."""
     if trace:
         tracemalloc.start()
@@ -194,8 +194,8 @@ def attack(read: Callable[[], Any], size: int, outcome: Outcome, what: Callable[
     if trace:
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
-        if peak > MEMORY + 20 * size:
-            said = said or f"{peak:,} bytes for a file of {size:,}"
+        if peak > most:
+            said = said or f"it took {peak:,} bytes, {most:,} are enough"
     if seen:
         said = said or f"it opened {seen}"
     if said:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mutations import mutate_value
+from mutations import MEMORY, mutate_value
 
 from fedhead.experiment.recipe import Recipe
 from fedhead.experiment.run_folder import RunFolder
@@ -46,6 +46,7 @@ class Reader:
     file: Path
     read: Callable[[], Any]
     structured: Generate | None = None
+    memory: int = MEMORY  # bytes that reading may take besides twenty times the file's size
 
 
 def as_json(value: Any) -> Generate:
