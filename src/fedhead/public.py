@@ -72,6 +72,13 @@ from fedhead.data.federation import Federation as Federation
 from fedhead.data.partition import Partition as Partition
 from fedhead.data.partition_registry import PARTITIONS as PARTITIONS
 from fedhead.data.partition_registry import partition as partition
+from fedhead.engine.callbacks import CALLBACKS as CALLBACKS
+from fedhead.engine.callbacks import KEEP as KEEP
+from fedhead.engine.callbacks import STOP as STOP
+from fedhead.engine.callbacks import BestModel as BestModel
+from fedhead.engine.callbacks import Callback as Callback
+from fedhead.engine.callbacks import EarlyStopping as EarlyStopping
+from fedhead.engine.callbacks import callback as callback
 from fedhead.engine.metric_registry import METRICS as METRICS
 from fedhead.engine.metric_registry import Undefined as Undefined
 from fedhead.engine.metric_registry import metric as metric

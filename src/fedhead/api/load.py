@@ -27,7 +27,7 @@ from fedhead.engine.rounds import Snapshot
 from fedhead.engine.transport import AnyTransport
 from fedhead.executors import select
 from fedhead.experiment import build, inputs_record, objects, reopen
-from fedhead.experiment.data import Inputs
+from fedhead.experiment.data import Inputs, with_validation
 from fedhead.experiment.experiment import Experiment
 from fedhead.experiment.objects import Objects
 from fedhead.experiment.recorded_run import RecordedRun
@@ -50,7 +50,7 @@ def run_in_folder(
     resume: bool,
     progress: bool,
     assign: Sequence[int] | None,
-    on_round: Callable[[Snapshot], None] | None,
+    on_round: Callable[[Snapshot], Any] | None,
 ) -> Result:
     """Simulate an experiment that was made in Python in a run folder; the arguments are those of `fedhead.run`."""
     name = settings.executor if isinstance(settings.executor, str) else None
@@ -151,7 +151,9 @@ def _trained(folder: RunFolder, record: Record, given: _Given) -> TrainedState:
 
     def with_data() -> AnyTransport:
         federation = given.federation
-        if federation is None:
+        if federation is not None:
+            federation = with_validation(federation, folder.recipe)
+        else:
             objects.need(folder.path, {name: "" for name in begun.get("objects", {}) if name == "federation"})
             federation = experiment.federation(None if given.data is None else str(given.data))
         return reopen.restored(folder, experiment, federation, state, given.device, assign)

@@ -22,12 +22,15 @@ from fedhead.core.errors import BadInput
 from fedhead.core.optimizers import OPTIMIZERS, SGD, Adam, Optimizer, make_optimizer
 from fedhead.data.federation import Federation
 from fedhead.engine import metric_registry
+from fedhead.engine.callbacks import Callback
+from fedhead.engine.callbacks import make as make_callback
 from fedhead.engine.metric_registry import Metric, MetricFunction
 from fedhead.engine.outliers import OutlierPolicy
 from fedhead.engine.rounds import Snapshot
 from fedhead.executors.job import Executor
 from fedhead.executors.select import EXECUTORS
 from fedhead.experiment import build, first_weights
+from fedhead.experiment.data import with_validation
 from fedhead.experiment.experiment import Experiment
 from fedhead.experiment.objects import described
 from fedhead.experiment.recipe import Recipe
@@ -68,6 +71,8 @@ def run(
     aggregator: Aggregator | type[Aggregator] | str | None = None,
     outliers: OutlierPolicy | str | None = None,
     metrics: Sequence[str | MetricFunction] = (),
+    validation: float | None = None,
+    callbacks: Sequence[Callback | type[Callback] | str] = (),
     seed: int = 0,
     assign: Sequence[int] | None = None,
     evaluate_every: int = 1,
@@ -78,7 +83,7 @@ def run(
     out: str | PathLike[str] | None = None,
     resume: Snapshot | bool | None = None,
     progress: bool = False,
-    on_round: Callable[[Snapshot], None] | None = None,
+    on_round: Callable[[Snapshot], Any] | None = None,
 ) -> Result:
     """Train a federated classifier.
 
@@ -118,6 +123,10 @@ def run(
         outliers: What the server does with replies that stand out from the others of their round, such as
             `drop(norm=5)`.
         metrics: Metrics of the global model in every evaluated round, besides the accuracy: names, or functions.
+        validation: Share of each client's training samples that it does not train on; what callbacks watch is measured
+            on them.
+        callbacks: What may stop the run or keep the models of a round, such as `fedhead.EarlyStopping(patience=5)` and
+            `fedhead.BestModel()`: callbacks, their classes, or texts.
         seed: Decides initial weights, batches and who takes part.
         assign: The number of each client's model in the list `model`.
         evaluate_every: Evaluate after every so many rounds; the last one is always evaluated.
@@ -131,7 +140,8 @@ def run(
         resume: With `out`, True: go on with the run that was stopped there, or, with more `rounds` or `stages` than it
             has, that is finished. Without `out` a snapshot from an earlier run's `on_round`.
         progress: Show a progress bar, also in notebooks.
-        on_round: Called with a snapshot after each round.
+        on_round: Called with a snapshot after each round; the run ends after a round for which it returns
+            `fedhead.STOP`.
 
     Returns:
         The finished run.
@@ -140,7 +150,7 @@ def run(
         BadInput: Something can't be used, or not with the rest; nothing was computed yet.
         Diverged: Training left the finite numbers.
     """
-    _refuse_kinds(federation, model, method, stages, uploads, metrics, aggregator, outliers, on_round)
+    _refuse_kinds(federation, model, method, stages, uploads, metrics, callbacks, aggregator, outliers, on_round)
     _refuse_resumption(out, resume)
     settings = Recipe(  # whose ranges hold here too
         rounds=rounds,
@@ -161,7 +171,9 @@ def run(
         seed=seed,
         evaluate_every=evaluate_every,
         last_rounds=last_rounds,
+        validation=validation,
     )
+    federation = with_validation(federation, settings)
     chosen = method if isinstance(method, Method) else METHODS.resolve(method)()
     experiment = Experiment(
         settings,
@@ -171,6 +183,7 @@ def run(
         aggregator=build.aggregator(aggregator),
         outliers=build.outliers(outliers),
         metrics=_metrics(metrics, federation.classes),
+        callbacks=tuple(make_callback(one) for one in callbacks),
         local=build.local(settings, _optimizer(optimizer, settings)),
         models=tuple(_models(federation, model, chosen.head, settings.seed, assign)),
     )
@@ -189,10 +202,9 @@ def run(
     earlier = resume if isinstance(resume, Snapshot) else None
     with show_progress(rounds, not progress, 0 if earlier is None else earlier.round) as tell:
 
-        def after_round(now: Snapshot) -> None:
+        def after_round(now: Snapshot) -> Any:
             tell(recipe.method, now.history[-1])
-            if on_round is not None:
-                on_round(now)
+            return None if on_round is None else on_round(now)
 
         finished = experiment.simulate(
             federation,
@@ -232,6 +244,7 @@ def _refuse_kinds(
     stages: Any,
     uploads: Any,
     metrics: Any,
+    callbacks: Any,
     aggregator: Any,
     outliers: Any,
     on_round: Any,
@@ -244,7 +257,8 @@ def _refuse_kinds(
     if not isinstance(model, str | Sequence) and not callable(model):
         raise BadInput(f"model is {type(model).__name__}: give a name, fedhead.split(model, classifier='…'), or a list")
     lists = {"stages": (stages, "['ccvr']"), "uploads": (uploads, "['clip(1.0)', 'half']")}
-    for what, (given, example) in (lists | {"metrics": (metrics, "['f1']")}).items():
+    more = {"metrics": (metrics, "['f1']"), "callbacks": (callbacks, "['early_stopping']")}
+    for what, (given, example) in (lists | more).items():
         if isinstance(given, str) or not isinstance(given, Sequence):
             raise BadInput(f"{what} is {given!r}: give a list, such as {example}")
     if on_round is not None and not callable(on_round):
@@ -252,6 +266,7 @@ def _refuse_kinds(
     if outliers is not None and not isinstance(outliers, str | OutlierPolicy):
         raise BadInput(f"outliers is {type(outliers).__name__}: give a text, such as 'drop(norm=5)'")
     kinds: list[tuple[str, type, Sequence[Any]]] = [("method", Method, [method]), ("stage", Stage, stages)]
+    kinds += [("callback", Callback, callbacks)]
     kinds += [("upload", Upload, uploads), ("aggregator", Aggregator, [] if aggregator is None else [aggregator])]
     for what, kind, things in kinds:
         for thing in things:

@@ -99,6 +99,24 @@ def read_call(text: str, kind: str) -> Call:
     return Call(text, name, tuple(positional), named)
 
 
+def rejoin(items: list[Any]) -> list[Any]:
+    """Join what YAML has split at the commas between parentheses: it reads `[f(1, a=2), g]` as three texts.
+
+    >>> rejoin(["f(1", 2, "a=3)", "g"])
+    ['f(1, 2, a=3)', 'g']
+    """
+    found: list[Any] = []
+    opened = 0
+    for item in items:
+        if opened:
+            found[-1] = f"{found[-1]}, {item}"
+        else:
+            found.append(item)
+        if isinstance(item, str):
+            opened = max(0, opened + item.count("(") - item.count(")"))
+    return found
+
+
 class _Unreadable(Exception):
     """The text is not of the form that it must have."""
 

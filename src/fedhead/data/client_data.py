@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedhead.core import html
+from fedhead.core import html, random
 from fedhead.core.errors import BadInput
 from fedhead.core.inputs import describe, map_inputs, model_types, shape_of, type_of
 from fedhead.core.parameters import check
@@ -36,6 +36,7 @@ class ClientData:
         test: Global test set.
         client_test: Test samples of each client, as rows of `train` or `test`.
         client_test_from: Which of the two they are rows of.
+        validation: Validation samples of each client, as rows of `train` that are not among `rows`.
         transform: Maps stored samples to model inputs.
         public: Samples that all parties hold (KT-pFL).
         names: Names of the classes.
@@ -53,6 +54,7 @@ class ClientData:
     test: Samples | None = None
     client_test: list[Rows] | None = None
     client_test_from: Literal["train", "test"] = "train"
+    validation: list[Rows] | None = None
     transform: AnyTransform = field(default_factory=Transform)
     public: Samples | None = None
     names: Sequence[str] | None = None
@@ -165,6 +167,31 @@ class ClientData:
         local = [rule.draw(own, int(counts.sum()), held, seed, k) for k, own in enumerate(counts)]
         return replace(self, client_test=local, client_test_from="test")
 
+    def with_validation(self, share: float | None, seed: int = 0) -> Self:
+        """Return the federation with a share of each client's training samples taken apart for validation.
+
+        Args:
+            share: Share of each client's training samples; None: none.
+            seed: Seed of the choice, which is made by key for each client.
+
+        Returns:
+            A copy, or the federation itself where there is nothing to do.
+
+        Raises:
+            BadInput: If the share leaves no client a validation sample.
+        """
+        if share is None or self.validation is not None:
+            return self
+        check("validation", share, SHARE)
+        parts = []
+        for k, own in enumerate(self.rows):
+            order = random.permutation(random.key(seed, "validation", k), len(own))
+            size = min(int(share * len(own)), max(len(own) - 1, 0))  # at least one sample is kept for training
+            parts.append((np.sort(own[order[size:]]), np.sort(own[order[:size]])))
+        if not any(len(held) for _, held in parts):
+            raise BadInput(f"validation: {share:g} of the largest client's {max(map(len, self.rows))} samples is none")
+        return replace(self, rows=[a for a, _ in parts], validation=[b for _, b in parts])
+
     def subset(self, n: int, seed: int = 0) -> Self:
         """Return the federation with only n training (and client test) samples, stratified by class.
 
@@ -195,7 +222,9 @@ class ClientData:
         local = self.client_test
         if local is not None and self.client_test_from == "train":
             local = renumber(local)
-        return replace(self, train=self.train.take(kept), rows=renumber(self.rows), client_test=local)
+        validation = None if self.validation is None else renumber(self.validation)
+        rows = renumber(self.rows)
+        return replace(self, train=self.train.take(kept), rows=rows, client_test=local, validation=validation)
 
     def hold_out(self, test: float | NDArray[np.bool_], seed: int = 0) -> Self:
         """Return the federation with some samples of each client as its test set, and all of these as the global one.

@@ -232,6 +232,15 @@ class Clients:
         return np.arange(0 if self.public is None else len(self.public), dtype=np.int64)
 
     # -- evaluation -------------------------------------------------------------------------------
+    @property
+    def test_rows(self) -> tuple[list[Rows], Pool]:
+        """The clients' own test samples, and the pool that they are rows of."""
+        local = self.federation.client_test
+        assert local is not None, "asked only where clients have test samples"
+        pool = self.pool if self.federation.client_test_from == "train" else self.test
+        assert pool is not None, "local test rows point into the test set"
+        return local, pool
+
     def own_tests(
         self,
         algorithm: Algorithm,
@@ -240,12 +249,20 @@ class Clients:
         round: int,
         executor: Executor | None = None,
         metrics: Mapping[str, Metric] = NO_METRICS,
+        samples: tuple[list[Rows], Pool] | None = None,
     ) -> dict[int, ClientTest]:
-        """Test each addressed client's model on its own test samples; `executor` is the run's."""
-        local = self.federation.client_test
-        assert local is not None, "asked only where clients have test samples"
-        pool = self.pool if self.federation.client_test_from == "train" else self.test
-        assert pool is not None, "local test rows point into the test set"
+        """Test each addressed client's model on its own samples.
+
+        Args:
+            algorithm: The method or stage.
+            downlink: What the clients receive.
+            states: What they have kept.
+            round: The number of the round.
+            executor: The run's executor.
+            metrics: Further metrics, by name.
+            samples: The rows of all clients and their pool; None: the clients' test samples.
+        """
+        local, pool = samples or self.test_rows
         found: dict[int, ClientTest] = {}
         keep_scores = any(one.needs_scores for one in metrics.values())
         for job in self.work(algorithm, downlink, states, round, trains=False):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from fedhead.engine.metric_registry import Measured, Metric, measure
+from fedhead.engine.metric_registry import Measured, Metric, measure, measure_clients
 from fedhead.engine.metrics import Row
 from fedhead.engine.predictions import Predictions
 
@@ -103,6 +103,22 @@ def client_rows(tests: ClientTests) -> Row:
     if tests.metrics:
         row["personal_metrics"] = {name: mean(each) for name, each in tests.metrics.items()}
         row["client_metrics"] = tests.metrics
+    return row
+
+
+def validation_row(found: Row, tests: ClientTests | None, metrics: Mapping[str, Metric]) -> Row:
+    """Return what callbacks watch: each number under one name, metrics too.
+
+    Args:
+        found: The test of the global model on the validation samples, as `global_row` returns it.
+        tests: The tests of the clients' own models on their own.
+        metrics: The run's further metrics.
+    """
+    row: Row = {"accuracy": found["accuracy"], "loss": found["test_loss"], **found.get("metrics", {})}
+    if tests is not None:
+        row |= {"personal": mean(tests.accuracy), "personal_loss": mean(tests.loss)}
+        row |= {name: mean(each) for name, each in tests.metrics.items() if found["accuracy"] is None}
+        row |= measure_clients(metrics, tests.accuracy).values
     return row
 
 

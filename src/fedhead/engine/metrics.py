@@ -55,20 +55,26 @@ class RunMetrics(ABC):
         """The records of the stages, by name."""
 
     @property
+    def best_round(self) -> int | None:
+        """The round whose models a callback has kept and the run ends with; None: the last one's."""
+        return next((row["round"] for row in reversed(self.rows) if row.get("kept")), None)
+
+    @property
     def accuracy(self) -> float | None:
-        """Per cent on the global test set after the last round."""
+        """Per cent on the global test set after the last round, or after the one whose models were kept."""
         return self._last("accuracy")
 
     @property
     def accuracy_mean(self) -> float | None:
         """The mean of `accuracy` over the last evaluated rounds (`last_rounds` of them)."""
-        found = [row["accuracy"] for row in self.rows if row.get("accuracy") is not None][-self.last_rounds :]
+        found = [row["accuracy"] for row in self._final_rows() if row.get("accuracy") is not None]
+        found = found[-self.last_rounds :]
         return sum(found) / len(found) if found else None
 
     @property
     def metrics(self) -> dict[str, float]:
         """The metrics that were asked for, after the last round."""
-        return next((dict(row["metrics"]) for row in reversed(self.rows) if row.get("metrics")), {})
+        return next((dict(row["metrics"]) for row in reversed(self._final_rows()) if row.get("metrics")), {})
 
     @property
     def personal(self) -> float | None:
@@ -108,7 +114,12 @@ class RunMetrics(ABC):
         return float(sum(row["seconds"] for row in self._rows()))
 
     def _last(self, name: str) -> float | None:
-        return next((row[name] for row in reversed(self.rows) if row.get(name) is not None), None)
+        return next((row[name] for row in reversed(self._final_rows()) if row.get(name) is not None), None)
+
+    def _final_rows(self) -> list[Row]:
+        """The records up to the round that the run ends with: the kept one, or the last."""
+        kept = self.best_round
+        return self.rows if kept is None else self.rows[:kept]
 
     def _total(self, name: str) -> int:
         return int(sum(row[name] for row in self._rows()))

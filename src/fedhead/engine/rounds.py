@@ -15,6 +15,7 @@ The pieces:
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,11 +25,27 @@ from fedhead.algorithm.base import Algorithm
 from fedhead.algorithm.stage import Stage, bind
 from fedhead.core.tree import Tree, Weights
 from fedhead.engine import evaluation, sampling
+from fedhead.engine.callbacks import KEEP, STOP, Callback, CallbackList
 from fedhead.engine.exchange import exchange
 from fedhead.engine.metric_registry import NO_METRICS, Metric, measure_clients
 from fedhead.engine.metrics import Row, RunMetrics, StageResult
 from fedhead.engine.server import evaluate_global_model
 from fedhead.engine.transport import AnyTransport
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The states after a round that a callback has kept.
+
+    Args:
+        round: The round, counted from 1.
+        server: The server's state after it.
+        clients: What the transport's states held for each client that had taken part.
+    """
+
+    round: int
+    server: Tree
+    clients: dict[int, Any]
 
 
 @dataclass(frozen=True)
@@ -40,12 +57,18 @@ class Snapshot:
         server: The server's state after it.
         clients: What the transport's states hold for each client that took part so far.
         history: The records of all rounds so far.
+        memories: What each callback remembers.
+        kept: The models that the run ends with, where a callback has kept a round's.
+        stopped: Who stopped the run after this round; None: nobody.
     """
 
     round: int
     server: Tree
     clients: dict[int, Any]
     history: list[Row]
+    memories: list[dict[str, Any]] = field(default_factory=list)
+    kept: Kept | None = None
+    stopped: str | None = None
 
 
 @dataclass
@@ -113,8 +136,9 @@ def run(
     evaluate_every: int = 1,
     last_rounds: int = 1,
     metrics: Mapping[str, Metric] = NO_METRICS,
+    callbacks: Sequence[Callback] = (),
     resume: Snapshot | None = None,
-    on_round: Callable[[Snapshot], None] | None = None,
+    on_round: Callable[[Snapshot], Any] | None = None,
     on_start: Callable[[str], None] | None = None,
 ) -> FinishedRun:
     """Train a federation, then run the stages.
@@ -125,8 +149,9 @@ def run(
         evaluate_every: Evaluate after every so many rounds; the last one is always evaluated.
         last_rounds: Over how many evaluated rounds `FinishedRun.accuracy_mean` is taken.
         metrics: Further metrics of the global model, recorded wherever its accuracy is.
+        callbacks: What may stop the run or keep a round's models.
         resume: Where to go on, from an earlier run's `on_round`.
-        on_round: Called with a snapshot after each round.
+        on_round: Called with a snapshot after each round; the run ends after a round for which it returns `STOP`.
         on_start: Called with the transport's name once it is ready.
 
     Returns:
@@ -142,26 +167,39 @@ def run(
         transport.check(stage)  # before any compute
         _say_what_is_not_robust(transport, stage)
     history: list[Row] = []
-    begin = 0
+    begin, kept, stopped = 0, None, None
+    validated = transport.clients.federation.validation is not None
+    memories = () if resume is None else resume.memories
+    watching = CallbackList(callbacks, metrics, validated, transport.keeps_states, memories)
     if resume is not None:
         transport.restore(resume.server, resume.clients)
-        history, begin = list(resume.history), resume.round
+        history, begin, kept, stopped = list(resume.history), resume.round, resume.kept, resume.stopped
     transport.begin()
     if on_start is not None:
         on_start(transport.name)
-    for number in range(begin + 1, rounds + 1):
+    number = begin
+    while number < rounds and stopped is None:
+        number += 1
         last = number == rounds
-        history.append(
-            train_round(
-                transport,
-                number,
-                evaluated=last or number % evaluate_every == 0,
-                deliver=last and not stages,
-                metrics=metrics,
-            )
+        row = train_round(
+            transport,
+            number,
+            evaluated=last or number % evaluate_every == 0,
+            deliver=last and not stages,
+            metrics=metrics,
         )
-        if on_round is not None:
-            on_round(Snapshot(number, transport.server, transport.states.kept, history))
+        history.append(row)
+        if KEEP in watching.after_round(row):
+            kept = Kept(number, transport.server, dict(transport.states.kept))
+        stopped = row.get("stopped")
+        now = (transport.server, transport.states.kept, history, copy.deepcopy(watching.memories), kept, stopped)
+        if on_round is not None and on_round(Snapshot(number, *now)) is STOP:
+            stopped = row.setdefault("stopped", "on_round")
+    if kept is not None and kept.round != number:
+        transport.states.kept.clear()
+        transport.restore(kept.server, kept.clients)
+    if stopped is not None and transport.delivers and not stages:  # the last round was not known to be the last
+        transport.evaluate(method, transport.server, transport.states, number, deliver=True)
     result = FinishedRun(transport, history, transport.name, last_rounds=last_rounds)
     result.confusion = _confusion(transport)
     for stage in stages:
@@ -193,6 +231,8 @@ def train_round(
     if evaluated:
         now = (transport.server, transport.states, number)
         row |= evaluate(transport, clients.method, *now, deliver=deliver, metrics=metrics)
+        if (validation := transport.validate(clients.method, *now, metrics)) is not None:
+            row["validation"] = validation
     row["seconds"] = clock.seconds()
     return row
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
+import numpy as np
+
 from fedhead.aggregators.base import Aggregator
 from fedhead.algorithm.base import Algorithm
 from fedhead.algorithm.method import Method
@@ -14,15 +16,19 @@ from fedhead.algorithm.upload import Upload
 from fedhead.core.errors import BadInput
 from fedhead.core.log import warn_once
 from fedhead.core.tree import Tree
+from fedhead.data.allocation import Rows
+from fedhead.data.pool import Pool
 from fedhead.engine import evaluation, sampling
 from fedhead.engine import rounds as loop
+from fedhead.engine.callbacks import Callback
 from fedhead.engine.client_states import ClientStates
 from fedhead.engine.clients import Clients
 from fedhead.engine.evaluation import ClientTest, ClientTests
 from fedhead.engine.metric_registry import NO_METRICS, Metric
+from fedhead.engine.metrics import Row
 from fedhead.engine.outliers import OutlierPolicy
 from fedhead.engine.rounds import FinishedRun, Snapshot
-from fedhead.engine.server import make_downlink
+from fedhead.engine.server import evaluate_global_model, make_downlink
 from fedhead.engine.transport import ClientReply, Received, Transport
 from fedhead.executors import select
 from fedhead.executors.forward import ForwardExecutor
@@ -64,6 +70,7 @@ class Simulation(Clients, Transport[ClientStates]):
             )
         self.server = method.init_server(self.initial[0], self.task)
         self._wanted = executor
+        self._validation: Pool | None = None
         self.executor: Executor = executor if isinstance(executor, Executor) else Loop()
 
     def using(self, executor: Executor) -> Self:
@@ -160,6 +167,23 @@ class Simulation(Clients, Transport[ClientStates]):
             {name: [None if one is None else one.accuracy for one in tests] for name, tests in on_the_way.items()},
         )
 
+    def validate(
+        self, algorithm: Algorithm, server: Tree, states: ClientStates, round: int, metrics: Mapping[str, Metric]
+    ) -> Row | None:
+        """Measure the global model on all validation samples, and the clients' own where their own are tested too."""
+        rows = self.federation.validation
+        if rows is None:
+            return None
+        if self._validation is None:
+            held = self.federation.train.take(np.concatenate(rows))
+            self._validation = Pool(held, self.federation.transform, self.device, self.dtype)
+        found = evaluate_global_model(algorithm, server, self.task, self._validation, self.bf16, metrics)
+        tests = None
+        if self.federation.client_test is not None or found["accuracy"] is None:
+            each = self._tests(algorithm, server, states, round, metrics, (rows, self.pool))
+            tests = evaluation.client_tests(each, [len(own) for own in rows], {})
+        return evaluation.validation_row(found, tests, metrics)
+
     def _tests(
         self,
         algorithm: Algorithm,
@@ -167,12 +191,12 @@ class Simulation(Clients, Transport[ClientStates]):
         states: ClientStates,
         round: int,
         metrics: Mapping[str, Metric] = NO_METRICS,
+        samples: tuple[list[Rows], Pool] | None = None,
     ) -> list[ClientTest | None]:
-        local = self.federation.client_test
-        assert local is not None
+        local = (samples or self.test_rows)[0]
         tested = [k for k in self.holders if len(local[k])]
         downlink = make_downlink(algorithm, server, tested, self.task_of)
-        found = self.own_tests(algorithm, downlink, states, round, self.executor, metrics)
+        found = self.own_tests(algorithm, downlink, states, round, self.executor, metrics, samples)
         return [found.get(k) for k in range(len(local))]
 
     # -- work -------------------------------------------------------------------------------------
@@ -210,8 +234,9 @@ def simulate(
     evaluate_every: int = 1,
     last_rounds: int = 1,
     metrics: Mapping[str, Metric] = NO_METRICS,
+    callbacks: Sequence[Callback] = (),
     resume: Snapshot | None = None,
-    on_round: Callable[[Snapshot], None] | None = None,
+    on_round: Callable[[Snapshot], Any] | None = None,
     on_start: Callable[[str], None] | None = None,
     assign: Sequence[int] | None = None,
 ) -> FinishedRun:
@@ -235,8 +260,9 @@ def simulate(
         evaluate_every: Evaluate after every so many rounds, and after the last.
         last_rounds: Over how many evaluated rounds the mean accuracy is taken.
         metrics: Further metrics of the global model, recorded wherever its accuracy is.
+        callbacks: What may stop the run or keep a round's models.
         resume: Where to go on, from an earlier run's `on_round`.
-        on_round: Called with a snapshot after each round.
+        on_round: Called with a snapshot after each round; it may return `STOP`.
         on_start: Called with the executor's name before the first round.
         assign: The number of each client's architecture.
 
@@ -265,6 +291,7 @@ def simulate(
         evaluate_every=evaluate_every,
         last_rounds=last_rounds,
         metrics=metrics,
+        callbacks=callbacks,
         resume=resume,
         on_round=on_round,
         on_start=on_start,

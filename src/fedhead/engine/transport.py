@@ -18,6 +18,7 @@ from fedhead.data.pool import Pool
 from fedhead.engine.clients import Clients
 from fedhead.engine.evaluation import ClientTests
 from fedhead.engine.metric_registry import NO_METRICS, Metric
+from fedhead.engine.metrics import Row
 
 
 class ClientReply(NamedTuple):
@@ -70,6 +71,8 @@ class Transport(ABC, Generic[S]):
     server: Tree  # the server's present state
     states: S  # the clients' present states
     test: Pool | None  # the global test set
+    keeps_states: bool = True  # whether the clients' states of an earlier round are still there
+    delivers: bool = False  # whether clients on other machines store their final models
     quorum: Quorum | None = None  # None: every client of a cohort must reply, and the first failure ends the run
 
     @property
@@ -121,6 +124,12 @@ class Transport(ABC, Generic[S]):
 
     def schema(self, algorithm: Algorithm, server: Tree, client: int) -> Schema | None:
         """Return what a client's reply must look like; None: like that of the first client."""
+        return None
+
+    def validate(
+        self, algorithm: Algorithm, server: Tree, states: S, round: int, metrics: Mapping[str, Metric]
+    ) -> Row | None:
+        """Measure the models on the clients' validation samples; None where there are none."""
         return None
 
     @abstractmethod

@@ -15,6 +15,7 @@ from fedhead.core.log import warn_once
 from fedhead.core.registry import Registry
 from fedhead.data.datasets import DATASETS
 from fedhead.data.partition_registry import PARTITIONS
+from fedhead.engine.callbacks import CALLBACKS
 from fedhead.engine.metric_registry import METRICS
 from fedhead.executors.select import EXECUTORS
 from fedhead.experiment.data import is_path
@@ -35,6 +36,7 @@ def registries() -> dict[str, Registry[Any]]:
         "partitions": PARTITIONS,
         "executors": EXECUTORS,
         "metrics": METRICS,
+        "callbacks": CALLBACKS,
         "uploads": UPLOADS,
         "aggregators": AGGREGATORS,
     }
@@ -54,6 +56,7 @@ def named(recipe: Recipe) -> list[tuple[Registry[Any], str]]:
         (DATASETS, data),
         (PARTITIONS, [read_call(recipe.partition, "partition").name]),
         (METRICS, [read_call(text, "metric").name for text in recipe.metrics]),
+        (CALLBACKS, [read_call(text, "callback").name for text in recipe.callbacks]),
         (UPLOADS, [read_call(text, "upload").name for text in recipe.uploads]),
         (AGGREGATORS, [read_call(recipe.aggregator, "aggregator").name] if recipe.aggregator else []),
     ]

@@ -39,7 +39,7 @@ def federation(recipe: Recipe, data: str | Path | None = None) -> Federation:
     own = is_path(recipe.dataset)
     if own and recipe.public is not None:
         raise BadInput("public: your own data comes with its own public samples only in Python (public=(x, y))")
-    return Federation.load(
+    made = Federation.load(
         recipe.dataset if own else datasets.get(recipe.dataset, recipe.folders),
         parse_partition(recipe.partition, recipe.folders),
         recipe.clients,
@@ -52,6 +52,14 @@ def federation(recipe: Recipe, data: str | Path | None = None) -> Federation:
         public=None if recipe.public is None else datasets.get(recipe.public, recipe.folders),
         public_samples=recipe.public_samples,
         **_reading(recipe),
+    )
+    return with_validation(made, recipe)
+
+
+def with_validation(federation: Federation, recipe: Recipe) -> Federation:
+    """Return the data with the share of each client's samples that the recipe takes apart for validation."""
+    return federation.with_validation(
+        recipe.validation, recipe.seed if recipe.partition_seed is None else recipe.partition_seed
     )
 
 

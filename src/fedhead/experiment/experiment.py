@@ -21,7 +21,9 @@ from fedhead.algorithm.upload import Upload
 from fedhead.core.errors import BadInput
 from fedhead.core.inputs import blank, to_dtype
 from fedhead.data.federation import Federation
+from fedhead.engine import callbacks as engine_callbacks
 from fedhead.engine import compatibility, metric_registry, robust_mean
+from fedhead.engine.callbacks import Callback, CallbackList
 from fedhead.engine.clients import Clients
 from fedhead.engine.metric_registry import Metric
 from fedhead.engine.outliers import OutlierPolicy
@@ -49,6 +51,7 @@ class Experiment:
         models: The architectures with their initial weights: client i has model i mod n.
         aggregator: What the server takes in place of the weighted mean; None: nothing else.
         outliers: What the server does with replies that stand out; None: nothing.
+        callbacks: What may stop the run or keep a round's models.
         own_data: The user's own data set, which has to be read to know what its samples look like.
     """
 
@@ -61,6 +64,7 @@ class Experiment:
     models: tuple[SplitModel, ...]
     aggregator: Aggregator | None = None
     outliers: OutlierPolicy | None = None
+    callbacks: tuple[Callback, ...] = ()
     own_data: Federation | None = None
 
     @classmethod
@@ -84,7 +88,8 @@ class Experiment:
         inputs = inputs or recipe_data.inputs(recipe)
         models = tuple(build.architectures(recipe, inputs, method.head))
         aggregator, outliers = build.aggregator(recipe.aggregator, recipe.folders), build.outliers(recipe.outliers)
-        made = cls(recipe, method, stages, uploads, metrics, local, models, aggregator, outliers, own_data)
+        callbacks = tuple(engine_callbacks.make(text, recipe.folders) for text in recipe.callbacks)
+        made = cls(recipe, method, stages, uploads, metrics, local, models, aggregator, outliers, callbacks, own_data)
         made.check(inputs)
         return made
 
@@ -109,6 +114,7 @@ class Experiment:
             self.outliers.check(self.method)
         self.method.check_local(self.local)
         metric_registry.check(self.metrics, inputs.classes)
+        CallbackList(self.callbacks, self.metrics, self.recipe.validation is not None)
         clients = range(len(self.models))[: self.recipe.clients]
         compatibility.check_models(self.method, self.models, clients, self.local)
         for model in self.models:
@@ -169,7 +175,7 @@ class Experiment:
         precision: str = "fp32",
         assign: Sequence[int] | None = None,
         resume: Snapshot | None = None,
-        on_round: Callable[[Snapshot], None] | None = None,
+        on_round: Callable[[Snapshot], Any] | None = None,
         on_start: Callable[[str], None] | None = None,
     ) -> FinishedRun:
         """Simulate the whole run; the arguments are those of `engine.simulation.simulate`."""
@@ -179,6 +185,7 @@ class Experiment:
             self.method,
             stages=self.stages,
             metrics=self.metrics,
+            callbacks=self.callbacks,
             evaluate_every=self.recipe.evaluate_every,
             last_rounds=self.recipe.last_rounds,
             executor=executor,

@@ -21,7 +21,8 @@ from fedhead.core.component_check import name_of
 from fedhead.core.errors import BadInput
 from fedhead.core.registry import Registry
 from fedhead.data.federation import Federation
-from fedhead.engine import metric_registry
+from fedhead.engine import callbacks, metric_registry
+from fedhead.engine.callbacks import CALLBACKS
 from fedhead.experiment import build
 from fedhead.experiment.experiment import Experiment
 from fedhead.experiment.recipe import Recipe
@@ -73,6 +74,7 @@ def described(
     for name, one in made.metrics.items():
         if not _same(lambda: metric_registry.find([name])[name], one):  # noqa: B023 (called at once)
             objects[f"metric {name}"] = _line(one.function)
+    keys["callbacks"] = [_call(CALLBACKS, one, callbacks.make, objects, "callback") for one in made.callbacks]
     if not _same(lambda: build.local(Recipe.from_flat(keys)), made.local):
         objects["optimizer"] = repr(made.local.optimizer)
     names = [text or _model_name(model) for text, model in zip(models, made.models, strict=True)]
@@ -126,7 +128,8 @@ def need(run: Any, stored: Mapping[str, str], given: Collection[str] = ()) -> No
     Raises:
         BadInput: It names them, and the call that gives them.
     """
-    missing = [name for name in stored if name.split(" ")[0] not in given and not name.startswith("metric ")]
+    optional = ("metric ", "callback ")  # which no question to a finished run needs
+    missing = [name for name in stored if name.split(" ")[0] not in given and not name.startswith(optional)]
     if missing:
         words = dict.fromkeys({"stage": "stages"}.get(word, word) for word in (name.split(" ")[0] for name in missing))
         call = ", ".join(f"{word}=…" for word in words)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from fedhead.core import html
+from fedhead.core.calls import rejoin
 from fedhead.core.errors import BadInput, unknown
 from fedhead.core.parameters import check_fields
 from fedhead.core.ranges import Above, AtLeast, AtMost, Below
@@ -21,6 +22,7 @@ RECIPES = Path(__file__).parent / "recipes"  # the built-in ones
 Decay = Annotated[float, AtLeast(0), Below(1)]  # of a moving average
 Seed = Annotated[int, AtLeast(0), Below(2**63)]
 _NESTED = {"model": "model_parameters", "method": "method_parameters", "stage": "stage_parameters"}
+_CALLS = ("model", "uploads", "metrics", "callbacks")  # lists of name(parameter=value)
 _NO_KEYS = {*_NESTED.values(), "folders"}
 
 
@@ -75,6 +77,9 @@ class Recipe:
     aggregator: str | None = None  # such as median or krum(2); null: the method's own weighted mean
     outliers: str | None = None  # such as drop(norm=5): replies that stand out; null: all replies count as they are
     metrics: tuple[str, ...] = ()  # of the global model on the test set, besides the accuracy
+    # a share of each client's training samples that it does not train on: what callbacks watch is measured on them
+    validation: Annotated[float, Above(0), Below(1)] | None = None
+    callbacks: tuple[str, ...] = ()  # such as early_stopping(patience=5) or best_model
     evaluate_every: Annotated[int, AtLeast(1)] = 1
     last_rounds: Annotated[int, AtLeast(1)] = 1  # k of the mean over the last k rounds
     subset: Annotated[int, AtLeast(1)] | None = None  # train on only so many samples; null: all
@@ -147,7 +152,7 @@ class Recipe:
                     "key", key, [*KEYS, "model.<parameter>", "method.<parameter>", "stage.<name>.<parameter>"]
                 )
             else:
-                entries[key] = value
+                entries[key] = rejoin(value) if key in _CALLS and isinstance(value, list) else value
         return cls(**entries, folders=tuple(Path(folder) for folder in folders))
 
     def to_yaml(self) -> str:

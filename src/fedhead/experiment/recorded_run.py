@@ -15,7 +15,7 @@ from fedhead.core.tree import Tree
 from fedhead.data.arrays import Samples
 from fedhead.data.federation import Federation
 from fedhead.engine.metrics import Row
-from fedhead.engine.rounds import FinishedRun, Snapshot
+from fedhead.engine.rounds import FinishedRun, Kept, Snapshot
 from fedhead.experiment import components, first_weights, inputs_record
 from fedhead.experiment import objects as python_objects
 from fedhead.experiment.experiment import Experiment
@@ -144,12 +144,36 @@ class RecordedRun:
             return None
         number, state, history = found
         check_totals(history, str(self.out / METRICS))
-        return Snapshot(number, state["server"], dict(clients(state)), history)
+        facts = self.folder.checkpoint_facts()
+        kept = None
+        if (best := facts.get("kept")) is not None:
+            held = state.get("kept", state)  # where the kept round is the last one, it is stored once
+            kept = Kept(best, held["server"], dict(clients(held)))
+        memories, stopped = facts.get("memories", []), facts.get("stopped")
+        return Snapshot(number, state["server"], dict(clients(state)), history, memories, kept, stopped)
 
     def after_round(self, now: Snapshot, state: Tree, *, checkpoint: bool = False) -> None:
         """Record a round and save its state, if the last checkpoint is long enough ago or `checkpoint` is set."""
         self.folder.record(now.history[-1])
-        self.folder.save_checkpoint(now.round, state, final=checkpoint or now.round == self.recipe.rounds)
+        self.save(now, state, checkpoint or now.round == self.recipe.rounds or now.stopped is not None)
+
+    def save(self, now: Snapshot, state: Tree, final: bool, stopped: str | None = None) -> None:
+        """Save the state after a round with what the callbacks remember and keep.
+
+        Args:
+            now: The round.
+            state: The states of server and clients.
+            final: Whether to save it however long ago the last checkpoint is.
+            stopped: Who stopped the run after the round was recorded.
+        """
+        facts: dict[str, Any] = {"memories": now.memories} if now.memories else {}
+        if (who := now.stopped or stopped) is not None:
+            facts["stopped"] = who
+        if now.kept is not None:
+            facts["kept"] = now.kept.round
+            if now.kept.round != now.round:
+                state = state.replace(kept=Tree(server=now.kept.server, clients=stored_clients(now.kept.clients)))
+        self.folder.save_checkpoint(now.round, state, final=final, facts=facts)
 
     def finish(self, result: FinishedRun, public: Samples | None) -> Row:
         """Store the stages' states and the final metrics, and return these; from then on the run is finished."""
@@ -162,8 +186,17 @@ class RecordedRun:
         return found
 
 
+def stored_clients(clients: Mapping[int, Tree]) -> Tree:
+    """Return the clients' states as a checkpoint holds them."""
+    return Tree({str(k): state for k, state in clients.items()})
+
+
 def _final_metrics(out: Path, recipe: Recipe, result: FinishedRun) -> Row:
-    last = next((row for row in reversed(result.rows) if "accuracy" in row), {})
+    ends_with = result.rows if result.best_round is None else result.rows[: result.best_round]
+    last = next((row for row in reversed(ends_with) if "accuracy" in row), {})
+    chosen = {"best_round": result.best_round, "trained_rounds": len(result.rows)} if recipe.callbacks else {}
+    if result.rows and "stopped" in result.rows[-1]:
+        chosen = {"trained_rounds": len(result.rows), **chosen, "stopped": result.rows[-1]["stopped"]}
     return {
         "run": str(out),
         "dataset": recipe.dataset,
@@ -172,6 +205,7 @@ def _final_metrics(out: Path, recipe: Recipe, result: FinishedRun) -> Row:
         "model": recipe.model,
         "seed": recipe.seed,
         "rounds": recipe.rounds,
+        **chosen,
         "accuracy": result.accuracy,
         "accuracy_mean": result.accuracy_mean,
         "metrics": result.metrics,

@@ -24,7 +24,7 @@ from fedhead.experiment import components, objects
 from fedhead.experiment.data import Inputs
 from fedhead.experiment.experiment import Experiment
 from fedhead.experiment.recipe import Recipe
-from fedhead.experiment.run_files import check_record, finite, read_object, round_of
+from fedhead.experiment.run_files import check_facts, check_record, finite, read_object, round_of
 from fedhead.experiment.run_folder import CHECKPOINT, RunFolder
 
 
@@ -146,11 +146,12 @@ def fresh(trained: Trained) -> Simulation:
 
 
 def checkpoint_state(run: Path) -> tuple[int, Tree]:
-    """The round of a run's checkpoint and the state that it holds: server and clients."""
+    """The round that a run ends with, or has come to, and the state after it: server and clients."""
     if not (run / CHECKPOINT).exists():
         raise BadInput(f"{run} has no {CHECKPOINT} yet: let the run come to its end first (fedhead run --resume)")
     state, metadata = load_tree(run / CHECKPOINT)
-    return round_of(metadata, run / CHECKPOINT), state
+    kept = check_facts(metadata, run / CHECKPOINT).get("kept")
+    return (round_of(metadata, run / CHECKPOINT), state) if kept is None else (kept, state.get("kept", state))
 
 
 # -- results of stages, kept beside the run -----------------------------------------------------------

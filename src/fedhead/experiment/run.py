@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from fedhead.core.errors import BadInput
 from fedhead.core.tree import Tree
 from fedhead.data.federation import Federation
+from fedhead.engine.callbacks import STOP
 from fedhead.engine.metrics import Row
 from fedhead.engine.rounds import FinishedRun, Snapshot
 from fedhead.engine.simulation import Simulation
@@ -22,7 +24,7 @@ from fedhead.executors.stack import Stack
 from fedhead.experiment import environment, tensorboard
 from fedhead.experiment.experiment import Experiment
 from fedhead.experiment.recipe import Recipe
-from fedhead.experiment.recorded_run import RecordedRun
+from fedhead.experiment.recorded_run import RecordedRun, stored_clients
 from fedhead.experiment.tensorboard import Board
 from fedhead.models.split_model import SplitModel
 
@@ -85,7 +87,7 @@ def carry_out(
     *,
     assign: Sequence[int] | None = None,
     on_row: Callable[[Row], None] = lambda row: None,
-    on_round: Callable[[Snapshot], None] = lambda now: None,
+    on_round: Callable[[Snapshot], Any] = lambda now: None,
 ) -> FinishedRun:
     """Simulate an experiment in its run folder, from the start or from where it was stopped.
 
@@ -96,7 +98,7 @@ def carry_out(
         settings: How and where to compute.
         assign: The number of each client's architecture.
         on_row: Called with the record of every round, also of those before a resumption.
-        on_round: Called with a snapshot after each round that is trained here.
+        on_round: Called with a snapshot after each round that is trained here; it may return `STOP`.
 
     Returns:
         The finished run; `run.result` has its final metrics.
@@ -113,13 +115,16 @@ def carry_out(
         for row in snapshot.history if snapshot else ():
             on_row(row)
 
-        def after_round(now: Snapshot) -> None:
-            clients = Tree({str(k): state for k, state in now.clients.items()})
-            run.after_round(now, Tree(server=now.server, clients=clients))
+        def after_round(now: Snapshot) -> Any:
+            state = Tree(server=now.server, clients=stored_clients(now.clients))
+            run.after_round(now, state)
             if board is not None:
                 board.add(now.history[-1])
             on_row(now.history[-1])
-            on_round(now)
+            asked = on_round(now)
+            if asked is STOP:
+                run.save(now, state, final=True, stopped="on_round")
+            return asked
 
         try:
             result = experiment.simulate(

@@ -95,6 +95,21 @@ def round_of(metadata: Mapping[str, Any], path: Path) -> int:
     return number
 
 
+def check_facts(metadata: dict[str, Any], path: Path) -> dict[str, Any]:
+    """Return a checkpoint's metadata, if what callbacks remember and keep is of its kind.
+
+    Raises:
+        BadInput: If it is not.
+    """
+    number, kept = round_of(metadata, path), metadata.get("kept")
+    memories = metadata.get("memories", [])
+    right = isinstance(memories, list) and all(isinstance(memory, dict) for memory in memories)
+    right = right and (kept is None or (type(kept) is int and 1 <= kept <= number))
+    if not right or not isinstance(metadata.get("stopped"), str | None):
+        raise BadInput(f"{path} is damaged: what its callbacks remember can't be read; start a new run")
+    return metadata
+
+
 def finite(value: Any) -> Any:
     """The value as JSON can hold it: numbers that are not finite become null."""
     if isinstance(value, Mapping):

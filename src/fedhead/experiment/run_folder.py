@@ -40,6 +40,7 @@ from fedhead.experiment import extension
 from fedhead.experiment.recipe import Recipe
 from fedhead.experiment.run_files import (
     check_environment,
+    check_facts,
     check_record,
     finite,
     read_object,
@@ -242,14 +243,23 @@ class RunFolder:
         """The metrics of all rounds so far; a line that a crash cut short is left out."""
         return read_rows(self.path / METRICS)
 
-    def save_checkpoint(self, round: int, state: Tree, final: bool = False) -> bool:
-        """Store the state after a round, if the last one is long enough ago; says whether it did."""
+    def save_checkpoint(
+        self, round: int, state: Tree, final: bool = False, facts: Mapping[str, Any] | None = None
+    ) -> bool:
+        """Store the state after a round, if the last one is long enough ago; says whether it did.
+
+        Args:
+            round: The round.
+            state: The states of server and clients.
+            final: Whether to store it in any case.
+            facts: What else a resumed run needs, as JSON can hold it.
+        """
         start = time.monotonic()
         if not final and start - self._saved_at < self._save_took / CHECKPOINT_SHARE:
             return False
         if self._metrics is not None:
             os.fsync(self._metrics.fileno())  # what a checkpoint counts on must be on the disk before it
-        save_tree(self.path / CHECKPOINT, state, {"round": round})
+        save_tree(self.path / CHECKPOINT, state, {"round": round, **(facts or {})})
         self._saved_at = time.monotonic()
         self._save_took = self._saved_at - start
         return True
@@ -258,6 +268,10 @@ class RunFolder:
         """The round after which the checkpoint was taken; 0 if there is none yet."""
         path = self.path / CHECKPOINT
         return round_of(load_metadata(path), path) if path.exists() else 0
+
+    def checkpoint_facts(self) -> dict[str, Any]:
+        """What the checkpoint says besides its states: its round, and what callbacks remember and keep."""
+        return check_facts(load_metadata(self.path / CHECKPOINT), self.path / CHECKPOINT)
 
     def rewind(self) -> tuple[int, Tree, list[dict[str, Any]]] | None:
         """Go back to the checkpoint: its round, its state and the metrics up to it; None if there is none yet.

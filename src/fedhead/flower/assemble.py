@@ -118,6 +118,8 @@ def run_spec(file: ServerFile, experiment: str | None = None, recipe: Recipe | N
         recipe: The recipe, which knows where the run's own code is; None: as the file names it.
     """
     recipe = recipe or file.recipe_of_run()
+    if recipe.validation is not None:
+        raise BadInput("validation: sites take no validation samples apart, it is for simulations only; leave it out")
     names: Sequence[str] | None
     if file.classes is None and file.shape is None:
         if recipe_data.is_path(recipe.dataset) or isinstance(datasets.get(recipe.dataset, recipe.folders).shape, dict):
@@ -222,7 +224,7 @@ def _digests(recipe: Recipe) -> dict[str, str]:
 
 def _of_site(recipe: Recipe) -> Recipe:
     """The recipe without what the server alone does."""
-    return replace(recipe, metrics=(), aggregator=None, outliers=None, weights=None)
+    return replace(recipe, metrics=(), callbacks=(), aggregator=None, outliers=None, weights=None)
 
 
 # -- both -------------------------------------------------------------------------------------------

@@ -73,6 +73,7 @@ def _run(run: RecordedRun, transport: FlowerTransport, experiment: Experiment) -
         evaluate_every=experiment.recipe.evaluate_every,
         last_rounds=experiment.recipe.last_rounds,
         metrics=experiment.metrics,
+        callbacks=experiment.callbacks,
         resume=resume,
         on_round=after_round,
     )

@@ -84,6 +84,8 @@ class FlowerTransport(Transport[SiteStates]):
     """
 
     name = "flower"
+    keeps_states = False
+    delivers = True
 
     def __init__(
         self,
