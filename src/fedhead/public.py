@@ -93,6 +93,14 @@ from fedhead.executors.loop import Loop as Loop
 from fedhead.executors.malloc import tune_malloc as tune_malloc
 from fedhead.executors.select import EXECUTORS as EXECUTORS
 from fedhead.executors.stack import Stack as Stack
+from fedhead.experiment.loggers.base import LOGGERS as LOGGERS
+from fedhead.experiment.loggers.base import Logger as Logger
+from fedhead.experiment.loggers.base import RunInfo as RunInfo
+from fedhead.experiment.loggers.base import logger as logger
+from fedhead.experiment.loggers.csv_file import CSVLogger as CSVLogger
+from fedhead.experiment.loggers.mlflow import MLflow as MLflow
+from fedhead.experiment.loggers.tensorboard import TensorBoard as TensorBoard
+from fedhead.experiment.loggers.wandb import WandB as WandB
 from fedhead.experiment.reopen import Trained as Trained
 from fedhead.methods import METHODS as METHODS
 from fedhead.methods.clsprox import ClsProx as ClsProx

@@ -14,7 +14,8 @@ from rich.console import Console
 
 from fedhead.cli import call
 from fedhead.engine.metrics import Row
-from fedhead.experiment import run, tensorboard
+from fedhead.experiment import run
+from fedhead.experiment.loggers.tensorboard import TensorBoard
 from fedhead.report.progress import bar, progress
 
 
@@ -118,9 +119,9 @@ def test_tensorboard_that_is_missing_leaves_no_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    assert call(["run", "digits", "rounds=1", "--tensorboard", "--out", str(tmp_path / "run")]) == 2
-    assert "--tensorboard needs TensorBoard: install it with pip install" in capsys.readouterr().err
+    assert call(["run", "digits", "rounds=1", "--logger", "tensorboard", "--out", str(tmp_path / "run")]) == 2
+    assert "logger tensorboard needs tensorboard: install it with pip install" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
     monkeypatch.undo()
     pytest.importorskip("tensorboard", reason="an optional extra")
-    tensorboard.require()
+    TensorBoard().check(tmp_path)

@@ -15,10 +15,12 @@ from fedhead.core.errors import BadInput
 from fedhead.engine.callbacks import CallbackList, make
 from fedhead.engine.metric_registry import find
 from fedhead.experiment.recipe import Recipe, load
-from fedhead.experiment.run import execute
+from fedhead.experiment.run import Settings, execute
 from fedhead.experiment.run_folder import RunFolder
 from fedhead.flower.assemble import run_spec
 from fedhead.flower.files import ServerFile
+
+LOOP = Settings(executor="loop")  # what auto chooses depends on the time that each takes
 
 
 def federation(client_test: float | None = None) -> fh.Federation:
@@ -219,7 +221,7 @@ def test_a_resumed_run_ends_as_if_it_had_not_been_stopped(tmp_path: Path) -> Non
             "stages=[finetune]",
         ],
     )
-    whole = execute(recipe, tmp_path / "whole")
+    whole = execute(recipe, tmp_path / "whole", LOOP)
     assert whole["stopped"] == "early_stopping"
     assert whole["best_round"] < whole["trained_rounds"] < 8
 
@@ -230,8 +232,8 @@ def test_a_resumed_run_ends_as_if_it_had_not_been_stopped(tmp_path: Path) -> Non
                 raise Killed
 
         with pytest.raises(Killed):
-            execute(recipe, tmp_path / "run", resume=number > 1, on_row=kill)
-    found = execute(recipe, tmp_path / "run", resume=True)
+            execute(recipe, tmp_path / "run", LOOP, resume=number > 1, on_row=kill)
+    found = execute(recipe, tmp_path / "run", LOOP, resume=True)
     timings = {"run", "seconds", "stages", "executor"}
     assert {k: v for k, v in found.items() if k not in timings} == {k: v for k, v in whole.items() if k not in timings}
     assert found["stages"]["finetune"]["clients"] == whole["stages"]["finetune"]["clients"]

@@ -14,6 +14,7 @@ import torch
 
 from fedhead.core.errors import BadInput
 from fedhead.core.treefile import load_tree
+from fedhead.experiment.loggers.tensorboard import TensorBoard
 from fedhead.experiment.recipe import load
 from fedhead.experiment.run import Settings, execute
 from fedhead.experiment.run_folder import CHECKPOINT, METRICS, STAGE_STATES, RunFolder
@@ -172,7 +173,7 @@ def test_resuming_otherwise_than_begun_is_refused(tmp_path: Path) -> None:
 def test_the_board_shows_the_same_curve_after_resuming(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason="an optional extra")
     recipe = load("digits", SMALL)
-    settings = Settings(executor="loop", tensorboard=True)
+    settings = Settings(executor="loop", loggers=(TensorBoard(),))
 
     def interrupt(row: dict[str, Any]) -> None:
         if row["round"] == 2:

@@ -19,6 +19,7 @@ from fedhead.deploy import local_run
 from fedhead.engine.metrics import Row
 from fedhead.experiment import build as components
 from fedhead.experiment import data, run
+from fedhead.experiment.loggers.csv_file import CSVLogger
 from fedhead.experiment.recipe import load
 from fedhead.experiment.recorded_run import RecordedRun
 from fedhead.experiment.reopen import reopen
@@ -129,9 +130,9 @@ def test_the_user_s_own_executor_is_found_beside_the_recipe_and_needed_to_resume
     assert reopen(out).executor.name == "mine.py:Slow"
 
 
-@pytest.mark.parametrize("name", ["device", "executor", "precision", "tensorboard"])
+@pytest.mark.parametrize("name", ["device", "executor", "precision", "loggers"])
 def test_processes_have_no_settings_of_simulations(tmp_path: Path, name: str) -> None:
-    asked: dict[str, Any] = {"device": "cuda", "executor": "stack", "precision": "bf16", "tensorboard": True}
+    asked: dict[str, Any] = {"device": "cuda", "executor": "stack", "precision": "bf16", "loggers": (CSVLogger(),)}
     with pytest.raises(BadInput, match=f"--{name} .* is for simulations"):
         local_run.execute(RECIPE, tmp_path / "run", Settings(**{name: asked[name]}))
     assert not (tmp_path / "run").exists()

@@ -55,7 +55,7 @@ def run_in_folder(
     """Simulate an experiment that was made in Python in a run folder; the arguments are those of `fedhead.run`."""
     name = settings.executor if isinstance(settings.executor, str) else None
     own = None if name is None or name == "auto" or name in select.BUILT_IN else name
-    run = RecordedRun(experiment.recipe, out, resume=resume, executor=own, objects=given)
+    run = RecordedRun(experiment.recipe, out, resume=resume, executor=own, objects=given, loggers=settings.loggers)
     if run.result is not None:
         parts = {"model": experiment.models, "method": experiment.method, "stages": experiment.stages}
         return load(out, federation=federation, device=settings.device, **parts)  # type: ignore[arg-type]  # by name

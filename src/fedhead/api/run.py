@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
@@ -32,8 +33,11 @@ from fedhead.executors.select import EXECUTORS
 from fedhead.experiment import build, first_weights
 from fedhead.experiment.data import with_validation
 from fedhead.experiment.experiment import Experiment
+from fedhead.experiment.loggers.base import Logger, LoggerGroup, RunInfo
+from fedhead.experiment.loggers.base import make as make_logger
 from fedhead.experiment.objects import described
 from fedhead.experiment.recipe import Recipe
+from fedhead.experiment.recorded_run import final_metrics
 from fedhead.experiment.run import Settings
 from fedhead.methods import METHODS
 from fedhead.models.build_many import build_many
@@ -83,6 +87,7 @@ def run(
     out: str | PathLike[str] | None = None,
     resume: Snapshot | bool | None = None,
     progress: bool = False,
+    loggers: Sequence[Logger | type[Logger] | str] = (),
     on_round: Callable[[Snapshot], Any] | None = None,
 ) -> Result:
     """Train a federated classifier.
@@ -140,6 +145,8 @@ def run(
         resume: With `out`, True: go on with the run that was stopped there, or, with more `rounds` or `stages` than it
             has, that is finished. Without `out` a snapshot from an earlier run's `on_round`.
         progress: Show a progress bar, also in notebooks.
+        loggers: What carries the records elsewhere while the run goes on, such as `"csv"` or
+            `fedhead.TensorBoard("logs")`: loggers, their classes, or texts.
         on_round: Called with a snapshot after each round; the run ends after a round for which it returns
             `fedhead.STOP`.
 
@@ -150,7 +157,9 @@ def run(
         BadInput: Something can't be used, or not with the rest; nothing was computed yet.
         Diverged: Training left the finite numbers.
     """
-    _refuse_kinds(federation, model, method, stages, uploads, metrics, callbacks, aggregator, outliers, on_round)
+    _refuse_kinds(
+        federation, model, method, stages, uploads, metrics, callbacks, loggers, aggregator, outliers, on_round
+    )
     _refuse_resumption(out, resume)
     settings = Recipe(  # whose ranges hold here too
         rounds=rounds,
@@ -196,16 +205,20 @@ def run(
         objects["weights"] = f"digest {first_weights.digest(weights)}"
     experiment = replace(experiment, recipe=recipe)
     chosen_executor = executor if isinstance(executor, str | Executor) else EXECUTORS.resolve(executor)()
+    made_loggers = tuple(make_logger(one) for one in loggers)
     if out is not None:
-        how = Settings(None, device, chosen_executor, precision)
+        how = Settings(None, device, chosen_executor, precision, loggers=made_loggers)
         return run_in_folder(experiment, objects, federation, Path(out), how, bool(resume), progress, assign, on_round)
     earlier = resume if isinstance(resume, Snapshot) else None
-    with show_progress(rounds, not progress, 0 if earlier is None else earlier.round) as tell:
+    group = LoggerGroup(made_loggers, None)
+    with closing(group), show_progress(rounds, not progress, 0 if earlier is None else earlier.round) as tell:
 
         def after_round(now: Snapshot) -> Any:
             tell(recipe.method, now.history[-1])
+            group.log_round(now.history[-1])
             return None if on_round is None else on_round(now)
 
+        group.start(RunInfo(recipe.flat(), None, earlier.history if earlier is not None else ()))
         finished = experiment.simulate(
             federation,
             executor=chosen_executor,
@@ -215,6 +228,7 @@ def run(
             resume=earlier,
             on_round=after_round,
         )
+        group.log_result(final_metrics("", recipe, finished))
     return Result.of(finished, experiment)
 
 
@@ -245,6 +259,7 @@ def _refuse_kinds(
     uploads: Any,
     metrics: Any,
     callbacks: Any,
+    loggers: Any,
     aggregator: Any,
     outliers: Any,
     on_round: Any,
@@ -257,7 +272,11 @@ def _refuse_kinds(
     if not isinstance(model, str | Sequence) and not callable(model):
         raise BadInput(f"model is {type(model).__name__}: give a name, fedhead.split(model, classifier='…'), or a list")
     lists = {"stages": (stages, "['ccvr']"), "uploads": (uploads, "['clip(1.0)', 'half']")}
-    more = {"metrics": (metrics, "['f1']"), "callbacks": (callbacks, "['early_stopping']")}
+    more = {
+        "metrics": (metrics, "['f1']"),
+        "callbacks": (callbacks, "['early_stopping']"),
+        "loggers": (loggers, "['csv']"),
+    }
     for what, (given, example) in (lists | more).items():
         if isinstance(given, str) or not isinstance(given, Sequence):
             raise BadInput(f"{what} is {given!r}: give a list, such as {example}")
@@ -266,7 +285,7 @@ def _refuse_kinds(
     if outliers is not None and not isinstance(outliers, str | OutlierPolicy):
         raise BadInput(f"outliers is {type(outliers).__name__}: give a text, such as 'drop(norm=5)'")
     kinds: list[tuple[str, type, Sequence[Any]]] = [("method", Method, [method]), ("stage", Stage, stages)]
-    kinds += [("callback", Callback, callbacks)]
+    kinds += [("callback", Callback, callbacks), ("logger", Logger, loggers)]
     kinds += [("upload", Upload, uploads), ("aggregator", Aggregator, [] if aggregator is None else [aggregator])]
     for what, kind, things in kinds:
         for thing in things:

@@ -47,7 +47,10 @@ def run(
         TransportName, typer.Option(help="All clients in this process, or one process per client, on Flower.")
     ] = TransportName.simulation,
     together: Annotated[bool, typer.Option("--together", help="Train all seeds in one stack.")] = False,
-    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also log to TensorBoard in the folder.")] = False,
+    logger: Annotated[
+        list[str] | None,
+        typer.Option("--logger", help="Also log to csv, tensorboard, mlflow or wandb; as often as there are such."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="The last line of output is the result as JSON.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False,
 ) -> None:
@@ -63,6 +66,7 @@ def run(
       fedhead run digits clients=3 rounds=3 --transport flower
     """
     from fedhead.deploy import local_run
+    from fedhead.experiment.loggers.base import make as make_logger
     from fedhead.experiment.recipe import load
     from fedhead.experiment.run import Settings
     from fedhead.experiment.run import execute as simulate
@@ -72,7 +76,8 @@ def run(
     if resume and out is None:
         raise BadInput("--resume needs --out: name the run folder that is to go on")
     found = load(recipe, assignments or [])
-    settings = Settings(data, device.value, executor, precision.value, threads, tensorboard, allow_changed_code)
+    loggers = tuple(make_logger(text, found.folders) for text in logger or [])
+    settings = Settings(data, device.value, executor, precision.value, threads, loggers, allow_changed_code)
     name = f"{Path(recipe).stem}-{found.method.rpartition(':')[2]}"
     out = out or _unused(Path("runs") / (name if found.seeds else f"{name}-seed{found.seed}"))
     if together and not found.seeds:
@@ -96,10 +101,11 @@ def run(
             "--precision": None if precision is Precision.fp32 else precision.value,
             "--transport": transport.value if over_flower else None,
         }
-        given = {"--together": together, "--tensorboard": tensorboard, "--allow-changed-code": allow_changed_code}
+        given = {"--together": together, "--allow-changed-code": allow_changed_code}
         words = ["fedhead", "run", recipe, *(assignments or []), "--out", str(out)]
         words += [word for name, value in options.items() if value is not None for word in (name, str(value))]
         words += [name for name, switch in given.items() if switch]
+        words += [word for text in logger or [] for word in ("--logger", text)]
         return f"stopped {at}; go on with: {shlex.join([*words, '--resume'])}"
 
     rounds = found.rounds * len(folders)

@@ -22,7 +22,7 @@ ALLOWED = {
     "device": ("auto", "cpu"),
     "executor": ("auto", "loop"),
     "precision": ("fp32",),
-    "tensorboard": (False,),
+    "loggers": ((),),
 }
 
 

@@ -148,7 +148,7 @@ class Watcher(Callback):
         better = VALIDATED.get(self.metric) or metrics[self.metric].better
         return better or "auto"
 
-    def improved(self, row: Row, memory: dict[str, Any]) -> bool | None:
+    def _improved(self, row: Row, memory: dict[str, Any]) -> bool | None:
         """Say whether a round is the best so far, and remember its value; None for a round without one."""
         value = row.get("train_loss") if self.metric == "train_loss" else row.get("validation", {}).get(self.metric)
         if value is None or not math.isfinite(value):
@@ -176,7 +176,7 @@ class EarlyStopping(Watcher):
 
     def after_round(self, row: Row, memory: dict[str, Any]) -> Action | None:
         """Count the rounds since the best one."""
-        improved = self.improved(row, memory)
+        improved = self._improved(row, memory)
         if improved is None:
             return None
         memory["wait"] = 0 if improved else memory.get("wait", 0) + 1
@@ -198,7 +198,7 @@ class BestModel(Watcher):
 
     def after_round(self, row: Row, memory: dict[str, Any]) -> Action | None:
         """Keep each best round."""
-        return KEEP if self.improved(row, memory) else None
+        return KEEP if self._improved(row, memory) else None
 
 
 # -- in the round loop ----------------------------------------------------------------------------------

@@ -321,7 +321,7 @@ _OF_CLIENTS = (
     *("personal", "personal_weighted", "personal_loss", "personal_loss_weighted", "personal_metrics"),
     *("clients", "client_test_loss", "client_metrics", "steps"),
 )
-EVALUATION = (*_OF_GLOBAL_MODEL, *_OF_CLIENTS)
+EVALUATION = (*_OF_GLOBAL_MODEL, *_OF_CLIENTS, "validation")
 
 
 def without_evaluation(row: Row) -> Row:

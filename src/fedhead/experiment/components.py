@@ -19,6 +19,7 @@ from fedhead.engine.callbacks import CALLBACKS
 from fedhead.engine.metric_registry import METRICS
 from fedhead.executors.select import EXECUTORS
 from fedhead.experiment.data import is_path
+from fedhead.experiment.loggers.base import LOGGERS
 from fedhead.experiment.recipe import Recipe
 from fedhead.methods import METHODS
 from fedhead.models import HEADS, MODELS
@@ -37,6 +38,7 @@ def registries() -> dict[str, Registry[Any]]:
         "executors": EXECUTORS,
         "metrics": METRICS,
         "callbacks": CALLBACKS,
+        "loggers": LOGGERS,
         "uploads": UPLOADS,
         "aggregators": AGGREGATORS,
     }

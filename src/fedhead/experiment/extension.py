@@ -22,7 +22,7 @@ def difference(old: Recipe, new: Recipe) -> tuple[str, Any, Any] | None:
     before, now = old.flat(), new.flat()
     added = new.stages[len(old.stages) :] if new.stages[: len(old.stages)] == old.stages else ()
     for key in [*now, *before]:
-        if before.get(key) == now.get(key):
+        if before.get(key) == now.get(key) or key == "loggers":
             continue
         longer = key == "rounds" and new.rounds > old.rounds and not make_schedule(old.lr_schedule).needs_rounds
         staged = (key == "stages" and added) or any(key.startswith(f"stage.{name}.") for name in added)

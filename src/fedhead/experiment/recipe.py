@@ -22,7 +22,7 @@ RECIPES = Path(__file__).parent / "recipes"  # the built-in ones
 Decay = Annotated[float, AtLeast(0), Below(1)]  # of a moving average
 Seed = Annotated[int, AtLeast(0), Below(2**63)]
 _NESTED = {"model": "model_parameters", "method": "method_parameters", "stage": "stage_parameters"}
-_CALLS = ("model", "uploads", "metrics", "callbacks")  # lists of name(parameter=value)
+_CALLS = ("model", "uploads", "metrics", "callbacks", "loggers")  # lists of name(parameter=value)
 _NO_KEYS = {*_NESTED.values(), "folders"}
 
 
@@ -80,6 +80,7 @@ class Recipe:
     # a share of each client's training samples that it does not train on: what callbacks watch is measured on them
     validation: Annotated[float, Above(0), Below(1)] | None = None
     callbacks: tuple[str, ...] = ()  # such as early_stopping(patience=5) or best_model
+    loggers: tuple[str, ...] = field(default=(), compare=False)  # such as csv, tensorboard or wandb(project=mine)
     evaluate_every: Annotated[int, AtLeast(1)] = 1
     last_rounds: Annotated[int, AtLeast(1)] = 1  # k of the mean over the last k rounds
     subset: Annotated[int, AtLeast(1)] | None = None  # train on only so many samples; null: all

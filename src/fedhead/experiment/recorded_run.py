@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +19,8 @@ from fedhead.engine.rounds import FinishedRun, Kept, Snapshot
 from fedhead.experiment import components, first_weights, inputs_record
 from fedhead.experiment import objects as python_objects
 from fedhead.experiment.experiment import Experiment
+from fedhead.experiment.loggers.base import Logger, LoggerGroup, RunInfo
+from fedhead.experiment.loggers.base import make as make_logger
 from fedhead.experiment.objects import Objects
 from fedhead.experiment.recipe import Recipe
 from fedhead.experiment.run_files import check_totals, finite
@@ -36,6 +38,7 @@ class RecordedRun:
         out: The run folder.
         resume: Continue the run that was stopped there, if there is one.
         executor: The user's own executor by name, if one was chosen.
+        loggers: What carries the records elsewhere; those of the recipe come first.
         allow_changed_code: Resume also where the user's own code differs from what the run began with.
         objects: What was given in Python and no recipe can hold (`objects.described`); None: the recipe says all.
 
@@ -59,9 +62,12 @@ class RecordedRun:
         executor: str | None = None,
         allow_changed_code: bool = False,
         objects: Objects | None = None,
+        loggers: Sequence[Logger] = (),
     ):
         self.out = Path(out)
         self.objects = objects
+        made = [make_logger(text, recipe.folders) for text in recipe.loggers]
+        self.loggers = LoggerGroup([*made, *loggers], self.out)  # refuses before there is a folder
         self.recipe = recipe
         self.environment: Mapping[str, Any] = {}
         self.result: Row | None = None
@@ -120,7 +126,10 @@ class RecordedRun:
                 facts = {**facts, "objects": self.objects}
             sources = components.sources(self.recipe, self._executor, without=self._left_out)
             self.folder.save_environment({**facts, "components": sources})
-            yield
+            try:
+                yield
+            finally:
+                self.loggers.close()
 
     def _refuse_others(self, finished: bool = False) -> None:
         if finished or self.folder.environment() != self.environment:
@@ -140,6 +149,7 @@ class RecordedRun:
             clients: Returns what `Snapshot.clients` holds from the state that `after_round` was given.
         """
         found = self.folder.rewind()
+        self.loggers.start(RunInfo(self.recipe.flat(), self.out, found[2] if found is not None else ()))
         if found is None:
             return None
         number, state, history = found
@@ -155,6 +165,7 @@ class RecordedRun:
     def after_round(self, now: Snapshot, state: Tree, *, checkpoint: bool = False) -> None:
         """Record a round and save its state, if the last checkpoint is long enough ago or `checkpoint` is set."""
         self.folder.record(now.history[-1])
+        self.loggers.log_round(now.history[-1])
         self.save(now, state, checkpoint or now.round == self.recipe.rounds or now.stopped is not None)
 
     def save(self, now: Snapshot, state: Tree, final: bool, stopped: str | None = None) -> None:
@@ -179,9 +190,10 @@ class RecordedRun:
         """Store the stages' states and the final metrics, and return these; from then on the run is finished."""
         if result.stages:
             self.folder.save_stages({name: stage.server for name, stage in result.stages.items()})
-        found: Row = finite(_final_metrics(self.out, self.recipe, result))
+        found: Row = finite(final_metrics(str(self.out), self.recipe, result))
         found["public_bytes"] = 0 if public is None else sum(t.nbytes for t in tensors_of(public.x))
         self.folder.finish(found)
+        self.loggers.log_result(found)
         self.result = found
         return found
 
@@ -191,14 +203,15 @@ def stored_clients(clients: Mapping[int, Tree]) -> Tree:
     return Tree({str(k): state for k, state in clients.items()})
 
 
-def _final_metrics(out: Path, recipe: Recipe, result: FinishedRun) -> Row:
+def final_metrics(out: str, recipe: Recipe, result: FinishedRun) -> Row:
+    """Return the results of a finished run, as `result.json` holds them."""
     ends_with = result.rows if result.best_round is None else result.rows[: result.best_round]
     last = next((row for row in reversed(ends_with) if "accuracy" in row), {})
     chosen = {"best_round": result.best_round, "trained_rounds": len(result.rows)} if recipe.callbacks else {}
     if result.rows and "stopped" in result.rows[-1]:
         chosen = {"trained_rounds": len(result.rows), **chosen, "stopped": result.rows[-1]["stopped"]}
     return {
-        "run": str(out),
+        "run": out,
         "dataset": recipe.dataset,
         "partition": recipe.partition,
         "method": recipe.method,

@@ -78,7 +78,7 @@ def digest(cell: Cell) -> str:
     components from outside the package counts too.
     """
     recipe = stage_recipe(cell, cell.recipe(0))
-    keys = {k: v for k, v in recipe.flat().items() if k not in ("seed", "seeds", "partition_seed")}
+    keys = {k: v for k, v in recipe.flat().items() if k not in ("seed", "seeds", "partition_seed", "loggers")}
     method, stages = build.algorithms(recipe)
     keys |= _fields("method", method)
     for stage in stages:

@@ -21,11 +21,11 @@ from fedhead.executors.compile import start_compiler_workers
 from fedhead.executors.job import Executor
 from fedhead.executors.multi_run import run_together
 from fedhead.executors.stack import Stack
-from fedhead.experiment import environment, tensorboard
+from fedhead.experiment import environment
 from fedhead.experiment.experiment import Experiment
+from fedhead.experiment.loggers.base import Logger
 from fedhead.experiment.recipe import Recipe
 from fedhead.experiment.recorded_run import RecordedRun, stored_clients
-from fedhead.experiment.tensorboard import Board
 from fedhead.models.split_model import SplitModel
 
 LONG = 50  # local epochs of a client from which on a run on a GPU is likely to be compiled
@@ -40,7 +40,7 @@ class Settings:
     executor: str | Executor = "auto"
     precision: str = "fp32"
     threads: int | None = None  # None: one for small models, torch's own choice for others
-    tensorboard: bool = False
+    loggers: tuple[Logger, ...] = ()  # besides those of the recipe
     allow_changed_code: bool = False  # resume also where the user's own code differs from what the run began with
 
 
@@ -58,8 +58,6 @@ def execute(
     is. `on_row` learns each round's metrics, also those from before a resumption.
     """
     settings = settings or Settings()
-    if settings.tensorboard:
-        tensorboard.require()
     asked = settings.executor if isinstance(settings.executor, str) and settings.executor != "auto" else None
     if asked is not None:
         select.EXECUTORS.find(asked, recipe.folders)
@@ -69,6 +67,7 @@ def execute(
         resume=resume,
         executor=None if asked in select.BUILT_IN else asked,
         allow_changed_code=settings.allow_changed_code,
+        loggers=settings.loggers,
     )
     if run.result is None:
         experiment = Experiment.from_recipe(run.recipe)
@@ -111,35 +110,28 @@ def carry_out(
         if run.objects is not None:
             experiment = run.with_initial_weights(experiment)
         snapshot = run.snapshot(lambda state: {int(k): kept for k, kept in state["clients"].items()})
-        board = Board(run.out, snapshot.history if snapshot else ()) if settings.tensorboard else None
         for row in snapshot.history if snapshot else ():
             on_row(row)
 
         def after_round(now: Snapshot) -> Any:
             state = Tree(server=now.server, clients=stored_clients(now.clients))
             run.after_round(now, state)
-            if board is not None:
-                board.add(now.history[-1])
             on_row(now.history[-1])
             asked = on_round(now)
             if asked is STOP:
                 run.save(now, state, final=True, stopped="on_round")
             return asked
 
-        try:
-            result = experiment.simulate(
-                federation,
-                executor=chosen.executor,
-                device=chosen.device,
-                precision=chosen.precision,
-                assign=assign,
-                resume=snapshot,
-                on_round=after_round,
-                on_start=lambda name: run.folder.save_environment({"executor": name}),
-            )
-        finally:
-            if board is not None:
-                board.close()
+        result = experiment.simulate(
+            federation,
+            executor=chosen.executor,
+            device=chosen.device,
+            precision=chosen.precision,
+            assign=assign,
+            resume=snapshot,
+            on_round=after_round,
+            on_start=lambda name: run.folder.save_environment({"executor": name}),
+        )
         run.finish(result, federation.public)
     return result
 

@@ -118,7 +118,7 @@ def group_by_seed(runs: Sequence[Run]) -> list[Group]:
     """Group runs that differ only in their seed, labeled by the method and the other settings that differ."""
     by_settings: dict[str, list[Run]] = {}
     for run in runs:
-        keys = {k: v for k, v in run.recipe.flat().items() if k not in ("seed", "seeds")}
+        keys = {k: v for k, v in run.recipe.flat().items() if k not in ("seed", "seeds", "loggers")}
         by_settings.setdefault(repr(keys), []).append(run)
     recipes = [runs[0].recipe.flat() for runs in by_settings.values()]
     names = dict.fromkeys(k for recipe in recipes for k in recipe)
