@@ -180,7 +180,7 @@ def test_corrupt_and_foreign_files_are_refused_by_name(tmp_path: Path) -> None:
         ("cut", "cut"),
         ("flipped", "corrupt"),
         ("text", "can't be read"),
-        ("foreign", "not one that fedhead wrote"),
+        ("foreign", "not one that this version of fedhead wrote"),
         ("tree", "holds no class statistics"),
         ("shapes", "don't match"),
         ("negative", "not negative"),
