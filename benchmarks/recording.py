@@ -1,4 +1,4 @@
-"""What recording costs: rounds with and without the losses, alternating in one process, the best of several each.
+"""What recording costs: rounds with and without the losses, alternating in one process, the median over the turns.
 
     python benchmarks/recording.py [--device cuda] [--executor loop]
 
@@ -9,6 +9,7 @@ loss beside the accuracy, and for comparison that of the whole evaluation (the f
 from __future__ import annotations
 
 import argparse
+import statistics
 import time
 from collections.abc import Callable
 from unittest import mock
@@ -39,29 +40,34 @@ def federation(shape: tuple[int, ...], samples: int, test: int, clients: int) ->
 
 
 CASES = {
-    "mlp, 10 clients": ("mlp", (64,), 4000, 1000, 10),
-    "simplecnn, 10 clients": ("simplecnn", (3, 32, 32), 2000, 400, 10),
+    "mlp, 10 clients": ("mlp", (64,), 2000, 400, 10),
+    "simplecnn, 10 clients": ("simplecnn", (3, 32, 32), 1280, 256, 10),
 }
 
 
-def best(functions: list[Callable[[], object]], times: int, device: torch.device) -> list[float]:
-    """Return the shortest time of each function; they take turns, so that all see the same machine.
+def times_of(functions: list[Callable[[], object]], times: int, device: torch.device) -> list[list[float]]:
+    """Return the time of each call; the functions take turns, so that all see the same machine.
 
     On a CPU it is this process's own time, which other processes change less than that of a clock on the wall.
     """
     clock = time.perf_counter if device.type == "cuda" else time.process_time
-    found = [float("inf")] * len(functions)
+    found: list[list[float]] = [[] for _ in functions]
     for _ in range(times):
-        for place, function in enumerate(functions):
+        for mine, function in zip(found, functions, strict=True):
             begin = clock()
             function()
             if device.type == "cuda":
                 torch.cuda.synchronize()
-            found[place] = min(found[place], clock() - begin)
+            mine.append(clock() - begin)
     return found
 
 
-def no_loss(so_far: Tree, losses: torch.Tensor, weight: torch.Tensor) -> Tree:
+def share(more: list[float], less: list[float], whole: list[float]) -> float:
+    """Return by how much one function takes longer than another in per cent of a third: the median over the turns."""
+    return 100 * statistics.median((a - b) / c for a, b, c in zip(more, less, whole, strict=True))
+
+
+def no_loss(so_far: Tree, losses: torch.Tensor, weight: torch.Tensor, in_place: bool) -> Tree:
     """Leave the sum of the losses as it is."""
     return so_far
 
@@ -83,7 +89,8 @@ def measure(name: str, executor: str, device: torch.device, times: int) -> str:
         made.using(select.by_name(executor, made, compile=True) if device.type == "cuda" else select.own(executor))
         return made
 
-    plain, recorded = simulation(), simulation()  # graphs are captured once, so each has its own executor
+    recorded = simulation()
+    plain = simulation() if device.type == "cuda" else recorded  # graphs are captured once: each has its own executor
 
     def without() -> None:
         with mock.patch.object(steps, "add_loss", no_loss):
@@ -101,11 +108,11 @@ def measure(name: str, executor: str, device: torch.device, times: int) -> str:
 
     for function in (without, with_loss, test_model, test_accuracy):
         function()  # compile, and fill the caches
-    base, losses, whole, accuracy = best([without, with_loss, test_model, test_accuracy], times, device)
-    each = [(losses - base) / base, (whole - accuracy) / base, whole / base]
+    base, losses, whole, accuracy = times_of([without, with_loss, test_model, test_accuracy], times, device)
+    each = [share(losses, base, base), share(whole, accuracy, base), share(whole, [0.0] * times, base)]
     words = ("training loss", "test loss", "whole evaluation")
-    shares = ", ".join(f"{word} {100 * share:+.1f} %" for word, share in zip(words, each, strict=True))
-    return f"{name}, {executor} on {device}: round {1000 * base:.1f} ms; {shares}"
+    shares = ", ".join(f"{word} {value:+.1f} %" for word, value in zip(words, each, strict=True))
+    return f"{name}, {executor} on {device}: round {1000 * min(base):.1f} ms; {shares}"
 
 
 def main() -> None:
@@ -113,7 +120,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--executor", choices=["loop", "stack"], default=None, help="both without it")
-    parser.add_argument("--times", type=int, default=15)
+    parser.add_argument("--times", type=int, default=31)
     given = parser.parse_args()
     for name in CASES:
         for executor in [given.executor] if given.executor else ["loop", "stack"]:

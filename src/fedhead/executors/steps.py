@@ -90,7 +90,7 @@ class Step:
             losses, stats = loss(leaves, w.replace(carry.stats), batch, key, inputs)
             grads = torch.autograd.grad(losses.sum(), list(leaves.values()), allow_unused=True, materialize_grads=True)
         with torch.no_grad():
-            loss_so_far = add_loss(carry.loss, losses, batch.weight)
+            loss_so_far = add_loss(carry.loss, losses, batch.weight, program.in_place)
             g = Tree(zip(self.names, grads, strict=True))
             if program.changes_gradients(self.phase):
                 g = self.vectorizer.correct(program, self.phase)(g, inputs)
@@ -103,10 +103,15 @@ class Step:
             return Carry(params, stats.detach(), opt, loss_so_far)
 
 
-def add_loss(so_far: Tree, losses: Tensor, weight: Tensor) -> Tree:
+def add_loss(so_far: Tree, losses: Tensor, weight: Tensor, in_place: bool) -> Tree:
     """Add a step's loss [(K)], times the samples of its batch; it stays on the device."""
-    total = so_far["total"]
-    return Tree(total=torch.addcmul(total, losses.to(total.dtype), weight.sum(-1)))
+    total: Tensor = so_far["total"]
+    if losses.dtype != total.dtype:
+        losses = losses.to(total.dtype)
+    if in_place:
+        total.addcmul_(losses, weight.sum(-1))
+        return so_far
+    return Tree(total=torch.addcmul(total, losses, weight.sum(-1)))
 
 
 class PhaseRun(NamedTuple):
