@@ -119,6 +119,18 @@ def test_merging_leaves_the_parts_as_they_are() -> None:
         torch.testing.assert_close(value, together.tree()[name])
 
 
+def test_low_rank_is_the_same_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    z, y = sample(3, 60, 4, 5)
+    exact = statistics.from_features(z, y, 5)
+    sent = statistics.to_low_rank(exact, 2)
+    found = statistics.from_tree(sent)
+    monkeypatch.setattr(statistics, "classes_at_once", lambda features: 2)
+    again = statistics.to_low_rank(exact, 2)
+    for name, tensor in sent.items():
+        torch.testing.assert_close(again[name], tensor, atol=1e-12, rtol=0)
+    torch.testing.assert_close(statistics.from_tree(sent).outer, found.outer, atol=1e-12, rtol=0)
+
+
 @pytest.mark.parametrize("rank", [0, 2, 5])
 def test_low_rank_keeps_the_diagonal_and_becomes_exact(rank: int) -> None:
     z, y = sample(3, 40, 5, 2)

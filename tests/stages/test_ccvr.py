@@ -148,7 +148,7 @@ def test_virtual_features_are_the_same_in_pieces_and_in_another_type(monkeypatch
     z, y = torch.randn(60, 3, generator=draw, dtype=torch.float64), torch.arange(60) % 5
     known = class_statistics.from_features(z, y, 5)
     whole, labels = virtual_features(known, [4, 0, 3, 2, 1], key=1)
-    monkeypatch.setattr("fedhead.calibration.virtual_features._AT_ONCE", 2 * 3**2)  # the covariances of two classes
+    monkeypatch.setattr("fedhead.calibration.virtual_features.classes_at_once", lambda features: 2)
     single, again = virtual_features(known, [4, 0, 3, 2, 1], 1, torch.float32, lambda z: tukey(z, 0.5))
     assert torch.equal(single, tukey(whole, 0.5).float())
     assert labels.tolist() == again.tolist() == [0] * 4 + [2] * 3 + [3] * 2 + [4]

@@ -150,7 +150,9 @@ class Client:
         for rows, mask in zip(torch.split(self._rows, self._chunk), torch.split(self._mask, self._chunk), strict=True):
             with self._padding(mask):
                 part = fn(self._pool.batch(rows, mask))
-            total = part if total is None else total + part
+            # added to in place, and to a copy, as the first part may be another's tensor
+            total = part.clone() if total is None else total.map(torch.Tensor.add_, part)
+            del part  # it may be large, and the next one is made before this name is given anew
         assert total is not None, "an empty client is never asked"
         return total
 

@@ -234,6 +234,18 @@ def unpack(packed: Tensor, d: int) -> Tensor:
     return packed[..., place]
 
 
+def classes_at_once(features: int) -> int:
+    """Return of how many classes full matrices are held together: 8 MB of them, however many classes there are."""
+    return max(1, 2**20 // features**2)
+
+
+def _pieces(statistics: Statistics) -> list[Statistics]:
+    """Split statistics into those of a few classes each."""
+    tensors = (statistics.count, statistics.sum, statistics.outer)
+    split = (torch.split(t, classes_at_once(statistics.features)) for t in tensors)
+    return [Statistics(*part) for part in zip(*split, strict=True)]
+
+
 # -- low rank -----------------------------------------------------------------------------------------
 def low_rank_sums(count: Tensor, total: Tensor, outer: Tensor, rank: int) -> Tree:
     """Reduce the scatter of each class to its leading directions, keeping its diagonal exactly.
@@ -246,13 +258,14 @@ def low_rank_sums(count: Tensor, total: Tensor, outer: Tensor, rank: int) -> Tre
         outer: Sums of outer products as upper triangles, [C, d(d+1)/2].
         rank: Number of directions to keep.
     """
-    mean = total / count.clamp_min(1)[:, None]
-    outer = unpack(outer, total.shape[-1])
-    scatter = outer - total[:, :, None] * mean[:, None, :]
-    values, vectors = torch.linalg.eigh(scatter)
-    lead = slice(values.shape[-1] - rank, None)
-    factor = values[:, lead].clamp_min(0).sqrt()[:, :, None] * vectors[:, :, lead].mT
-    return Tree(count=count, sum=total, square=outer.diagonal(dim1=-2, dim2=-1), factor=factor)
+    squares, factors = [], []
+    for part in _pieces(Statistics(count, total, outer)):
+        full = unpack(part.outer, part.features)
+        values, vectors = torch.linalg.eigh(full - part.sum[:, :, None] * part.mean()[:, None, :])
+        lead = slice(values.shape[-1] - rank, None)
+        factors.append(values[:, lead].clamp_min(0).sqrt()[:, :, None] * vectors[:, :, lead].mT)
+        squares.append(full.diagonal(dim1=-2, dim2=-1))
+    return Tree(count=count, sum=total, square=torch.cat(squares), factor=torch.cat(factors))
 
 
 def to_low_rank(statistics: Statistics, rank: int) -> Tree:
@@ -269,8 +282,11 @@ def from_tree(sent: Tree) -> Statistics:
     if "factor" not in sent:
         return Statistics(sent["count"], sent["sum"], sent["outer"])
     count, total, factor, square = (sent[name].double() for name in ("count", "sum", "factor", "square"))
-    mean = total / count.clamp_min(1)[:, None]
-    scatter = factor.mT @ factor
-    rest = (square - total * mean - scatter.diagonal(dim1=-2, dim2=-1)).clamp_min(0)
-    outer = scatter + torch.diag_embed(rest) + total[:, :, None] * mean[:, None, :]
-    return Statistics(count, total, pack(outer))
+    outer = []
+    for part, lead in zip(
+        _pieces(Statistics(count, total, square)), torch.split(factor, classes_at_once(total.shape[1])), strict=True
+    ):
+        scatter, mean = lead.mT @ lead, part.mean()
+        rest = (part.outer - part.sum * mean - scatter.diagonal(dim1=-2, dim2=-1)).clamp_min(0)
+        outer.append(pack(scatter + torch.diag_embed(rest) + part.sum[:, :, None] * mean[:, None, :]))
+    return Statistics(count, total, torch.cat(outer))

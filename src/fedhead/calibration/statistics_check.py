@@ -8,10 +8,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from fedhead.calibration.statistics import Statistics, merge, unpack
+from fedhead.calibration.statistics import Statistics, classes_at_once, merge, unpack
 from fedhead.core.errors import BadInput
 
-_AT_ONCE = 2**20  # elements of the matrices that are looked at together
 _NEGATIVE = 1e-7  # an eigenvalue below this share of the largest one is not a rounding error
 
 
@@ -129,7 +128,7 @@ def _indefinite(statistics: Statistics, slack: Tensor) -> Tensor:
     A Cholesky decomposition, which tells them apart, takes a fraction of the time of the eigenvalues.
     """
     d, found = statistics.features, torch.zeros_like(statistics.count)
-    for places in torch.split(torch.nonzero(statistics.count > 1).flatten(), max(1, _AT_ONCE // d**2)):
+    for places in torch.split(torch.nonzero(statistics.count > 1).flatten(), classes_at_once(d)):
         mean = statistics.sum[places] / statistics.count[places, None]
         scatter = unpack(statistics.outer[places], d) - statistics.sum[places, :, None] * mean[:, None]
         _, failed = torch.linalg.cholesky_ex(scatter + slack[places, None, None] * torch.eye(d).to(scatter))

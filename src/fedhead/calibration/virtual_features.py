@@ -8,13 +8,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedhead.calibration.statistics import Statistics
+from fedhead.calibration.statistics import Statistics, classes_at_once
 from fedhead.core import random
 from fedhead.core.errors import BadInput
 from fedhead.data.allocation import apportion
 
 Tukey = Literal["real", "both", "virtual", "none"]
-_AT_ONCE = 2**20  # elements of the covariances that are computed together
 
 
 def tukey(z: Tensor, power: float) -> Tensor:
@@ -72,7 +71,7 @@ def virtual_features(
     d, device = statistics.features, statistics.sum.device
     features = torch.empty(sum(counts), d, dtype=dtype, device=device)  # M may be millions: nothing is kept twice
     begin = 0
-    for places in torch.split(torch.arange(statistics.classes, device=device), max(1, _AT_ONCE // d**2)):
+    for places in torch.split(torch.arange(statistics.classes, device=device), classes_at_once(d)):
         part = statistics.of_classes(places)
         for c, mean, covariance in zip(places.tolist(), part.mean(), part.covariance(), strict=True):
             if not counts[c]:
