@@ -27,7 +27,7 @@ test-slow: $(READY)  ## the slower tier: whole runs, kill and resume, a deployme
 	$(BIN)/python -m pytest -q -m "deploy and not drill"  # real processes: one federation at a time
 
 test-faults: $(READY)  ## damaged files, kills, full disks and hostile sites at full length; about 40 minutes
-	FEDHEAD_FAULTS=full $(BIN)/python -m pytest -n 2 -q -rP -m slow tests/faults
+	FEDHEAD_FAULTS=full $(BIN)/python -m pytest -n 2 -q -rP -m slow tests/faults tests/experiment/test_scale.py
 
 test-deploy: $(READY)  ## drills with real Flower processes: faults, restarts, the guide; half an hour
 	$(BIN)/python -m pytest -q -m deploy

@@ -63,8 +63,8 @@ def run(
     betas: tuple[float, float] = (0.9, 0.999),
     weight_decay: float = 0.0,
     lr_decay: float = 1.0,
-    lr_schedule: str = "constant",
-    warmup_rounds: int = 0,
+    lr_schedule: str | None = None,
+    warmup_rounds: int | None = None,
     clip_norm: float | None = None,
     drop_last: bool = False,
     persistent_optimizer: bool = False,
@@ -111,8 +111,8 @@ def run(
         betas: The decay of Adam's averages.
         weight_decay: The weight of the L2 penalty.
         lr_decay: The learning rate is multiplied by this after every round.
-        lr_schedule: What else it is multiplied by, round by round: `"constant"`, `"cosine"` (or `"cosine(0.01)"`, which
-            ends at a hundredth), `"step(30, 0.1)"`.
+        lr_schedule: What else it is multiplied by, round by round: `"cosine"` (or `"cosine(0.01)"`, which ends at a
+            hundredth), `"step(30, 0.1)"`.
         warmup_rounds: Rounds in which the learning rate rises to `lr`, before the schedule begins.
         clip_norm: Largest norm of the gradient of a local step, as `torch.nn.utils.clip_grad_norm_`.
         drop_last: Leave an epoch's last, partial batch out.

@@ -60,11 +60,11 @@ class Step(Schedule):
 SCHEDULES: Mapping[str, type[Schedule]] = MappingProxyType({"constant": Schedule, "cosine": Cosine, "step": Step})
 
 
-def make_schedule(text: str) -> Schedule:
+def make_schedule(text: str | None) -> Schedule:
     """Make a schedule of a text.
 
     Args:
-        text: `constant`, `cosine`, `cosine(0.01)` (which ends at a hundredth) or `step(30, 0.1)`.
+        text: `constant` (as None), `cosine`, `cosine(0.01)` (which ends at a hundredth) or `step(30, 0.1)`.
 
     Returns:
         The schedule.
@@ -75,7 +75,7 @@ def make_schedule(text: str) -> Schedule:
     >>> make_schedule("step(30)")
     Step(size=30, gamma=0.1)
     """
-    call = read_call(text, "lr_schedule")
+    call = read_call(text or "constant", "lr_schedule")
     if call.name not in SCHEDULES:
         raise unknown("lr_schedule", call.name, SCHEDULES)
     kind = SCHEDULES[call.name]

@@ -48,8 +48,8 @@ class Recipe:
     betas: tuple[Decay, Decay] = (0.9, 0.999)  # adam's
     weight_decay: Annotated[float, AtLeast(0)] = 0.0
     lr_decay: Annotated[float, Above(0), AtMost(1)] = 1.0  # the learning rate is multiplied by this every round
-    lr_schedule: str = "constant"  # over the rounds: cosine, cosine(0.01), step(30, 0.1)
-    warmup_rounds: Annotated[int, AtLeast(0)] = 0  # in which the learning rate rises to lr
+    lr_schedule: str | None = None  # over the rounds: cosine, cosine(0.01), step(30, 0.1); null: constant
+    warmup_rounds: Annotated[int, AtLeast(1)] | None = None  # in which the learning rate rises to lr
     clip_norm: Annotated[float, Above(0)] | None = None  # largest norm of a step's gradient; null: as it is
     persistent_optimizer: bool = False  # whether momentum survives from round to round
     drop_last: bool = False  # leave an epoch's last, partial batch out
