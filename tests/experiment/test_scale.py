@@ -9,8 +9,11 @@ from typing import Any
 
 import pytest
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
-full_length = pytest.mark.skipif(os.environ.get("FEDHEAD_FAULTS") != "full", reason="minutes: FEDHEAD_FAULTS=full")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(1200),
+    pytest.mark.skipif(os.environ.get("FEDHEAD_FAULTS") != "full", reason="takes minutes: make test-faults"),
+]
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "scale.py"
 
 
@@ -34,7 +37,6 @@ def test_memory_does_not_grow_with_the_rounds(scale: Any, tmp_path: Path) -> Non
     assert many["report_memory_mb"] < few["report_memory_mb"] + 25
 
 
-@full_length
 @pytest.mark.parametrize("case", ["ccvr-full-128", "ccvr-low-rank-128", "fedetf"])
 def test_a_thousand_classes_stay_below_one_and_a_half_gigabytes(scale: Any, case: str, tmp_path: Path) -> None:
     found = scale.measure([*scale.CASES[case], "rounds=1"], tmp_path / "run")
