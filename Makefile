@@ -23,7 +23,7 @@ test: $(READY)  ## the tests and the examples in the docstrings, at most 10 minu
 	$(BIN)/python -m pytest -n 2 -q
 
 test-slow: $(READY)  ## the slower tier: whole runs, kill and resume, a deployment
-	$(BIN)/python -m pytest -n 2 -q -m "slow and not gpu and not deploy" --ignore=tests/faults
+	$(BIN)/python -m pytest -n 2 -q -m "slow and not gpu and not deploy"
 	$(BIN)/python -m pytest -q -m "deploy and not drill"  # real processes: one federation at a time
 
 test-faults: $(READY)  ## damaged files, kills, full disks and hostile sites at full length; about 40 minutes

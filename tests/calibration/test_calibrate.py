@@ -204,7 +204,7 @@ def test_nothing_is_written_where_statistics_are_unsound(tmp_path: Path) -> None
 
 # -- speed --------------------------------------------------------------------------------------------------
 def test_statistics_cost_little_beside_the_forward_pass() -> None:
-    """10 classes, d = 256: one pass, at most 1.5 times the forward pass alone (here on 3,000 of 50,000 samples)."""
+    """10 classes, d = 256: one pass, at most 1.3 times the forward pass alone (here on 3,000 of 50,000 samples)."""
     model = fedhead.build("simplecnn", (3, 32, 32), 10)
     x = torch.randn(3000, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     y = torch.arange(3000) % 10
@@ -222,7 +222,7 @@ def test_statistics_cost_little_beside_the_forward_pass() -> None:
     forward()
     alone = [seconds(forward) for _ in range(5)]
     both = [seconds(lambda: fedhead.statistics_of(model, x, y)) for _ in range(5)]
-    assert min(both) <= 1.5 * min(alone), (alone, both)
+    assert min(both) <= 1.3 * min(alone), (alone, both)
 
 
 def test_a_thousand_clients_are_merged_in_seconds_and_in_the_memory_of_two() -> None:

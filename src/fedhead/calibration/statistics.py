@@ -179,7 +179,9 @@ def class_sums(z: Tensor, y: Tensor, weight: Tensor, classes: int, diagonal: boo
     sorted_z = z[order].double()
     total = z.new_zeros(classes, d, dtype=torch.float64)
     outer = z.new_zeros(classes, d if diagonal else d * (d + 1) // 2, dtype=torch.float64)
-    upper = () if diagonal else triangle(d, z.device)
+    if not diagonal:
+        rows, columns = triangle(d, z.device)
+        upper = rows * d + columns  # places in the flattened matrix: indexing by rows and columns takes twice as long
     begin = 0
     for c, size in enumerate(sizes.tolist()):
         if size:
@@ -188,7 +190,7 @@ def class_sums(z: Tensor, y: Tensor, weight: Tensor, classes: int, diagonal: boo
             if diagonal:
                 outer[c] = own.square().sum(0)
             else:
-                outer[c] = (own.T @ own)[upper]
+                torch.index_select((own.T @ own).flatten(), 0, upper, out=outer[c])
             begin += size
     return sizes.double(), total, outer
 
