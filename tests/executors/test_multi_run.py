@@ -40,6 +40,7 @@ def simulation(
     eps: float = 1e-5,
     dtype: torch.dtype = torch.float64,
     bf16: bool = False,
+    client_test: float | None = None,
 ) -> Simulation:
     rng = np.random.RandomState(data)
     x = rng.randint(0, 256, (60, 1, 6, 6)).astype(np.uint8)
@@ -51,7 +52,7 @@ def simulation(
         if isinstance(layer, torch.nn.BatchNorm2d):
             layer.eps = eps
     return Simulation(
-        replace(fed, public=public),
+        replace(fed, public=public).with_client_test(client_test, seed),
         [model],
         METHODS[name](),
         rounds=ROUNDS,
@@ -132,6 +133,12 @@ def test_whatever_differs_keeps_runs_out_of_one_stack(other: dict[str, Any]) -> 
     worker = Counting()
     train([simulation(0, "fedavg"), simulation(1, "fedavg", **other)], worker, [2, 2])
     assert worker.widths == [3] * 4
+
+
+def test_seeds_whose_classes_are_balanced_by_other_counts_train_apart() -> None:
+    worker, local = Counting(), replace(LOCAL, class_weights="balanced")
+    train([simulation(seed, "fedavg", local=local, client_test=0.3) for seed in (0, 1)], worker, [1, 1])
+    assert worker.widths == [3, 3]
 
 
 def test_runs_that_were_resumed_at_different_rounds_come_level_and_go_on_in_one_stack() -> None:

@@ -80,6 +80,11 @@ class Algorithm(Checked):
                     f"set model.head={self.head} in a recipe, or fedhead.with_head(model, {self.head!r}) in Python"
                 )
 
+    @property
+    def own_loss(self) -> bool:
+        """Whether clients train by another loss than the run's, which label smoothing and class weights don't reach."""
+        return False
+
     # -- server -----------------------------------------------------------------------------------
     def per_client(self, server: Tree, client: int, task: Task) -> Tree:
         """Return what one client receives besides the broadcast; nothing by default.

@@ -57,6 +57,7 @@ class Client:
         steps: Local steps of this round.
         lr: Learning rate of this round.
         round: Number of the round, from 1.
+        asked_objective: Whether `loss` was called, for the engine.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class Client:
         self._pool, self._chunk, self._bf16, self._key = pool, chunk, bf16, key
         self._public, self._weight = public, weight
         self._calls = 0
+        self.asked_objective = False
         self._stats: Tree | None = None
 
     @property
@@ -124,6 +126,19 @@ class Client:
         if self._bf16:
             out = Output(*(t.to(w_dtype(w)) for t in out))
         return out
+
+    def loss(self, logits: Tensor, batch: Batch) -> Tensor:
+        """Compute the run's loss, the cross entropy by default, with its label smoothing and class weights.
+
+        Args:
+            logits: Outputs of the model for the batch, [B, C].
+            batch: The batch; rows of weight 0 are left out.
+
+        Returns:
+            The weighted mean over the samples.
+        """
+        self.asked_objective = True
+        return self.task.objective.loss(logits, batch.y, batch.weight, self.counts)
 
     def view(self, batch: Batch, number: int = 1) -> Any:
         """Return another augmented view of the samples of a batch.

@@ -14,7 +14,6 @@ from fedhead.algorithm.phase import Phase, Replies, Reply
 from fedhead.algorithm.task import LocalTraining, Task
 from fedhead.core.batch import PARTS, Batch
 from fedhead.core.component_check import check_class
-from fedhead.core.losses import cross_entropy
 from fedhead.core.registry import Registry
 from fedhead.core.tree import Tree, Weights
 
@@ -77,7 +76,7 @@ class Method(Algorithm):
         return (Phase(self.loss),)
 
     def loss(self, w: Weights, batch: Batch, client: Client) -> Tensor:
-        """Compute the loss of a batch; the mean cross entropy by default.
+        """Compute the loss of a batch; that of the run's objective by default, the mean cross entropy.
 
         Args:
             w: The weights that are trained.
@@ -88,7 +87,7 @@ class Method(Algorithm):
             One number that leaves out the rows of weight 0, or one value per sample, of which the engine takes the mean
             weighted by `batch.weight`.
         """
-        return cross_entropy(client.apply(w, batch.x).logits, batch.y, batch.weight)
+        return client.loss(client.apply(w, batch.x).logits, batch)
 
     def finish(self, w: Weights, client: Client) -> Reply:
         """Send the shared parts, keep the others; what the head fixes is known to everyone already."""

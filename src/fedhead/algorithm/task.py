@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Literal
 
+from fedhead.core.objectives import Multiclass, Objective
 from fedhead.core.optimizers import SGD, Optimizer
 from fedhead.core.parameters import Checked
-from fedhead.core.ranges import Above, AtLeast, AtMost
+from fedhead.core.ranges import Above, AtLeast, AtMost, Below
 from fedhead.core.schedules import Schedule, learning_rate_factor
 from fedhead.data.pool import Pool
 from fedhead.models.split_model import SplitModel
+
+ClassWeights = Literal["balanced", "balanced_per_client"] | tuple[Annotated[float, AtLeast(0)], ...]
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,9 @@ class LocalTraining(Checked):
         clip_norm: Largest norm of the gradient of a step; None: as it is.
         drop_last: Whether to leave out the last, partial batch of an epoch (it is kept if it is the only one).
         persistent: Whether the optimizer's state is kept from round to round.
+        label_smoothing: Share of each target that is spread over all classes.
+        class_weights: Weight of each class in the loss: numbers, "balanced" (from the counts of all clients together),
+            or "balanced_per_client" (from each client's own); None: all alike.
     """
 
     epochs: Annotated[int, AtLeast(1)] = 1
@@ -38,6 +44,8 @@ class LocalTraining(Checked):
     clip_norm: Annotated[float, Above(0)] | None = None
     drop_last: bool = False
     persistent: bool = False
+    label_smoothing: Annotated[float, AtLeast(0), Below(1)] = 0.0
+    class_weights: ClassWeights | None = None
 
     def lr(self, round: int, rounds: int) -> float:
         """Return the learning rate of a round.
@@ -68,6 +76,7 @@ class Task:
         sizes: Training samples per client; known in simulations, empty at real sites.
         min_class_count: Rows of classes with fewer samples are left out of what leaves a client
             (`Algorithm.class_rows`).
+        objective: What the model is trained for: the loss of local training, and what outputs stand for.
         pool: All training data, for oracles; simulations only.
     """
 
@@ -80,4 +89,5 @@ class Task:
     participation: float = 1.0
     sizes: tuple[int, ...] = ()
     min_class_count: int = 1
+    objective: Objective = field(default_factory=Multiclass)
     pool: Pool | None = field(default=None, repr=False)

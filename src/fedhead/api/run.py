@@ -66,6 +66,8 @@ def run(
     lr_schedule: str | None = None,
     warmup_rounds: int | None = None,
     clip_norm: float | None = None,
+    label_smoothing: float | None = None,
+    class_weights: str | Sequence[float] | None = None,
     drop_last: bool = False,
     persistent_optimizer: bool = False,
     participation: float = 1.0,
@@ -115,6 +117,10 @@ def run(
             hundredth), `"step(30, 0.1)"`.
         warmup_rounds: Rounds in which the learning rate rises to `lr`, before the schedule begins.
         clip_norm: Largest norm of the gradient of a local step, as `torch.nn.utils.clip_grad_norm_`.
+        label_smoothing: Share of each target that is spread over all classes, as in
+            `torch.nn.functional.cross_entropy`.
+        class_weights: Weight of each class in the loss: numbers, `"balanced"` (from the class counts of all clients
+            together), or `"balanced_per_client"` (from each client's own).
         drop_last: Leave an epoch's last, partial batch out.
         persistent_optimizer: Keep each client's optimizer state from round to round.
         participation: The share of the clients that train in a round.
@@ -174,6 +180,8 @@ def run(
         warmup_rounds=warmup_rounds,
         clip_norm=clip_norm,
         nesterov=nesterov,
+        label_smoothing=label_smoothing,
+        class_weights=class_weights,  # type: ignore[arg-type]  # checked there
         drop_last=drop_last,
         persistent_optimizer=persistent_optimizer,
         participation=participation,

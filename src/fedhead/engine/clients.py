@@ -25,7 +25,7 @@ from fedhead.core import batching
 from fedhead.core.errors import BadInput
 from fedhead.core.tree import Tree
 from fedhead.data.pool import Pool
-from fedhead.engine import compatibility, evaluation, robust_mean, sampling
+from fedhead.engine import compatibility, evaluation, robust_mean, sampling, training_objective
 from fedhead.engine.client_states import ClientStates
 from fedhead.engine.evaluation import ClientTest
 from fedhead.engine.metric_registry import NO_METRICS, Metric
@@ -73,6 +73,7 @@ class Clients:
     ):
         method.check(models, federation)
         method.check_local(local)
+        training_objective.check(method, "multiclass", local)
         self.uploads = tuple(uploads)
         for step in self.uploads:
             step.check(method)
@@ -99,6 +100,7 @@ class Clients:
                 model.calls_dropout = calls_dropout(model, x)
         self.initial = [weights(model) for model in templates]
         compatibility.check_models(method, templates, self.assign, local)
+        objective = training_objective.make(federation, local, self.device, all_here)
         self.tasks = [
             Task(
                 model=model,
@@ -109,6 +111,7 @@ class Clients:
                 seed=seed,
                 participation=participation,
                 min_class_count=min_class_count,
+                objective=objective,
                 sizes=tuple(len(rows) for rows in federation.rows) if all_here else (),
                 pool=self._held() if all_here else None,
             )

@@ -114,7 +114,9 @@ class MultiRun:
         if one != other:
             return False
         mine, theirs = a.program.task, b.program.task
-        if mine.local != theirs.local or str(mine.model) != str(theirs.model) or mine.model.fixed != theirs.model.fixed:
+        if (mine.local, mine.objective) != (theirs.local, theirs.objective):
+            return False
+        if str(mine.model) != str(theirs.model) or mine.model.fixed != theirs.model.fixed:
             return False
         if schema(a.broadcast.replace(a.per_client[0])) != schema(b.broadcast.replace(b.per_client[0])):
             return False

@@ -99,9 +99,20 @@ class Program:
         def loss(params: Tree, w: Weights, batch: Batch, key: Tensor, inputs: ClientInputs) -> tuple[Tensor, Tree]:
             client = self.client(inputs, key, phase.data, batch.weight if padded else None)
             value = reduced(phase.loss(w.replace(params), batch, client), batch, phase)
+            if not (client.asked_objective or self.task.objective.is_plain) and phase.data == "private":
+                raise self._ignored(phase)
             return value, w.stats if client.moved_stats is None else client.moved_stats
 
         return loss
+
+    def _ignored(self, phase: Phase) -> BadInput:
+        """Return the error of a loss of one's own, which would train by another objective than the run's."""
+        objective = self.task.objective
+        what = f"objective={objective.name}" if objective.adjusted is None else objective.adjusted
+        return BadInput(
+            f"{loss_name(phase)} does not use {what}: let it add client.loss(logits, batch) for the cross entropy, or "
+            "leave the setting out"
+        )
 
 
 def _checked(reply: Any, algorithm: Algorithm) -> Reply:

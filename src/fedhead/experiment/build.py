@@ -77,6 +77,8 @@ def local(recipe: Recipe, optimizer: Optimizer | None = None) -> LocalTraining:
         clip_norm=recipe.clip_norm,
         drop_last=recipe.drop_last,
         persistent=recipe.persistent_optimizer,
+        label_smoothing=recipe.label_smoothing or 0.0,
+        class_weights=recipe.class_weights,
     )
 
 

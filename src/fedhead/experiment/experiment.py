@@ -22,7 +22,7 @@ from fedhead.core.errors import BadInput
 from fedhead.core.inputs import blank, to_dtype
 from fedhead.data.federation import Federation
 from fedhead.engine import callbacks as engine_callbacks
-from fedhead.engine import compatibility, metric_registry, robust_mean
+from fedhead.engine import compatibility, metric_registry, robust_mean, training_objective
 from fedhead.engine.callbacks import Callback, CallbackList
 from fedhead.engine.clients import Clients
 from fedhead.engine.metric_registry import Metric
@@ -106,6 +106,7 @@ class Experiment:
             _forward(model, inputs, self.recipe, client)
         for algorithm in (self.method, *self.stages):
             algorithm.check_head(self.models)
+            training_objective.check(algorithm, "multiclass", self.local)
         for step in self.uploads:
             step.check(self.method)
         if self.aggregator is not None:

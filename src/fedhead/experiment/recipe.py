@@ -51,6 +51,9 @@ class Recipe:
     lr_schedule: str | None = None  # over the rounds: cosine, cosine(0.01), step(30, 0.1); null: constant
     warmup_rounds: Annotated[int, AtLeast(1)] | None = None  # in which the learning rate rises to lr
     clip_norm: Annotated[float, Above(0)] | None = None  # largest norm of a step's gradient; null: as it is
+    label_smoothing: Annotated[float, AtLeast(0), Below(1)] | None = None  # share of a target spread over all classes
+    # of each class in the loss; balanced: from all clients' counts, balanced_per_client: from each client's own
+    class_weights: Literal["balanced", "balanced_per_client"] | tuple[Annotated[float, AtLeast(0)], ...] | None = None
     persistent_optimizer: bool = False  # whether momentum survives from round to round
     drop_last: bool = False  # leave an epoch's last, partial batch out
     augment: str | None = None  # null: the data set's own

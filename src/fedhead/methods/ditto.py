@@ -12,7 +12,6 @@ from fedhead.algorithm.method import Method, method
 from fedhead.algorithm.phase import Phase, Reply
 from fedhead.algorithm.task import Task
 from fedhead.core.batch import Batch
-from fedhead.core.losses import cross_entropy
 from fedhead.core.ranges import AtLeast
 from fedhead.core.tree import Tree, Weights
 
@@ -38,7 +37,7 @@ class Ditto(Method):
 
     def personal_loss(self, v: Weights, batch: Batch, client: Client) -> Tensor:
         """h_k(v; wᵗ) = F_k(v) + λ/2 ‖v − wᵗ‖² (the bi-level objective)."""
-        fit = cross_entropy(client.apply(v, batch.x).logits, batch.y, batch.weight)
+        fit = client.loss(client.apply(v, batch.x).logits, batch)
         return fit + self.lam / 2 * (v - self.start(client)).sq()
 
     def finish(self, w: Weights, client: Client) -> Reply:

@@ -14,7 +14,7 @@ from fedhead.algorithm.method import Method, method
 from fedhead.algorithm.phase import Reply
 from fedhead.algorithm.task import Task
 from fedhead.core.batch import PARTS, Batch
-from fedhead.core.losses import cross_entropy, supervised_contrastive
+from fedhead.core.losses import supervised_contrastive
 from fedhead.core.ranges import Above, AtLeast
 from fedhead.core.tree import Tree, Weights
 
@@ -54,7 +54,7 @@ class FedClassAvg(Method):
     def loss(self, w: Weights, batch: Batch, client: Client) -> Tensor:
         """L_CL(F(x'), F(x'')) + L_CE(ŷ, y) + ρ L_R(C, C_k), ŷ being predicted from x' (Eq. 4)."""
         first = client.apply(w, batch.x)
-        loss = cross_entropy(first.logits, batch.y, batch.weight)
+        loss = client.loss(first.logits, batch)
         if self.cl:
             second = client.apply(w, client.view(batch, 1))
             loss = loss + self.contrast(first.h, second.h, batch)

@@ -12,7 +12,7 @@ from fedhead.algorithm.method import Method, method
 from fedhead.algorithm.phase import Phase
 from fedhead.algorithm.task import Task
 from fedhead.core.batch import Batch
-from fedhead.core.losses import balanced_softmax, cross_entropy
+from fedhead.core.losses import balanced_softmax
 from fedhead.core.ranges import AtLeast
 from fedhead.core.tree import Weights
 
@@ -33,6 +33,11 @@ class FedETF(Method):
     balanced_loss: bool = True  # weigh the classes by their counts (Eq. 6), or plain cross entropy
     learnable_temperature: bool = True  # train the temperature of the head, or keep it
 
+    @property
+    def own_loss(self) -> bool:
+        """The balanced loss (Eq. 6) is the method's own."""
+        return self.balanced_loss
+
     def phases(self, task: Task) -> tuple[Phase, ...]:
         """w_k = argmin L_k(w) over u, p and β (Eq. 7); V is fixed by the head."""
         temperature = ("classifier",) if self.learnable_temperature else ()
@@ -42,5 +47,5 @@ class FedETF(Method):
         """−log n_y^γ exp(β v_yᵀμ) / Σ_c n_c^γ exp(β v_cᵀμ), the mean over samples (Eq. 6 and 8)."""
         logits = client.apply(w, batch.x).logits
         if not self.balanced_loss:
-            return cross_entropy(logits, batch.y, batch.weight)
+            return client.loss(logits, batch)
         return balanced_softmax(logits, batch.y, batch.weight, client.counts, self.gamma, self.absent)

@@ -18,7 +18,7 @@ from fedhead.calibration.statistics_check import check_counts
 from fedhead.core.batch import Batch
 from fedhead.core.errors import BadInput
 from fedhead.core.inputs import Inputs
-from fedhead.core.losses import cross_entropy, mean
+from fedhead.core.losses import mean
 from fedhead.core.ranges import AtLeast
 from fedhead.core.tree import Tree, Weights
 from fedhead.methods.local_only import LocalOnly
@@ -69,7 +69,7 @@ class FedProto(LocalOnly):
         feature = prototype_space(client.task.model)(out)
         distance = (feature - prototypes["mean"][batch.y]).square().mean(-1)
         pull = mean(distance * prototypes["seen"][batch.y], batch.weight)
-        return cross_entropy(out.logits, batch.y, batch.weight) + self.lam * pull
+        return client.loss(out.logits, batch) + self.lam * pull
 
     def finish(self, w: Weights, client: Client) -> Reply:
         """C_k^(j) = Σ f_k(x) / |D_k,j| over the samples of class j (Eq. 3), sent as sums that add up."""

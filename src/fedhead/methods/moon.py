@@ -13,7 +13,7 @@ from fedhead.algorithm.method import Method, method
 from fedhead.algorithm.phase import Reply
 from fedhead.algorithm.task import Task
 from fedhead.core.batch import Batch
-from fedhead.core.losses import cross_entropy, model_contrastive
+from fedhead.core.losses import model_contrastive
 from fedhead.core.ranges import Above, AtLeast
 from fedhead.core.tree import Tree, Weights
 
@@ -38,7 +38,7 @@ class Moon(Method):
             away = client.apply(client.state["previous"], batch.x, train=False).z
         contrast = model_contrastive(out.z, towards, away, batch.weight, self.temperature)
         seen: Tensor = client.state["seen"]
-        return cross_entropy(out.logits, batch.y, batch.weight) + self.mu * seen * contrast
+        return client.loss(out.logits, batch) + self.mu * seen * contrast
 
     def finish(self, w: Weights, client: Client) -> Reply:
         """Keep the local model as the next round's previous one."""

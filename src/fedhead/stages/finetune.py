@@ -16,7 +16,6 @@ from fedhead.algorithm.stage import Stage, stage
 from fedhead.algorithm.task import Task
 from fedhead.core.batch import PARTS, Batch
 from fedhead.core.errors import BadInput
-from fedhead.core.losses import cross_entropy
 from fedhead.core.optimizers import SGD
 from fedhead.core.ranges import Above, AtLeast, Below
 from fedhead.core.tree import Tree, Weights
@@ -147,11 +146,11 @@ class FineTuneETF(FineTune):
 
     def extractor_loss(self, w: Weights, batch: Batch, client: Client) -> Tensor:
         """Cross entropy without balance (Eq. 9) while the extractor is trained."""
-        return cross_entropy(client.apply(w, batch.x).logits, batch.y, batch.weight)
+        return client.loss(client.apply(w, batch.x).logits, batch)
 
     def loss(self, w: Weights, batch: Batch, client: Client) -> Tensor:
         """Cross entropy without balance (Eq. 9) on top of a fixed extractor, running statistics included."""
-        return cross_entropy(client.apply(w, batch.x, train=False).logits, batch.y, batch.weight)
+        return client.loss(client.apply(w, batch.x, train=False).logits, batch)
 
     def steps(self) -> dict[str, Stage]:
         """Before, after the extractor, and after each turn."""
