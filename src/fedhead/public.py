@@ -129,6 +129,12 @@ from fedhead.models.registry import register as register_model
 from fedhead.models.registry import with_head as with_head
 from fedhead.models.split_model import SplitModel as SplitModel
 from fedhead.models.wrap import split as split
+from fedhead.samplers.base import SAMPLERS as SAMPLERS
+from fedhead.samplers.base import Sampler as Sampler
+from fedhead.samplers.base import sampler as sampler
+from fedhead.samplers.round_robin import RoundRobinSampler as RoundRobinSampler
+from fedhead.samplers.uniform import UniformSampler as UniformSampler
+from fedhead.samplers.weighted import WeightedSampler as WeightedSampler
 from fedhead.stages import STAGES as STAGES
 from fedhead.stages.ccvr import CCVR as CCVR
 from fedhead.stages.finetune import FineTune as FineTune

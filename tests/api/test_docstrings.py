@@ -15,7 +15,8 @@ from fedhead.algorithm.base import Algorithm
 from fedhead.algorithm.upload import UPLOADS
 
 # Their parameters are hyper-parameters of a paper: each field has a comment with its symbol and equation.
-COMPONENTS = {*fh.METHODS.values(), *fh.STAGES.values(), *UPLOADS.values(), *fh.AGGREGATORS.values()}
+COMPONENTS = {*fh.METHODS.values(), *fh.STAGES.values(), *UPLOADS.values()}
+COMPONENTS |= {*fh.AGGREGATORS.values(), *fh.SAMPLERS.values()}
 CALLABLES = sorted(
     name
     for name in fh.__all__

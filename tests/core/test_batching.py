@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from fedhead.core import batching, random
-from fedhead.engine import sampling
 
 
 # -- batches ------------------------------------------------------------------------------------------
@@ -45,23 +44,6 @@ def test_every_part_of_a_phases_name_gives_batches_of_their_own() -> None:
     names = [(0, 1, "train", 0, 0), (1, 1, "train", 0, 0), (0, 2, "train", 0, 0), (0, 1, "stage:finetune", 0, 0)]
     names += [(0, 1, "train", 1, 0), (0, 1, "train", 0, 1)]
     assert len({batching.phase_key(*name) for name in names}) == len(names)
-
-
-# -- cohorts ------------------------------------------------------------------------------------------
-def test_a_cohort_is_a_share_of_all_clients_drawn_anew_among_those_with_data() -> None:
-    eligible = [1, 3, 4, 6, 7, 9]
-    drawn = [sampling.sample_cohort(0, number, eligible, 10, 0.4) for number in range(1, 41)]
-    assert all(len(set(one)) == 4 and set(one) <= set(eligible) and one == sorted(one) for one in drawn)
-    assert len({tuple(one) for one in drawn}) > 5
-    assert {k for one in drawn for k in one} == set(eligible)
-    assert drawn != [sampling.sample_cohort(1, number, eligible, 10, 0.4) for number in range(1, 41)]
-
-
-@pytest.mark.parametrize(
-    ("participation", "size"), [(0.01, 1), (0.25, 3), (0.24, 2), (0.45, 5), (0.44, 4), (0.8, 6), (1.0, 6)]
-)
-def test_a_cohorts_size_is_rounded_half_up_with_one_at_least(participation: float, size: int) -> None:
-    assert len(sampling.sample_cohort(0, 1, [0, 1, 2, 5, 7, 8], 10, participation)) == size
 
 
 # -- keys ---------------------------------------------------------------------------------------------

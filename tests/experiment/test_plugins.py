@@ -37,6 +37,7 @@ partition: {0}halves(0.4)
 model: {0}net(head={0}Cosine(gain=2))
 uploads: ["{0}Rounded(4)"]
 aggregator: "{0}Shortest(3)"
+sampler: "{0}ByTurns"
 method: {0}FedMine
 method.mu: 0.1
 stages: ["{0}Shrink"]
@@ -52,6 +53,7 @@ partition: halves(share=0.4)
 model: tinynet(head=cosine(gain=2))
 uploads: [rounded(4)]
 aggregator: shortest(count=3)
+sampler: by_turns
 method: fedmine
 method.mu: 0.1
 stages: [shrink]
@@ -98,7 +100,9 @@ def test_a_file_a_module_and_entry_points_train_alike(site: Path, beside: Path, 
     assert all(set(result["stages"]) == {"Shrink"} for result in results)
     assert {*results[2]["metrics"]} == {"first_recall", "f1"}
     kinds = {entry["kind"]: entry for entry in RunFolder.open(tmp_path / "entry").environment()["components"]}
-    assert set(kinds) == {"method", "stage", "model", "head", "dataset", "partition", "metric", "upload", "aggregator"}
+    assert set(kinds) == {
+        "method", "stage", "model", "head", "dataset", "partition", "metric", "upload", "aggregator", "sampler",
+    }  # fmt: skip
     assert kinds["method"] == {
         "kind": "method",
         "name": "fedmine",
@@ -185,8 +189,8 @@ def test_every_way_of_the_command_line(
     assert (run / "analysis" / "sizes.json").exists()
     assert call(["validate", str(beside / "mine.yaml")]) == 0
     for kind, name in [("methods", "fedmine"), ("stages", "shrink"), ("models", "tinynet"), ("datasets", "moons"),
-                       ("uploads", "rounded"), ("aggregators", "shortest"), ("heads", "cosine"),
-                       ("analyses", "sizes")]:  # fmt: skip
+                       ("uploads", "rounded"), ("aggregators", "shortest"), ("samplers", "by_turns"),
+                       ("heads", "cosine"), ("analyses", "sizes")]:  # fmt: skip
         capsys.readouterr()
         assert call(["ls", kind, "--json"]) == 0
         listed = {entry["name"]: entry for entry in json.loads(capsys.readouterr().out)}
@@ -194,7 +198,7 @@ def test_every_way_of_the_command_line(
         assert {entry["from"] for entry in listed.values()} == {"built in", "federal-plugin 1.2"}
 
 
-def test_all_eleven_kinds_in_a_file_beside_the_recipe_from_another_folder(
+def test_all_twelve_kinds_in_a_file_beside_the_recipe_from_another_folder(
     beside: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "elsewhere").mkdir()
@@ -206,7 +210,7 @@ def test_all_eleven_kinds_in_a_file_beside_the_recipe_from_another_folder(
     assert begun["executor"] == "federal.py:MyLoop"
     assert {entry["name"] for entry in begun["components"]} == {
         "federal.py:moons", "federal.py:halves", "federal.py:net", "federal.py:Cosine", "federal.py:Rounded",
-        "federal.py:Shortest",
+        "federal.py:Shortest", "federal.py:ByTurns",
         "federal.py:FedMine", "federal.py:Shrink", "federal.py:recall_of_first", "f1", "federal.py:MyLoop",
     }  # fmt: skip
     assert call(["analyse", "federal.py:sizes", str(run), "--device", "cpu"]) == 0, capsys.readouterr().err

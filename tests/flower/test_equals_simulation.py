@@ -22,6 +22,7 @@ from fedhead.engine.simulation import Simulation
 from fedhead.flower.site_store import SiteStore
 from fedhead.methods import METHODS
 from fedhead.models.split_model import SplitModel
+from fedhead.samplers import SAMPLERS
 from fedhead.stages import STAGES
 from fedhead.testing.inprocess import InProcess, InProcessFederation
 
@@ -134,6 +135,13 @@ def test_uploads(name: str, tmp_path: Path) -> None:
     settings = {**SETTINGS, "uploads": [Clip(0.1), Half()]}
     world = InProcessFederation(federation(), {"own": model}, method, settings, tmp_path, stages=stages)
     compare(world, Simulation(federation(), [model], method, **settings), stages)
+
+
+@pytest.mark.parametrize("sampler", ["weighted", "round_robin"])
+def test_samplers_know_the_sizes_that_sites_report(sampler: str, tmp_path: Path) -> None:
+    model, method, settings = network("group"), METHODS["fedavg"](), {**SETTINGS, "sampler": SAMPLERS[sampler]()}
+    world = InProcessFederation(federation(), {"own": model}, method, settings, tmp_path)
+    compare(world, Simulation(federation(), [model], method, **settings), [])
 
 
 def test_equality_can_fail(tmp_path: Path) -> None:

@@ -132,14 +132,14 @@ def test_partial_participation_follows_one_sampling_list_for_all_methods(monkeyp
     from fedhead.engine import sampling
 
     drawn: list[tuple[int, list[int]]] = []
-    original = sampling.sample_cohort
+    original = sampling.draw
 
-    def note(seed: int, number: int, eligible: list[int], clients: int, participation: float) -> list[int]:
-        cohort = original(seed, number, eligible, clients, participation)
-        drawn.append((number, cohort))
+    def note(sampler: fh.Sampler, number: int, count: int, sizes: dict[int, int], seed: int) -> sampling.Cohort:
+        cohort = original(sampler, number, count, sizes, seed)
+        drawn.append((number, cohort.clients))
         return cohort
 
-    monkeypatch.setattr(sampling, "sample_cohort", note)
+    monkeypatch.setattr(sampling, "draw", note)
     lists = []
     for name in ("fedavg", *FAMILY):
         drawn.clear()

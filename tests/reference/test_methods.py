@@ -19,7 +19,6 @@ from fedhead.core.tree import Tree
 from fedhead.data.augment import Transform
 from fedhead.data.federation import Federation
 from fedhead.engine.rounds import train_round
-from fedhead.engine.sampling import sample_cohort
 from fedhead.engine.simulation import Simulation
 from fedhead.methods.clsprox import ClsProx
 from fedhead.methods.fedavg import FedAvg
@@ -221,13 +220,3 @@ def test_moon(fed: Federation, model: SplitModel, plain: Plain) -> None:
         previous = {k: copy.deepcopy(m).eval() for k, m in zip(CLIENTS, trained, strict=True)}
         model = average(trained, sizes(fed))
     equal(found.server["model"], values(model) | statistics(model))
-
-
-def test_partial_participation_draws_the_same_share_every_round_and_skips_empty_clients(fed: Federation) -> None:
-    seen = set()
-    for number in range(1, 30):
-        chosen = sample_cohort(0, number, list(CLIENTS), len(fed), 0.4)
-        assert len(chosen) == 2
-        assert set(chosen) <= set(CLIENTS)
-        seen |= set(chosen)
-    assert seen == set(CLIENTS)

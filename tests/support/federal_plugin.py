@@ -1,4 +1,4 @@
-"""The code of a plugin package as a user would write it: one file with one component of each of the eleven kinds.
+"""The code of a plugin package as a user would write it: one file with one component of each of the twelve kinds.
 
 All that it needs of fedhead comes from `import fedhead as fh`.
 """
@@ -6,7 +6,7 @@ All that it needs of fedhead comes from `import fedhead as fh`.
 CODE = '''
 """A plugin package for fedhead."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -103,6 +103,14 @@ class Shortest(fh.Aggregator):
         return sum(shortest[1:], start=shortest[0]) / len(shortest)
 
 
+@dataclass(frozen=True)
+class ByTurns(fh.Sampler):
+    """One client less than asked for, another one in every round."""
+
+    def select(self, round: int, count: int, sizes: Mapping[int, int], seed: int) -> Sequence[int]:
+        return [k for k in sizes if k != round % len(sizes)]
+
+
 def recall_of_first(confusion):
     """The first class's recall."""
     return confusion[0, 0] / confusion[0].sum()
@@ -126,4 +134,5 @@ ENTRY_POINTS = {
     "fedhead.analyses": {"sizes": "federal:sizes"},
     "fedhead.uploads": {"rounded": "federal:Rounded"},
     "fedhead.aggregators": {"shortest": "federal:Shortest"},
+    "fedhead.samplers": {"by_turns": "federal:ByTurns"},
 }

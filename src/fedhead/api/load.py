@@ -197,7 +197,8 @@ def _experiment(folder: RunFolder, begun: Mapping[str, Any], given: _Given) -> E
     if not stored:
         return reopen.open_experiment(folder.path, inputs)[1]
     assert inputs is not None, "both are recorded together"
-    there = {"federation", "assign", "upload", "aggregator", "metric", "optimizer", "weights"}  # not asked for
+    # what is not asked for
+    there = {"federation", "assign", "upload", "aggregator", "sampler", "metric", "optimizer", "weights"}
     there |= {kind for kind, held in (("model", given.models), ("method", given.method)) if held}
     named = {stage.name: stage for stage in given.stages}
     missing = {name: line for name, line in stored.items() if name.removeprefix("stage ") not in named}

@@ -45,6 +45,7 @@ from fedhead.models.check import require
 from fedhead.models.registry import Architecture, ModelLike
 from fedhead.models.split_model import SplitModel
 from fedhead.report.progress import progress as show_progress
+from fedhead.samplers.base import Sampler
 from fedhead.stages import STAGES
 
 
@@ -71,6 +72,7 @@ def run(
     drop_last: bool = False,
     persistent_optimizer: bool = False,
     participation: float = 1.0,
+    sampler: Sampler | type[Sampler] | str | None = None,
     weights: first_weights.Source | None = None,
     stages: Sequence[Stage | type[Stage] | str] = (),
     uploads: Sequence[Upload | type[Upload] | str] = (),
@@ -124,6 +126,7 @@ def run(
         drop_last: Leave an epoch's last, partial batch out.
         persistent_optimizer: Keep each client's optimizer state from round to round.
         participation: The share of the clients that train in a round.
+        sampler: Who they are: `"uniform"` (as None), `"weighted"` by their samples, `"round_robin"`, or a sampler.
         weights: First weights in place of the model's own: a state dict, a .safetensors or PyTorch file, or a run
             folder, with the names of your module or of the model's parts.
         stages: What follows the rounds, in order: stages, or their names or classes.
@@ -164,7 +167,7 @@ def run(
         Diverged: Training left the finite numbers.
     """
     _refuse_kinds(
-        federation, model, method, stages, uploads, metrics, callbacks, loggers, aggregator, outliers, on_round
+        federation, model, method, stages, uploads, metrics, callbacks, loggers, aggregator, outliers, sampler, on_round
     )
     _refuse_resumption(out, resume)
     settings = Recipe(  # whose ranges hold here too
@@ -199,6 +202,7 @@ def run(
         uploads=tuple(build.upload(u) for u in uploads),
         aggregator=build.aggregator(aggregator),
         outliers=build.outliers(outliers),
+        sampler=build.sampler(sampler),
         metrics=_metrics(metrics, federation.classes),
         callbacks=tuple(make_callback(one) for one in callbacks),
         local=build.local(settings, _optimizer(optimizer, settings)),
@@ -270,6 +274,7 @@ def _refuse_kinds(
     loggers: Any,
     aggregator: Any,
     outliers: Any,
+    sampler: Any,
     on_round: Any,
 ) -> None:
     """Refuse what is no federation, model, method or list of stages, before it fails somewhere inside."""
@@ -295,6 +300,7 @@ def _refuse_kinds(
     kinds: list[tuple[str, type, Sequence[Any]]] = [("method", Method, [method]), ("stage", Stage, stages)]
     kinds += [("callback", Callback, callbacks), ("logger", Logger, loggers)]
     kinds += [("upload", Upload, uploads), ("aggregator", Aggregator, [] if aggregator is None else [aggregator])]
+    kinds += [("sampler", Sampler, [] if sampler is None else [sampler])]
     for what, kind, things in kinds:
         for thing in things:
             if not isinstance(thing, kind | type | str):

@@ -36,6 +36,7 @@ class ComponentKind(StrEnum):
     metrics = "metrics"
     uploads = "uploads"
     aggregators = "aggregators"
+    samplers = "samplers"
     recipes = "recipes"
 
 

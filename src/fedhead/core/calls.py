@@ -1,6 +1,7 @@
 """Components with parameters as recipes write them: `name(0.3, form=equal)`.
 
-Models, heads, partitions, uploads, aggregators and clients' test sets are all written so, and all are read here.
+Models, heads, partitions, uploads, aggregators, samplers and clients' test sets are all written so, and all are read
+here.
 """
 
 from __future__ import annotations

@@ -31,11 +31,25 @@ def key(*path: int | str) -> int:
 
 def permutation(key: int, n: int) -> NDArray[np.int64]:
     """Return a random permutation of 0 … n-1."""
+    return np.argsort(_hashes(key, n), kind="stable")
+
+
+def uniforms(key: int, n: int) -> NDArray[np.float64]:
+    """Return n numbers in [0, 1); `uniform` draws on the device.
+
+    >>> uniforms(key(0, "stragglers"), 3).shape
+    (3,)
+    """
+    return (_hashes(key, n) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def _hashes(key: int, n: int) -> NDArray[np.uint64]:
+    """Return n random 64-bit numbers."""
     with np.errstate(over="ignore"):
         z = np.arange(1, n + 1, dtype=np.uint64) * np.uint64(_GOLDEN) + np.uint64(key)
         z = (z ^ (z >> np.uint64(30))) * np.uint64(_M1)
         z = (z ^ (z >> np.uint64(27))) * np.uint64(_M2)
-        return np.argsort(z ^ (z >> np.uint64(31)), kind="stable")
+        return z ^ (z >> np.uint64(31))
 
 
 def generator(key: int) -> torch.Generator:

@@ -33,6 +33,7 @@ from fedhead.engine.outliers import OutlierPolicy
 from fedhead.engine.padding_check import PaddingCheck
 from fedhead.engine.predictions import client_predictions, summarize
 from fedhead.engine.prefetch import DrawArguments, Prefetcher
+from fedhead.engine.sampling import Cohort
 from fedhead.engine.server import Downlink
 from fedhead.executors import forward
 from fedhead.executors.client_round import OPTIMIZER, initial_optimizer_states
@@ -42,6 +43,8 @@ from fedhead.executors.program import Program
 from fedhead.models.batch_norm import may_normalize_batches
 from fedhead.models.dropout import calls_dropout
 from fedhead.models.split_model import SplitModel, weights
+from fedhead.samplers.base import Sampler
+from fedhead.samplers.uniform import UniformSampler
 
 if TYPE_CHECKING:
     from fedhead.data.allocation import Rows
@@ -68,6 +71,7 @@ class Clients:
         uploads: Sequence[Upload] = (),
         aggregator: Aggregator | None = None,  # in place of the server's weighted mean
         outliers: OutlierPolicy | None = None,  # what the server does with replies that stand out
+        sampler: Sampler | None = None,  # who takes part in a round; None: any client, with the same probability
         min_class_count: int = 1,  # rows of smaller classes are left out of what leaves a client
         all_here: bool = True,  # a real site knows neither the others' sizes nor their data
     ):
@@ -77,7 +81,7 @@ class Clients:
         self.uploads = tuple(uploads)
         for step in self.uploads:
             step.check(method)
-        self.aggregator, self.outliers = aggregator, outliers
+        self.aggregator, self.outliers, self.sampler = aggregator, outliers, sampler or UniformSampler()
         if aggregator is not None:
             robust_mean.check(aggregator, method, sampling.cohort_size(len(federation), participation))
         if outliers is not None:
@@ -118,6 +122,8 @@ class Clients:
             for model in templates
         ]
         self.check_trained(method)
+        if holders := {k: len(federation.rows[k]) for k in self.holders}:
+            sampling.check(self.sampler, self._cohort_size, holders, seed)
         self.counts = torch.as_tensor(federation.counts(), dtype=dtype, device=self.device)
         self.states = ClientStates(self.initial_state)
         self.prefetch = Prefetcher()
@@ -166,6 +172,19 @@ class Clients:
     def holders(self) -> list[int]:
         """The clients that hold training data; the others can't take part."""
         return [k for k, rows in enumerate(self.federation.rows) if len(rows)]
+
+    @property
+    def _cohort_size(self) -> int:
+        return sampling.cohort_size(self.task.clients, self.task.participation)
+
+    def draw_cohort(self, round: int, sizes: Mapping[int, int]) -> Cohort:
+        """Return who takes part in a round.
+
+        Args:
+            round: Number of the round, from 1.
+            sizes: Training samples of each client that can take part, by its number.
+        """
+        return sampling.draw(self.sampler, round, self._cohort_size, sizes, self.task.seed)
 
     def lr(self, round: int) -> float:
         """The learning rate of a round, from 1."""

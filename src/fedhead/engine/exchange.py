@@ -10,7 +10,7 @@ the others if the run's policy is to drop them (`fedhead.engine.outliers`).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -27,6 +27,7 @@ from fedhead.engine import outliers, reply_check
 from fedhead.engine.evaluation import mean, weighted_mean
 from fedhead.engine.metrics import Row
 from fedhead.engine.outliers import Outlier
+from fedhead.engine.sampling import Cohort
 from fedhead.engine.server import aggregate
 from fedhead.engine.transport import AnyTransport, ClientReply, Quorum, Received
 
@@ -37,7 +38,7 @@ def exchange(
     server: Tree,
     states: Any,
     round: int,
-    select: Callable[[list[int]], list[int]],
+    select: Callable[[list[int]], Cohort],
 ) -> tuple[Tree, Row]:
     """Send the server's state to a cohort, check the replies and aggregate them.
 
@@ -49,7 +50,7 @@ def exchange(
         server: The server's state.
         states: The clients' states, of which those whose reply counts are replaced.
         round: Number of the round.
-        select: Chooses the cohort among the clients that are present.
+        select: Chooses the cohort among the clients that are present; where it is empty, the state stays as it is.
 
     Returns:
         The server's new state, and the record of the exchange.
@@ -64,11 +65,14 @@ def exchange(
     where = f"stage {algorithm.name}" if isinstance(algorithm, Stage) else f"round {round}"
     counted: dict[int, ClientReply] = {}
     failed: dict[int, FedheadError] = {}
-    down = 0
+    down, inclusion = 0, dict[int, float]()
     for attempt in range(1, quorum.attempts + 1):
         present = transport.present()
         cohort = select(present)
-        asked = [k for k in cohort if k not in counted]
+        inclusion |= cohort.inclusion
+        asked = [k for k in cohort.clients if k not in counted]
+        if not asked and not counted:
+            return server, _nobody(transport, where)
         received = transport.exchange(algorithm, server, states, asked, round)
         down += received.bytes_down
         fresh, faults = _check_replies(transport, algorithm, server, received, round)
@@ -79,8 +83,8 @@ def exchange(
             if transport.quorum is None and not isinstance(why, reply_check.Impossible):
                 raise why
             transport.log(f"{where}: {transport.client_name(k)} does not count: {why}")
-        if len(counted) >= max(min(quorum.replies, len({*cohort, *counted})), fewest):
-            new = _aggregate(transport, algorithm, server, counted, clipped, rule)
+        if len(counted) >= max(min(quorum.replies, len({*cohort.clients, *counted})), fewest):
+            new = _aggregate(transport, algorithm, server, counted, clipped, rule, inclusion)
             reply_check.check_finite(new, f"{where}, the server")
             for k in sorted(counted):
                 states[k] = counted[k].kept
@@ -159,10 +163,12 @@ def _aggregate(
     replies: dict[int, ClientReply],
     clipped: dict[int, Outlier],
     rule: Aggregator | None,
+    inclusion: Mapping[int, float],
 ) -> Tree:
     task = transport.clients.task
     sent = _decoded(transport, algorithm, replies) | {k: outlier.sent for k, outlier in clipped.items()}
     samples = {k: r.samples for k, r in replies.items()} | {k: outlier.samples for k, outlier in clipped.items()}
+    samples = {k: count / inclusion[k] if k in inclusion else count for k, count in samples.items()}
     return _with_frozen(server, aggregate(algorithm, server, sent, samples, task, rule), task.model.frozen)
 
 
@@ -172,6 +178,12 @@ def _with_frozen(old: Tree, new: Tree, names: frozenset[str]) -> Tree:
     if not names or not isinstance(model, Weights) or not isinstance(new.get("model"), Weights):
         return new
     return new.replace(model=new["model"].replace({name: t for name, t in model.items() if name in names}))
+
+
+def _nobody(transport: AnyTransport, where: str) -> Row:
+    """Return the record of an exchange in which no client takes part."""
+    transport.log(f"{where}: no client takes part, the model stays as it is")
+    return _record(transport, {}, {}, {}, {}, 0) | {"skipped": "no client took part, the model stays as it is"}
 
 
 def _record(

@@ -24,11 +24,12 @@ from typing import Any
 from fedhead.algorithm.base import Algorithm
 from fedhead.algorithm.stage import Stage, bind
 from fedhead.core.tree import Tree, Weights
-from fedhead.engine import evaluation, sampling
+from fedhead.engine import evaluation
 from fedhead.engine.callbacks import KEEP, STOP, Callback, CallbackList
 from fedhead.engine.exchange import exchange
 from fedhead.engine.metric_registry import NO_METRICS, Metric, measure_clients
 from fedhead.engine.metrics import Row, RunMetrics, StageResult
+from fedhead.engine.sampling import Cohort
 from fedhead.engine.server import evaluate_global_model
 from fedhead.engine.transport import AnyTransport
 
@@ -192,8 +193,9 @@ def run(
         if KEEP in watching.after_round(row):
             kept = Kept(number, transport.server, dict(transport.states.kept))
         stopped = row.get("stopped")
-        now = (transport.server, transport.states.kept, history, copy.deepcopy(watching.memories), kept, stopped)
-        if on_round is not None and on_round(Snapshot(number, *now)) is STOP:
+        # copies: whoever keeps the snapshot can resume from it after later rounds
+        now = (dict(transport.states.kept), list(history), copy.deepcopy(watching.memories), kept, stopped)
+        if on_round is not None and on_round(Snapshot(number, transport.server, *now)) is STOP:
             stopped = row.setdefault("stopped", "on_round")
     if kept is not None and kept.round != number:
         transport.states.kept.clear()
@@ -225,7 +227,7 @@ def train_round(
         transport.server,
         transport.states,
         number,
-        lambda present: sampling.cohort_of(clients.task, number, present),
+        lambda present: clients.draw_cohort(number, transport.sizes(present)),
     )
     row |= record
     if evaluated:
@@ -277,7 +279,7 @@ def _stage_exchange(transport: AnyTransport, stage: Stage, server: Tree) -> tupl
     """One exchange with all clients that are present, on a copy of their states."""
     states = transport.states.copy()
     number = transport.clients.task.rounds + 1
-    server, record = exchange(transport, stage, server, states, number, lambda present: present)
+    server, record = exchange(transport, stage, server, states, number, Cohort)
     return server, states, record
 
 

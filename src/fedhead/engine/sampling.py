@@ -1,22 +1,29 @@
-"""Client sampling: which clients take part in a round."""
+"""The cohort of a round: who takes part, who drops out, and how much each reply counts."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
-from fedhead.algorithm.task import Task
-from fedhead.core import random
+import numpy as np
+
+from fedhead.core.errors import BadInput, user_code
+from fedhead.samplers.base import Sampler
 
 
-def sample_cohort(seed: int, round: int, eligible: list[int], clients: int, participation: float) -> list[int]:
-    """The clients that take part in a round: a share of all, drawn among those that hold data.
+@dataclass(frozen=True)
+class Cohort:
+    """The clients of an exchange.
 
-    >>> sample_cohort(0, 1, list(range(10)), 10, 1.0) == list(range(10))
-    True
+    Args:
+        clients: Those that are asked, in the order of their numbers.
+        inclusion: The probability with which each was selected, where these differ.
     """
-    size = min(len(eligible), cohort_size(clients, participation))
-    order = random.permutation(random.key(seed, "cohort", round), len(eligible))
-    return sorted(eligible[i] for i in order[:size])
+
+    clients: list[int]
+    inclusion: Mapping[int, float] = field(default_factory=dict)
 
 
 def cohort_size(clients: int, participation: float) -> int:
@@ -24,11 +31,70 @@ def cohort_size(clients: int, participation: float) -> int:
     return max(1, round_half_up(participation * clients))
 
 
-def cohort_of(task: Task, round: int, eligible: list[int]) -> list[int]:
-    """Return the clients of a round of a task, drawn among those that can take part."""
-    return sample_cohort(task.seed, round, eligible, task.clients, task.participation)
+def draw(sampler: Sampler, round: int, count: int, sizes: Mapping[int, int], seed: int) -> Cohort:
+    """Return the clients that a sampler selects for a round.
+
+    Args:
+        sampler: The sampler.
+        round: Number of the round, from 1.
+        count: How many clients are wanted, if so many can take part.
+        sizes: Training samples of each client that can take part, by its number.
+        seed: Seed of the run.
+
+    Raises:
+        BadInput: If the sampler raises, or returns something else than some of the clients.
+
+    >>> from fedhead.samplers.uniform import UniformSampler
+    >>> draw(UniformSampler(), 1, 5, {0: 9, 3: 2}, seed=0).clients
+    [0, 3]
+    """
+    count, title = min(len(sizes), count), f"sampler {sampler.name}"
+    with user_code(title):
+        found, inclusion = sampler.select(round, count, dict(sizes), seed), sampler.inclusion(count, dict(sizes))
+    clients = _numbers(found, sizes, f"{title}: select")
+    if inclusion is None:
+        return Cohort(clients)
+    return Cohort(clients, {k: _probability(inclusion, k, f"{title}: inclusion") for k in clients})
+
+
+def check(sampler: Sampler, count: int, sizes: Mapping[int, int], seed: int) -> None:
+    """Select the clients of the first round twice.
+
+    Raises:
+        BadInput: If the sampler fails, or if the second time it selects others.
+    """
+    if draw(sampler, 1, count, sizes, seed) != draw(sampler, 1, count, sizes, seed):
+        raise BadInput(
+            f"sampler {sampler.name} selects other clients when it is asked again: let it depend on its arguments "
+            "alone, and draw with fedhead.random.permutation(fedhead.random.key(seed, round), …)"
+        )
 
 
 def round_half_up(value: float) -> int:
     """Round to the nearest integer, halves upwards (Python rounds them to even)."""
     return math.floor(value + 0.5)
+
+
+def _numbers(found: Any, sizes: Mapping[int, int], title: str) -> list[int]:
+    """Return the clients that a sampler's hook returned, checked."""
+    try:
+        listed = list(found)
+    except TypeError:
+        raise BadInput(f"{title} returned {type(found).__name__}: return a list of clients' numbers") from None
+    for k in listed:
+        if not isinstance(k, int | np.integer) or isinstance(k, bool) or k not in sizes:
+            raise BadInput(f"{title} returned {k!r}, which is none of the clients: return numbers among sizes")
+    if len(set(listed)) < len(listed):
+        raise BadInput(f"{title} returned a client twice: {[int(k) for k in listed]}; return each once")
+    return sorted(int(k) for k in listed)
+
+
+def _probability(found: Any, client: int, title: str) -> float:
+    """Return the probability of a client that a sampler's hook returned, checked."""
+    try:
+        value = float(found[client])
+    except (TypeError, ValueError, KeyError, IndexError):
+        value = math.nan
+    if not 0 < value <= 1:
+        raise BadInput(f"{title} has no probability above 0 and at most 1 for client {client}: return one for each")
+    return value

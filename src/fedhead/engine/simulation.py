@@ -18,7 +18,7 @@ from fedhead.core.log import warn_once
 from fedhead.core.tree import Tree
 from fedhead.data.allocation import Rows
 from fedhead.data.pool import Pool
-from fedhead.engine import evaluation, sampling
+from fedhead.engine import evaluation
 from fedhead.engine import rounds as loop
 from fedhead.engine.callbacks import Callback
 from fedhead.engine.client_states import ClientStates
@@ -36,6 +36,7 @@ from fedhead.executors.job import Executor, Job
 from fedhead.executors.loop import Loop
 from fedhead.models.precision import set_precision
 from fedhead.models.split_model import SplitModel
+from fedhead.samplers.base import Sampler
 
 if TYPE_CHECKING:
     from fedhead.data.federation import Federation
@@ -114,6 +115,10 @@ class Simulation(Clients, Transport[ClientStates]):
     def present(self) -> list[int]:
         """Return the clients that hold data."""
         return self.holders
+
+    def sizes(self, present: Sequence[int]) -> dict[int, int]:
+        """Return how many training samples each of these clients has."""
+        return {k: self.task.sizes[k] for k in present}
 
     def exchange(
         self, algorithm: Algorithm, server: Tree, states: ClientStates, cohort: list[int], round: int
@@ -202,7 +207,7 @@ class Simulation(Clients, Transport[ClientStates]):
     # -- work -------------------------------------------------------------------------------------
     def cohort(self, number: int) -> list[int]:
         """Return the clients that take part in a round."""
-        return sampling.cohort_of(self.task, number, self.holders)
+        return self.draw_cohort(number, self.sizes(self.holders)).clients
 
     def jobs(
         self, algorithm: Algorithm, server: Tree, states: ClientStates, cohort: list[int], round: int
@@ -211,8 +216,12 @@ class Simulation(Clients, Transport[ClientStates]):
         return self.work(algorithm, make_downlink(algorithm, server, cohort, self.task_of), states, round)
 
     def jobs_of_round(self, number: int) -> list[Job]:
-        """Return the work of a round of training from the present state, one job per architecture."""
-        return self.jobs(self.method, self.server, self.states, self.cohort(number), number)
+        """Return the work of a round of training from the present state, one job per architecture.
+
+        Where nobody takes part in that round, it is the work of all clients.
+        """
+        cohort = self.cohort(number) or self.holders
+        return self.jobs(self.method, self.server, self.states, cohort, number)
 
 
 def simulate(
@@ -227,6 +236,7 @@ def simulate(
     uploads: Sequence[Upload] = (),
     aggregator: Aggregator | None = None,
     outliers: OutlierPolicy | None = None,
+    sampler: Sampler | None = None,
     seed: int = 0,
     executor: str | Executor = "auto",
     device: str = "auto",
@@ -253,6 +263,7 @@ def simulate(
         uploads: What a reply passes before it leaves a client.
         aggregator: What the server takes in place of the weighted mean.
         outliers: What the server does with replies that stand out from the others.
+        sampler: Who takes part in a round; None: any client, with the same probability.
         seed: Decides cohorts, batches and augmentation.
         executor: `loop`, `stack`, `lanes`, `auto` (the fastest of a short trial), or an executor.
         device: `cpu`, `cuda`, or `auto`.
@@ -280,6 +291,7 @@ def simulate(
         uploads=uploads,
         aggregator=aggregator,
         outliers=outliers,
+        sampler=sampler,
         seed=seed,
         device=select.device(device),
         bf16=set_precision(precision),

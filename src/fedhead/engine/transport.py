@@ -114,6 +114,10 @@ class Transport(ABC, Generic[S]):
     def present(self) -> list[int]:
         """Return the clients that can take part now, waiting for a quorum of them if need be."""
 
+    @abstractmethod
+    def sizes(self, present: Sequence[int]) -> dict[int, int]:
+        """Return how many training samples each of these clients has, as far as the server knows."""
+
     def why_absent(self, present: Sequence[int]) -> dict[int, str]:
         """Return why each client that is not among those `present` is away; none is in a simulation."""
         return {}

@@ -24,6 +24,7 @@ from fedhead.experiment.recipe import Recipe
 from fedhead.methods import METHODS
 from fedhead.models.build_many import build_many
 from fedhead.models.split_model import SplitModel, freeze
+from fedhead.samplers.base import SAMPLERS, Sampler
 from fedhead.stages import STAGES
 
 E = TypeVar("E", bound=Algorithm)
@@ -55,6 +56,14 @@ def aggregator(asked: str | Aggregator | type[Aggregator] | None, folders: Seque
         return asked
     call, found = AGGREGATORS.resolve_call(asked, folders)
     return found(**call.arguments("aggregator", parameters(found)))
+
+
+def sampler(asked: str | Sampler | type[Sampler] | None, folders: Sequence[Path] = ()) -> Sampler | None:
+    """Return the sampler of a text such as `weighted` or `mine.py:Rule(0.5)`, of a class, or the one given."""
+    if asked is None or isinstance(asked, Sampler):
+        return asked
+    call, found = SAMPLERS.resolve_call(asked, folders)
+    return found(**call.arguments("sampler", parameters(found)))
 
 
 def outliers(asked: str | OutlierPolicy | None) -> OutlierPolicy | None:

@@ -23,6 +23,7 @@ from fedhead.experiment.loggers.base import LOGGERS
 from fedhead.experiment.recipe import Recipe
 from fedhead.methods import METHODS
 from fedhead.models import HEADS, MODELS
+from fedhead.samplers import SAMPLERS
 from fedhead.stages import STAGES
 
 
@@ -41,6 +42,7 @@ def registries() -> dict[str, Registry[Any]]:
         "loggers": LOGGERS,
         "uploads": UPLOADS,
         "aggregators": AGGREGATORS,
+        "samplers": SAMPLERS,
     }
 
 
@@ -61,6 +63,7 @@ def named(recipe: Recipe) -> list[tuple[Registry[Any], str]]:
         (CALLBACKS, [read_call(text, "callback").name for text in recipe.callbacks]),
         (UPLOADS, [read_call(text, "upload").name for text in recipe.uploads]),
         (AGGREGATORS, [read_call(recipe.aggregator, "aggregator").name] if recipe.aggregator else []),
+        (SAMPLERS, [read_call(recipe.sampler, "sampler").name] if recipe.sampler else []),
     ]
     return [(registry, name) for registry, names in kinds for name in dict.fromkeys(names)]
 

@@ -35,6 +35,7 @@ from fedhead.experiment import data as recipe_data
 from fedhead.experiment.data import Inputs
 from fedhead.experiment.recipe import Recipe
 from fedhead.models.split_model import SplitModel
+from fedhead.samplers.base import Sampler
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,7 @@ class Experiment:
         aggregator: What the server takes in place of the weighted mean; None: nothing else.
         outliers: What the server does with replies that stand out; None: nothing.
         callbacks: What may stop the run or keep a round's models.
+        sampler: Who takes part in a round; None: any client, with the same probability.
         own_data: The user's own data set, which has to be read to know what its samples look like.
     """
 
@@ -65,6 +67,7 @@ class Experiment:
     aggregator: Aggregator | None = None
     outliers: OutlierPolicy | None = None
     callbacks: tuple[Callback, ...] = ()
+    sampler: Sampler | None = None
     own_data: Federation | None = None
 
     @classmethod
@@ -89,7 +92,10 @@ class Experiment:
         models = tuple(build.architectures(recipe, inputs, method.head))
         aggregator, outliers = build.aggregator(recipe.aggregator, recipe.folders), build.outliers(recipe.outliers)
         callbacks = tuple(engine_callbacks.make(text, recipe.folders) for text in recipe.callbacks)
-        made = cls(recipe, method, stages, uploads, metrics, local, models, aggregator, outliers, callbacks, own_data)
+        sampler = build.sampler(recipe.sampler, recipe.folders)
+        made = cls(
+            recipe, method, stages, uploads, metrics, local, models, aggregator, outliers, callbacks, sampler, own_data
+        )
         made.check(inputs)
         return made
 
@@ -209,6 +215,7 @@ class Experiment:
             "uploads": self.uploads,
             "aggregator": self.aggregator,
             "outliers": self.outliers,
+            "sampler": self.sampler,
             "seed": recipe.seed,
         }
 

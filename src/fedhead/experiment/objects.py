@@ -28,6 +28,7 @@ from fedhead.experiment.experiment import Experiment
 from fedhead.experiment.recipe import Recipe
 from fedhead.methods import METHODS
 from fedhead.models.split_model import SplitModel
+from fedhead.samplers.base import SAMPLERS
 from fedhead.stages import STAGES
 
 Objects = dict[str, str]  # what each object is, by the recipe's key
@@ -67,6 +68,8 @@ def described(
     keys["uploads"] = [_call(UPLOADS, step, build.upload, objects, "upload") for step in made.uploads]
     if made.aggregator is not None:
         keys["aggregator"] = _call(AGGREGATORS, made.aggregator, build.aggregator, objects, "aggregator")
+    if made.sampler is not None:
+        keys["sampler"] = _call(SAMPLERS, made.sampler, build.sampler, objects, "sampler")
     if made.outliers is not None:
         policy = made.outliers
         keys["outliers"] = f"{policy.action}(norm={policy.norm}, samples={policy.samples})"

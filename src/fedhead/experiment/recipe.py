@@ -38,6 +38,7 @@ class Recipe:
     partition: str = "dirichlet(0.1)"  # how the samples are distributed over the clients
     clients: Annotated[int, AtLeast(1)] = 10
     participation: Annotated[float, Above(0), AtMost(1)] = 1.0  # the share of the clients that train in a round
+    sampler: str | None = None  # who they are: uniform (as null), weighted, round_robin, or your own
     rounds: Annotated[int, AtLeast(1)] = 10
     local_epochs: Annotated[int, AtLeast(1)] = 1
     batch_size: Annotated[int, AtLeast(1), AtMost(2**24)] = 64

@@ -224,7 +224,7 @@ def _digests(recipe: Recipe) -> dict[str, str]:
 
 def _of_site(recipe: Recipe) -> Recipe:
     """The recipe without what the server alone does."""
-    return replace(recipe, metrics=(), callbacks=(), aggregator=None, outliers=None, weights=None)
+    return replace(recipe, metrics=(), callbacks=(), aggregator=None, outliers=None, weights=None, sampler=None)
 
 
 # -- both -------------------------------------------------------------------------------------------

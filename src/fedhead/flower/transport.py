@@ -136,6 +136,10 @@ class FlowerTransport(Transport[SiteStates]):
         present = self._connected()
         return present if len(present) >= self.timeouts.quorum else self._gather()
 
+    def sizes(self, present: Sequence[int]) -> dict[int, int]:
+        """Return how many training samples these sites said they have when they came."""
+        return {k: self.nodes.hellos[self.spec.sites[k]].samples for k in present}
+
     def why_absent(self, present: Sequence[int]) -> dict[int, str]:
         """Return why sites are not there: they are not connected, or were refused when they came."""
         refused = {failure.site: failure.reason for failure in self.nodes.refused.values() if failure.site}

@@ -1,0 +1,160 @@
+"""Samplers in runs: on both executors, around a checkpoint, over Flower, from recipes and from Python."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from small import SIZES, federation, network
+
+import fedhead as fh
+from fedhead.core.errors import BadInput
+from fedhead.engine.rounds import Snapshot, run, train_round
+from fedhead.engine.simulation import Simulation
+from fedhead.executors.job import Executor
+from fedhead.experiment.recipe import load
+from fedhead.experiment.run import Settings, execute
+from fedhead.experiment.run_folder import RunFolder
+
+LOCAL = fh.LocalTraining(epochs=2, batch_size=4, optimizer=fh.SGD(lr=0.05, momentum=0.9))
+ROUNDS = 4
+
+
+@dataclass(frozen=True)
+class Largest(fh.Sampler):
+    """The clients with most samples; nobody in some rounds."""
+
+    idle: int = 0  # every so many rounds nobody takes part; 0: never
+
+    def select(self, round: int, count: int, sizes: Mapping[int, int], seed: int) -> Sequence[int]:
+        return [] if self.idle and round % self.idle == 0 else sorted(sizes, key=lambda k: -sizes[k])[:count]
+
+
+SAMPLERS = [fh.UniformSampler(), fh.WeightedSampler(), fh.RoundRobinSampler(), Largest(idle=2)]
+
+
+def made(sampler: fh.Sampler | None, method: fh.Method | None = None, **settings: Any) -> Simulation:
+    usual = {"rounds": ROUNDS, "local": LOCAL, "participation": 0.4, "dtype": torch.float64, "sampler": sampler}
+    return Simulation(federation(), [network("batch")], method or fh.FedAvg(), **usual | settings)
+
+
+def trained(sampler: fh.Sampler | None, executor: Executor, **settings: Any) -> Simulation:
+    simulation = made(sampler, **settings).using(executor)
+    for number in range(1, ROUNDS + 1):
+        train_round(simulation, number)
+    return simulation
+
+
+def assert_same(one: fh.Tree, other: fh.Tree, tolerance: float = 1e-10) -> None:
+    assert one.leaves().keys() == other.leaves().keys()
+    for name, t in one.leaves().items():
+        torch.testing.assert_close(t, other.leaves()[name], atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS, ids=lambda one: one.name)
+def test_loop_and_stack_give_the_same(sampler: fh.Sampler) -> None:
+    loop, stack = trained(sampler, fh.Loop()), trained(sampler, fh.Stack())
+    assert_same(loop.server, stack.server)
+    assert loop.states.kept.keys() == stack.states.kept.keys()
+
+
+def test_uniform_is_the_default() -> None:
+    one, other = trained(None, fh.Loop()).server.leaves(), trained(fh.UniformSampler(), fh.Loop()).server.leaves()
+    assert all(torch.equal(t, other[name]) for name, t in one.items())
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS, ids=lambda one: one.name)
+def test_a_resumed_run_selects_the_same_clients(sampler: fh.Sampler) -> None:
+    seen: list[Snapshot] = []
+    whole = run(made(sampler, fh.Scaffold()), on_round=seen.append)
+    resumed = run(made(sampler, fh.Scaffold()), resume=seen[1])
+    for name, t in whole.server.leaves().items():
+        assert torch.equal(t, resumed.server.leaves()[name])
+    assert [row["participants"] for row in whole.rows] == [row["participants"] for row in resumed.rows]
+
+
+def test_replies_are_weighted_by_samples_over_probability() -> None:
+    """With m = 2 of (9, 5, 14, 3): π = (18, 10, 28, 6)/31, all below 1, so that both replies count alike."""
+    simulation = made(fh.WeightedSampler()).using(fh.Loop())
+    cohort = simulation.draw_cohort(1, simulation.sizes(simulation.holders))
+    assert cohort.inclusion == pytest.approx({k: 2 * SIZES[k] / 31 for k in cohort.clients})
+    received = simulation.exchange(simulation.method, simulation.server, simulation.states, cohort.clients, 1)
+    models = [received.replies[k].send["model"] for k in cohort.clients]
+    train_round(simulation, 1)
+    assert_same(simulation.server["model"], (models[0] + models[1]) / 2)
+
+
+def test_a_round_without_clients_leaves_the_model_and_says_so() -> None:
+    said: list[str] = []
+    simulation = made(Largest(idle=2)).using(fh.Loop())
+    simulation.log = said.append  # type: ignore[method-assign]  # in place of a warning
+    train_round(simulation, 1)
+    before = simulation.server.clone()
+    row = train_round(simulation, 2, evaluated=True)
+    assert all(torch.equal(t, before.leaves()[name]) for name, t in simulation.server.leaves().items())
+    assert (row["participants"], row["bytes_up"], row["bytes_down"]) == (0, 0, 0)
+    assert row["skipped"] == "no client took part, the model stays as it is"
+    assert row["accuracy"] is not None
+    assert said == ["round 2: no client takes part, the model stays as it is"]
+
+
+def test_an_executor_is_chosen_although_nobody_takes_part_in_the_first_round() -> None:
+    assert run(made(Largest(idle=1), executor="auto", rounds=1)).executor in ("loop", "stack")
+
+
+# -- recipes and Python -------------------------------------------------------------------------------
+SMALL = ["rounds=3", "local_epochs=1", "model.hidden=[8]", "clients=5", "participation=0.4", "subset=200"]
+CODE = '''
+from dataclasses import dataclass
+import fedhead as fh
+
+@dataclass(frozen=True)
+class Fixed(fh.Sampler):
+    """The same clients in every round."""
+
+    first: int = 0
+
+    def select(self, round, count, sizes, seed):
+        return sorted(sizes)[self.first : self.first + count]
+'''
+
+
+def test_a_recipe_names_a_sampler_of_a_file_and_is_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine.py").write_text(CODE)
+    monkeypatch.chdir(tmp_path)
+    recipe = load("digits", [*SMALL, "sampler=mine.py:Fixed(first=1)"])
+    execute(recipe, tmp_path / "run", Settings(executor="loop"))
+    rows = RunFolder.open(tmp_path / "run").metrics()
+    assert [list(row["client_train_loss"]) for row in rows] == [["1", "2"]] * 3
+    assert "sampler" in {entry["kind"] for entry in RunFolder.open(tmp_path / "run").environment()["components"]}
+    (tmp_path / "mine.py").write_text(CODE.replace("sorted(sizes)", "list(sizes)"))
+    with pytest.raises(BadInput, match=r"mine.py \(sampler mine.py:Fixed\) changed since"):
+        execute(recipe.override(["rounds=4"]), tmp_path / "run", resume=True)
+
+
+def test_a_sampler_in_python_is_recorded_in_the_folder(tmp_path: Path) -> None:
+    fed = fh.Federation.load("digits", "dirichlet(1.0)", clients=5, samples=200)
+    settings = {"rounds": 1, "participation": 0.4, "executor": "loop"}
+    for sampler, text in (("weighted", "weighted"), (fh.RoundRobinSampler, "round_robin"), (Largest(2), None)):
+        result = fh.run(fed, "mlp(hidden=[4])", sampler=sampler, out=tmp_path / str(text), **settings)  # type: ignore[arg-type]  # a few settings
+        assert result.rows[0]["participants"] == 2
+        found = RunFolder.open(tmp_path / str(text)).recipe.sampler
+        assert found == (text or f"{Largest.__module__}:Largest(idle=2)")
+
+
+@pytest.mark.parametrize(
+    ("sampler", "says"),
+    [
+        ("wieghted", "unknown sampler 'wieghted': did you mean 'weighted'"),
+        (3, "sampler is int: give a name or a sampler, see `fedhead ls samplers`"),
+        (fh.Sampler, r"has to define select\(self, round, count, sizes, seed\)"),
+        ("weighted(2)", "1 values are too many"),
+    ],
+)
+def test_what_is_no_sampler_is_refused(sampler: Any, says: str) -> None:
+    with pytest.raises(BadInput, match=says):
+        fh.run(federation(), network("group"), sampler=sampler, rounds=1)
