@@ -110,6 +110,7 @@ __all__ = [
     "Stage",
     "StageResult",
     "Statistics",
+    "Stragglers",
     "Task",
     "TensorBoard",
     "Trained",

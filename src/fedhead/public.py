@@ -86,6 +86,7 @@ from fedhead.engine.metrics import StageResult as StageResult
 from fedhead.engine.outliers import OutlierPolicy as OutlierPolicy
 from fedhead.engine.predictions import Predictions as Predictions
 from fedhead.engine.rounds import Snapshot as Snapshot
+from fedhead.engine.stragglers import Stragglers as Stragglers
 from fedhead.executors.job import Executor as Executor
 from fedhead.executors.job import Job as Job
 from fedhead.executors.lanes import Lanes as Lanes

@@ -97,7 +97,7 @@ def test_a_round_without_clients_leaves_the_model_and_says_so() -> None:
     row = train_round(simulation, 2, evaluated=True)
     assert all(torch.equal(t, before.leaves()[name]) for name, t in simulation.server.leaves().items())
     assert (row["participants"], row["bytes_up"], row["bytes_down"]) == (0, 0, 0)
-    assert row["skipped"] == "no client took part, the model stays as it is"
+    assert row["skipped"] == "no client takes part, the model stays as it is"
     assert row["accuracy"] is not None
     assert said == ["round 2: no client takes part, the model stays as it is"]
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
+from fedhead.core import amounts
+from fedhead.core.amounts import Amount
+from fedhead.core.errors import BadInput
 from fedhead.core.objectives import Multiclass, Objective
 from fedhead.core.optimizers import SGD, Optimizer
 from fedhead.core.parameters import Checked
@@ -21,7 +24,7 @@ class LocalTraining(Checked):
     """How clients train in a round.
 
     Args:
-        epochs: Passes over the client's data.
+        epochs: Passes over the client's data: a number, one per client, or drawn (`fedhead.core.amounts.Uniform`).
         batch_size: Samples per step.
         optimizer: `fedhead.SGD`, `fedhead.Adam` or `fedhead.AdamW`.
         lr_decay: The learning rate is multiplied by this every round.
@@ -31,11 +34,12 @@ class LocalTraining(Checked):
         drop_last: Whether to leave out the last, partial batch of an epoch (it is kept if it is the only one).
         persistent: Whether the optimizer's state is kept from round to round.
         label_smoothing: Share of each target that is spread over all classes.
+        steps: Steps in place of epochs, likewise; None: as many as the epochs take.
         class_weights: Weight of each class in the loss: numbers, "balanced" (from the counts of all clients together),
             or "balanced_per_client" (from each client's own); None: all alike.
     """
 
-    epochs: Annotated[int, AtLeast(1)] = 1
+    epochs: Amount = 1
     batch_size: Annotated[int, AtLeast(1)] = 64
     optimizer: Optimizer = field(default_factory=lambda: SGD(lr=0.01))
     lr_decay: Annotated[float, Above(0), AtMost(1)] = 1.0
@@ -46,6 +50,24 @@ class LocalTraining(Checked):
     persistent: bool = False
     label_smoothing: Annotated[float, AtLeast(0), Below(1)] = 0.0
     class_weights: ClassWeights | None = None
+    steps: Amount | None = None
+
+    def __post_init__(self) -> None:
+        """Check every value."""
+        super().__post_init__()
+        for name in ("epochs", "steps"):
+            if getattr(self, name) == ():
+                raise BadInput(f"LocalTraining: {name}: the list is empty, give one number per client")
+
+    def check_clients(self, clients: int) -> None:
+        """Raise `BadInput` where a list of numbers is not as long as there are clients.
+
+        Args:
+            clients: How many there are.
+        """
+        amounts.check_clients(self.epochs, clients, "local_epochs")
+        if self.steps is not None:
+            amounts.check_clients(self.steps, clients, "local_steps")
 
     def lr(self, round: int, rounds: int) -> float:
         """Return the learning rate of a round.

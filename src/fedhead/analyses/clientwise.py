@@ -11,8 +11,10 @@ import torch
 from fedhead.analyses import client_models, clientwise_plots, conductance, embed
 from fedhead.analyses.personal import agreement, outputs, personal_models
 from fedhead.analyses.registry import AnalysisOptions, AnalysisReport, analysis, by_label
+from fedhead.core import amounts
 from fedhead.core.errors import BadInput
 from fedhead.data.pool import Pool
+from fedhead.experiment import build
 from fedhead.experiment.reopen import Trained
 from fedhead.experiment.run_folder import RunFolder
 from fedhead.report.plots import bubbles
@@ -88,9 +90,12 @@ def analyze_curves(runs: Sequence[Trained], options: AnalysisOptions) -> Analysi
         rows = [row for row in RunFolder.open(run.path).metrics() if row.get("clients")]
         if not rows:
             raise BadInput(f"{run.path} has no clients' accuracies: set client_test in the recipe, such as matched")
+        local = build.local(run.recipe)
+        if local.steps is not None:
+            raise BadInput(f"{run.path} counts local steps, and the curves are over local epochs")
         each = [[a for a in row["clients"] if a is not None] for row in rows]
         numbers[name] = {
-            "epochs": [row["round"] * run.recipe.local_epochs for row in rows],
+            "epochs": [row["round"] * amounts.mean(local.epochs) for row in rows],
             "mean": [float(np.mean(a)) for a in each],
             "deviation": [float(np.std(a, ddof=1)) if len(a) > 1 else 0.0 for a in each],
         }

@@ -28,6 +28,7 @@ from fedhead.engine.callbacks import make as make_callback
 from fedhead.engine.metric_registry import Metric, MetricFunction
 from fedhead.engine.outliers import OutlierPolicy
 from fedhead.engine.rounds import Snapshot
+from fedhead.engine.stragglers import Stragglers
 from fedhead.executors.job import Executor
 from fedhead.executors.select import EXECUTORS
 from fedhead.experiment import build, first_weights
@@ -55,7 +56,8 @@ def run(
     method: Method | type[Method] | str = "fedavg",
     *,
     rounds: int = 10,
-    local_epochs: int = 1,
+    local_epochs: int | Sequence[int] | str = 1,
+    local_steps: int | Sequence[int] | str | None = None,
     batch_size: int = 64,
     lr: float = 0.01,
     optimizer: str | Optimizer = "sgd",
@@ -73,6 +75,7 @@ def run(
     persistent_optimizer: bool = False,
     participation: float = 1.0,
     sampler: Sampler | type[Sampler] | str | None = None,
+    stragglers: Stragglers | str | None = None,
     weights: first_weights.Source | None = None,
     stages: Sequence[Stage | type[Stage] | str] = (),
     uploads: Sequence[Upload | type[Upload] | str] = (),
@@ -105,7 +108,9 @@ def run(
             model i mod n, or the one that `assign` gives it.
         method: A method, or its name or class for the method with its defaults.
         rounds: How many rounds are trained.
-        local_epochs: Epochs of each client's local training per round.
+        local_epochs: Epochs of local training per round: a number, a list with one per client, or `"uniform(1, 5)"`,
+            drawn for each client once (with `per=round`: in every round).
+        local_steps: Steps of local training per round in place of epochs, likewise.
         batch_size: Samples per local step.
         lr: The learning rate of local training.
         optimizer: `"sgd"`, `"adam"`, `"adamw"`, or an optimizer with its own settings, as `fedhead.SGD(0.1)`, which
@@ -127,6 +132,8 @@ def run(
         persistent_optimizer: Keep each client's optimizer state from round to round.
         participation: The share of the clients that train in a round.
         sampler: Who they are: `"uniform"` (as None), `"weighted"` by their samples, `"round_robin"`, or a sampler.
+        stragglers: Simulated clients that are late: `"drop(0.2)"` leaves each out with probability 0.2,
+            `"partial(0.2)"` lets it do a part of its steps.
         weights: First weights in place of the model's own: a state dict, a .safetensors or PyTorch file, or a run
             folder, with the names of your module or of the model's parts.
         stages: What follows the rounds, in order: stages, or their names or classes.
@@ -167,12 +174,25 @@ def run(
         Diverged: Training left the finite numbers.
     """
     _refuse_kinds(
-        federation, model, method, stages, uploads, metrics, callbacks, loggers, aggregator, outliers, sampler, on_round
+        federation,
+        model,
+        method,
+        stages,
+        uploads,
+        metrics,
+        callbacks,
+        loggers,
+        aggregator,
+        outliers,
+        sampler,
+        stragglers,
+        on_round,
     )
     _refuse_resumption(out, resume)
     settings = Recipe(  # whose ranges hold here too
         rounds=rounds,
-        local_epochs=local_epochs,
+        local_epochs=local_epochs,  # type: ignore[arg-type]  # a list becomes a tuple
+        local_steps=local_steps,  # type: ignore[arg-type]  # likewise
         batch_size=batch_size,
         lr=lr,
         momentum=momentum,
@@ -203,6 +223,7 @@ def run(
         aggregator=build.aggregator(aggregator),
         outliers=build.outliers(outliers),
         sampler=build.sampler(sampler),
+        stragglers=build.stragglers(stragglers),
         metrics=_metrics(metrics, federation.classes),
         callbacks=tuple(make_callback(one) for one in callbacks),
         local=build.local(settings, _optimizer(optimizer, settings)),
@@ -275,6 +296,7 @@ def _refuse_kinds(
     aggregator: Any,
     outliers: Any,
     sampler: Any,
+    stragglers: Any,
     on_round: Any,
 ) -> None:
     """Refuse what is no federation, model, method or list of stages, before it fails somewhere inside."""
@@ -295,6 +317,8 @@ def _refuse_kinds(
             raise BadInput(f"{what} is {given!r}: give a list, such as {example}")
     if on_round is not None and not callable(on_round):
         raise BadInput(f"on_round is {type(on_round).__name__}: give a function of a snapshot")
+    if stragglers is not None and not isinstance(stragglers, str | Stragglers):
+        raise BadInput(f"stragglers is {type(stragglers).__name__}: give a text, such as 'drop(0.2)'")
     if outliers is not None and not isinstance(outliers, str | OutlierPolicy):
         raise BadInput(f"outliers is {type(outliers).__name__}: give a text, such as 'drop(norm=5)'")
     kinds: list[tuple[str, type, Sequence[Any]]] = [("method", Method, [method]), ("stage", Stage, stages)]

@@ -27,7 +27,9 @@ class BatchSchedule:
         return len(self.positions)
 
 
-def draw_batches(n: int, batch_size: int, epochs: int, drop_last: bool, key: int) -> BatchSchedule:
+def draw_batches(
+    n: int, batch_size: int, epochs: int, drop_last: bool, key: int, most: int | None = None
+) -> BatchSchedule:
     """Shuffle a client's samples anew for each epoch and cut them into batches of equal size.
 
     The last batch of an epoch is padded with the client's own samples at weight 0.
@@ -38,6 +40,7 @@ def draw_batches(n: int, batch_size: int, epochs: int, drop_last: bool, key: int
         epochs: Number of passes over the samples.
         drop_last: Whether to drop an incomplete last batch; it is kept if it is the only one.
         key: Random key, see `phase_key`.
+        most: The largest number of steps; None: as many as the epochs take.
 
     Returns:
         The schedule, with `positions` and `weight` of shape [epochs * steps, batch_size].
@@ -45,27 +48,30 @@ def draw_batches(n: int, batch_size: int, epochs: int, drop_last: bool, key: int
     >>> draw_batches(5, 2, 1, False, key=0).weight.tolist()
     [[1.0, 1.0], [1.0, 1.0], [1.0, 0.0]]
     """
-    steps = _steps_per_epoch(n, batch_size, drop_last)
+    steps = steps_per_epoch(n, batch_size, drop_last)
     epochs = epochs if steps else 0
+    if most is not None and steps:
+        epochs = min(epochs, math.ceil(most / steps))
     size = steps * batch_size
     order = np.empty((epochs, size), np.int64)
     for epoch in range(epochs):
         order[epoch] = np.resize(random.permutation(random.key(key, epoch), n), size)
     weight = np.broadcast_to((np.arange(size) < n).astype(np.float32), order.shape)
     shape = (epochs * steps, batch_size)
-    return BatchSchedule(order.reshape(shape), weight.reshape(shape), key)
+    return BatchSchedule(order.reshape(shape)[:most], weight.reshape(shape)[:most], key)
 
 
-def empty_batches(n: int, batch_size: int, epochs: int, drop_last: bool) -> BatchSchedule:
+def empty_batches(n: int, batch_size: int, epochs: int, drop_last: bool, most: int | None = None) -> BatchSchedule:
     """Return a schedule as long as that of `draw_batches`, without drawing any samples.
 
     For phases that only need to know the number of steps.
     """
-    empty = np.empty((epochs * _steps_per_epoch(n, batch_size, drop_last), 0))
+    empty = np.empty((epochs * steps_per_epoch(n, batch_size, drop_last), 0))[:most]
     return BatchSchedule(empty.astype(np.int64), empty.astype(np.float32), 0)
 
 
-def _steps_per_epoch(n: int, batch_size: int, drop_last: bool) -> int:
+def steps_per_epoch(n: int, batch_size: int, drop_last: bool) -> int:
+    """Return how many steps a pass over the samples takes."""
     if n == 0:
         return 0
     return max(1, n // batch_size) if drop_last else math.ceil(n / batch_size)

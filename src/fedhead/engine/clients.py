@@ -25,7 +25,7 @@ from fedhead.core import batching
 from fedhead.core.errors import BadInput
 from fedhead.core.tree import Tree
 from fedhead.data.pool import Pool
-from fedhead.engine import compatibility, evaluation, robust_mean, sampling, training_objective
+from fedhead.engine import compatibility, evaluation, local_work, robust_mean, sampling, training_objective
 from fedhead.engine.client_states import ClientStates
 from fedhead.engine.evaluation import ClientTest
 from fedhead.engine.metric_registry import NO_METRICS, Metric
@@ -35,6 +35,7 @@ from fedhead.engine.predictions import client_predictions, summarize
 from fedhead.engine.prefetch import DrawArguments, Prefetcher
 from fedhead.engine.sampling import Cohort
 from fedhead.engine.server import Downlink
+from fedhead.engine.stragglers import Stragglers
 from fedhead.executors import forward
 from fedhead.executors.client_round import OPTIMIZER, initial_optimizer_states
 from fedhead.executors.job import Executor, Job
@@ -71,17 +72,20 @@ class Clients:
         uploads: Sequence[Upload] = (),
         aggregator: Aggregator | None = None,  # in place of the server's weighted mean
         outliers: OutlierPolicy | None = None,  # what the server does with replies that stand out
+        stragglers: Stragglers | None = None,  # who does not finish in time, and what the server does then
         sampler: Sampler | None = None,  # who takes part in a round; None: any client, with the same probability
         min_class_count: int = 1,  # rows of smaller classes are left out of what leaves a client
         all_here: bool = True,  # a real site knows neither the others' sizes nor their data
     ):
         method.check(models, federation)
         method.check_local(local)
+        local.check_clients(len(federation))
         training_objective.check(method, "multiclass", local)
         self.uploads = tuple(uploads)
         for step in self.uploads:
             step.check(method)
-        self.aggregator, self.outliers, self.sampler = aggregator, outliers, sampler or UniformSampler()
+        self.aggregator, self.outliers = aggregator, outliers
+        self.sampler, self.stragglers = sampler or UniformSampler(), stragglers
         if aggregator is not None:
             robust_mean.check(aggregator, method, sampling.cohort_size(len(federation), participation))
         if outliers is not None:
@@ -184,7 +188,8 @@ class Clients:
             round: Number of the round, from 1.
             sizes: Training samples of each client that can take part, by its number.
         """
-        return sampling.draw(self.sampler, round, self._cohort_size, sizes, self.task.seed)
+        cohort = sampling.draw(self.sampler, round, self._cohort_size, sizes, self.task.seed)
+        return cohort if self.stragglers is None else sampling.drop_late(cohort, self.stragglers, round, self.task.seed)
 
     def lr(self, round: int) -> float:
         """The learning rate of a round, from 1."""
@@ -199,7 +204,7 @@ class Clients:
         self, algorithm: Algorithm, downlink: Downlink, states: ClientStates, round: int, trains: bool = True
     ) -> list[Job]:
         """What the clients of a downlink have to do, one job per architecture; batches are drawn if it `trains`."""
-        label = f"stage:{algorithm.name}" if isinstance(algorithm, Stage) else "train"
+        label = f"stage:{algorithm.name}" if isinstance(algorithm, Stage) else local_work.TRAIN
         jobs = []
         for group in sorted({self.assign[k] for k in downlink.per_client}):
             clients = [k for k in downlink.per_client if self.assign[k] == group]
@@ -228,15 +233,14 @@ class Clients:
     ) -> list[batching.BatchSchedule]:
         draws = self.draw_arguments(algorithm, task, client, round, label)
         return [
-            self.prefetch.schedule(arguments) if drawn else batching.empty_batches(*arguments[:4])
+            self.prefetch.schedule(arguments) if drawn else batching.empty_batches(*arguments[:4], arguments[5])
             for arguments in draws
         ]
 
     def draw_arguments(
-        self, algorithm: Algorithm, task: Task, client: int, round: int, label: str = "train"
+        self, algorithm: Algorithm, task: Task, client: int, round: int, label: str = local_work.TRAIN
     ) -> list[DrawArguments]:
         """What the batches of a client's phases are drawn from."""
-        local = task.local
         draws = []
         for number, phase in enumerate(algorithm.phases(task)):
             if phase.data not in ("private", "public"):
@@ -244,10 +248,7 @@ class Clients:
             if phase.data == "public" and self.public is None:
                 raise BadInput(f"{algorithm.name} needs public data: give the federation some (public=...)")
             n = len(self.federation.rows[client]) if phase.data == "private" else len(self._public_rows())
-            epochs = local.epochs if phase.epochs is None else phase.epochs
-            epochs = epochs if round >= phase.begins else 0
-            key = batching.phase_key(task.seed, round, label, number, client)
-            draws.append((n, phase.batch_size or local.batch_size, epochs, local.drop_last, key))
+            draws.append(local_work.draw_arguments(phase, number, task, client, round, label, n, self.stragglers))
         return draws
 
     def _public_rows(self) -> Rows:

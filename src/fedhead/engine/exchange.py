@@ -71,8 +71,8 @@ def exchange(
         cohort = select(present)
         inclusion |= cohort.inclusion
         asked = [k for k in cohort.clients if k not in counted]
-        if not asked and not counted:
-            return server, _nobody(transport, where)
+        if len({*asked, *counted}) < (fewest if cohort.dropped else 1):  # asking again would change nothing
+            return server, _skipped(transport, where, cohort)
         received = transport.exchange(algorithm, server, states, asked, round)
         down += received.bytes_down
         fresh, faults = _check_replies(transport, algorithm, server, received, round)
@@ -88,9 +88,8 @@ def exchange(
             reply_check.check_finite(new, f"{where}, the server")
             for k in sorted(counted):
                 states[k] = counted[k].kept
-            absent = {
-                k: why for k, why in transport.why_absent(present).items() if k not in counted and k not in failed
-            }
+            missing = {**transport.why_absent(present), **cohort.dropped}
+            absent = {k: why for k, why in missing.items() if k not in counted and k not in failed}
             return new, _record(transport, counted, failed, absent, clipped, down)
         transport.log(f"{where}, attempt {attempt}: only {len(counted)} replies that count")
     reasons = "; ".join(f"{transport.client_name(k)}: {why}" for k, why in sorted(failed.items()))
@@ -180,10 +179,12 @@ def _with_frozen(old: Tree, new: Tree, names: frozenset[str]) -> Tree:
     return new.replace(model=new["model"].replace({name: t for name, t in model.items() if name in names}))
 
 
-def _nobody(transport: AnyTransport, where: str) -> Row:
-    """Return the record of an exchange in which no client takes part."""
-    transport.log(f"{where}: no client takes part, the model stays as it is")
-    return _record(transport, {}, {}, {}, {}, 0) | {"skipped": "no client took part, the model stays as it is"}
+def _skipped(transport: AnyTransport, where: str, cohort: Cohort) -> Row:
+    """Return the record of an exchange in which no client takes part, or too few for the aggregator."""
+    why = "no client takes part" if not cohort.clients else f"only {len(cohort.clients)} clients are not late"
+    why += ", the model stays as it is"
+    transport.log(f"{where}: {why}")
+    return _record(transport, {}, {}, dict(cohort.dropped), {}, 0) | {"skipped": why}
 
 
 def _record(

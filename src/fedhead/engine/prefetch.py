@@ -7,7 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from fedhead.core import batching
 
-DrawArguments = tuple[int, int, int, bool, int]  # the arguments of `batching.draw_batches`
+DrawArguments = tuple[int, int, int, bool, int, int | None]  # the arguments of `batching.draw_batches`
 
 
 class Prefetcher:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from fedhead.core.errors import BadInput, user_code
+from fedhead.engine.stragglers import Stragglers
 from fedhead.samplers.base import Sampler
 
 
@@ -20,10 +21,12 @@ class Cohort:
     Args:
         clients: Those that are asked, in the order of their numbers.
         inclusion: The probability with which each was selected, where these differ.
+        dropped: Why others that were selected are not asked.
     """
 
     clients: list[int]
     inclusion: Mapping[int, float] = field(default_factory=dict)
+    dropped: Mapping[int, str] = field(default_factory=dict)
 
 
 def cohort_size(clients: int, participation: float) -> int:
@@ -55,6 +58,13 @@ def draw(sampler: Sampler, round: int, count: int, sizes: Mapping[int, int], see
     if inclusion is None:
         return Cohort(clients)
     return Cohort(clients, {k: _probability(inclusion, k, f"{title}: inclusion") for k in clients})
+
+
+def drop_late(cohort: Cohort, stragglers: Stragglers, round: int, seed: int) -> Cohort:
+    """Return a cohort without the clients that are late, where the server drops these."""
+    late = [k for k in cohort.clients if stragglers.drops(k, round, seed)]
+    asked = [k for k in cohort.clients if k not in late]
+    return replace(cohort, clients=asked, dropped=dict.fromkeys(late, "it was late (a simulated straggler)"))
 
 
 def check(sampler: Sampler, count: int, sizes: Mapping[int, int], seed: int) -> None:

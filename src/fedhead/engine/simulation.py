@@ -29,6 +29,7 @@ from fedhead.engine.metrics import Row
 from fedhead.engine.outliers import OutlierPolicy
 from fedhead.engine.rounds import FinishedRun, Snapshot
 from fedhead.engine.server import evaluate_global_model, make_downlink
+from fedhead.engine.stragglers import Stragglers
 from fedhead.engine.transport import ClientReply, Received, Transport
 from fedhead.executors import select
 from fedhead.executors.forward import ForwardExecutor
@@ -237,6 +238,7 @@ def simulate(
     aggregator: Aggregator | None = None,
     outliers: OutlierPolicy | None = None,
     sampler: Sampler | None = None,
+    stragglers: Stragglers | None = None,
     seed: int = 0,
     executor: str | Executor = "auto",
     device: str = "auto",
@@ -264,6 +266,7 @@ def simulate(
         aggregator: What the server takes in place of the weighted mean.
         outliers: What the server does with replies that stand out from the others.
         sampler: Who takes part in a round; None: any client, with the same probability.
+        stragglers: Who does not finish in time, and what the server does then.
         seed: Decides cohorts, batches and augmentation.
         executor: `loop`, `stack`, `lanes`, `auto` (the fastest of a short trial), or an executor.
         device: `cpu`, `cuda`, or `auto`.
@@ -292,6 +295,7 @@ def simulate(
         aggregator=aggregator,
         outliers=outliers,
         sampler=sampler,
+        stragglers=stragglers,
         seed=seed,
         device=select.device(device),
         bf16=set_precision(precision),

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from fedhead.core import amounts
 from fedhead.core.cuda_graphs import capture
 from fedhead.core.errors import first_line
 from fedhead.core.log import warn_once
@@ -224,7 +225,9 @@ def _most_steps(step: Step) -> int:
     if phase.data != "private" or not task.sizes:
         return 0
     size = phase.batch_size or task.local.batch_size
-    return math.ceil(max(task.sizes) / size) * (task.local.epochs if phase.epochs is None else phase.epochs)
+    if phase.epochs is None and task.local.steps is not None:
+        return amounts.largest(task.local.steps)
+    return math.ceil(max(task.sizes) / size) * (phase.epochs or amounts.largest(task.local.epochs))
 
 
 def static_copy(tree: Any) -> Any:

@@ -10,6 +10,7 @@ from typing import Protocol
 import torch
 
 from fedhead.algorithm.task import Task
+from fedhead.core import amounts
 from fedhead.core.component_check import check_class
 from fedhead.core.errors import BadInput, first_line, unknown
 from fedhead.core.log import warn_once
@@ -91,9 +92,11 @@ def _made(name: str, simulation: Trainable, compile: bool | None = None) -> Exec
 
 def client_steps(simulation: Trainable) -> float:
     """About how many steps all clients will take in a run."""
-    task = simulation.task
-    batches = sum(-(-size // task.local.batch_size) for size in task.sizes)
-    return task.rounds * task.participation * task.local.epochs * batches
+    task, local = simulation.task, simulation.task.local
+    if local.steps is not None:
+        return task.rounds * task.participation * amounts.mean(local.steps) * task.clients
+    batches = sum(-(-size // local.batch_size) for size in task.sizes)
+    return task.rounds * task.participation * amounts.mean(local.epochs) * batches
 
 
 def executor(name: str | Executor, simulation: Trainable, folders: Iterable[str | Path] = ()) -> Executor:

@@ -69,7 +69,7 @@ class VmapVectorizer(Vectorizer):
 
 
 class Stack(Executor):
-    """Runs clients in stacks, longest first, so that the active ones are always a prefix.
+    """Runs clients in stacks, longest first in every phase, so that the active ones are always a prefix.
 
     On a GPU the steps are compiled and replayed as CUDA graphs. When memory runs out, the stacks are halved.
 
@@ -87,19 +87,21 @@ class Stack(Executor):
 
     def run(self, job: Job) -> list[Reply]:
         """Return the replies in the order of the job's clients."""
-        order = sorted(range(len(job.clients)), key=lambda k: (-len(job.rows[k]), k))
         replies: dict[int, Reply] = {}
-        while len(replies) < len(order):
-            places = order[len(replies) : len(replies) + self.size]
-            try:
-                replies.update(zip(places, self._run_stack(job.take(places)), strict=True))
-            except torch.OutOfMemoryError:
-                self._halve(len(places))
-            except RuntimeError as error:
-                if (explained := explain(error)) is None:
-                    raise
-                raise explained from error
-        return [replies[k] for k in range(len(order))]
+        for order in by_steps(job):
+            done = 0
+            while done < len(order):
+                places = order[done : done + self.size]
+                try:
+                    replies.update(zip(places, self._run_stack(job.take(places)), strict=True))
+                    done += len(places)
+                except torch.OutOfMemoryError:
+                    self._halve(len(places))
+                except RuntimeError as error:
+                    if (explained := explain(error)) is None:
+                        raise
+                    raise explained from error
+        return [replies[k] for k in range(len(job.clients))]
 
     def _run_stack(self, job: Job) -> list[Reply]:
         train = self.graphs if job.program.pool.device.type == "cuda" else train_eagerly
@@ -115,3 +117,23 @@ class Stack(Executor):
         self.size = count // 2
         self.graphs.clear()
         warn_once(f"out of memory with {count} clients at once: continuing with {self.size}")
+
+
+def by_steps(job: Job) -> list[list[int]]:
+    """Return the places of a job's clients in as few lists as it takes for steps never to grow, in any phase.
+
+    One list is enough unless clients do different amounts of work in some phases but not in others.
+
+    Args:
+        job: The job.
+    """
+    steps = [[len(schedule) for schedule in mine] for mine in job.schedules]
+    lists: list[list[int]] = []
+    for k in sorted(range(len(steps)), key=lambda k: (-sum(steps[k]), -len(job.rows[k]), k)):
+        fits = (own for own in lists if all(a >= b for a, b in zip(steps[own[-1]], steps[k], strict=True)))
+        found = next(fits, None)
+        if found is None:
+            lists.append([k])
+        else:
+            found.append(k)
+    return lists

@@ -13,11 +13,13 @@ from fedhead.algorithm.method import Method
 from fedhead.algorithm.stage import Stage, bind
 from fedhead.algorithm.task import LocalTraining
 from fedhead.algorithm.upload import UPLOADS, Upload
+from fedhead.core import amounts
 from fedhead.core.optimizers import Optimizer, make_optimizer
 from fedhead.core.parameters import check_all, parameters
 from fedhead.core.registry import Registry
 from fedhead.core.schedules import make_schedule
 from fedhead.engine.outliers import OutlierPolicy
+from fedhead.engine.stragglers import Stragglers
 from fedhead.experiment import first_weights
 from fedhead.experiment.data import Inputs
 from fedhead.experiment.recipe import Recipe
@@ -71,13 +73,19 @@ def outliers(asked: str | OutlierPolicy | None) -> OutlierPolicy | None:
     return OutlierPolicy.from_text(asked) if isinstance(asked, str) else asked
 
 
+def stragglers(asked: str | Stragglers | None) -> Stragglers | None:
+    """Return the stragglers of a text such as `drop(0.2)`, or those given."""
+    return Stragglers.from_text(asked) if isinstance(asked, str) else asked
+
+
 def local(recipe: Recipe, optimizer: Optimizer | None = None) -> LocalTraining:
     """How the clients train; with an optimizer in place of the recipe's, where one is given."""
     chosen = optimizer or make_optimizer(
         recipe.optimizer, recipe.lr, recipe.momentum, recipe.weight_decay, recipe.betas, recipe.nesterov
     )
     return LocalTraining(
-        epochs=recipe.local_epochs,
+        epochs=amounts.read(recipe.local_epochs, "local_epochs"),
+        steps=None if recipe.local_steps is None else amounts.read(recipe.local_steps, "local_steps"),
         batch_size=recipe.batch_size,
         optimizer=chosen,
         lr_decay=recipe.lr_decay,

@@ -29,6 +29,7 @@ from fedhead.engine.metric_registry import Metric
 from fedhead.engine.outliers import OutlierPolicy
 from fedhead.engine.rounds import FinishedRun, Snapshot
 from fedhead.engine.simulation import Simulation, simulate
+from fedhead.engine.stragglers import Stragglers
 from fedhead.executors.job import Executor
 from fedhead.experiment import build
 from fedhead.experiment import data as recipe_data
@@ -54,6 +55,7 @@ class Experiment:
         outliers: What the server does with replies that stand out; None: nothing.
         callbacks: What may stop the run or keep a round's models.
         sampler: Who takes part in a round; None: any client, with the same probability.
+        stragglers: Who does not finish in time, and what the server does then; None: nobody.
         own_data: The user's own data set, which has to be read to know what its samples look like.
     """
 
@@ -68,6 +70,7 @@ class Experiment:
     outliers: OutlierPolicy | None = None
     callbacks: tuple[Callback, ...] = ()
     sampler: Sampler | None = None
+    stragglers: Stragglers | None = None
     own_data: Federation | None = None
 
     @classmethod
@@ -92,9 +95,21 @@ class Experiment:
         models = tuple(build.architectures(recipe, inputs, method.head))
         aggregator, outliers = build.aggregator(recipe.aggregator, recipe.folders), build.outliers(recipe.outliers)
         callbacks = tuple(engine_callbacks.make(text, recipe.folders) for text in recipe.callbacks)
-        sampler = build.sampler(recipe.sampler, recipe.folders)
+        sampler, late = build.sampler(recipe.sampler, recipe.folders), build.stragglers(recipe.stragglers)
         made = cls(
-            recipe, method, stages, uploads, metrics, local, models, aggregator, outliers, callbacks, sampler, own_data
+            recipe,
+            method,
+            stages,
+            uploads,
+            metrics,
+            local,
+            models,
+            aggregator,
+            outliers,
+            callbacks,
+            sampler,
+            late,
+            own_data,
         )
         made.check(inputs)
         return made
@@ -145,6 +160,7 @@ class Experiment:
 
     def check_data(self, federation: Federation) -> None:
         """Raise `BadInput` if the method or a stage can't work with this data."""
+        self.local.check_clients(len(federation))
         for algorithm in (self.method, *self.stages):
             algorithm.check(self.models, federation)
 
@@ -216,6 +232,7 @@ class Experiment:
             "aggregator": self.aggregator,
             "outliers": self.outliers,
             "sampler": self.sampler,
+            "stragglers": self.stragglers,
             "seed": recipe.seed,
         }
 

@@ -70,6 +70,9 @@ def described(
         keys["aggregator"] = _call(AGGREGATORS, made.aggregator, build.aggregator, objects, "aggregator")
     if made.sampler is not None:
         keys["sampler"] = _call(SAMPLERS, made.sampler, build.sampler, objects, "sampler")
+    if made.stragglers is not None:
+        late = made.stragglers
+        keys["stragglers"] = f"{late.policy}({late.share}, seed={'null' if late.seed is None else late.seed})"
     if made.outliers is not None:
         policy = made.outliers
         keys["outliers"] = f"{policy.action}(norm={policy.norm}, samples={policy.samples})"

@@ -20,6 +20,7 @@ from fedhead.experiment.yaml_text import read_yaml, write_yaml
 
 RECIPES = Path(__file__).parent / "recipes"  # the built-in ones
 Decay = Annotated[float, AtLeast(0), Below(1)]  # of a moving average
+Work = Annotated[int, AtLeast(1)] | tuple[Annotated[int, AtLeast(1)], ...] | str
 Seed = Annotated[int, AtLeast(0), Below(2**63)]
 _NESTED = {"model": "model_parameters", "method": "method_parameters", "stage": "stage_parameters"}
 _CALLS = ("model", "uploads", "metrics", "callbacks", "loggers")  # lists of name(parameter=value)
@@ -40,7 +41,10 @@ class Recipe:
     participation: Annotated[float, Above(0), AtMost(1)] = 1.0  # the share of the clients that train in a round
     sampler: str | None = None  # who they are: uniform (as null), weighted, round_robin, or your own
     rounds: Annotated[int, AtLeast(1)] = 10
-    local_epochs: Annotated[int, AtLeast(1)] = 1
+    # late clients that the server drops, drop(0.2), or that do a part of their steps, partial(0.2); null: none
+    stragglers: str | None = None
+    local_epochs: Work = 1  # a number, a list with one per client, or uniform(1, 5)
+    local_steps: Work | None = None  # in place of epochs, likewise
     batch_size: Annotated[int, AtLeast(1), AtMost(2**24)] = 64
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
     lr: Annotated[float, Above(0)] = 0.01
@@ -99,6 +103,10 @@ class Recipe:
         if self.last_rounds > self.rounds:
             raise BadInput(
                 f"last_rounds: {self.last_rounds} is out of range, it must be at most the {self.rounds} rounds"
+            )
+        if self.local_steps is not None and self.local_epochs != 1:
+            raise BadInput(
+                f"local_epochs: {self.local_epochs} would have no effect beside local_steps: set local_epochs=1"
             )
         if self.model == ():
             raise BadInput("model: the list is empty, give at least one name")

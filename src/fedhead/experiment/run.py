@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from fedhead.core import amounts
 from fedhead.core.errors import BadInput
 from fedhead.core.tree import Tree
 from fedhead.data.federation import Federation
@@ -71,7 +72,8 @@ def execute(
     )
     if run.result is None:
         experiment = Experiment.from_recipe(run.recipe)
-        if select.device(settings.device).type == "cuda" and recipe.rounds * recipe.local_epochs >= LONG:
+        epochs = recipe.rounds * amounts.mean(experiment.local.epochs)
+        if select.device(settings.device).type == "cuda" and epochs >= LONG:
             start_compiler_workers()  # while the data is read
         carry_out(run, experiment, experiment.federation(settings.data), settings, on_row=on_row)
     assert run.result is not None, "set when the run ends"

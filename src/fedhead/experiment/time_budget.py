@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from fedhead.core import amounts
 from fedhead.data import datasets
 from fedhead.experiment import build
 from fedhead.experiment.data import Inputs
@@ -62,8 +63,9 @@ def _lookup_keys(recipe: Recipe) -> list[tuple[str, ...]]:
 
 
 def epochs(recipe: Recipe) -> float:
-    """Return about how often a training passes over all its data."""
-    return recipe.rounds * recipe.local_epochs * recipe.participation
+    """Return about how often a training passes over all its data; where steps are given, their number instead."""
+    local = build.local(recipe)
+    return recipe.rounds * amounts.mean(local.epochs if local.steps is None else local.steps) * recipe.participation
 
 
 def cost(recipe: Recipe) -> float:
