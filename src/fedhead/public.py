@@ -37,6 +37,7 @@ from fedhead.api.load import load as load
 from fedhead.api.load import load_all as load_all
 from fedhead.api.result import Result as Result
 from fedhead.api.run import run as run
+from fedhead.calibration import membership
 from fedhead.calibration.collect import statistics_of as statistics_of
 from fedhead.calibration.files import load_statistics as load_statistics
 from fedhead.calibration.files import merge_files as merge_files
@@ -138,10 +139,16 @@ from fedhead.samplers.uniform import UniformSampler as UniformSampler
 from fedhead.samplers.weighted import WeightedSampler as WeightedSampler
 from fedhead.stages import STAGES as STAGES
 from fedhead.stages.ccvr import CCVR as CCVR
+from fedhead.stages.fedcof import FedCOF as FedCOF
 from fedhead.stages.finetune import FineTune as FineTune
 from fedhead.stages.finetune import FineTuneCCVR as FineTuneCCVR
 from fedhead.stages.finetune import FineTuneETF as FineTuneETF
+from fedhead.stages.lda import LDA as LDA
+from fedhead.stages.ncm import NCM as NCM
+from fedhead.stages.qda import QDA as QDA
 from fedhead.stages.recalibrate import Recalibrate as Recalibrate
+from fedhead.stages.ridge import Ridge as Ridge
 
 executor = EXECUTORS.decorator
 model = register_model
+statistics = membership  # fedhead.statistics.add and remove

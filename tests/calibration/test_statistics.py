@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedhead.calibration import statistics, statistics_check
+from fedhead.calibration import low_rank, statistics, statistics_check
 from fedhead.calibration.statistics import Statistics
+from fedhead.calibration.sums import class_sums
 from fedhead.core.errors import BadInput
 
 
@@ -82,11 +83,11 @@ def test_single_samples_have_no_covariance_and_absent_classes_nothing() -> None:
 def test_the_operator_is_the_same_over_clients_and_leaves_padding_out() -> None:
     z, y = sample(0, 24, 3, 4)
     weight = (torch.arange(24) % 5 > 0).double()
-    stacked = torch.func.vmap(lambda a, b, w: statistics.class_sums(a, b, w, 4, False))(
+    stacked = torch.func.vmap(lambda a, b, w: class_sums(a, b, w, 4, False))(
         z.reshape(4, 6, 3), y.reshape(4, 6), weight.reshape(4, 6)
     )
     kept = weight > 0
-    whole = statistics.class_sums(z[kept], y[kept], torch.ones(int(kept.sum())), 4, False)
+    whole = class_sums(z[kept], y[kept], torch.ones(int(kept.sum())), 4, False)
     for rows, total in zip(stacked, whole, strict=True):
         torch.testing.assert_close(rows.sum(0), total, atol=1e-12, rtol=0)
 
@@ -94,15 +95,15 @@ def test_the_operator_is_the_same_over_clients_and_leaves_padding_out() -> None:
 def test_the_operator_takes_clients_along_any_axis_and_what_they_share() -> None:
     z, y = sample(0, 24, 3, 4)
     z, weight = z.reshape(4, 6, 3), torch.ones(6)
-    expected = [statistics.class_sums(own, y[:6], weight, 4, True) for own in z]
-    stacked = torch.func.vmap(lambda a: statistics.class_sums(a, y[:6], weight, 4, True), in_dims=1)(z.movedim(0, 1))
+    expected = [class_sums(own, y[:6], weight, 4, True) for own in z]
+    stacked = torch.func.vmap(lambda a: class_sums(a, y[:6], weight, 4, True), in_dims=1)(z.movedim(0, 1))
     for found, *each in zip(stacked, *expected, strict=True):
         torch.testing.assert_close(found, torch.stack(each))
 
 
 def test_rounding_gives_no_negative_variance() -> None:
     z = torch.full((7, 1), 1e8 + 0.1, dtype=torch.float64)
-    one = statistics.from_features(z, torch.zeros(7, dtype=torch.int64), 1, diagonal=True)
+    one = statistics.from_features(z, torch.zeros(7, dtype=torch.int64), 1, kind="diagonal")
     for shift in (0.9999999, 1.0, 1.0000001):  # the sum of squares as it may have been rounded on the way
         assert float(Statistics(one.count, one.sum, one.outer * shift).covariance().min()) >= 0
 
@@ -122,21 +123,21 @@ def test_merging_leaves_the_parts_as_they_are() -> None:
 def test_low_rank_is_the_same_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     z, y = sample(3, 60, 4, 5)
     exact = statistics.from_features(z, y, 5)
-    sent = statistics.to_low_rank(exact, 2)
-    found = statistics.from_tree(sent)
-    monkeypatch.setattr(statistics, "classes_at_once", lambda features: 2)
-    again = statistics.to_low_rank(exact, 2)
+    sent = low_rank.to_low_rank(exact, 2)
+    found = low_rank.from_tree(sent)
+    monkeypatch.setattr(low_rank, "classes_at_once", lambda features: 2)
+    again = low_rank.to_low_rank(exact, 2)
     for name, tensor in sent.items():
         torch.testing.assert_close(again[name], tensor, atol=1e-12, rtol=0)
-    torch.testing.assert_close(statistics.from_tree(sent).outer, found.outer, atol=1e-12, rtol=0)
+    torch.testing.assert_close(low_rank.from_tree(sent).outer, found.outer, atol=1e-12, rtol=0)
 
 
 @pytest.mark.parametrize("rank", [0, 2, 5])
 def test_low_rank_keeps_the_diagonal_and_becomes_exact(rank: int) -> None:
     z, y = sample(3, 40, 5, 2)
-    count, total, outer = statistics.class_sums(z, y, torch.ones(40), 2, False)
-    sent = statistics.low_rank_sums(count, total, outer, rank)
-    found, exact = statistics.from_tree(sent), statistics.from_features(z, y, 2)
+    count, total, outer = class_sums(z, y, torch.ones(40), 2, False)
+    sent = low_rank.low_rank_sums(count, total, outer, rank)
+    found, exact = low_rank.from_tree(sent), statistics.from_features(z, y, 2)
     torch.testing.assert_close(found.mean(), exact.mean())
     off = found.covariance() - exact.covariance()
     assert off.diagonal(dim1=1, dim2=2).abs().max() < 1e-10
@@ -150,7 +151,7 @@ def test_low_rank_keeps_the_diagonal_and_becomes_exact(rank: int) -> None:
 
 def test_what_each_form_sends() -> None:
     z, y = sample(1, 30, 8, 3)
-    full, diagonal = statistics.from_features(z, y, 3), statistics.from_features(z, y, 3, diagonal=True)
+    full, diagonal = statistics.from_features(z, y, 3), statistics.from_features(z, y, 3, kind="diagonal")
     assert full.nbytes == 8 * 3 * (1 + 8 + 36)  # the triangle alone: half of what d x d would take
     assert diagonal.nbytes == 8 * 3 * (1 + 8 + 8)
     assert (full.kind, diagonal.kind) == ("full", "diagonal")
@@ -215,7 +216,7 @@ def test_the_costly_check_is_made_only_when_asked_for_and_is_strict() -> None:
 def test_sound_statistics_pass_also_where_they_are_singular() -> None:
     z, y = sample(5, 6, 20, 2)  # fewer samples than dimensions
     statistics_check.check(statistics.from_features(z + 100, y, 3), "client 0")
-    statistics_check.check(statistics.from_features(z, y, 3, diagonal=True), "client 0")
+    statistics_check.check(statistics.from_features(z, y, 3, kind="diagonal"), "client 0")
 
 
 def test_statistics_of_other_models_do_not_merge() -> None:
@@ -225,7 +226,7 @@ def test_statistics_of_other_models_do_not_merge() -> None:
     with pytest.raises(BadInput, match="different model: classes"):
         statistics.merge([statistics.from_features(z, y, 3), statistics.from_features(z, y, 4)])
     with pytest.raises(BadInput, match="different model: kind"):
-        statistics.merge([statistics.from_features(z, y, 3), statistics.from_features(z, y, 3, diagonal=True)])
+        statistics.merge([statistics.from_features(z, y, 3), statistics.from_features(z, y, 3, kind="diagonal")])
     with pytest.raises(BadInput, match="at least one client"):
         statistics.merge([])
 

@@ -192,6 +192,17 @@ class Algorithm(Checked):
         """
         raise NotImplementedError
 
+    def architecture(self, model: SplitModel) -> SplitModel:
+        """Return the architecture of the models that this leaves; that of the run by default.
+
+        Args:
+            model: The architecture of the run, or of the client whose model is asked for.
+
+        Returns:
+            A model whose weights have the names and shapes of `global_model` and `personal_model`.
+        """
+        return model
+
     def scores(self, out: Output, w: Weights, task: Task) -> Tensor:
         """Return the scores of the classes from the outputs of the global model; its logits by default.
 

@@ -51,6 +51,16 @@ class Stage(Algorithm):
         object.__setattr__(bound, "broadcast", tuple(dict.fromkeys((*method.broadcast, *type(self).broadcast))))
         return bound
 
+    def check_counts(self, count: Tensor) -> None:
+        """Check, before anything is computed, the samples per class; asked where all clients' data is in one place.
+
+        Args:
+            count: Training samples per class of all clients together, [C].
+
+        Raises:
+            BadInput: If the stage can't work with them.
+        """
+
     def per_client(self, server: Tree, client: int, task: Task) -> Tree:
         """Return what the method would send to this client."""
         return self.method.per_client(server, client, task)

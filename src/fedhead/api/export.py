@@ -77,8 +77,7 @@ def _network(state: StateAfter, client: int | None, normalize: bool) -> tuple[Ne
     clients.bf16 = False  # a file has the weights as they are kept
     state = replace(state, clients=clients)
     federation = clients.federation
-    template = clients.task.model if client is None else clients.task_of(client).model
-    model = copy.deepcopy(template).cpu().float()
+    model = copy.deepcopy(state.architecture(client)).cpu().float()
     load(model, state.weights(client).to("cpu").part("extractor", "projection", "classifier"))
     stored = _samples(federation)
     expected = state.scores(stored, client).cpu()

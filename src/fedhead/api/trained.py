@@ -120,11 +120,16 @@ class StateAfter:
 
     def module(self, client: int | None) -> nn.Module:
         """Return the user's own module, or that of a built-in model, with the weights of this state."""
-        template = self.clients.task.model if client is None else self.clients.task_of(client).model
+        template = self.architecture(client)
         w = self.weights(client).to("cpu").part(*PARTS)
         if template.origin is not None:
             return template.origin.assemble(template, w)
         return plain(template, w)
+
+    def architecture(self, client: int | None) -> SplitModel:
+        """Return the architecture of the global model, or of the model that a client uses for itself."""
+        task = self.clients.task if client is None else self.clients.task_of(client)
+        return self.algorithm.architecture(task.model)
 
     def _client(self, client: int) -> Client:
         assert self.states is not None, "checked before"

@@ -10,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedhead.calibration import statistics as class_statistics
-from fedhead.calibration.statistics import Statistics
+from fedhead.calibration.statistics import Statistics, from_sums
+from fedhead.calibration.sums import Kind, batch_sums
 from fedhead.core.errors import BadInput
 from fedhead.core.inputs import Inputs, map_inputs, tensors_of
 from fedhead.data.named_transforms import AnyTransform
@@ -27,7 +27,8 @@ def statistics_of(
     y: Tensor | NDArray[Any],
     *,
     transform: AnyTransform | None = None,
-    diagonal: bool = False,
+    kind: Kind = "full",
+    min_class_count: int = 1,
     chunk: int = 512,
 ) -> Statistics:
     """Compute the class statistics of a model's features, as a client would send them.
@@ -39,7 +40,9 @@ def statistics_of(
         x: Samples, [N, ...], or several arrays by name.
         y: Labels, [N].
         transform: Maps stored samples to the model's inputs.
-        diagonal: Whether to keep only the diagonals of the covariances.
+        kind: What is kept of second moments: all covariances (`full`), their `diagonal`, one matrix for all classes
+            (`pooled`), or nothing (`means`).
+        min_class_count: Classes with fewer samples are left out: the sum over one sample is that sample.
         chunk: Samples per forward pass.
 
     Returns:
@@ -59,6 +62,7 @@ def statistics_of(
     y = torch.as_tensor(y).long()
     if int(y.min()) < 0 or int(y.max()) >= model.classes:
         raise BadInput(f"labels span {int(y.min())} … {int(y.max())}, the model has classes 0 … {model.classes - 1}")
+    large = torch.bincount(y, minlength=model.classes) >= min_class_count
     device, dtype = next(model.parameters()).device, next(model.parameters()).dtype
     training, total = model.training, None
     model.eval()
@@ -67,17 +71,17 @@ def statistics_of(
         if transform is not None:
             part = transform(part)
         part = map_inputs(lambda t: (t.to(dtype) if t.dtype not in _KEPT else t).to(device), part)
-        z = model(part).z
-        found = class_statistics.class_sums(z, labels.to(device), torch.ones(len(labels)), model.classes, diagonal)
-        if total is None:
-            total = list(found)
-        else:
-            for mine, more in zip(total, found, strict=True):
-                mine.add_(more)
+        z, counted = model(part).z, large[labels].to(device, torch.float64)
+        found = batch_sums(z, labels.to(device), counted, model.classes, kind)
+        total = found if total is None else total.map(Tensor.add_, found)
     model.train(training)
     assert total is not None
-    count, sums, outer = total
-    return Statistics(count, sums, outer, fingerprint(weights(model)))
+    return from_sums(total, fingerprint(weights(model)), "" if transform is None else transform_fingerprint(transform))
+
+
+def transform_fingerprint(transform: AnyTransform) -> str:
+    """Hash how inputs are normalized; augmentation does not enter statistics."""
+    return hashlib.blake2b(repr(transform.replace(augment="none")).encode(), digest_size=8).hexdigest()
 
 
 def fingerprint(w: Mapping[str, Tensor], classifier: str = "classifier") -> str:

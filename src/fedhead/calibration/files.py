@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from fedhead.calibration import low_rank, statistics_check
 from fedhead.calibration import statistics as class_statistics
-from fedhead.calibration import statistics_check
+from fedhead.calibration.membership import fingerprint, with_members
 from fedhead.calibration.statistics import Statistics
 from fedhead.core.errors import BadInput
 from fedhead.core.tree import Tree
 from fedhead.core.treefile import load_tree, save_tree
 
 _KIND = "class statistics"
-_WHOLE, _LOW_RANK = {"count", "sum", "outer"}, {"count", "sum", "square", "factor"}  # the entries of a file
+_ENTRIES = ({"count", "sum"}, {"count", "sum", "outer"}, {"count", "sum", "square", "factor"})  # of a file
 
 
 def save_statistics(path: str | Path, statistics: Statistics, rank: int | None = None) -> int:
@@ -34,8 +36,9 @@ def save_statistics(path: str | Path, statistics: Statistics, rank: int | None =
         BadInput: If the statistics are invalid, or the rank is out of range.
     """
     statistics_check.check(statistics, "the statistics")
-    tree = statistics.tree() if rank is None else class_statistics.to_low_rank(statistics, rank)
-    save_tree(path, tree, {"holds": _KIND, "extractor": statistics.extractor})
+    tree = statistics.tree() if rank is None else low_rank.to_low_rank(statistics, rank)
+    facts = {"extractor": statistics.extractor, "transform": statistics.transform}
+    save_tree(path, tree, {"holds": _KIND, **facts, "members": sorted(statistics.members)})
     return tree.nbytes
 
 
@@ -53,12 +56,25 @@ def load_statistics(path: str | Path) -> Statistics:
     Raises:
         BadInput: If the file is corrupt, or its numbers can't be the statistics of any features.
     """
+    return statistics_check.check(_read(path), str(path))
+
+
+def _read(path: str | Path) -> Statistics:
+    """Read statistics whose numbers are not checked yet; those of one site become a member by their fingerprint."""
     tree, metadata = load_tree(path)
-    if metadata.get("holds") != _KIND or set(tree) not in (_WHOLE, _LOW_RANK):
+    if metadata.get("holds") != _KIND or set(tree) not in _ENTRIES:
         raise BadInput(f"{path} holds no class statistics: create it with fedhead statistics")
     _refuse_shapes(tree, str(path))
-    statistics = replace(class_statistics.from_tree(tree), extractor=str(metadata.get("extractor", "")))
-    return statistics_check.check(statistics, str(path))
+    extractor, transform = (str(metadata.get(word, "")) for word in ("extractor", "transform"))
+    members = _members(metadata, str(path)) or fingerprint(tree, extractor, transform)
+    return replace(low_rank.from_tree(tree), extractor=extractor, transform=transform, members=members)
+
+
+def _members(metadata: Mapping[str, Any], source: str) -> frozenset[str]:
+    found = metadata.get("members", [])
+    if not isinstance(found, list) or not all(isinstance(member, str) for member in found):
+        raise BadInput(f"{source}: its list of members can't be read; create it again with fedhead statistics")
+    return frozenset(found)
 
 
 def _refuse_shapes(tree: Tree, source: str) -> None:
@@ -68,7 +84,7 @@ def _refuse_shapes(tree: Tree, source: str) -> None:
     fitting: dict[str, set[tuple[int, ...]]] = {
         "count": {(c,)},
         "sum": {(c, d)},
-        "outer": {(c, d), (c, d * (d + 1) // 2)},
+        "outer": {(c, d), (c, d * (d + 1) // 2), (d * (d + 1) // 2,)},
         "square": {(c, d)},
         "factor": {(c, rank, d) for rank in range(d + 1)},
     }
@@ -84,24 +100,36 @@ def merge_files(paths: Sequence[str | Path]) -> Statistics:
         paths: Files written by `save_statistics`, all for the same model.
 
     Returns:
-        The statistics of all sites together.
+        The statistics of all sites together, with their fingerprints as members.
 
     Raises:
-        BadInput: If a file can't be read or belongs to a different model.
+        BadInput: If a file can't be read, belongs to a different model, or is there twice.
     """
+    seen: dict[str, str | Path] = {}
 
     def parts() -> Iterator[Statistics]:
-        first: tuple[int, int, str, str] | None = None
+        first: tuple[int, int, str, str, str] | None = None
         for path in paths:
-            part = load_statistics(path)
-            form = (part.classes, part.features, part.kind, part.extractor)
+            part = with_members(statistics_check.check(_read(path), str(path), full=False))
+            form = (part.classes, part.features, part.kind, part.extractor, part.transform)
             first = first or form
             if form != first:
                 raise BadInput(
                     f"{path} is from a different model than {paths[0]} ({form[0]} classes, {form[1]} features, "
-                    f"{form[2]}; there {first[0]}, {first[1]}, {first[2]}, or other weights): use one model for all"
+                    f"{form[2]}; there {first[0]}, {first[1]}, {first[2]}, or other weights or another "
+                    f"transformation of the inputs): use one model for all"
                 )
+            for member in part.members:
+                if member in seen:
+                    raise BadInput(f"{path}: its statistics are in {seen[member]} already: name every site once")
+                seen[member] = path
             yield part
             del part  # before the next file is read
 
-    return class_statistics.merge(parts())
+    merged = class_statistics.merge(parts())
+    try:
+        return statistics_check.check(merged, "the merged statistics")
+    except BadInput:
+        for path in paths:  # whose fault is it?
+            load_statistics(path)
+        raise

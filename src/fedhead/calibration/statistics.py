@@ -2,22 +2,21 @@
 
 The sums determine the mean and the unbiased covariance of each class, for one client (CCVR, Eq. 2) and for all
 (Eq. 3 and 4): what clients send is added, never averaged, so merging in any order gives the statistics of the pooled
-features. Sums are float64. Symmetric matrices are stored as their upper triangle, one row per class.
+features. Sums are float64. Symmetric matrices are stored as their upper triangle.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import torch
 from torch import Tensor
 
+from fedhead.calibration.sums import Kind, batch_sums
+from fedhead.calibration.symmetric import triangle, unpack
 from fedhead.core.errors import BadInput
 from fedhead.core.tree import Tree
-
-CovarianceKind = Literal["full", "diagonal"]
 
 
 @dataclass(frozen=True)
@@ -27,8 +26,12 @@ class Statistics:
     Args:
         count: Number of samples N_c, [C].
         sum: Sum of features Σ z, [C, d].
-        outer: Sum of outer products Σ zzᵀ as upper triangles [C, d(d+1)/2], or of squares only [C, d].
+        outer: Second moments, whose shape tells the kind of the statistics: sums of outer products Σ zzᵀ per class as
+            upper triangles [C, d(d+1)/2] (full), of squares only [C, d] (diagonal), one triangle for all classes
+            [d(d+1)/2] (pooled), or empty, [0] (means).
         extractor: Fingerprint of the model that computed the features; "" if unknown.
+        transform: Fingerprint of what its inputs passed before; "" if unknown.
+        members: Fingerprints of the parts that were added up, where that is tracked (`fedhead.statistics`).
 
     >>> one = from_features(torch.tensor([[1.0, 0.0], [3.0, 0.0]]), torch.tensor([0, 0]), classes=2)
     >>> one.mean()[0].tolist(), one.covariance()[0].tolist()
@@ -39,6 +42,8 @@ class Statistics:
     sum: Tensor
     outer: Tensor
     extractor: str = ""
+    transform: str = ""
+    members: frozenset[str] = frozenset()
 
     @property
     def classes(self) -> int:
@@ -51,8 +56,10 @@ class Statistics:
         return self.sum.shape[1]
 
     @property
-    def kind(self) -> CovarianceKind:
-        """Whether covariances are full or only their diagonals."""
+    def kind(self) -> Kind:
+        """What is known of second moments."""
+        if self.outer.dim() == 1:
+            return "pooled" if len(self.outer) else "means"
         return "diagonal" if self.outer.shape[1] == self.features else "full"
 
     @property
@@ -62,12 +69,11 @@ class Statistics:
 
     def tree(self) -> Tree:
         """Return the sums as named tensors, for sending and saving."""
-        return Tree(count=self.count, sum=self.sum, outer=self.outer)
+        means = Tree(count=self.count, sum=self.sum)
+        return means if self.kind == "means" else means.replace(outer=self.outer)
 
     def __add__(self, other: Statistics) -> Statistics:
-        _check_same_model(self, other)
-        extractor = self.extractor or other.extractor
-        return Statistics(self.count + other.count, self.sum + other.sum, self.outer + other.outer, extractor)
+        return merge([self, other])
 
     def mean(self) -> Tensor:
         """Return μ_c, [C, d] (Eq. 3); zero for a class without samples."""
@@ -77,7 +83,11 @@ class Statistics:
         """Return the unbiased Σ_c (Eq. 4), [C, d, d] or its diagonal [C, d].
 
         It is zero for a class with fewer than two samples.
+
+        Raises:
+            BadInput: If the statistics hold no covariances of single classes.
         """
+        self.need("full", "diagonal")
         mean, share = self.mean(), (self.count - 1).clamp_min(1)
         if self.kind == "diagonal":
             scatter = (self.outer - self.sum * mean).clamp_min(0)
@@ -85,16 +95,50 @@ class Statistics:
         scatter = unpack(self.outer, self.features) - self.sum[:, :, None] * mean[:, None, :]
         return torch.where(self.count[:, None, None] > 1, scatter / share[:, None, None], 0)
 
+    def second_moment(self) -> Tensor:
+        """Return Σ zzᵀ over all samples of all classes, [d, d].
+
+        Raises:
+            BadInput: If the statistics hold no whole outer products.
+        """
+        self.need("pooled", "full")
+        return unpack(self.outer if self.kind == "pooled" else self.outer.sum(0), self.features)
+
+    def within(self) -> Tensor:
+        """Return the scatter within classes Σ (z − μ_y)(z − μ_y)ᵀ over all samples, [d, d].
+
+        Raises:
+            BadInput: If the statistics hold no whole outer products.
+        """
+        return self.second_moment() - self.sum.mT @ self.mean()
+
+    def need(self, *kinds: Kind) -> None:
+        """Check that the statistics are of a kind that is needed.
+
+        Args:
+            *kinds: The kinds that serve.
+
+        Raises:
+            BadInput: If they are of another kind.
+        """
+        one_dimensional = self.kind == "diagonal" and self.features == 1  # its diagonal is all that there is
+        if self.kind not in kinds and not (one_dimensional and "full" in kinds):
+            raise BadInput(
+                f"the statistics are of kind {self.kind}, and this needs {' or '.join(kinds)}: "
+                f"collect them again with kind {kinds[0]}"
+            )
+
     def of_classes(self, places: Tensor) -> Statistics:
         """Return the statistics of some classes.
 
         Args:
-            places: Numbers of the classes.
+            places: Numbers of the classes; of pooled statistics those that are left out must have no samples.
 
         Returns:
             Their statistics, in that order.
         """
-        return Statistics(self.count[places], self.sum[places], self.outer[places], self.extractor)
+        outer = self.outer[places] if self.outer.dim() == 2 else self.outer
+        return replace(self, count=self.count[places], sum=self.sum[places], outer=outer)
 
     def without_small_classes(self, min_class_count: int) -> Statistics:
         """Return the statistics with all sums of small classes set to zero, as if there were no samples of them.
@@ -104,30 +148,45 @@ class Statistics:
 
         Returns:
             Statistics of the same shapes.
+
+        Raises:
+            BadInput: If small classes are part of a pooled second moment, from which they can't be taken.
         """
         large = self.count >= min_class_count
-        count, total, outer = (self.count * large, self.sum * large[:, None], self.outer * large[:, None])
-        return Statistics(count, total, outer, self.extractor)
+        small = self.count * ~large
+        if self.kind == "pooled" and bool(small.any()):
+            raise BadInput(
+                f"class {int(small.argmax())} has fewer than {min_class_count} samples and can't be taken out of a "
+                "pooled second moment: collect the statistics again with min_class_count"
+            )
+        outer = self.outer * large[:, None] if self.outer.dim() == 2 else self.outer
+        return replace(self, count=self.count * large, sum=self.sum * large[:, None], outer=outer)
 
     def diagonal(self) -> Statistics:
         """Return the statistics with only the diagonals of the covariances."""
+        self.need("diagonal", "full")
         if self.kind == "diagonal":
             return self
         rows, columns = triangle(self.features, self.outer.device)
-        return Statistics(self.count, self.sum, self.outer[:, rows == columns], self.extractor)
+        return replace(self, outer=self.outer[:, rows == columns])
 
 
-def from_features(z: Tensor, y: Tensor, classes: int, diagonal: bool = False) -> Statistics:
+def from_features(z: Tensor, y: Tensor, classes: int, kind: Kind = "full") -> Statistics:
     """Compute the statistics of features.
 
     Args:
         z: Features, [N, d].
         y: Labels, [N].
         classes: Number of classes.
-        diagonal: Whether to keep only the diagonals of the covariances.
+        kind: What is kept of second moments.
     """
-    count, total, outer = class_sums(z, y, torch.ones_like(y, dtype=z.dtype), classes, diagonal)
-    return Statistics(count, total, outer)
+    return from_sums(batch_sums(z, y, torch.ones_like(y, dtype=z.dtype), classes, kind))
+
+
+def from_sums(sums: Tree, extractor: str = "", transform: str = "") -> Statistics:
+    """Return statistics from named sums, as `Statistics.tree` has them."""
+    count = sums["count"]
+    return Statistics(count, sums["sum"], sums.get("outer", count.new_zeros(0)), extractor, transform)
 
 
 def merge(parts: Iterable[Statistics]) -> Statistics:
@@ -137,15 +196,21 @@ def merge(parts: Iterable[Statistics]) -> Statistics:
         parts: Statistics of the same model; may be a generator, since only the running total is kept in memory.
 
     Raises:
-        BadInput: If there are none, or they belong to different models.
+        BadInput: If there are none, they belong to different models, or a part is in twice.
     """
     total: Statistics | None = None
     for part in parts:
         if total is None:
-            total = Statistics(part.count.clone(), part.sum.clone(), part.outer.clone(), part.extractor)
+            total = replace(part, count=part.count.clone(), sum=part.sum.clone(), outer=part.outer.clone())
         else:
-            _check_same_model(total, part)
-            total = replace(total, extractor=total.extractor or part.extractor)
+            check_same_model(total, part)
+            _refuse_members_of_both(total, part)
+            total = replace(
+                total,
+                extractor=total.extractor or part.extractor,
+                transform=total.transform or part.transform,
+                members=total.members | part.members,
+            )
             total.count.add_(part.count)
             total.sum.add_(part.sum)
             total.outer.add_(part.outer)
@@ -155,140 +220,22 @@ def merge(parts: Iterable[Statistics]) -> Statistics:
     return total
 
 
-def _check_same_model(a: Statistics, b: Statistics) -> None:
+def check_same_model(a: Statistics, b: Statistics) -> None:
+    """Raise `BadInput` for statistics that can't be added: of another kind, another model or another transform."""
     for what in ("classes", "features", "kind"):
         mine, theirs = getattr(a, what), getattr(b, what)
         if mine != theirs:
             raise BadInput(f"statistics of a different model: {what}: {theirs} here, {mine} elsewhere")
     if a.extractor and b.extractor and a.extractor != b.extractor:
         raise BadInput("statistics of a different model: the extractors' weights differ; use the same model for all")
-
-
-# -- the sums of a batch ------------------------------------------------------------------------------
-@torch.library.custom_op("fedhead::class_sums", mutates_args=())
-def class_sums(z: Tensor, y: Tensor, weight: Tensor, classes: int, diagonal: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute counts [C], sums [C, d] and sums of outer products in float64, as `Statistics` holds them.
-
-    The batch is sorted by class first, so that each sample is only multiplied with those of its own class. That
-    requires reading the labels, which a vectorized function can't do, hence a custom operator. Weights are 0 or 1.
-    """
-    d = z.shape[1]
-    place = torch.where(weight > 0, y, classes)  # padding sorts last and is ignored
-    order = torch.argsort(place, stable=True)
-    sizes = torch.bincount(place, minlength=classes + 1)[:classes]
-    sorted_z = z[order].double()
-    total = z.new_zeros(classes, d, dtype=torch.float64)
-    outer = z.new_zeros(classes, d if diagonal else d * (d + 1) // 2, dtype=torch.float64)
-    if not diagonal:
-        rows, columns = triangle(d, z.device)
-        upper = rows * d + columns  # places in the flattened matrix: indexing by rows and columns takes twice as long
-    begin = 0
-    for c, size in enumerate(sizes.tolist()):
-        if size:
-            own = sorted_z[begin : begin + size]
-            total[c] = own.sum(0)
-            if diagonal:
-                outer[c] = own.square().sum(0)
-            else:
-                torch.index_select((own.T @ own).flatten(), 0, upper, out=outer[c])
-            begin += size
-    return sizes.double(), total, outer
-
-
-@class_sums.register_fake
-def _(z: Tensor, y: Tensor, weight: Tensor, classes: int, diagonal: bool) -> tuple[Tensor, Tensor, Tensor]:
-    d = z.shape[1]
-    shapes = ((classes,), (classes, d), (classes, d if diagonal else d * (d + 1) // 2))
-    count, total, outer = (z.new_empty(shape, dtype=torch.float64) for shape in shapes)
-    return count, total, outer
-
-
-@class_sums.register_vmap
-def _(info, in_dims, z, y, weight, classes, diagonal):  # type: ignore[no-untyped-def]  # torch's signature
-    def every(t: Tensor, dim: int | None) -> Tensor:
-        return t.expand(info.batch_size, *t.shape) if dim is None else t.movedim(dim, 0)
-
-    z, y, weight = (every(t, dim) for t, dim in zip((z, y, weight), in_dims, strict=False))
-    # give every client its own classes, so that the labels of all clients are read at once
-    own = y + classes * torch.arange(info.batch_size, device=y.device).unsqueeze(1)
-    found = class_sums(z.flatten(0, 1), own.flatten(), weight.flatten(), info.batch_size * classes, diagonal)
-    return tuple(t.unflatten(0, (info.batch_size, classes)) for t in found), (0, 0, 0)
-
-
-# -- symmetric matrices -------------------------------------------------------------------------------
-def triangle(d: int, device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:
-    """Return the row and column indices of the upper triangle of a d×d matrix, in storage order."""
-    rows, columns = torch.triu_indices(d, d, device=device)
-    return rows, columns
-
-
-def pack(matrix: Tensor) -> Tensor:
-    """Extract the upper triangles of symmetric matrices: [..., d, d] to [..., d(d+1)/2]."""
-    rows, columns = triangle(matrix.shape[-1], matrix.device)
-    return matrix[..., rows, columns]
-
-
-def unpack(packed: Tensor, d: int) -> Tensor:
-    """Rebuild symmetric matrices from their upper triangles: [..., d(d+1)/2] to [..., d, d]."""
-    rows, columns = triangle(d, packed.device)
-    place = torch.empty(d, d, dtype=torch.long, device=packed.device)
-    place[rows, columns] = place[columns, rows] = torch.arange(packed.shape[-1], device=packed.device)
-    return packed[..., place]
-
-
-def classes_at_once(features: int) -> int:
-    """Return of how many classes full matrices are held together: 8 MB of them, however many classes there are."""
-    return max(1, 2**20 // features**2)
-
-
-def _pieces(statistics: Statistics) -> list[Statistics]:
-    """Split statistics into those of a few classes each."""
-    tensors = (statistics.count, statistics.sum, statistics.outer)
-    split = (torch.split(t, classes_at_once(statistics.features)) for t in tensors)
-    return [Statistics(*part) for part in zip(*split, strict=True)]
-
-
-# -- low rank -----------------------------------------------------------------------------------------
-def low_rank_sums(count: Tensor, total: Tensor, outer: Tensor, rank: int) -> Tree:
-    """Reduce the scatter of each class to its leading directions, keeping its diagonal exactly.
-
-    Rank 0 keeps only diagonals, rank d everything. Can be vectorized over clients.
-
-    Args:
-        count: [C].
-        total: Sums, [C, d].
-        outer: Sums of outer products as upper triangles, [C, d(d+1)/2].
-        rank: Number of directions to keep.
-    """
-    squares, factors = [], []
-    for part in _pieces(Statistics(count, total, outer)):
-        full = unpack(part.outer, part.features)
-        values, vectors = torch.linalg.eigh(full - part.sum[:, :, None] * part.mean()[:, None, :])
-        lead = slice(values.shape[-1] - rank, None)
-        factors.append(values[:, lead].clamp_min(0).sqrt()[:, :, None] * vectors[:, :, lead].mT)
-        squares.append(full.diagonal(dim1=-2, dim2=-1))
-    return Tree(count=count, sum=total, square=torch.cat(squares), factor=torch.cat(factors))
-
-
-def to_low_rank(statistics: Statistics, rank: int) -> Tree:
-    """Reduce statistics with full covariances to low rank; see `low_rank_sums`."""
-    if statistics.kind == "diagonal" or not 0 <= rank <= statistics.features:
+    if a.transform and b.transform and a.transform != b.transform:
         raise BadInput(
-            f"rank {rank} must be 0 … {statistics.features} (the feature dimension), and the covariances full"
+            "statistics of inputs that were transformed differently: use the same normalization and size for all"
         )
-    return low_rank_sums(statistics.count, statistics.sum, statistics.outer, rank)
 
 
-def from_tree(sent: Tree) -> Statistics:
-    """Restore statistics from the tree that a client sent, expanding a low rank to full covariances."""
-    if "factor" not in sent:
-        return Statistics(sent["count"], sent["sum"], sent["outer"])
-    count, total, factor, square = (sent[name].double() for name in ("count", "sum", "factor", "square"))
-    outer = []
-    for part, lead in zip(
-        _pieces(Statistics(count, total, square)), torch.split(factor, classes_at_once(total.shape[1])), strict=True
-    ):
-        scatter, mean = lead.mT @ lead, part.mean()
-        rest = (part.outer - part.sum * mean - scatter.diagonal(dim1=-2, dim2=-1)).clamp_min(0)
-        outer.append(pack(scatter + torch.diag_embed(rest) + part.sum[:, :, None] * mean[:, None, :]))
-    return Statistics(count, total, torch.cat(outer))
+def _refuse_members_of_both(a: Statistics, b: Statistics) -> None:
+    if twice := a.members & b.members:
+        raise BadInput(
+            f"the statistics {min(twice)} are in both: nobody is added twice; leave them out, or subtract them first"
+        )

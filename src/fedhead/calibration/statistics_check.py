@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from fedhead.calibration.statistics import Statistics, classes_at_once, merge, unpack
+from fedhead.calibration.statistics import Statistics, merge
+from fedhead.calibration.symmetric import classes_at_once, triangle, unpack
 from fedhead.core.errors import BadInput
 
 _NEGATIVE = 1e-7  # an eigenvalue below this share of the largest one is not a rounding error
@@ -32,14 +33,17 @@ def check(statistics: Statistics, source: str, full: bool = True) -> Statistics:
     for name, t in statistics.tree().items():
         if not bool(torch.isfinite(t).all()):
             raise BadInput(f"{source}: {name!r} is not finite; leave this client out, its model has diverged")
-    check_counts(source, statistics.count, math.inf, statistics.sum, statistics.outer)
+    check_counts(source, statistics.count, math.inf, statistics.sum, *_of_classes(statistics))
+    if statistics.kind == "pooled" and not bool(statistics.count.any()) and bool(statistics.outer.any()):
+        raise BadInput(f"{source}: there is a second moment but no sample; recompute the statistics")
     scatter, slack = _variances(statistics)
     lowest = scatter.amin(1)
-    if full and statistics.kind == "full":
+    if full and statistics.kind in ("full", "pooled"):
         lowest = torch.minimum(lowest, _indefinite(statistics, slack))
     for c in torch.nonzero(lowest < -slack).flatten().tolist():
+        whose = "within classes" if statistics.kind == "pooled" else f"of class {c}"
         raise BadInput(
-            f"{source}: the covariance of class {c} is not positive semi-definite "
+            f"{source}: the covariance {whose} is not positive semi-definite "
             f"(an eigenvalue of the scatter is {float(lowest[c]):.3g}): no features have it, recompute the statistics"
         )
     return statistics
@@ -111,29 +115,57 @@ def check_lone_samples(source: str, statistics: Statistics) -> None:
         BadInput: With the source and the class.
     """
     scatter, slack = _variances(statistics)
+    if statistics.kind == "pooled":
+        if bool((statistics.count <= 1).all()) and bool((scatter.abs().amax(1) > slack).any()):
+            raise BadInput(f"{source}: no class has two samples, and yet they scatter; recompute the statistics")
+        return
     for c in torch.nonzero((statistics.count == 1) & (scatter.abs().amax(1) > slack)).flatten().tolist():
         raise BadInput(f"{source}: class {c} has one sample and yet a scatter; recompute the statistics")
 
 
+def _of_classes(statistics: Statistics) -> list[Tensor]:
+    """The second moments that have one row per class."""
+    return [statistics.outer] if statistics.outer.dim() == 2 else []
+
+
 def _variances(statistics: Statistics) -> tuple[Tensor, Tensor]:
-    """The diagonals of the scatters [C, d], and what of them may be a rounding error [C]."""
-    squares = statistics.diagonal()
-    slack = _NEGATIVE * squares.outer.abs().amax(1).clamp_min(1e-300)
-    return squares.outer - squares.sum * squares.mean(), slack
+    """The diagonals of the scatters, and what of them may be a rounding error: of each class, [C, d] and [C].
+
+    Pooled statistics have one row, the scatter within all classes; means have nothing that could be wrong.
+    """
+    if statistics.kind == "means":
+        return torch.zeros_like(statistics.sum), torch.zeros_like(statistics.count)
+    if statistics.kind == "pooled":
+        rows, columns = triangle(statistics.features, statistics.outer.device)
+        squares = statistics.outer[rows == columns][None]
+        between = (statistics.sum * statistics.mean()).sum(0)
+        return squares - between, _NEGATIVE * squares.abs().amax(1).clamp_min(1e-300)
+    diagonal = statistics.diagonal()
+    slack = _NEGATIVE * diagonal.outer.abs().amax(1).clamp_min(1e-300)
+    return diagonal.outer - diagonal.sum * diagonal.mean(), slack
 
 
 def _indefinite(statistics: Statistics, slack: Tensor) -> Tensor:
-    """Return the lowest eigenvalue of the scatter of each class that is not positive semi-definite, 0 of the others.
+    """Return the lowest eigenvalue of each scatter that is not positive semi-definite, 0 of the others.
 
     A Cholesky decomposition, which tells them apart, takes a fraction of the time of the eigenvalues.
     """
-    d, found = statistics.features, torch.zeros_like(statistics.count)
+    d = statistics.features
+    if statistics.kind == "pooled":
+        return _lowest(statistics.within()[None], slack)
+    found = torch.zeros_like(slack)
     for places in torch.split(torch.nonzero(statistics.count > 1).flatten(), classes_at_once(d)):
         mean = statistics.sum[places] / statistics.count[places, None]
         scatter = unpack(statistics.outer[places], d) - statistics.sum[places, :, None] * mean[:, None]
-        _, failed = torch.linalg.cholesky_ex(scatter + slack[places, None, None] * torch.eye(d).to(scatter))
-        beyond = ~torch.isfinite(scatter).flatten(1).all(1)  # the squares of its sums are too large for float64
-        found[places[beyond]] = -torch.inf
-        for i in torch.nonzero((failed > 0) & ~beyond).flatten().tolist():
-            found[places[i]] = torch.linalg.eigvalsh(scatter[i])[0]
+        found[places] = _lowest(scatter, slack[places])
+    return found
+
+
+def _lowest(scatter: Tensor, slack: Tensor) -> Tensor:
+    found = torch.zeros_like(slack)
+    _, failed = torch.linalg.cholesky_ex(scatter + slack[:, None, None] * torch.eye(scatter.shape[-1]).to(scatter))
+    beyond = ~torch.isfinite(scatter).flatten(1).all(1)  # the squares of its sums are too large for float64
+    found[beyond] = -torch.inf
+    for i in torch.nonzero((failed > 0) & ~beyond).flatten().tolist():
+        found[i] = torch.linalg.eigvalsh(scatter[i])[0]
     return found

@@ -8,7 +8,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedhead.calibration.statistics import Statistics, classes_at_once
+from fedhead.calibration.statistics import Statistics
+from fedhead.calibration.symmetric import classes_at_once
 from fedhead.core import random
 from fedhead.core.errors import BadInput
 from fedhead.data.allocation import apportion

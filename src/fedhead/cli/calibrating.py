@@ -1,8 +1,7 @@
-"""Commands for calibration beside a federated run: statistics (at a site), calibrate (at the server)."""
+"""The command calibrate: a new classifier from class statistics, beside a federated run."""
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,56 +20,6 @@ Architecture = Annotated[
     ),
 ]
 Normalize = Annotated[str | None, typer.Option(help="How images are normalized. [default: as in training, or half]")]
-SiteData = Annotated[Path, typer.Argument(metavar="DATA", help="The site's samples: .npz with x and y, or a folder.")]
-
-
-class Covariance(StrEnum):
-    """What statistics hold of the covariances."""
-
-    full = "full"
-    diagonal = "diagonal"
-    low_rank = "low-rank"
-
-
-@app.command()
-def statistics(
-    checkpoint: Checkpoint,
-    site: SiteData,
-    out: Annotated[Path, typer.Option(help="The file to write, .safetensors.")],
-    model: Architecture = None,
-    classifier: Classifier = "fc",
-    covariance: Annotated[
-        Covariance, typer.Option(help="Whole covariances, their diagonals, or these and --rank leading directions.")
-    ] = Covariance.full,
-    rank: Annotated[int, typer.Option(min=0, help="Directions per class, with --covariance low-rank.")] = 16,
-    normalize: Normalize = None,
-    min_class_count: Annotated[
-        int, typer.Option(min=1, help="Leave out classes with fewer samples: the sum over one sample is that sample.")
-    ] = 5,
-) -> None:
-    """Write the class statistics of a site's features: all that a server needs of it to calibrate the classifier.
-
-    \b
-    Examples:
-      fedhead statistics runs/digits-fedavg-seed0 site1.npz --out site1.safetensors
-      fedhead statistics runs/digits-fedavg-seed0 site1.npz --out site1.safetensors --covariance low-rank --rank 8
-      fedhead statistics net.safetensors images/ --model mynets:resnet --classifier fc --out site1.safetensors
-    """
-    import torch
-
-    from fedhead.api.checkpoint import model_and_data
-    from fedhead.calibration.collect import statistics_of
-    from fedhead.calibration.files import save_statistics
-
-    _refuse_out(out)
-    split, samples, transform = model_and_data(checkpoint, site, model, classifier, normalize)
-    whole = statistics_of(split, samples.x, samples.y, transform=transform, diagonal=covariance is Covariance.diagonal)
-    found = whole.without_small_classes(min_class_count)
-    left_out = torch.nonzero((whole.count > 0) & (found.count == 0)).flatten().tolist()
-    if left_out:
-        print(f"left out: classes {', '.join(map(str, left_out))}, with fewer than {min_class_count} samples each")
-    size = save_statistics(out, found, rank if covariance is Covariance.low_rank else None)
-    print(f"{int(found.count.sum())} samples of {int((found.count > 0).sum())} classes, {size:,} bytes -> {out}")
 
 
 @app.command()
@@ -110,7 +59,7 @@ def calibrate(
     from fedhead.experiment.reopen import reopen
     from fedhead.models.split_model import weights
 
-    _refuse_out(out)
+    refuse_out(out)
     settings: dict[str, Any] = {"samples": samples, "epochs": epochs, "lr": lr, "seed": seed}
     run = checkpoint.is_dir()
     if statistics and data:
@@ -133,7 +82,7 @@ def calibrate(
     print(f"calibrated the classifier by the statistics of {int(merged.count.sum())} samples -> {out}")
 
 
-def _refuse_out(out: Path) -> None:
+def refuse_out(out: Path) -> None:
     """Refuse, before any work, a file that can't be written; its folder is made."""
     try:
         out.parent.mkdir(parents=True, exist_ok=True)

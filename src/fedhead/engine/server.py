@@ -89,5 +89,5 @@ def evaluate_global_model(
 def scores(algorithm: Algorithm, w: Weights, x: Inputs, task: Task, bf16: bool) -> Tensor:
     """Return the scores of the classes by the global model, [B, C]."""
     with torch.autocast(device_of(x).type, torch.bfloat16, enabled=bf16):
-        out: Output = torch.func.functional_call(task.model.eval(), dict(w), (x,))
+        out: Output = torch.func.functional_call(algorithm.architecture(task.model).eval(), dict(w), (x,))
         return algorithm.scores(out, w, task)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
+import torch
 
 from fedhead.aggregators.base import Aggregator
 from fedhead.algorithm.base import Algorithm
@@ -99,6 +100,7 @@ class Simulation(Clients, Transport[ClientStates]):
     def check(self, stage: Stage) -> None:
         """Refuse a stage that does not go with the models or the data."""
         stage.check([task.model for task in self.tasks], self.federation)
+        stage.check_counts(torch.as_tensor(self.federation.counts()).sum(0))
         self.check_trained(stage)
 
     def log(self, line: str) -> None:

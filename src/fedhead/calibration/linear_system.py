@@ -1,0 +1,72 @@
+"""Symmetric systems of a closed-form head, solved in float64 or refused where they are singular.
+
+Matrices are scaled to a unit diagonal first, so that what counts is how far a feature depends on the others, not its
+unit. Then the pivots of a Cholesky decomposition are √(1 − R²), with R² how well a feature is predicted linearly by
+those before it. A system with 1 − R² below `SINGULAR` for some feature is refused: its solution would have fewer than
+about six digits.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fedhead.core.errors import BadInput
+
+SINGULAR = 1e-10
+
+
+def factorize(matrix: Tensor, squares: Tensor, what: str, fix: str) -> Tensor:
+    """Return the lower Cholesky factor L of a symmetric matrix A = LLᵀ.
+
+    Args:
+        matrix: A, [d, d].
+        squares: Size of the features in the units of A's diagonal, means included: what is below `SINGULAR` of it is
+            a rounding error, [d].
+        what: What the matrix is, for error messages.
+        fix: What to do about a singular one.
+
+    Raises:
+        BadInput: If the matrix is singular.
+    """
+    diagonal = matrix.diagonal()
+    scale = diagonal.clamp_min(0).sqrt()
+    for feature in torch.nonzero(diagonal <= SINGULAR * squares).flatten().tolist():
+        raise BadInput(f"{what} is singular: feature {feature} is constant; {fix}")
+    factor, failed = torch.linalg.cholesky_ex(matrix / scale[:, None] / scale)
+    pivots = factor.diagonal().square()
+    if int(failed) or float(pivots.min()) < SINGULAR:
+        feature = int(failed) - 1 if int(failed) else int(pivots.argmin())
+        raise BadInput(f"{what} is singular: feature {feature} is a linear combination of the others; {fix}")
+    lower: Tensor = scale[:, None] * factor
+    return lower
+
+
+def solve(matrix: Tensor, right: Tensor, squares: Tensor, what: str, fix: str) -> Tensor:
+    """Return A⁻¹B for a symmetric positive definite A; see `factorize`."""
+    return torch.cholesky_solve(right, factorize(matrix, squares, what, fix))
+
+
+def shrink(covariance: Tensor, shrinkage: float) -> Tensor:
+    """Return (1 − s)Σ + s·tr(Σ)/d·I, as scikit-learn's `shrunk_covariance`."""
+    d = covariance.shape[-1]
+    target = covariance.diagonal().mean() * torch.eye(d, dtype=covariance.dtype, device=covariance.device)
+    return (1 - shrinkage) * covariance + shrinkage * target
+
+
+def ledoit_wolf(covariance: Tensor, samples: float) -> float:
+    """Return the shrinkage of Ledoit and Wolf from the covariance alone (Chen et al., 2010, Theorem 2).
+
+    The shrinkage of Ledoit and Wolf (2004) needs fourth moments of the samples. This is its conditional expectation
+    given the covariance, for Gaussian features, which needs the covariance and the number of samples.
+
+    Args:
+        covariance: Maximum-likelihood estimate, [d, d].
+        samples: Number of samples n.
+    """
+    d, n = covariance.shape[-1], samples
+    trace, square = float(covariance.diagonal().sum()), float(covariance.square().sum())
+    spread = square - trace**2 / d
+    if spread <= 0 or n < 1:  # a multiple of the identity already
+        return 1.0
+    return min(1.0, ((n - 2) / n * square + trace**2) / ((n + 2) * spread))

@@ -1,0 +1,97 @@
+"""Ridge regression from statistics: all penalties from one eigendecomposition, and the choice among them.
+
+With the second moment G = Σ zzᵀ and the sums B = Σ zyᵀ of features and one-hot labels, W = (G + λI)⁻¹B. An intercept
+is not penalized: G and B are then those of centred features and labels, as in scikit-learn. G = VEVᵀ is decomposed
+once, in float64; the condition number of a solution is at most 1 + max(E)/λ.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedhead.calibration.statistics import Statistics
+from fedhead.core.tree import Tree
+
+EXPONENTS = [k / 2 for k in range(-16, 7)]  # λ is chosen among powers of ten times the mean eigenvalue
+
+
+@dataclass(frozen=True)
+class RidgePath:
+    """The ridge solutions of statistics for every penalty λ.
+
+    Args:
+        values: Eigenvalues E of the (centred) second moment, [d].
+        vectors: Its eigenvectors V, [d, d].
+        right: VᵀB, [d, C].
+        feature_mean: What features are centred by, [d]; zero without an intercept.
+        label_mean: What labels are centred by, [C]; zero without an intercept.
+        samples: Number of samples N.
+        label_squares: Sum of the squares of the (centred) labels.
+        intercept: Whether there is one.
+    """
+
+    values: Tensor
+    vectors: Tensor
+    right: Tensor
+    feature_mean: Tensor
+    label_mean: Tensor
+    samples: float
+    label_squares: float
+    intercept: bool
+
+    @classmethod
+    def of(cls, statistics: Statistics, intercept: bool = True) -> RidgePath:
+        """Decompose the second moment of statistics."""
+        moment, right = statistics.second_moment(), statistics.sum.mT
+        samples = statistics.count.sum()
+        mean, share = statistics.sum.sum(0) / samples, statistics.count / samples
+        squares = samples
+        if intercept:
+            moment = moment - samples * torch.outer(mean, mean)
+            right = right - torch.outer(mean, statistics.count)
+            squares = samples - samples * share.square().sum()
+        else:
+            mean, share = torch.zeros_like(mean), torch.zeros_like(share)
+        values, vectors = torch.linalg.eigh(moment)
+        found = (values.clamp_min(0), vectors, vectors.mT @ right, mean, share)
+        return cls(*found, float(samples), float(squares), intercept)
+
+    def solve(self, alpha: float) -> Tree:
+        """Return the head for a penalty: `weight` [C, d] and `bias` [C]."""
+        weight = (self.vectors @ (self.right / (self.values + alpha)[:, None])).mT
+        return Tree(weight=weight, bias=self.label_mean - weight @ self.feature_mean)
+
+    def penalties(self) -> list[float]:
+        """Return the penalties that are compared, relative to the scale of the features."""
+        scale = float(self.values.mean()) or 1.0
+        return [scale * 10**exponent for exponent in EXPONENTS]
+
+    def best(self) -> float:
+        """Return the penalty with the least generalized cross-validation error."""
+        return min(self.penalties(), key=self.cross_validation)
+
+    def cross_validation(self, alpha: float) -> float:
+        """Return the generalized cross-validation error of a penalty (Golub, Heath and Wahba, 1979, Eq. 1.3).
+
+        It is the mean squared error of leave-one-out with the leverage of every sample replaced by the mean leverage,
+        which makes it a function of sums: N‖Y − Ŷ‖² / (N − tr H)² with tr H = Σ E/(E + λ), plus 1 for an intercept.
+        """
+        shrunk = self.values + alpha
+        explained = (self.right.square().sum(1) * (shrunk + alpha) / shrunk.square()).sum()
+        residual = max(self.label_squares - float(explained), 0.0)
+        free = self.samples - float((self.values / shrunk).sum()) - self.intercept
+        return self.samples * residual / free**2 if free > 0 else float("inf")
+
+
+def squared_error(head: Tree, statistics: Statistics) -> float:
+    """Return the sum of squared errors of a linear head on one-hot labels, over the samples of statistics.
+
+    Σ‖y − Wz − b‖² = N − 2 Σ_c (w_cᵀs_c + b_c n_c) + tr(W G Wᵀ) + 2 bᵀW Σs + N‖b‖².
+    """
+    w, b, n = head["weight"], head["bias"], statistics.count
+    hits = (w * statistics.sum).sum() + b @ n
+    squares = (w @ statistics.second_moment() * w).sum() + 2 * b @ (w @ statistics.sum.sum(0)) + n.sum() * b @ b
+    return float(n.sum() - 2 * hits + squares)

@@ -1,0 +1,84 @@
+"""The sums of a batch of features, in the forms that `Statistics` holds; they are added up over batches."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedhead.calibration.symmetric import pack, triangle
+from fedhead.core.tree import Tree
+
+Kind = Literal["full", "diagonal", "pooled", "means"]  # what is kept of second moments
+
+
+def batch_sums(z: Tensor, y: Tensor, weight: Tensor, classes: int, kind: Kind) -> Tree:
+    """Compute the sums of a batch in float64; can be vectorized over clients.
+
+    Args:
+        z: Features, [B, d].
+        y: Labels, [B].
+        weight: 1 for a sample, 0 for one that is left out, such as padding; [B].
+        classes: Number of classes C.
+        kind: What is kept of second moments.
+
+    Returns:
+        `count` [C], `sum` [C, d] and, unless only means are kept, `outer`.
+    """
+    if kind in ("full", "diagonal"):
+        return Tree(zip(("count", "sum", "outer"), class_sums(z, y, weight, classes, kind == "diagonal"), strict=True))
+    member = ((y[:, None] == torch.arange(classes, device=y.device)) & (weight > 0)[:, None]).double()
+    own = torch.where((weight > 0)[:, None], z.double(), 0.0)
+    found = Tree(count=member.sum(0), sum=member.mT @ own)
+    return found if kind == "means" else found.replace(outer=pack(own.mT @ own))
+
+
+@torch.library.custom_op("fedhead::class_sums", mutates_args=())
+def class_sums(z: Tensor, y: Tensor, weight: Tensor, classes: int, diagonal: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute counts [C], sums [C, d] and sums of outer products in float64, as `Statistics` holds them.
+
+    The batch is sorted by class first, so that each sample is only multiplied with those of its own class. That
+    requires reading the labels, which a vectorized function can't do, hence a custom operator. Weights are 0 or 1.
+    """
+    d = z.shape[1]
+    place = torch.where(weight > 0, y, classes)  # padding sorts last and is ignored
+    order = torch.argsort(place, stable=True)
+    sizes = torch.bincount(place, minlength=classes + 1)[:classes]
+    sorted_z = z[order].double()
+    total = z.new_zeros(classes, d, dtype=torch.float64)
+    outer = z.new_zeros(classes, d if diagonal else d * (d + 1) // 2, dtype=torch.float64)
+    if not diagonal:
+        rows, columns = triangle(d, z.device)
+        upper = rows * d + columns  # places in the flattened matrix: indexing by rows and columns takes twice as long
+    begin = 0
+    for c, size in enumerate(sizes.tolist()):
+        if size:
+            own = sorted_z[begin : begin + size]
+            total[c] = own.sum(0)
+            if diagonal:
+                outer[c] = own.square().sum(0)
+            else:
+                torch.index_select((own.T @ own).flatten(), 0, upper, out=outer[c])
+            begin += size
+    return sizes.double(), total, outer
+
+
+@class_sums.register_fake
+def _(z: Tensor, y: Tensor, weight: Tensor, classes: int, diagonal: bool) -> tuple[Tensor, Tensor, Tensor]:
+    d = z.shape[1]
+    shapes = ((classes,), (classes, d), (classes, d if diagonal else d * (d + 1) // 2))
+    count, total, outer = (z.new_empty(shape, dtype=torch.float64) for shape in shapes)
+    return count, total, outer
+
+
+@class_sums.register_vmap
+def _(info, in_dims, z, y, weight, classes, diagonal):  # type: ignore[no-untyped-def]  # torch's signature
+    def every(t: Tensor, dim: int | None) -> Tensor:
+        return t.expand(info.batch_size, *t.shape) if dim is None else t.movedim(dim, 0)
+
+    z, y, weight = (every(t, dim) for t, dim in zip((z, y, weight), in_dims, strict=False))
+    # give every client its own classes, so that the labels of all clients are read at once
+    own = y + classes * torch.arange(info.batch_size, device=y.device).unsqueeze(1)
+    found = class_sums(z.flatten(0, 1), own.flatten(), weight.flatten(), info.batch_size * classes, diagonal)
+    return tuple(t.unflatten(0, (info.batch_size, classes)) for t in found), (0, 0, 0)

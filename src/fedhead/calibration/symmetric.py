@@ -1,0 +1,31 @@
+"""Symmetric matrices as their upper triangles, which take half of the bytes."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def triangle(d: int, device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:
+    """Return the row and column indices of the upper triangle of a d×d matrix, in storage order."""
+    rows, columns = torch.triu_indices(d, d, device=device)
+    return rows, columns
+
+
+def pack(matrix: Tensor) -> Tensor:
+    """Extract the upper triangles of symmetric matrices: [..., d, d] to [..., d(d+1)/2]."""
+    rows, columns = triangle(matrix.shape[-1], matrix.device)
+    return matrix[..., rows, columns]
+
+
+def unpack(packed: Tensor, d: int) -> Tensor:
+    """Rebuild symmetric matrices from their upper triangles: [..., d(d+1)/2] to [..., d, d]."""
+    rows, columns = triangle(d, packed.device)
+    place = torch.empty(d, d, dtype=torch.long, device=packed.device)
+    place[rows, columns] = place[columns, rows] = torch.arange(packed.shape[-1], device=packed.device)
+    return packed[..., place]
+
+
+def classes_at_once(features: int) -> int:
+    """Return of how many classes full matrices are held together: 8 MB of them, however many classes there are."""
+    return max(1, 2**20 // features**2)

@@ -1,0 +1,144 @@
+"""The commands around class statistics: collecting them at a site, adding sites and taking them out again."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+import typer
+from typer.core import TyperGroup
+
+from fedhead.cli.app import app
+from fedhead.cli.calibrating import Architecture, Checkpoint, Classifier, Normalize, refuse_out
+
+if TYPE_CHECKING:  # it needs torch
+    from fedhead.calibration.sums import Kind
+
+
+class _CollectByDefault(TyperGroup):
+    """Reads `fedhead statistics RUN DATA` as `fedhead statistics collect RUN DATA`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Put the command in front where none is named."""
+        if args and args[0] not in self.commands and args[0] not in ("-h", "--help"):
+            args = ["collect", *args]
+        return super().parse_args(ctx, args)
+
+
+statistics = typer.Typer(
+    name="statistics",
+    help="Class statistics of a site's features: collect them (the default), merge those of sites, subtract a site.",
+    cls=_CollectByDefault,
+    rich_markup_mode=None,
+    no_args_is_help=True,
+)
+app.add_typer(statistics)
+
+SiteData = Annotated[Path, typer.Argument(metavar="DATA", help="The site's samples: .npz with x and y, or a folder.")]
+Out = Annotated[Path, typer.Option(help="The file to write, .safetensors.")]
+
+
+class StatisticsKind(StrEnum):
+    """What statistics hold of second moments."""
+
+    full = "full"
+    diagonal = "diagonal"
+    low_rank = "low-rank"
+    pooled = "pooled"
+    means = "means"
+
+
+@statistics.command()
+def collect(
+    checkpoint: Checkpoint,
+    site: SiteData,
+    out: Out,
+    model: Architecture = None,
+    classifier: Classifier = "fc",
+    kind: Annotated[
+        StatisticsKind,
+        typer.Option(
+            help="Whole covariances, their diagonals, these and --rank leading directions, one matrix for all classes, "
+            "or no second moments."
+        ),
+    ] = StatisticsKind.full,
+    rank: Annotated[int, typer.Option(min=0, help="Directions per class, with --kind low-rank.")] = 16,
+    normalize: Normalize = None,
+    min_class_count: Annotated[
+        int, typer.Option(min=1, help="Leave out classes with fewer samples: the sum over one sample is that sample.")
+    ] = 5,
+) -> None:
+    """Write the class statistics of a site's features: all that a server needs of it to compute a classifier.
+
+    \b
+    Examples:
+      fedhead statistics runs/digits-fedavg-seed0 site1.npz --out site1.safetensors
+      fedhead statistics runs/digits-fedavg-seed0 site1.npz --out site1.safetensors --kind pooled
+      fedhead statistics net.safetensors images/ --model mynets:resnet --classifier fc --out site1.safetensors
+    """
+    import torch
+
+    from fedhead.api.checkpoint import model_and_data
+    from fedhead.calibration.collect import statistics_of
+    from fedhead.calibration.files import save_statistics
+
+    refuse_out(out)
+    split, samples, transform = model_and_data(checkpoint, site, model, classifier, normalize)
+    low_rank = kind is StatisticsKind.low_rank
+    found = statistics_of(
+        split,
+        samples.x,
+        samples.y,
+        transform=transform,
+        kind=cast("Kind", "full" if low_rank else kind.value),
+        min_class_count=min_class_count,
+    )
+    held = torch.bincount(torch.as_tensor(samples.y).long(), minlength=found.classes)
+    left_out = torch.nonzero((held > 0) & (found.count.cpu() == 0)).flatten().tolist()
+    if left_out:
+        print(f"left out: classes {', '.join(map(str, left_out))}, with fewer than {min_class_count} samples each")
+    size = save_statistics(out, found, rank if low_rank else None)
+    print(f"{int(found.count.sum())} samples of {int((found.count > 0).sum())} classes, {size:,} bytes -> {out}")
+
+
+@statistics.command()
+def merge(
+    files: Annotated[list[Path], typer.Argument(help="Files of sites, or of sites that were merged before.")],
+    out: Out,
+) -> None:
+    """Add up the statistics of several sites; nobody is added twice.
+
+    \b
+    Example:
+      fedhead statistics merge site1.safetensors site2.safetensors --out all.safetensors
+    """
+    from fedhead.calibration.files import merge_files, save_statistics
+
+    refuse_out(out)
+    merged = merge_files(files)
+    save_statistics(out, merged)
+    print(f"{int(merged.count.sum())} samples of {len(merged.members)} sites -> {out}")
+
+
+@statistics.command()
+def subtract(
+    total: Annotated[Path, typer.Argument(help="A file that `merge` wrote.")],
+    files: Annotated[list[Path], typer.Argument(help="The files of the sites that leave, as they were merged.")],
+    out: Out,
+) -> None:
+    """Take sites out of merged statistics, as if they had never been in.
+
+    \b
+    Example:
+      fedhead statistics subtract all.safetensors site2.safetensors --out rest.safetensors
+    """
+    from fedhead.calibration.files import load_statistics, save_statistics
+    from fedhead.calibration.membership import remove
+
+    refuse_out(out)
+    rest = load_statistics(total)
+    for file in files:
+        rest = remove(rest, load_statistics(file))
+    save_statistics(out, rest)
+    print(f"{int(rest.count.sum())} samples of {len(rest.members)} sites -> {out}")

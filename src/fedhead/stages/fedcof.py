@@ -1,0 +1,83 @@
+"""FedCOF: covariances for free, estimated from the clients' class means alone (Feng et al., 2025)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fedhead.algorithm.phase import Replies
+from fedhead.algorithm.stage import stage
+from fedhead.algorithm.task import Task
+from fedhead.calibration.linear_system import solve
+from fedhead.calibration.statistics import Statistics, merge
+from fedhead.calibration.sums import Kind
+from fedhead.calibration.symmetric import pack
+from fedhead.core.ranges import AtLeast
+from fedhead.core.tree import Tree
+from fedhead.stages.closed_form import ClosedFormHead
+
+
+@stage("fedcof")
+@dataclass(frozen=True)
+class FedCOF(ClosedFormHead):
+    """Ridge regression with covariances estimated from the spread of the clients' class means (Feng et al., 2025).
+
+    Means of n_kc samples scatter by Σ_c/n_kc, so Σ̂_c = Σ_k n_kc (μ_kc − μ_c)(μ_kc − μ_c)ᵀ / (K_c − 1) + γI over the
+    K_c clients with class c is unbiased but for γ where clients' samples are alike. The head is W = Ĝ⁻¹B with
+    Ĝ = Σ_c (N_c − 1) Σ̂_c + N μμᵀ, without the scatter between classes, and unit weights per class. Clients send
+    C(d + 1) numbers, and the server needs each client's, not only their sum.
+    """
+
+    gamma: Annotated[float, AtLeast(0)] = 1.0  # γ
+
+    sums: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def kind(self) -> Kind:
+        """Counts and sums are enough."""
+        return "means"
+
+    def new_head(self, server: Tree, replies: Replies, task: Task) -> Tree:
+        """Estimate the covariances and solve for the head."""
+        self.merge(replies.clients, replies.sent)  # checks them, by client
+        return self.as_classifier(self.fit_clients([self.received(sent) for sent in replies.sent]), task)
+
+    def fit_clients(self, parts: Sequence[Statistics]) -> Tree:
+        """Return the head of the means of several clients."""
+        return self.fit(second_moment_from_means(parts, self.gamma))
+
+    def solve(self, statistics: Statistics) -> Tree:
+        """Return the normalized solution, which has no bias."""
+        moment = statistics.second_moment()
+        fix = f"set stage.{self.name}.gamma above 0"
+        weight = solve(
+            moment, statistics.sum.mT, moment.diagonal(), f"{self.name}: the estimated second moment", fix
+        ).mT
+        return Tree(weight=F.normalize(weight, dim=1), bias=weight.new_zeros(len(weight)))
+
+
+def second_moment_from_means(parts: Sequence[Statistics], gamma: float) -> Statistics:
+    """Return pooled statistics whose second moment Ĝ is estimated from the class means of clients.
+
+    Args:
+        parts: Statistics of single clients; of any kind, as only counts and sums are read.
+        gamma: γ, added to the covariance of each class.
+    """
+    means = [replace(part, outer=part.count.new_zeros(0)) for part in parts]
+    total = merge(means)
+    holders = torch.stack([part.count > 0 for part in parts]).sum(0)  # K_c
+    freedom = (total.count - 1).clamp_min(0)
+    weight = torch.where(holders > 1, freedom / (holders - 1).clamp_min(1), 0.0)
+    moment: Tensor = total.sum.new_zeros(total.features, total.features)
+    for part in parts:
+        off = (part.mean() - total.mean()) * (weight * part.count).sqrt()[:, None]
+        moment += off.mT @ off
+    moment.diagonal().add_(gamma * freedom.sum())
+    everything = total.sum.sum(0)
+    moment += torch.outer(everything, everything) / total.count.sum().clamp_min(1)
+    return replace(total, outer=pack(moment))

@@ -1,0 +1,66 @@
+"""Linear discriminant analysis, one message per client (FedCGS: Guan et al., 2025)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import torch
+from torch import Tensor
+
+from fedhead.algorithm.stage import stage
+from fedhead.calibration.linear_system import ledoit_wolf, shrink, solve
+from fedhead.calibration.statistics import Statistics
+from fedhead.calibration.sums import Kind
+from fedhead.core.ranges import Between
+from fedhead.core.tree import Tree
+from fedhead.stages.closed_form import ClosedFormHead
+
+
+@dataclass(frozen=True)
+class GaussianHead(ClosedFormHead):
+    """A head that assumes Gaussian features per class: what LDA and QDA have in common.
+
+    Covariances are maximum-likelihood estimates, shrunk to (1 − s)Σ + s·tr(Σ)/d·I, as in scikit-learn's solvers
+    `lsqr` and `eigen`.
+    """
+
+    # s; null: Ledoit-Wolf's for Gaussian features, which needs no more than the sums (Chen et al., 2010, Theorem 2)
+    shrinkage: Annotated[float, Between(0, 1)] | None = None
+    priors: Literal["empirical", "uniform"] = "empirical"  # the classes' shares of all samples, or all alike
+
+    def shrunk(self, covariance: Tensor, samples: float) -> Tensor:
+        """Return a covariance of so many samples, shrunk as asked for."""
+        return shrink(covariance, ledoit_wolf(covariance, samples) if self.shrinkage is None else self.shrinkage)
+
+    def log_priors(self, count: Tensor) -> Tensor:
+        """Return the logarithms of the classes' prior probabilities, [C]."""
+        weight = count if self.priors == "empirical" else torch.ones_like(count)
+        return (weight / weight.sum()).log()
+
+    @property
+    def remedy(self) -> str:
+        """What to do about a singular covariance."""
+        return f"set stage.{self.name}.shrinkage above 0, or leave it to be chosen (null)"
+
+
+@stage("lda")
+@dataclass(frozen=True)
+class LDA(GaussianHead):
+    """Predict by the log posterior of Gaussians with one covariance: w_c = Σ⁻¹μ_c, b_c = log π_c − μ_cᵀΣ⁻¹μ_c/2.
+
+    FedCGS (Guan et al., 2025) sends the same sums for it. Σ is the covariance within classes.
+    """
+
+    @property
+    def kind(self) -> Kind:
+        """One second moment for all classes."""
+        return "pooled"
+
+    def solve(self, statistics: Statistics) -> Tree:
+        """Return the linear discriminants."""
+        samples, mean = float(statistics.count.sum()), statistics.mean()
+        covariance = self.shrunk(statistics.within() / samples, samples)
+        squares = statistics.second_moment().diagonal() / samples
+        weight = solve(covariance, mean.mT, squares, f"{self.name}: the covariance within classes", self.remedy).mT
+        return Tree(weight=weight, bias=self.log_priors(statistics.count) - 0.5 * (weight * mean).sum(1))

@@ -1,0 +1,38 @@
+"""Nearest class mean, one message per client (FedNCM: Legate et al., 2023)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from torch.nn import functional as F
+
+from fedhead.algorithm.stage import stage
+from fedhead.calibration.statistics import Statistics
+from fedhead.calibration.sums import Kind
+from fedhead.core.tree import Tree
+from fedhead.stages.closed_form import ClosedFormHead
+
+
+@stage("ncm")
+@dataclass(frozen=True)
+class NCM(ClosedFormHead):
+    """Predict the class whose mean feature is nearest (FedNCM; Legate et al., 2023, Algorithm 1).
+
+    argmin_c ‖z − μ_c‖² = argmax_c μ_cᵀz − ‖μ_c‖²/2, a linear head. With `metric="cosine"` its weights are the unit
+    means and its bias is 0, as in the paper's experiments: argmax_c cos(μ_c, z).
+    """
+
+    metric: Literal["euclidean", "cosine"] = "euclidean"  # the distance to a mean
+
+    @property
+    def kind(self) -> Kind:
+        """Counts and sums are enough."""
+        return "means"
+
+    def solve(self, statistics: Statistics) -> Tree:
+        """Return the linear head of the class means."""
+        mean = statistics.mean()
+        if self.metric == "cosine":
+            return Tree(weight=F.normalize(mean, dim=1), bias=mean.new_zeros(len(mean)))
+        return Tree(weight=mean, bias=-0.5 * mean.square().sum(1))

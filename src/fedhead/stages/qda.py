@@ -1,0 +1,60 @@
+"""Quadratic discriminant analysis: one message per client, a covariance per class (GH-OFL: Turazza et al., 2026)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedhead.algorithm.stage import stage
+from fedhead.calibration.linear_system import factorize
+from fedhead.calibration.statistics import Statistics
+from fedhead.calibration.sums import Kind
+from fedhead.calibration.symmetric import unpack
+from fedhead.core.errors import BadInput
+from fedhead.core.tree import Tree, Weights
+from fedhead.models.quadratic_head import QuadraticHead, quadratic_scores
+from fedhead.models.split_model import SplitModel
+from fedhead.stages.closed_form import with_classifier
+from fedhead.stages.lda import GaussianHead
+
+
+@stage("qda")
+@dataclass(frozen=True)
+class QDA(GaussianHead):
+    """Predict by the log posterior of Gaussians with a covariance per class.
+
+    It is log π_c − log|Σ_c|/2 − ‖L_c⁻¹(z − μ_c)‖²/2 with Σ_c = L_cL_cᵀ. Messages and the head have d×d numbers
+    per class, and a class needs many samples for them; with few, lda is better.
+    """
+
+    @property
+    def kind(self) -> Kind:
+        """A covariance per class."""
+        return "full"
+
+    def solve(self, statistics: Statistics) -> Tree:
+        """Return the inverse factors L_c⁻¹, the means and the constants of the classes."""
+        statistics.need("full")
+        d, mean = statistics.features, statistics.mean()
+        factors, halves = [], []
+        for c, n in enumerate(statistics.count.tolist()):
+            if n < 2:
+                raise BadInput(f"{self.name}: a class has one sample and so no covariance; use lda, or leave it out")
+            moment = unpack(statistics.outer[c], d)
+            covariance = self.shrunk((moment - torch.outer(statistics.sum[c], mean[c])) / n, n)
+            what = f"{self.name}: the covariance of the class with {n:g} samples"
+            factor = factorize(covariance, moment.diagonal() / n, what, self.remedy)
+            factors.append(torch.linalg.solve_triangular(factor, torch.eye(d).to(factor), upper=False))
+            halves.append(factor.diagonal().log().sum())  # log|Σ_c|/2
+        bias = self.log_priors(statistics.count) - torch.stack(halves)
+        return Tree(weight=torch.stack(factors), mean=mean, bias=bias)
+
+    def architecture(self, model: SplitModel) -> SplitModel:
+        """Return the model with a quadratic classifier."""
+        return with_classifier(model, QuadraticHead(model.features, model.classes))
+
+    def logits(self, w: Weights, z: Tensor) -> Tensor:
+        """Return the quadratic scores of features."""
+        return quadratic_scores(z, w["classifier.weight"], w["classifier.mean"], w["classifier.bias"])

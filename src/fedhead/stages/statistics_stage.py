@@ -1,0 +1,158 @@
+"""What all stages have in common that compute a head from the clients' class statistics, in one message per client."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from fedhead.algorithm.client import Client
+from fedhead.algorithm.method import Method
+from fedhead.algorithm.phase import Replies, Reply
+from fedhead.algorithm.stage import Stage
+from fedhead.algorithm.task import Task
+from fedhead.calibration import low_rank, statistics_check
+from fedhead.calibration.statistics import Statistics
+from fedhead.calibration.sums import Kind, batch_sums
+from fedhead.core import random
+from fedhead.core.batch import PARTS, Batch
+from fedhead.core.errors import BadInput
+from fedhead.core.tree import Tree, Weights
+from fedhead.models.split_model import SplitModel
+
+OUTER = "second_moment"  # of all classes: sent apart from what has one row per class
+
+
+@dataclass(frozen=True)
+class StatisticsStage(Stage):
+    """Clients send the class statistics of their features; the server computes a head from them.
+
+    Where clients differ in architecture, each architecture has its own statistics and head. The head is kept under
+    `calibrated` in the server's state, beside the trained model.
+    """
+
+    broadcast: ClassVar[tuple[str, ...]] = ("model", "calibrated")
+    sums: ClassVar[tuple[str, ...]] = ("statistics", OUTER)
+    class_rows: ClassVar[tuple[str, ...]] = ("statistics",)
+
+    @property
+    def kind(self) -> Kind:
+        """What clients send of second moments."""
+        raise NotImplementedError
+
+    @property
+    def exact(self) -> bool:
+        """Whether nothing rounds what clients send."""
+        return True
+
+    def after(self, method: Method) -> Self:
+        """Refuse methods whose clients have no features in common."""
+        if not set(method.shared) & {"extractor", "classifier"}:
+            raise BadInput(
+                f"{self.name} can't follow {method.name}: its clients share neither extractor nor classifier, "
+                f"so the features of one mean nothing to another"
+            )
+        return super().after(method)
+
+    # -- client -----------------------------------------------------------------------------------
+    def start(self, client: Client) -> Weights:
+        """The model that the method would begin its next round with, without what the method keeps beside it."""
+        return super().start(client).part(*PARTS)
+
+    def transformed(self, z: Tensor) -> Tensor:
+        """Return what statistics are taken of; the features themselves by default."""
+        return z
+
+    def collect(self, w: Weights, client: Client, counts: Callable[[Batch], Tensor] | None = None) -> Tree:
+        """Return the sums over the client's samples, without its small classes.
+
+        Args:
+            w: The model.
+            client: The client.
+            counts: Says which samples of a batch count; None: all.
+        """
+        large = client.counts >= client.task.min_class_count
+
+        def sums(batch: Batch) -> Tree:
+            z, weight = self.transformed(client.apply(w, batch.x, train=False).z), batch.weight
+            if client.task.min_class_count > 1:
+                weight = weight * large[batch.y]
+            if counts is not None:
+                weight = weight * counts(batch)
+            return batch_sums(z, batch.y, weight, client.task.classes, self.kind)
+
+        return client.total(sums)
+
+    def finish(self, w: Weights, client: Client) -> Reply:
+        """Send the class statistics of the features, as sums."""
+        number = torch.tensor(architecture_number(client.task.model), device=client.counts.device)
+        send = as_sent(self.collect(w, client), self.kind).replace(architecture=number)
+        return Reply(send=send, keep=client.state)
+
+    # -- server -----------------------------------------------------------------------------------
+    def check_reply(self, sent: Tree, samples: float, task: Task) -> None:
+        """Refuse statistics that no features of so many samples have."""
+        statistics_check.check_client(self.received(sent), "its statistics", samples, exact=self.exact)
+        if int(sent["architecture"]) != architecture_number(task.model):
+            raise BadInput("its statistics are those of another architecture")
+
+    def received(self, sent: Tree) -> Statistics:
+        """Return the statistics in a client's reply."""
+        sums: Tree = sent["statistics"]
+        return low_rank.from_tree(sums.replace(outer=sent[OUTER]) if OUTER in sent else sums)
+
+    def aggregate(self, server: Tree, replies: Replies, task: Task) -> Tree:
+        """Compute the head of each architecture from the statistics of its clients."""
+        groups: dict[int, list[int]] = {}
+        for place, reply in enumerate(replies.sent):
+            groups.setdefault(int(reply["architecture"]), []).append(place)
+        heads = Tree()
+        for group, places in groups.items():
+            heads[str(group)] = self.new_head(server, _some(replies, places), task)
+        return server.replace(calibrated=heads)
+
+    def new_head(self, server: Tree, replies: Replies, task: Task) -> Tree:
+        """Return the head for clients of one architecture, as the classifier's entries by full name."""
+        raise NotImplementedError
+
+    def merge(self, clients: Sequence[int], sent: Sequence[Tree]) -> Statistics:
+        """The statistics of all clients together; refuses those that no features could have, by client."""
+        sources = [f"statistics of client {k}" for k in clients]
+        return statistics_check.merge_checked(sources, lambda i: self.received(sent[i]))
+
+    # -- models -----------------------------------------------------------------------------------
+    def global_model(self, server: Tree, task: Task) -> Weights | None:
+        """The trained extractor under the new head, where clients share one extractor."""
+        extractor = [part for part in PARTS if part != "classifier"]
+        if "calibrated" not in server or not set(extractor) <= set(self.method.shared):
+            return None
+        return self.under(server["model"].part(*PARTS), server["calibrated"], task)
+
+    def personal_model(self, client: Client) -> Weights:
+        """The client's extractor under the new head."""
+        return self.under(self.start(client), client.received["calibrated"], client.task)
+
+    def under(self, w: Weights, heads: Tree, task: Task) -> Weights:
+        """Return a model with the new head of its architecture."""
+        return w.replace(heads[str(architecture_number(task.model))])
+
+
+def _some(replies: Replies, places: Sequence[int]) -> Replies:
+    """Return the replies at these places."""
+    clients, samples = [replies.clients[i] for i in places], [replies.samples[i] for i in places]
+    return Replies(clients, samples, [replies.sent[i] for i in places])
+
+
+def as_sent(sums: Tree, kind: Kind) -> Tree:
+    """Return sums as a client sends them: what has one row per class, and what has not."""
+    if kind != "pooled":
+        return Tree(statistics=sums)
+    return Tree({"statistics": sums.without("outer"), OUTER: sums["outer"]})
+
+
+def architecture_number(model: SplitModel) -> int:
+    """A number for a model's architecture, the same wherever its tensors have the same names and shapes."""
+    return random.key(*(f"{name} {tuple(p.shape)}" for name, p in model.named_parameters()))
