@@ -20,24 +20,26 @@ from fedhead.executors.client_round import local_round
 from fedhead.executors.compile import compile_step, trace, warm_up
 from fedhead.executors.graphs import GraphRunner, Graphs, StepGraphs, without_rows
 from fedhead.executors.job import Job
+from fedhead.executors.slots import choose_slots
 from fedhead.executors.stack import Stack, VmapVectorizer
 from fedhead.executors.steps import Carry, PhaseRun, train_eagerly
 from fedhead.methods import METHODS
 
 
 class Replayed(Graphs):
-    """The runners without a GPU: each bucket's step is traced once and called again and again."""
+    """The runners without a GPU: the step is traced once and called again and again."""
 
     def __call__(self, phase_run: PhaseRun) -> Carry:
         phase_run = without_rows(phase_run)
-        runner = GraphRunner(self, phase_run)
-        runner.graphs = {size: _Traced(runner, size) for size in runner.sizes}  # type: ignore[misc]  # replay() is all it needs
+        slots = self.slots or choose_slots(phase_run.batches.lengths())
+        runner = GraphRunner(self, phase_run, slots)
+        runner.graphs = _Traced(runner)  # type: ignore[assignment]  # replay() is all it needs
         return runner.train(phase_run)
 
 
 class _Traced:
-    def __init__(self, runner: GraphRunner, size: int):
-        function, self.arguments = runner._flat(size)
+    def __init__(self, runner: GraphRunner):
+        function, self.arguments = runner._flat()
         self.graph = trace(function, self.arguments)
 
     def replay(self, count: int) -> None:
@@ -58,16 +60,48 @@ def prepared(name: str, norm: str) -> Job:
 
 @pytest.mark.parametrize("norm", ["batch", pytest.param("group", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", sorted(METHODS))
-def test_replayed_steps_equal_plain_ones(name: str, norm: str) -> None:
+def test_replayed_steps_equal_plain_ones(name: str, norm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients of 8, 6, 4 and 2 steps in two slots; the table of batches is filled several times."""
+    monkeypatch.setattr(graphs, "TABLE_STEPS", 3)
     job = prepared(name, norm)
     plain, replayed = [
         local_round(job.program, job.stacked_inputs(), job.stacked_batches(), VmapVectorizer(), train)
-        for train in (train_eagerly, Replayed())
+        for train in (train_eagerly, Replayed(slots=2))
     ]
     for mine, theirs in zip(replayed, plain, strict=True):
         assert mine.leaves().keys() == theirs.leaves().keys()
         for path, value in theirs.leaves().items():
             torch.testing.assert_close(mine.leaves()[path], value, atol=1e-11, rtol=1e-10)
+
+
+@pytest.mark.parametrize("slots", [1, 3, 4, 7])
+def test_any_number_of_slots_gives_the_same_numbers(slots: int) -> None:
+    job = prepared("moon", "batch")
+    plain, replayed = [
+        local_round(job.program, job.stacked_inputs(), job.stacked_batches(), VmapVectorizer(), train)
+        for train in (train_eagerly, Replayed(slots=slots))
+    ]
+    for path, value in plain.send.leaves().items():
+        torch.testing.assert_close(replayed.send.leaves()[path], value, atol=1e-11, rtol=1e-10)
+
+
+def test_cohorts_of_different_sizes_share_a_runner(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Step(_Traced):
+        pass
+
+    made: list[Step] = []
+    monkeypatch.setattr(GraphRunner, "_prepare", lambda runner: made.append(Step(runner)) or made[-1])
+    trainer = Graphs(slots=2)
+    job = prepared("scaffold", "group")
+    for clients in ([0, 1, 2, 3], [1, 3], [2]):
+        part = job.take(clients)
+        plain, replayed = [
+            local_round(part.program, part.stacked_inputs(), part.stacked_batches(), VmapVectorizer(), train)
+            for train in (train_eagerly, trainer)
+        ]
+        for path, value in plain.send.leaves().items():
+            torch.testing.assert_close(replayed.send.leaves()[path], value, atol=1e-11, rtol=1e-10)
+    assert len(made) == 1
 
 
 @pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 31])

@@ -15,7 +15,6 @@ from fedhead.engine.simulation import Simulation
 from fedhead.executors import select
 from fedhead.executors.job import Executor, Job
 from fedhead.executors.loop import Loop
-from fedhead.executors.stack import Stack
 from fedhead.methods import METHODS
 
 
@@ -113,11 +112,34 @@ def test_the_steps_of_a_run_are_those_of_the_clients_that_take_part() -> None:
 def test_only_long_runs_are_compiled() -> None:
     # 9, 5, 0, 14 and 3 samples are 3 + 2 + 0 + 4 + 1 batches of 4, three epochs of them a round
     assert select.client_steps(simulation(rounds=2)) == 60
-    short, long = select.by_name("stack", simulation()), select.by_name("stack", simulation(rounds=10_000))
-    assert isinstance(short, Stack)
-    assert isinstance(long, Stack)
-    assert not short.graphs.compile
-    assert long.graphs.compile
+    assert not select.pays_to_compile(simulation())
+    assert select.pays_to_compile(simulation(rounds=10_000))
+    assert not select.pays_to_compile(simulation(rounds=5_000))
+    assert select.pays_to_compile(simulation(rounds=5_000), runs=2)
+
+
+def test_few_steps_of_a_large_model_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = simulation()  # 30 steps of 4 samples
+    flops = select.forward_flops(made.jobs_of_round(1)[0].program)
+    assert flops > 0
+    monkeypatch.setattr(select, "COMPILED_FROM_FLOPS", 30 * 4 * flops)
+    assert select.pays_to_compile(made)
+    monkeypatch.setattr(select, "COMPILED_FROM_FLOPS", 30 * 4 * flops + 1)
+    assert not select.pays_to_compile(made)
+
+
+def test_a_model_that_can_not_be_stacked_is_found_out_with_one_step(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    job = simulation().jobs_of_round(1)[0]
+    assert select.can_stack(job)
+
+    def fail(*args: object) -> None:
+        raise RuntimeError("vmap: no batching rule")
+
+    monkeypatch.setattr(select, "local_round", fail)
+    assert not select.can_stack(job)
+    assert "can't take this model (vmap: no batching rule" in caplog.text
 
 
 @pytest.mark.parametrize(("name", "words"), [("stak", "did you mean 'stack'"), ("lanes", "need a GPU")])

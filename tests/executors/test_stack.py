@@ -1,4 +1,4 @@
-"""The stack when memory is short, and how widths fall into buckets."""
+"""The stack when memory is short."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from fedhead.core.errors import BadInput
 from fedhead.core.optimizers import SGD
 from fedhead.engine.rounds import train_round
 from fedhead.engine.simulation import Simulation
-from fedhead.executors.graphs import bucket, buckets
 from fedhead.executors.job import Job
 from fedhead.executors.stack import Stack
 from fedhead.methods import METHODS
@@ -50,14 +49,3 @@ def test_out_of_memory_halves_the_stack_says_so_and_goes_on(caplog: pytest.LogCa
 def test_not_even_one_client() -> None:
     with pytest.raises(BadInput, match="not even one client fits"):
         simulate(Small(budget=0))
-
-
-@pytest.mark.parametrize("width", range(1, 70))
-def test_every_width_has_a_bucket_not_much_too_large(width: int) -> None:
-    sizes = buckets(width)
-    assert sizes[0] == width
-    assert sizes == sorted(set(sizes), reverse=True)
-    for now in range(1, width + 1):
-        assert now <= bucket(now, sizes) <= width
-        if now > sizes[-1]:
-            assert bucket(now, sizes) <= 2 * now

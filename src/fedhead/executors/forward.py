@@ -53,7 +53,7 @@ def personal(
 
     def stacked(places: list[int]) -> BatchFunction:
         inputs, predict = job.take(places).stacked_inputs(), vectorized(own_scores, pool.device, (INPUT_DIMS, 0))
-        return lambda width, batch: reduce(predict(VmapVectorizer().narrow(inputs, width), batch.x), batch)
+        return lambda width, batch: reduce(predict(VmapVectorizer().take(inputs, slice(0, width)), batch.x), batch)
 
     def single(k: int) -> BatchFunction:
         inputs = job.inputs(k)

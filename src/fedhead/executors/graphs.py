@@ -1,18 +1,15 @@
 """CUDA graphs: the steps of a stack of clients, captured once and replayed without work on the host.
 
-A runner owns static tensors for everything that a step reads and writes, including all batches; a counter on the device
-selects the next batch. One graph serves a bucket of widths: when fewer clients are active, those that are done are
-copied out, and the steps continue at the next smaller bucket. Rows between the width and the bucket are computed and
-discarded.
+A runner owns static tensors for everything that a step reads and writes. The clients of a round pass through its slots:
+they are copied in when a slot is free and out when they are done, while the steps of the other slots go on. Batches lie
+in a table on the device, from which a counter selects the next ones.
 """
 
 from __future__ import annotations
 
-import itertools
-import math
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -22,29 +19,15 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from fedhead.core import amounts
+from fedhead.core import random
 from fedhead.core.cuda_graphs import capture
 from fedhead.core.errors import first_line
 from fedhead.core.log import warn_once
 from fedhead.executors.compile import compile_step
-from fedhead.executors.steps import Carry, PhaseBatches, PhaseRun, Step, join, rows
+from fedhead.executors.slots import Plan, Turn, choose_slots, plan
+from fedhead.executors.steps import Carry, PhaseBatches, PhaseRun, draw_batch, rows
 
-
-def buckets(width: int, least: int = 8) -> list[int]:
-    """Return the widths for which graphs are captured: the whole stack, half of it and a quarter, if at least `least`.
-
-    Each costs a compilation, and a small stack is hardly faster than one twice its size.
-
-    >>> buckets(40), buckets(20), buckets(10)
-    ([40, 20, 10], [20, 10], [10])
-    """
-    halves = [math.ceil(width / 2), math.ceil(width / 4)]
-    return [width, *(half for half in dict.fromkeys(halves) if least <= half < width)]
-
-
-def bucket(width: int, sizes: list[int]) -> int:
-    """Return the smallest bucket that holds a width."""
-    return min(size for size in sizes if size >= width)
+TABLE_STEPS = 256  # batches of so many steps lie ready on the device
 
 
 class Graphs:
@@ -52,13 +35,15 @@ class Graphs:
 
     Args:
         compile: Whether to compile the steps.
+        slots: How many clients train at a time; none: as many as take the least time for the first round.
         max_runners: Maximum number of runners to keep.
     """
 
-    def __init__(self, compile: bool = True, max_runners: int = 6):
+    def __init__(self, compile: bool = True, slots: int | None = None, max_runners: int = 6):
         self.compile = compile
+        self.slots = slots
         self.preparing = 0.0  # seconds spent on compiling and capturing
-        self._runners: OrderedDict[Any, GraphRunner] = OrderedDict()
+        self._runners: OrderedDict[str, GraphRunner] = OrderedDict()
         self._max_runners = max_runners
 
     def __call__(self, phase_run: PhaseRun) -> Carry:
@@ -66,10 +51,11 @@ class Graphs:
         if not len(phase_run.batches):
             return phase_run.carry
         phase_run = without_rows(phase_run)
-        key = cache_key(phase_run, steps=False)
+        key = slot_key(phase_run)
         runner = self._runners.get(key)
-        if runner is None or runner.capacity < len(phase_run.batches):
-            runner = self._runners[key] = GraphRunner(self, phase_run)
+        if runner is None:
+            slots = self.slots or choose_slots(phase_run.batches.lengths())
+            runner = self._runners[key] = GraphRunner(self, phase_run, slots)
             while len(self._runners) > self._max_runners:
                 self._runners.popitem(last=False)
         self._runners.move_to_end(key)
@@ -82,41 +68,81 @@ class Graphs:
 
 
 class GraphRunner:
-    """Static tensors for one kind of stack, and the graphs that work on them."""
+    """Static tensors for one kind of stack, and the graphs that work on them.
 
-    def __init__(self, owner: Graphs, phase_run: PhaseRun):
+    Args:
+        owner: Says whether to compile, and counts the seconds of preparation.
+        phase_run: A phase to be trained, as an example of those to come.
+        slots: How many clients train at a time.
+    """
+
+    def __init__(self, owner: Graphs, phase_run: PhaseRun, slots: int):
         step, batches, carry, w, inputs = phase_run
-        self.owner, self.step = owner, step
-        self.capacity = max(len(batches), _most_steps(step))
-        self.carry, self.w, self.inputs, self.key = static_copy((carry, w, inputs, batches.key))
-        shape = (self.capacity, *batches.rows.shape[1:])
+        self.owner, self.step, self.slots = owner, step, slots
+        first = torch.arange(slots, device=batches.key.device) % len(batches.key)
+        self.carry = static_copy(rows(carry, first))
+        self.w = static_copy(w.map(lambda t: t[first]))
+        self.inputs = static_copy(step.vectorizer.take(inputs, first))
+        self.key = batches.key[first]
+        shape = (TABLE_STEPS, slots, batches.rows.shape[-1])
         self.rows, self.weight = batches.rows.new_zeros(shape), batches.weight.new_zeros(shape)
+        self.done = batches.rows.new_zeros(shape[:2])  # how many steps each slot's client has made
         self.counter = torch.zeros((), dtype=torch.int64, device=batches.rows.device)
-        self.sizes = buckets(len(batches.key))
-        self.graphs: dict[int, StepGraphs] = {}  # by bucket
+        self.graphs: StepGraphs | None = None
+        carried = pytree.tree_leaves(self.carry)
+        self._outcome = _by_client(carried)
+        self._slots = _by_client([*carried, *self._held(phase_run._replace(w=self.w, inputs=self.inputs), self.key)])
 
     def train(self, phase_run: PhaseRun) -> Carry:
-        """Copy the tensors of a round in, replay its steps, copy the outcome out."""
-        _, batches, carry, w, inputs = phase_run
-        copy_into((self.carry, self.w, self.inputs, self.key), (carry, w, inputs, batches.key))
-        self.rows[: len(batches)].copy_(batches.rows)
-        self.weight[: len(batches)].copy_(batches.weight)
-        self.counter.zero_()
-        assert batches.widths is not None, "a stack has widths"
-        done, width = [], len(batches.key)
-        for now, steps in itertools.groupby(batches.widths):
-            if now < width:
-                done.append(_clone(rows(self.carry, slice(now, width))))
-                width = now
-            size = bucket(width, self.sizes)
-            if size not in self.graphs:
-                self.graphs[size] = self._prepare(size)
-            self.graphs[size].replay(len(list(steps)))
-        return join([_clone(rows(self.carry, slice(0, width))), *reversed(done)])
+        """Pass the clients of a round through the slots.
+
+        Args:
+            phase_run: The phase to be trained.
+
+        Returns:
+            What the steps changed, for all clients.
+        """
+        _, batches, carry, _, inputs = phase_run
+        copy_into(self.step.vectorizer.shared(self.inputs), self.step.vectorizer.shared(inputs))
+        start = _by_client([*pytree.tree_leaves(carry), *self._held(phase_run, batches.key)])
+        outcome = Carry(*(tree.clone() for tree in carry))
+        into = _by_client(pytree.tree_leaves(outcome))
+        schedule = plan(batches.lengths(), self.slots)
+        tables = self._fill(schedule, batches)
+        left = 0  # steps until the table is used up
+        for segment in schedule.segments:
+            _move(segment.enter, lambda turn: (self._slots[turn.slot], start[turn.client]))
+            todo = segment.steps
+            while todo:
+                left = left or next(tables)
+                if self.graphs is None:
+                    self.graphs = self._prepare()
+                now = min(todo, left)
+                self.graphs.replay(now)
+                todo, left = todo - now, left - now
+            _move(segment.leave, lambda turn: (into[turn.client], self._outcome[turn.slot]))
+        return outcome
+
+    def _fill(self, schedule: Plan, batches: PhaseBatches) -> Iterator[int]:
+        """Fill the table with the next steps' batches, again and again; yield how many steps it holds."""
+        client, done = [torch.from_numpy(table).to(self.done.device) for table in schedule.table()]
+        for begin in range(0, schedule.steps, TABLE_STEPS):
+            part = slice(begin, begin + TABLE_STEPS)
+            count = len(done[part])
+            self.done[:count] = done[part]
+            self.rows[:count] = batches.rows[done[part], client[part]]
+            self.weight[:count] = batches.weight[done[part], client[part]]
+            self.counter.zero_()
+            yield count
+
+    def _held(self, phase_run: PhaseRun, key: Tensor) -> list[Tensor]:
+        """Return the tensors, with a client axis, that the steps read and don't change."""
+        untrained = [t for name, t in phase_run.w.items() if name not in self.carry.params]
+        return [*pytree.tree_leaves(untrained), *self.step.vectorizer.per_client(phase_run.inputs), key]
 
     # -- capture ----------------------------------------------------------------------------------
-    def _prepare(self, size: int) -> StepGraphs:
-        function, arguments = self._flat(size)
+    def _prepare(self) -> StepGraphs:
+        function, arguments = self._flat()
         with preparing(self.owner):
             call = self._warm_up(function, arguments)
 
@@ -146,28 +172,44 @@ class GraphRunner:
             t.copy_(value)
         return call
 
-    def _flat(self, size: int) -> tuple[Callable[..., None], list[Tensor]]:
+    def _flat(self) -> tuple[Callable[..., None], list[Tensor]]:
         """Return the step as a function of flat tensors that changes the first of them in place."""
-        first = slice(0, size)
-        carry, w = rows(self.carry, first), self.w.map(lambda t: t[:size])
-        inputs = self.step.vectorizer.narrow(self.inputs, size)
         pool = self.step.program.source(self.step.phase.data)
-        changed, shape = pytree.tree_flatten((carry, self.counter))
-        read, read_shape = pytree.tree_flatten((w, inputs, self.rows, self.weight, self.key, pool.x, pool.y))
+        changed, shape = pytree.tree_flatten((self.carry, self.counter))
+        tables = (self.rows, self.weight, self.done)
+        read, read_shape = pytree.tree_flatten((self.w, self.inputs, tables, self.key, pool.x, pool.y))
         self._changed = len(changed)
 
         def function(*flat: Tensor) -> None:
             carry, counter = pytree.tree_unflatten(list(flat[: len(changed)]), shape)
-            w, inputs, index, weight, key, x, y = pytree.tree_unflatten(list(flat[len(changed) :]), read_shape)
+            w, inputs, tables, key, x, y = pytree.tree_unflatten(list(flat[len(changed) :]), read_shape)
             data = pool.with_data(x, y)
             step = replace(self.step, program=self.step.program.reading(data, self.step.phase.data))
-            batch, draw = PhaseBatches(index, weight, key, None).batch(counter, data, size)
+            index, weight, done = [table.index_select(0, counter.reshape(1))[0] for table in tables]
+            batch, draw = draw_batch(data, index, weight, random.fold_in(key, done))
             new = step(carry, w, batch, draw, inputs)
             for old, value in zip(pytree.tree_leaves(carry), pytree.tree_leaves(new), strict=True):
                 old.copy_(value)
             counter.add_(1)
 
         return function, [*changed, *read]
+
+
+def _by_client(tensors: Sequence[Tensor]) -> list[tuple[Tensor, ...]]:
+    """Return the tensors of each client, for tensors with a client axis."""
+    return list(zip(*(t.unbind() for t in tensors), strict=True))
+
+
+def _move(turns: Sequence[Turn], pair: Callable[[Turn], tuple[Sequence[Tensor], Sequence[Tensor]]]) -> None:
+    """Copy the tensors of several clients at once; `pair` returns where to and where from."""
+    to: list[Tensor] = []
+    source: list[Tensor] = []
+    for turn in turns:
+        a, b = pair(turn)
+        to.extend(a)
+        source.extend(b)
+    if to:
+        torch._foreach_copy_(to, source)
 
 
 class Preparer(Protocol):
@@ -209,34 +251,30 @@ def without_rows(phase_run: PhaseRun) -> PhaseRun:
     return phase_run._replace(inputs=inputs._replace(rows=inputs.rows[..., :0], mask=inputs.mask[..., :0]))
 
 
-def cache_key(phase_run: PhaseRun, steps: bool = True) -> str:
+def cache_key(phase_run: PhaseRun) -> str:
     """Return what two phase runs must have in common to share static tensors and graphs."""
-    program, batches = phase_run.step.program, phase_run.batches
-    shape = batches.rows.shape if steps else batches.rows.shape[1:]
+    batches = phase_run.batches
     tensors = structure((phase_run.carry, phase_run.w, phase_run.inputs, batches.key))
-    phase = phase_run.step.phase
-    who = (id(program.task), repr(program.algorithm), getattr(phase.loss, "__qualname__", repr(phase.loss)), phase.data)
-    return repr((who, phase_run.step.optimizer, phase_run.step.names, shape, tensors))
+    return repr((_work(phase_run), batches.rows.shape, tensors))
 
 
-def _most_steps(step: Step) -> int:
-    """Return the steps of the largest client, so that one runner serves every cohort."""
-    task, phase = step.program.task, step.phase
-    if phase.data != "private" or not task.sizes:
-        return 0
-    size = phase.batch_size or task.local.batch_size
-    if phase.epochs is None and task.local.steps is not None:
-        return amounts.largest(task.local.steps)
-    return math.ceil(max(task.sizes) / size) * (phase.epochs or amounts.largest(task.local.epochs))
+def slot_key(phase_run: PhaseRun) -> str:
+    """Return what two phase runs of stacks must have in common to pass through the same slots."""
+    vectorizer, inputs = phase_run.step.vectorizer, phase_run.inputs
+    clients = structure((phase_run.carry, phase_run.w, vectorizer.per_client(inputs)), first=1)
+    return repr((_work(phase_run), phase_run.batches.rows.shape[2:], clients, structure(vectorizer.shared(inputs))))
+
+
+def _work(phase_run: PhaseRun) -> tuple[Any, ...]:
+    program, phase = phase_run.step.program, phase_run.step.phase
+    loss = getattr(phase.loss, "__qualname__", repr(phase.loss))
+    who = (id(program.task), repr(program.algorithm), loss, phase.data)
+    return (*who, phase_run.step.optimizer, phase_run.step.names)
 
 
 def static_copy(tree: Any) -> Any:
     """Return a copy with its own memory, for graphs to work on."""
     return pytree.tree_map(lambda t: t.clone(memory_format=torch.contiguous_format), tree)
-
-
-def _clone(carry: Carry) -> Carry:
-    return Carry(*(tree.clone() for tree in carry))
 
 
 def copy_into(to: Any, source: Any) -> None:
@@ -245,7 +283,7 @@ def copy_into(to: Any, source: Any) -> None:
     torch._foreach_copy_(a, b)
 
 
-def structure(tree: Any) -> list[tuple[Any, ...]]:
-    """Return the shapes, dtypes and structure of a tree of tensors."""
+def structure(tree: Any, first: int = 0) -> list[tuple[Any, ...]]:
+    """Return the shapes from dimension `first` on, the dtypes and the structure of a tree of tensors."""
     leaves, shape = pytree.tree_flatten(tree)
-    return [(tuple(t.shape), t.dtype) for t in leaves] + [(str(shape),)]
+    return [(tuple(t.shape[first:]), t.dtype) for t in leaves] + [(str(shape),)]

@@ -9,6 +9,7 @@ of their own, with torch's BatchNorm.
 from __future__ import annotations
 
 import itertools
+import math
 from collections import OrderedDict
 from collections.abc import Generator
 from dataclasses import replace
@@ -20,8 +21,6 @@ from fedhead.algorithm.phase import Reply
 from fedhead.executors.client_round import phase_runs
 from fedhead.executors.graphs import (
     StepGraphs,
-    bucket,
-    buckets,
     cache_key,
     copy_into,
     preparing,
@@ -65,7 +64,7 @@ class LaneGroup:
 
     def __init__(self, work: list[PhaseRun]):
         self.lanes = [Lane(phase_run) for phase_run in work]
-        self.sizes = buckets(len(work), least=1)
+        self.sizes = buckets(len(work))
         self.graphs: dict[tuple[int, bool], StepGraphs] = {}  # by bucket, and whether batches may have padding
         self.preparing = 0.0
 
@@ -167,6 +166,20 @@ class Lanes(Executor):
         found = group.train(phases)
         self.preparing += group.preparing - before
         return idle | dict(zip(order, found, strict=True))
+
+
+def buckets(width: int) -> list[int]:
+    """Return the numbers of lanes for which graphs are captured: all of them, half and a quarter.
+
+    >>> buckets(40), buckets(5), buckets(1)
+    ([40, 20, 10], [5, 3, 2], [1])
+    """
+    return list(dict.fromkeys([width, math.ceil(width / 2), math.ceil(width / 4)]))
+
+
+def bucket(width: int, sizes: list[int]) -> int:
+    """Return the smallest bucket that holds a width."""
+    return min(size for size in sizes if size >= width)
 
 
 def active_lanes(padded: list[list[bool]]) -> list[tuple[int, bool, int]]:

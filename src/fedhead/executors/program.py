@@ -176,6 +176,14 @@ class Vectorizer:
         """`Optimizer.init` for this executor."""
         return optimizer.init
 
-    def narrow(self, inputs: ClientInputs, width: int) -> ClientInputs:
-        """The first clients of a stack."""
-        raise AssertionError("one client has no width")
+    def take(self, inputs: ClientInputs, clients: slice | Tensor) -> ClientInputs:
+        """The inputs of some clients of a stack."""
+        raise AssertionError("one client is no stack")
+
+    def per_client(self, inputs: ClientInputs) -> list[Tensor]:
+        """The tensors that have a client axis."""
+        raise AssertionError("one client is no stack")
+
+    def shared(self, inputs: ClientInputs) -> list[Tensor]:
+        """The tensors that all clients of a stack share."""
+        raise AssertionError("one client is no stack")

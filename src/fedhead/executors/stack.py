@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.func import vmap
+from torch.utils import _pytree as pytree
 
 from fedhead.algorithm.client import ClientInputs
 from fedhead.algorithm.phase import Phase, Reply
@@ -57,31 +58,49 @@ class VmapVectorizer(Vectorizer):
         """Vectorize `Optimizer.init` over the client axis."""
         return vmap(optimizer.init)
 
-    def narrow(self, inputs: ClientInputs, width: int) -> ClientInputs:
-        """Return the inputs of the first `width` clients of the stack."""
+    def take(self, inputs: ClientInputs, clients: slice | Tensor) -> ClientInputs:
+        """Return the inputs of some clients of the stack."""
 
         def cut(value: Any, dim: object) -> Any:
             if dim is None:
                 return value
-            return value.map(lambda t: t[:width]) if isinstance(value, Tree) else value[:width]
+            return value.map(lambda t: t[clients]) if isinstance(value, Tree) else value[clients]
 
         return ClientInputs(*(cut(v, d) for v, d in zip(inputs, INPUT_DIMS, strict=True)))
 
+    def per_client(self, inputs: ClientInputs) -> list[Tensor]:
+        """Return the tensors that have a client axis."""
+        return _leaves(inputs, lambda dim: dim is not None)
+
+    def shared(self, inputs: ClientInputs) -> list[Tensor]:
+        """Return the tensors that all clients of the stack share."""
+        return _leaves(inputs, lambda dim: dim is None)
+
+
+def _leaves(inputs: ClientInputs, wanted: Callable[[object], bool]) -> list[Tensor]:
+    chosen = [value for value, dim in zip(inputs, INPUT_DIMS, strict=True) if wanted(dim)]
+    return [t for t in pytree.tree_leaves(chosen) if isinstance(t, Tensor)]
+
+
+def largest(device: torch.device) -> int:
+    """Return the most clients of a stack by default; on a GPU they wait for a slot, which takes little memory."""
+    return 128 if device.type == "cuda" else 64
+
 
 class Stack(Executor):
-    """Runs clients in stacks, longest first in every phase, so that the active ones are always a prefix.
+    """Runs clients in stacks, longest first in every phase, so that on a CPU the active ones are always a prefix.
 
-    On a GPU the steps are compiled and replayed as CUDA graphs. When memory runs out, the stacks are halved.
+    On a GPU the clients pass through a fixed number of slots, whose steps are compiled and replayed as CUDA graphs.
+    When memory runs out, the stacks are halved.
 
     Args:
-        size: Maximum number of clients per stack.
+        size: Maximum number of clients per stack; none: what `largest` says.
         graphs: Trains the steps on a GPU.
     """
 
     name = "stack"
-    SIZE = 64  # default maximum number of clients
 
-    def __init__(self, size: int = SIZE, graphs: Graphs | None = None):
+    def __init__(self, size: int | None = None, graphs: Graphs | None = None):
         self.size = size
         self.graphs = graphs or Graphs()
 
@@ -91,7 +110,8 @@ class Stack(Executor):
         for order in by_steps(job):
             done = 0
             while done < len(order):
-                places = order[done : done + self.size]
+                size = self.size or largest(job.program.pool.device)
+                places = order[done : done + size]
                 try:
                     replies.update(zip(places, self._run_stack(job.take(places)), strict=True))
                     done += len(places)

@@ -34,13 +34,23 @@ class PhaseBatches(NamedTuple):
         index, weight, key = _at(self.rows, step), _at(self.weight, step), random.fold_in(self.key, step)
         if width is not None:
             index, weight, key = index[:width], weight[:width], key[:width]
-        if not pool.transform.augment:
-            return pool.batch(index, weight), key
-        place = torch.arange(index.shape[-1], device=index.device)
-        return pool.batch(index, weight, random.fold_in(key.unsqueeze(-1), place)), random.fold_in(key, 1 << 20)
+        return draw_batch(pool, index, weight, key)
+
+    def lengths(self) -> list[int]:
+        """Each client's number of steps in a stack."""
+        assert self.widths is not None, "a stack has widths"
+        return [sum(width > k for width in self.widths) for k in range(len(self.key))]
 
     def __len__(self) -> int:
         return len(self.rows)
+
+
+def draw_batch(pool: Pool, index: Tensor, weight: Tensor, key: Tensor) -> tuple[Batch, Tensor]:
+    """The samples of one step, augmented by its key, and the key for what the model draws."""
+    if not pool.transform.augment:
+        return pool.batch(index, weight), key
+    place = torch.arange(index.shape[-1], device=index.device)
+    return pool.batch(index, weight, random.fold_in(key.unsqueeze(-1), place)), random.fold_in(key, 1 << 20)
 
 
 class Carry(NamedTuple):
@@ -140,7 +150,7 @@ def train_eagerly(phase_run: PhaseRun) -> Carry:
             carry, w, inputs, width = (
                 rows(carry, slice(0, now)),
                 w.map(lambda t, n=now: t[:n]),
-                step.vectorizer.narrow(inputs, now),
+                step.vectorizer.take(inputs, slice(0, now)),
                 now,
             )
         batch, key = batches.batch(number, pool, width)
@@ -148,7 +158,7 @@ def train_eagerly(phase_run: PhaseRun) -> Carry:
     return join([carry, *reversed(done)])
 
 
-def rows(carry: Carry, part: slice) -> Carry:
+def rows(carry: Carry, part: slice | Tensor) -> Carry:
     """Some clients of a stack."""
     return Carry(*(tree.map(lambda t: t[part]) for tree in carry))
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from fedhead.core.errors import FedheadError
 from fedhead.executors import select
-from fedhead.executors.stack import Stack
+from fedhead.executors.stack import largest
 from fedhead.experiment import build, environment, reopen
 from fedhead.experiment.recipe import Recipe
 from fedhead.experiment.results import Measurement, Results, stage_recipe, value_at
@@ -149,11 +149,12 @@ def _groups(
     """
     groups: list[list[Path]] = []
     open_groups: dict[Any, list[Path]] = {}
-    joined = select.device(settings.device).type == "cuda" if together is None else together
+    device = select.device(settings.device)
+    joined = device.type == "cuda" if together is None else together
     for path, recipe in recipes.items():
         key = _shared_settings(recipe) if joined else path
         mine = open_groups.get(key)
-        if mine is None or (len(mine) + 1) * recipe.clients > Stack.SIZE:
+        if mine is None or (len(mine) + 1) * recipe.clients > largest(device):
             groups.append(mine := [])
             open_groups[key] = mine
         mine.append(path)

@@ -174,12 +174,11 @@ def stack_is_best(recipe: Recipe, settings: Settings) -> bool:
 
 
 def _stack_for(recipes: Sequence[Recipe], settings: Settings) -> Executor:
-    """A stack for runs that train together, compiled on a GPU if all of them have many steps."""
+    """A stack for runs that train together, compiled on a GPU if they take long enough."""
     if select.device(settings.device).type != "cuda":
         return Stack()
     simulation = _simulation(recipes[0], settings)
-    steps = len(recipes) * select.client_steps(simulation)
-    return select.by_name("stack", simulation, compile=steps >= select.COMPILED_FROM)
+    return select.by_name("stack", simulation, compile=select.pays_to_compile(simulation, len(recipes)))
 
 
 def _simulation(recipe: Recipe, settings: Settings) -> Simulation:
