@@ -139,7 +139,7 @@ def test_a_model_that_can_not_be_stacked_is_found_out_with_one_step(
 
     monkeypatch.setattr(select, "local_round", fail)
     assert not select.can_stack(job)
-    assert "can't take this model (vmap: no batching rule" in caplog.text
+    assert "can't take this model (RuntimeError: vmap: no batching rule" in caplog.text
 
 
 @pytest.mark.parametrize(("name", "words"), [("stak", "did you mean 'stack'"), ("lanes", "need a GPU")])
