@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,16 +18,18 @@ from fedhead.algorithm.upload import Clip, Half
 from fedhead.core.errors import BadInput
 from fedhead.core.optimizers import SGD
 from fedhead.core.tree import Tree
+from fedhead.engine.metric_registry import find
 from fedhead.engine.metrics import Row
 from fedhead.engine.rounds import run
 from fedhead.engine.simulation import Simulation
 from fedhead.engine.stragglers import Stragglers
+from fedhead.flower.policy import Policy
 from fedhead.flower.site_store import SiteStore
 from fedhead.methods import METHODS
 from fedhead.models.split_model import SplitModel
 from fedhead.samplers import SAMPLERS
 from fedhead.stages import STAGES
-from fedhead.testing.inprocess import InProcess, InProcessFederation
+from fedhead.testing.inprocess import InProcess, InProcessFederation, changed_response
 
 ROUNDS = 3
 LOCAL = LocalTraining(epochs=1, batch_size=4, optimizer=SGD(lr=0.05, momentum=0.9), lr_decay=0.9)
@@ -154,6 +158,55 @@ def test_different_amounts_of_work(stragglers: Stragglers, tmp_path: Path) -> No
     settings = {"rounds": ROUNDS, "local": local, "stragglers": stragglers}
     world = InProcessFederation(federation(), {"own": model}, method, settings, tmp_path)
     compare(world, Simulation(federation(), [model], method, **settings), [])
+
+
+def defined(values: Any) -> dict[int, float]:
+    """The values that there are, by client; one number by itself."""
+    listed = values if isinstance(values, list) else [values]
+    return {k: value for k, value in enumerate(listed) if value is not None and not math.isnan(value)}
+
+
+METRICS = ["f1", "auroc", "ece(bins=5)", "worst_client", "balanced_accuracy"]
+
+
+def test_sites_report_the_runs_metrics(tmp_path: Path) -> None:
+    model, method, metrics = network("group"), METHODS["fedavg"](), find(METRICS)
+    world = InProcessFederation(federation(), {"own": model}, method, SETTINGS, tmp_path, metrics=METRICS)
+    found = run(world.transport(world.grid()), metrics=metrics).rows[-1]
+    expected = run(Simulation(federation(), [model], method, **SETTINGS), metrics=metrics).rows[-1]
+    for name in ("metrics", "personal_metrics", "client_metrics"):
+        assert found[name].keys() == expected[name].keys()
+        for one, value in expected[name].items():
+            assert defined(found[name][one]) == pytest.approx(defined(value), abs=1e-6), (name, one)
+    assert found["notes"].keys() == expected["notes"].keys() == {"client_metrics.auroc"}
+    why = "it has no value for its test samples, or does not report it"  # no site says which class it lacks
+    assert why in found["notes"]["client_metrics.auroc"]
+
+
+def test_a_metric_that_sites_do_not_have_is_a_note_of_every_record(tmp_path: Path) -> None:
+    world = InProcessFederation(federation(), {"own": network("group")}, METHODS["fedavg"](), SETTINGS, tmp_path)
+    metrics = find(["f1", lambda confusion: float(confusion.sum())])
+    world.metrics = ["f1"]
+    for row in run(world.transport(world.grid()), metrics=metrics).rows:
+        assert row["metrics"]["lambda"] == 20  # of the global model, at the server
+        assert set(row["client_metrics"]) == {"f1"}
+        assert row["notes"] == {"client_metrics.lambda": "not known: sites compute fedhead's own metrics only"}
+
+
+def test_a_site_may_keep_its_metrics_for_itself_and_reports_none_unasked(tmp_path: Path) -> None:
+    world = InProcessFederation(federation(), {"own": network("group")}, METHODS["fedavg"](), SETTINGS, tmp_path)
+    world.metrics, said = ["f1"], list[str]()
+    grid = world.grid()
+    grid.nodes[101] = dataclasses.replace(grid.nodes[101], policy=Policy(report_metrics=False))
+
+    def changed(header: dict[str, Any], trees: dict[str, Any]) -> None:
+        header["metrics"] = {"auroc": 0.5} if header["accuracy"] is not None else {}
+
+    grid.faults[103] = lambda message, honest: changed_response(honest(), changed)
+    row = run(world.transport(grid, said), metrics=find(["f1"])).rows[-1]
+    assert list(defined(row["client_metrics"]["f1"])) == [0, 4]
+    assert row["clients"][1] is not None
+    assert any("site-3 was not tested: it reports metrics that it was not asked for" in line for line in said)
 
 
 def test_equality_can_fail(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors import SafetensorError
+from safetensors.torch import save_file
 
 import fedhead.experiment.run_folder as store
 from fedhead.core.errors import BadInput, FedheadError
@@ -17,6 +18,7 @@ from fedhead.deploy.project import Project
 from fedhead.engine.rounds import train_round
 from fedhead.executors.loop import Loop
 from fedhead.experiment.experiment import Experiment
+from fedhead.experiment.recipe import load
 from fedhead.experiment.run import Settings, execute
 from fedhead.flower import assemble
 from fedhead.flower.serving import serve
@@ -57,6 +59,33 @@ def test_a_run_folder_equals_a_simulations(tmp_path: Path) -> None:
         torch.testing.assert_close(mine[name], t, atol=1e-6, rtol=1e-6)
     names = {path.name for path in (tmp_path / "sim").iterdir()}
     assert {path.name for path in (made.path / "run").iterdir()} == names
+
+
+@pytest.mark.parametrize("name", ["fedavg", "scaffold"])
+def test_first_weights_are_the_servers(name: str, tmp_path: Path) -> None:
+    first = Experiment.from_recipe(load("digits", ["seed=7"])).models[0]
+    save_file({name: t.contiguous() for name, t in first.state_dict().items()}, tmp_path / "first.safetensors")
+    words = (f"method={name}", f"weights={tmp_path / 'first.safetensors'}", "metrics=[f1]", "client_test=0.3")
+    made, grid = project(tmp_path, *words)
+    found = serve(made.server(), grid, log=lambda line: None)
+    settings = Settings(executor="loop", device="cpu", threads=1)
+    expected = execute(made.server().recipe_of_run(), tmp_path / "sim", settings)
+    assert found["metrics"] == pytest.approx(expected["metrics"], abs=1e-6)
+    mine, theirs = leaves(made.path / "run"), leaves(tmp_path / "sim")
+    for entry, t in theirs.items():
+        torch.testing.assert_close(mine[entry], t, atol=1e-6, rtol=1e-6)
+    rows = [json.loads(line) for line in (made.path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert all(len(row["client_metrics"]["f1"]) == 3 for row in rows)
+
+
+@pytest.mark.parametrize("name", ["moon", "ditto", "fedrep"])
+def test_first_weights_that_sites_would_need_are_refused(name: str, tmp_path: Path) -> None:
+    first = Experiment.from_recipe(load("digits", ["seed=7"])).models[0]
+    save_file({name: t.contiguous() for name, t in first.state_dict().items()}, tmp_path / "first.safetensors")
+    made, grid = project(tmp_path, f"method={name}", f"weights={tmp_path / 'first.safetensors'}")
+    with pytest.raises(BadInput, match=f"weights: {name} keeps a model at its sites that begins with"):
+        serve(made.server(), grid, log=lambda line: None)
+    assert not (made.path / "run").exists()
 
 
 def test_two_architectures_of_a_recipe(tmp_path: Path) -> None:

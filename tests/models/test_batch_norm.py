@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from contextlib import nullcontext
 
 import pytest
@@ -178,3 +179,52 @@ def test_models_that_have_no_batchnorm_are_known() -> None:
     assert not may_normalize_batches(nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2), nn.InstanceNorm1d(2)))
     assert may_normalize_batches(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)))
     assert may_normalize_batches(nn.Sequential(nn.Linear(2, 2), Own()))
+
+
+# -- second derivatives -----------------------------------------------------------------------------------------------
+def normalized(samples: torch.Tensor | None, tracked: bool, *tensors: torch.Tensor) -> torch.Tensor:
+    """The squares of normalized inputs, whose own second derivatives are not constant either."""
+    x, weight, bias = tensors
+    running = [torch.full((2,), 0.3, dtype=x.dtype), torch.full((2,), 0.7, dtype=x.dtype)] if tracked else [None, None]
+    return batch_norm(x, *running, weight, bias, training=True, samples=samples).square()
+
+
+CASES = list(itertools.product([(), (2,)], [None, 5, 3, 1], [True, False]))
+CASES.remove(((), 1, False))  # one value without running statistics has the variance 0, at a kink
+
+
+@pytest.mark.parametrize(("positions", "count", "tracked"), CASES)
+def test_second_derivatives(positions: tuple[int, ...], count: int | None, tracked: bool) -> None:
+    torch.manual_seed(0)
+    samples = None if count is None else torch.arange(5) < count
+    shapes = [(5, 2, *positions), (2,), (2,)]
+    tensors = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
+
+    def function(*tensors: torch.Tensor) -> torch.Tensor:
+        return normalized(samples, tracked, *tensors)
+
+    assert torch.autograd.gradcheck(function, tensors)
+    assert torch.autograd.gradgradcheck(function, tensors)
+
+
+def test_second_derivatives_equal_torchs_own_without_the_padding_in_a_stack() -> None:
+    torch.manual_seed(1)
+    x, samples = torch.randn(3, 6, 4, dtype=torch.float64), masked(COUNTS)
+    weight, bias = torch.rand(3, 4, dtype=torch.float64), torch.rand(3, 4, dtype=torch.float64)
+
+    def penalty(y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """The squared norm of a gradient, as penalties on gradients have it."""
+        (slope,) = torch.autograd.grad(y, x, create_graph=True)
+        return torch.autograd.grad(slope.square().sum(), x)[0]
+
+    def loss(x: torch.Tensor, keep: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        with MaskedBatchNorm(keep, len(keep)):
+            y = nn.functional.batch_norm(x, None, None, weight, bias, training=True)
+        return (y.sin() * keep.unsqueeze(1)).sum()
+
+    stacked = x.clone().requires_grad_()
+    found = penalty(vmap(loss)(stacked, samples, weight, bias).sum(), stacked)
+    for k, count in enumerate(COUNTS):
+        own = x[k, :count].clone().requires_grad_()
+        plain = nn.functional.batch_norm(own, None, None, weight[k], bias[k], training=True)
+        torch.testing.assert_close(found[k, :count], penalty(plain.sin().sum(), own), atol=1e-9, rtol=1e-8)

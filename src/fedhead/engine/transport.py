@@ -154,7 +154,7 @@ class Transport(ABC, Generic[S]):
             states: The clients' states.
             round: The number of the round that was just finished.
             deliver: Whether these models are final, so that clients on other machines store theirs.
-            metrics: Further metrics, by name; clients on other machines leave them out.
+            metrics: Further metrics, by name.
 
         Returns:
             What the tests gave, or None where no client has test samples.

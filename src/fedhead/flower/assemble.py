@@ -31,6 +31,7 @@ from fedhead.flower.node_keys import site_keys
 from fedhead.flower.problems import SiteProblem, coded
 from fedhead.flower.protocol import RunSpec, to_json
 from fedhead.flower.site import Site, SiteRun
+from fedhead.flower.site_metrics import computed_at_sites
 from fedhead.flower.transport import FlowerTransport
 from fedhead.models.split_model import SplitModel
 
@@ -90,7 +91,7 @@ def site(file: SiteFile) -> Site:
         experiment = experiment_of(_of_site(recipe), spec, file.own_model())
         model = experiment.models[number % len(experiment.models)]
         clients = experiment.clients(federation, [model], [0] * len(spec.sites), select.device(file.device))
-        return SiteRun(clients, experiment.stages)
+        return SiteRun(clients, experiment.stages, computed_at_sites(recipe.metrics))
 
     return Site(file.name, site_run, file.at(file.state), file.own_model(), file.policy())
 

@@ -114,6 +114,7 @@ class SiteFile(_File):
     max_seconds: Annotated[float, Above(0)] | None = None  # the longest that a request may take
     max_memory_mb: Annotated[int, AtLeast(1)] | None = None  # of the process that carries requests out
     report_train_loss: bool = True  # tell the server the mean loss of each round's training
+    report_metrics: bool = True  # tell it the run's further metrics of the site's model on its own test samples
     state: str = "state"  # the folder of what must not be lost
     model: str | None = None  # its own architecture …
     model_parameters: dict[str, Any] = field(default_factory=dict)  # … and its parameters
@@ -134,6 +135,7 @@ class SiteFile(_File):
             self.max_seconds,
             self.max_memory_mb,
             self.report_train_loss,
+            self.report_metrics,
         )
 
     def own_model(self) -> dict[str, Any]:

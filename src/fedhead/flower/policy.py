@@ -31,6 +31,7 @@ class Policy:
         allow: Code besides fedhead's own, as `Registry.permits` takes it.
         reads_recipe_data: Whether the site takes its share of the recipe's data set.
         report_train_loss: Whether the server learns the mean loss of the site's local training.
+        report_metrics: Whether it learns the run's further metrics of the site's own model.
         min_class_count: Rows of classes with fewer samples are left out of statistics and prototypes that leave.
         max_seconds: The longest that a request may take; its process is ended then.
         max_memory_mb: The most memory that the process which carries out requests may have, without a GPU's.
@@ -46,6 +47,7 @@ class Policy:
     max_seconds: float | None = None
     max_memory_mb: int | None = None
     report_train_loss: bool = True
+    report_metrics: bool = True
 
     def check(self, recipe: Recipe, own: Mapping[str, Any]) -> None:
         """Refuse a run that the site does not allow.

@@ -135,7 +135,8 @@ class Response:
     train_loss: float | None = None  # work: the mean loss of its local steps
     loss: float | None = None  # test: the mean cross entropy on its own test samples …
     accuracy: Percent | None = None  # … and the accuracy in per cent …
-    steps: dict[str, Percent | None] = field(default_factory=dict)  # … and for the states on the way of a stage
+    steps: dict[str, Percent | None] = field(default_factory=dict)  # … and for the states on the way of a stage …
+    metrics: dict[str, float | None] = field(default_factory=dict)  # … and further metrics; null: it has no value
 
 
 def to_json(value: RunSpec | Request | Response) -> dict[str, Any]:

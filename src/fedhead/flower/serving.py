@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors import SafetensorError
 
-from fedhead.core.batch import PARTS
 from fedhead.core.errors import BadInput, FedheadError
 from fedhead.core.tree import Tree
 from fedhead.engine import rounds
+from fedhead.engine.clients import Clients
 from fedhead.engine.metrics import Row
 from fedhead.engine.rounds import Snapshot
 from fedhead.experiment import environment
@@ -44,16 +44,24 @@ def serve(file: ServerFile, grid: Grid, resume: bool = False, log: Callable[[str
         )
     spec = assemble.run_spec(file, run.environment.get("experiment"), run.recipe)
     experiment = assemble.experiment_of(run.recipe, spec)
-    if run.recipe.weights is not None and not set(PARTS) <= set(experiment.method.shared):
-        raise BadInput(
-            f"weights: {experiment.method.name} keeps parts of the model at its sites, which a server can't fill: "
-            "leave weights out"
-        )
     data = assemble.server_data(file, run.recipe)
     transport = assemble.transport(file, spec, experiment, data, grid, log)
+    if run.recipe.weights is not None:
+        _check_first_weights(transport.clients)
     facts = environment.facts(torch.device("cpu")) | as_now | {"precision": "fp32", "experiment": spec.experiment}
     with _disk(out), run.writing(facts, data):
         return _run(run, transport, experiment)
+
+
+def _check_first_weights(clients: Clients) -> None:
+    """Refuse first weights for a method whose clients' states begin with them: only the server has the file."""
+    method, task, w = clients.method, clients.task, clients.initial[0]
+    one, other = (method.init_client(start, task).leaves() for start in (w, w + 1))
+    if any(not torch.equal(t, other[name]) for name, t in one.items()):
+        raise BadInput(
+            f"weights: {method.name} keeps a model at its sites that begins with the first weights, and only the "
+            "server has these: leave weights out"
+        )
 
 
 def _run(run: RecordedRun, transport: FlowerTransport, experiment: Experiment) -> Row:

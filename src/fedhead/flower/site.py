@@ -20,6 +20,7 @@ from fedhead.core.tree import Tree
 from fedhead.engine import reply_check
 from fedhead.engine.client_states import ClientStates
 from fedhead.engine.clients import Clients
+from fedhead.engine.metric_registry import NO_METRICS, Metric
 from fedhead.engine.server import Downlink, make_downlink
 from fedhead.executors.loop import Loop
 from fedhead.flower.policy import Policy
@@ -30,10 +31,11 @@ from fedhead.flower.site_store import SiteStore
 
 @dataclass(frozen=True)
 class SiteRun:
-    """What a site has ready for a run: its client (among the federation's numbers) and the stages after the rounds."""
+    """What a site has ready for a run: its client (among the federation's numbers), the stages, and its metrics."""
 
     clients: Clients
     stages: Sequence[Stage] = ()
+    metrics: Mapping[str, Metric] = field(default_factory=dict)
 
     def algorithm(self, name: str) -> Algorithm:
         """Return the algorithm of an exchange by its name on the wire."""
@@ -99,7 +101,8 @@ class Site:
             kept = self._state(request, store, clients.initial_state(k)).to(clients.device)
         states = ClientStates(clients.initial_state, {k: kept})
         if request.kind == "test":
-            return _test(request, algorithm, downlink, states, clients, response, store, k)
+            metrics = site_run.metrics if self.policy.report_metrics else NO_METRICS
+            return _test(request, algorithm, downlink, states, clients, metrics, response, store, k)
         (job,) = clients.work(algorithm, downlink, states, request.round)
         (reply,) = Loop().run(job)
         reply_check.check(reply.send, None, k, request.round)  # what has diverged stays here, and is not kept either
@@ -144,6 +147,7 @@ def _test(
     downlink: Downlink,
     states: ClientStates,
     clients: Clients,
+    metrics: Mapping[str, Metric],
     response: Response,
     store: SiteStore,
     k: int,
@@ -151,11 +155,17 @@ def _test(
     """Test the site's own model on its own test samples, and hand the model over to the site."""
     if response.tests:
         steps = algorithm.steps() if isinstance(algorithm, Stage) else {}
-        found = clients.own_tests(algorithm, downlink, states, request.round)[k]
+        found = clients.own_tests(algorithm, downlink, states, request.round, metrics=metrics)[k]
         on_the_way = {
             name: clients.own_tests(step, downlink, states, request.round)[k].accuracy for name, step in steps.items()
         }
-        response = dataclasses.replace(response, accuracy=found.accuracy, loss=_finite(found.loss), steps=on_the_way)
+        response = dataclasses.replace(
+            response,
+            accuracy=found.accuracy,
+            loss=_finite(found.loss),
+            steps=on_the_way,
+            metrics={name: _finite(value) for name, value in found.measured.values.items()},
+        )
     if not request.deliver:
         return response, {}, _nothing
     (job,) = clients.work(algorithm, downlink, states, request.round)

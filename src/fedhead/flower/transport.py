@@ -22,8 +22,9 @@ from fedhead.core.schema import Schema, schema
 from fedhead.core.text import printable
 from fedhead.core.tree import Tree
 from fedhead.data.pool import Pool
+from fedhead.engine import evaluation
 from fedhead.engine.clients import Clients
-from fedhead.engine.evaluation import ClientTests
+from fedhead.engine.evaluation import ClientTest, ClientTests
 from fedhead.engine.metric_registry import NO_METRICS, Metric
 from fedhead.engine.reply_check import Refused
 from fedhead.engine.server import Downlink, make_downlink
@@ -33,6 +34,7 @@ from fedhead.flower.messaging import Failure, Messenger, Outgoing
 from fedhead.flower.node_keys import node_keys
 from fedhead.flower.node_registry import NodeRegistry
 from fedhead.flower.protocol import TRAIN, Request, Response, RunSpec, exchanges
+from fedhead.flower.site_metrics import computed_at_sites, not_at_sites, reported
 
 if TYPE_CHECKING:
     from flwr.serverapp import Grid
@@ -104,6 +106,7 @@ class FlowerTransport(Transport[SiteStates]):
         self.quorum = Quorum(timeouts.quorum, timeouts.attempts)
         self.server = self.clients.method.init_server(self.clients.initial[0], self.clients.task)
         self.states = SiteStates()
+        self._metrics = set(computed_at_sites(spec.recipe.get("metrics") or ()))  # that sites report
         self._exchanges = exchanges(self.clients.method, stages)
         self._log = log
 
@@ -249,19 +252,24 @@ class FlowerTransport(Transport[SiteStates]):
         asked = [k for k in self._connected() if deliver or self.nodes.tests(k)]
         downlink = make_downlink(algorithm, server, asked, self.clients.task_of)
         outgoing = self._outgoing("test", downlink, states, round, label, deliver)
-        each: list[float | None] = [None] * len(self.spec.sites)
-        losses, samples = list(each), [0] * len(each)
+        each: list[ClientTest | None] = [None] * len(self.spec.sites)
+        samples, computed = [0] * len(each), computed_at_sites(metrics)
         steps: dict[str, list[float | None]] = {}
         for k, reply in self.messenger.ask(outgoing, self.timeouts.round_seconds + GRACE).items():
             why = reply.reason if isinstance(reply, Failure) else self._mismatch(k, outgoing[k].request, *reply)
             if isinstance(reply, Failure) or why is not None:
                 self.log(f"{_where(label, round)}: site {self.spec.sites[k]} was not tested: {printable(why)}")
                 continue
-            each[k], losses[k], samples[k] = reply[0].accuracy, reply[0].loss, reply[0].tests
+            samples[k] = reply[0].tests
+            if samples[k]:
+                each[k] = ClientTest(reply[0].accuracy, reply[0].loss, reported(computed, reply[0].metrics))
             for name, value in reply[0].steps.items():
                 steps.setdefault(name, [None] * len(each))[k] = value
         tested = any(self.nodes.tests(k) for k in range(len(each)))
-        return ClientTests(each, losses, samples, steps) if tested else None
+        if not tested:
+            return None
+        found = evaluation.client_tests(each, samples, steps)
+        return replace(found, notes=found.notes | not_at_sites(metrics))
 
     def _outgoing(
         self,
@@ -311,6 +319,8 @@ class FlowerTransport(Transport[SiteStates]):
         known = self._exchanges[label]
         if response.steps.keys() - (known.steps() if isinstance(known, Stage) else {}).keys():
             return "it reports steps that the stage does not have"
+        if response.metrics.keys() - self._metrics:
+            return "it reports metrics that it was not asked for"
         if any(c >= self.spec.classes for c in response.left_out) or len(response.left_out) > self.spec.classes:
             return "it left out classes that there are not"
         return None

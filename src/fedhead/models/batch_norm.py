@@ -73,7 +73,8 @@ def _at_least_one(count: Any) -> Any:
 class BatchStatisticsNorm(torch.autograd.Function):
     """Normalization by the batch's own statistics, which it also returns; saves only its input for backward.
 
-    A batch without a variance is normalized by the running statistics, if there are any.
+    A batch without a variance is normalized by the running statistics, if there are any. Gradients of gradients are
+    exact: the backward pass computes the statistics anew from the input where it is itself differentiated.
     """
 
     generate_vmap_rule = True
@@ -91,30 +92,30 @@ class BatchStatisticsNorm(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return the normalized input, and the mean and variance of each channel."""
         wide = x.to(weight.dtype)
-        if samples is None or not isinstance(count, Tensor):
-            var, mean = torch.var_mean(wide, _reduced_axes(x), correction=0)
-        else:
-            mean, var = _masked_statistics(wide, samples, count)
-            if running_mean is not None and running_var is not None:
-                mean, var = torch.where(count > 1, mean, running_mean), torch.where(count > 1, var, running_var)
+        mean, var = _statistics(wide, samples, count, running_mean, running_var)
         y = (wide - _per_channel(mean, x)) * _per_channel(torch.rsqrt(var + eps) * weight, x) + _per_channel(bias, x)
         return y.to(x.dtype), mean, var
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
         """Save what the backward pass needs."""
-        x, weight, _, ctx.eps, samples, count, running_mean, _ = inputs
+        x, weight, _, ctx.eps, samples, count, *running = inputs
         _, mean, var = output
         ctx.mark_non_differentiable(mean, var)
         ctx.set_materialize_grads(False)
         ctx.count = None if isinstance(count, Tensor) else count
-        ctx.fewest = 1 if running_mean is None else 2  # values per channel that are normalized by their own statistics
+        ctx.fewest = 1 if running[0] is None else 2  # values per channel that are normalized by their own statistics
         ctx.save_for_backward(x, weight, mean, var, *(() if samples is None else (samples, count)))
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
-        """Return the gradients of input, weight and bias."""
+        """Return the gradients of input, weight and bias; with `create_graph`, such that they have derivatives too."""
+        if grads[0] is None:
+            return (None,) * 8
         x, weight, mean, var, *masked = ctx.saved_tensors
+        if torch.is_grad_enabled():  # the saved statistics, which may be the running ones, are constants to autograd
+            samples, count = masked or (None, ctx.count)
+            mean, var = _statistics(x.to(weight.dtype), samples, count, *((mean, var) if ctx.fewest > 1 else ()))
         slope = grads[0].to(weight.dtype)
         scale = torch.rsqrt(var + ctx.eps)
         normal = (x.to(weight.dtype) - _per_channel(mean, x)) * _per_channel(scale, x)
@@ -125,6 +126,23 @@ class BatchStatisticsNorm(torch.autograd.Function):
         if masked:  # mean and variance depend on the samples alone
             dx = torch.where(_per_row(masked[0] & (masked[1] >= ctx.fewest), x), dx, slope)
         return (dx * _per_channel(scale * weight, x)).to(x.dtype), weight_grad, bias_grad, None, None, None, None, None
+
+
+def _statistics(
+    x: Tensor,
+    samples: Tensor | None,
+    count: int | Tensor,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Return mean and biased variance of each channel; the running ones for a batch without a variance."""
+    if samples is None or not isinstance(count, Tensor):
+        var, mean = torch.var_mean(x, _reduced_axes(x), correction=0)
+        return mean, var
+    mean, var = _masked_statistics(x, samples, count)
+    if running_mean is None or running_var is None:
+        return mean, var
+    return torch.where(count > 1, mean, running_mean), torch.where(count > 1, var, running_var)
 
 
 def _masked_statistics(x: Tensor, samples: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:

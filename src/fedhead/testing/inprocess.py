@@ -23,6 +23,7 @@ from fedhead.flower.dry_run import DryRun
 from fedhead.flower.protocol import RunSpec
 from fedhead.flower.respond import respond
 from fedhead.flower.site import Site, SiteRun
+from fedhead.flower.site_metrics import computed_at_sites
 from fedhead.flower.transport import FlowerTransport, Timeouts
 from fedhead.models.split_model import SplitModel
 
@@ -102,13 +103,14 @@ class InProcessFederation:
     folder: Path
     stages: list[Stage] = field(default_factory=list)
     own: dict[int, str] = field(default_factory=dict)  # a client's own model
+    metrics: list[str] = field(default_factory=list)  # of the recipe
     experiment: str = "ab" * 8
 
     def spec(self) -> RunSpec:
         fed = self.federation
         return RunSpec(
             experiment=self.experiment,
-            recipe={"seed": 0},
+            recipe={"seed": 0, "metrics": self.metrics},
             sites=[f"site-{k}" for k in range(len(fed))],
             classes=fed.classes,
             **spec_inputs(fed.train.x, fed.transform),
@@ -125,7 +127,8 @@ class InProcessFederation:
                 all_here=False,
                 **self.settings,
             )
-            return SiteRun(clients, [stage.after(self.method) for stage in self.stages])
+            stages = [stage.after(self.method) for stage in self.stages]
+            return SiteRun(clients, stages, computed_at_sites(self.metrics))
 
         own = {"model": self.own[k]} if k in self.own else {}
         return Site(name or f"site-{k}", site_run, self.folder / "state", own)
