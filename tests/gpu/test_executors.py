@@ -52,6 +52,13 @@ def test_every_method(name: str, norm: str, executor: type[Executor]) -> None:
     close(simulate(name, norm, Loop()), simulate(name, norm, executor()))
 
 
+@pytest.mark.parametrize("name", ["scaffold", "fedrep"])
+@pytest.mark.parametrize("executor", [lambda: Stack(graphs=Graphs(compile=False)), Lanes], ids=["stack", "lanes"])
+def test_different_amounts_of_work(name: str, executor: type[Executor]) -> None:
+    local = dataclasses.replace(LOCAL, epochs=(1, 3, 1, 1, 5))
+    close(simulate(name, "group", Loop(), 2, local), simulate(name, "group", executor(), 2, local))
+
+
 @pytest.mark.filterwarnings("ignore")  # the compiler's own: as errors they would stop it
 @pytest.mark.parametrize("name", sorted(METHODS))
 def test_compiled_stacks(name: str) -> None:
