@@ -80,7 +80,7 @@ class Result(RunMetrics):
         rows: The records of the rounds, as dictionaries; see `history`.
         executor: Name of the executor, or of the transport.
         preparing: Seconds spent on compiling.
-        last_rounds: Over how many evaluated rounds `accuracy_mean` is taken.
+        last_rounds: Over how many of the last rounds `accuracy_mean` is taken.
     """
 
     def __init__(self, record: Record, trained: Callable[[], TrainedState]):

@@ -150,7 +150,7 @@ def run(
             `fedhead.BestModel()`: callbacks, their classes, or texts.
         seed: Decides initial weights, batches and who takes part.
         assign: The number of each client's model in the list `model`.
-        evaluate_every: Evaluate after every so many rounds; the last one is always evaluated.
+        evaluate_every: Evaluate after every so many rounds; the last `last_rounds` are always evaluated.
         last_rounds: Over how many of the last rounds `Result.accuracy_mean` is taken.
         executor: `"auto"`, `"loop"`, `"stack"`, `"lanes"`, an executor or its class: how clients are computed.
         device: `"auto"`, `"cpu"` or `"cuda"`.

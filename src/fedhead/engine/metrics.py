@@ -66,7 +66,7 @@ class RunMetrics(ABC):
 
     @property
     def accuracy_mean(self) -> float | None:
-        """The mean of `accuracy` over the last evaluated rounds (`last_rounds` of them)."""
+        """The mean of `accuracy` over the last rounds that were evaluated (`last_rounds` of them)."""
         found = [row["accuracy"] for row in self._final_rows() if row.get("accuracy") is not None]
         found = found[-self.last_rounds :]
         return sum(found) / len(found) if found else None

@@ -81,7 +81,7 @@ class FinishedRun(RunMetrics):
         rows: The records of all rounds.
         executor: Name of the executor, or of the transport.
         stages: The results of the stages, by name.
-        last_rounds: Over how many evaluated rounds `accuracy_mean` is taken.
+        last_rounds: Over how many of the last rounds `accuracy_mean` is taken.
         preparing: Seconds spent on compiling and capturing, which `seconds` leaves out.
         confusion: Global test samples by true and predicted class, after the rounds.
     """
@@ -147,8 +147,8 @@ def run(
     Args:
         transport: The way to the clients, which also holds the state of the server.
         stages: What follows the rounds, in order.
-        evaluate_every: Evaluate after every so many rounds; the last one is always evaluated.
-        last_rounds: Over how many evaluated rounds `FinishedRun.accuracy_mean` is taken.
+        evaluate_every: Evaluate after every so many rounds; the last `last_rounds` are always evaluated.
+        last_rounds: Over how many of the last rounds `FinishedRun.accuracy_mean` is taken.
         metrics: Further metrics of the global model, recorded wherever its accuracy is.
         callbacks: What may stop the run or keep a round's models.
         resume: Where to go on, from an earlier run's `on_round`.
@@ -185,7 +185,7 @@ def run(
         row = train_round(
             transport,
             number,
-            evaluated=last or number % evaluate_every == 0,
+            evaluated=is_evaluated(number, rounds, evaluate_every, last_rounds),
             deliver=last and not stages,
             metrics=metrics,
         )
@@ -324,6 +324,15 @@ _OF_CLIENTS = (
     *("clients", "client_test_loss", "client_metrics", "steps"),
 )
 EVALUATION = (*_OF_GLOBAL_MODEL, *_OF_CLIENTS, "validation")
+
+
+def is_evaluated(number: int, rounds: int, evaluate_every: int, last_rounds: int) -> bool:
+    """Return whether a round's models are tested.
+
+    >>> [number for number in range(1, 21) if is_evaluated(number, 20, evaluate_every=8, last_rounds=3)]
+    [8, 16, 18, 19, 20]
+    """
+    return number % evaluate_every == 0 or number > rounds - last_rounds
 
 
 def without_evaluation(row: Row) -> Row:

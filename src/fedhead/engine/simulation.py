@@ -273,8 +273,8 @@ def simulate(
         executor: `loop`, `stack`, `lanes`, `auto` (the fastest of a short trial), or an executor.
         device: `cpu`, `cuda`, or `auto`.
         precision: `fp32` or `bf16`.
-        evaluate_every: Evaluate after every so many rounds, and after the last.
-        last_rounds: Over how many evaluated rounds the mean accuracy is taken.
+        evaluate_every: Evaluate after every so many rounds, and after the last `last_rounds`.
+        last_rounds: Over how many of the last rounds the mean accuracy is taken.
         metrics: Further metrics of the global model, recorded wherever its accuracy is.
         callbacks: What may stop the run or keep a round's models.
         resume: Where to go on, from an earlier run's `on_round`.

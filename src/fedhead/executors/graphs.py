@@ -89,6 +89,8 @@ class GraphRunner:
         self.done = batches.rows.new_zeros(shape[:2])  # how many steps each slot's client has made
         self.counter = torch.zeros((), dtype=torch.int64, device=batches.rows.device)
         self.graphs: StepGraphs | None = None
+        self._planned: tuple[list[int], Plan] | None = None
+        self._tables: list[Tensor] = []  # each slot's client, and its steps, at each step of the plan
         carried = pytree.tree_leaves(self.carry)
         self._outcome = _by_client(carried)
         self._slots = _by_client([*carried, *self._held(phase_run._replace(w=self.w, inputs=self.inputs), self.key)])
@@ -107,7 +109,7 @@ class GraphRunner:
         start = _by_client([*pytree.tree_leaves(carry), *self._held(phase_run, batches.key)])
         outcome = Carry(*(tree.clone() for tree in carry))
         into = _by_client(pytree.tree_leaves(outcome))
-        schedule = plan(batches.lengths(), self.slots)
+        schedule = self._plan(batches.lengths())
         tables = self._fill(schedule, batches)
         left = 0  # steps until the table is used up
         for segment in schedule.segments:
@@ -123,9 +125,16 @@ class GraphRunner:
             _move(segment.leave, lambda turn: (into[turn.client], self._outcome[turn.slot]))
         return outcome
 
+    def _plan(self, lengths: list[int]) -> Plan:
+        """Return the plan for these numbers of steps; where all clients take part, it is that of the last round."""
+        if self._planned is None or self._planned[0] != lengths:
+            self._planned = lengths, plan(lengths, self.slots)
+            self._tables = [torch.from_numpy(table).to(self.done.device) for table in self._planned[1].table()]
+        return self._planned[1]
+
     def _fill(self, schedule: Plan, batches: PhaseBatches) -> Iterator[int]:
         """Fill the table with the next steps' batches, again and again; yield how many steps it holds."""
-        client, done = [torch.from_numpy(table).to(self.done.device) for table in schedule.table()]
+        client, done = self._tables
         for begin in range(0, schedule.steps, TABLE_STEPS):
             part = slice(begin, begin + TABLE_STEPS)
             count = len(done[part])
@@ -202,14 +211,12 @@ def _by_client(tensors: Sequence[Tensor]) -> list[tuple[Tensor, ...]]:
 
 def _move(turns: Sequence[Turn], pair: Callable[[Turn], tuple[Sequence[Tensor], Sequence[Tensor]]]) -> None:
     """Copy the tensors of several clients at once; `pair` returns where to and where from."""
-    to: list[Tensor] = []
-    source: list[Tensor] = []
+    kinds: dict[torch.dtype, list[tuple[Tensor, Tensor]]] = {}  # only tensors of one dtype are copied by one kernel
     for turn in turns:
-        a, b = pair(turn)
-        to.extend(a)
-        source.extend(b)
-    if to:
-        torch._foreach_copy_(to, source)
+        for to, source in zip(*pair(turn), strict=True):
+            kinds.setdefault(to.dtype, []).append((to, source))
+    for pairs in kinds.values():
+        torch._foreach_copy_([to for to, _ in pairs], [source for _, source in pairs])
 
 
 class Preparer(Protocol):

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -39,7 +40,8 @@ class PhaseBatches(NamedTuple):
     def lengths(self) -> list[int]:
         """Each client's number of steps in a stack."""
         assert self.widths is not None, "a stack has widths"
-        return [sum(width > k for width in self.widths) for k in range(len(self.key))]
+        width = np.array(self.widths)
+        return [int((width > k).sum()) for k in range(len(self.key))]
 
     def __len__(self) -> int:
         return len(self.rows)

@@ -70,6 +70,10 @@ def stage_recipe(cell: Cell, recipe: Recipe) -> Recipe:
     return Recipe.from_flat(with_stage, recipe.folders)
 
 
+# What decides no result, or is a column of its own.
+NOT_IN_DIGEST = ("seed", "seeds", "partition_seed", "loggers", "evaluate_every")
+
+
 def digest(cell: Cell) -> str:
     """Return what identifies a result: a hash of every setting that decides it, seed and split apart.
 
@@ -78,7 +82,7 @@ def digest(cell: Cell) -> str:
     components from outside the package counts too.
     """
     recipe = stage_recipe(cell, cell.recipe(0))
-    keys = {k: v for k, v in recipe.flat().items() if k not in ("seed", "seeds", "partition_seed", "loggers")}
+    keys = {k: v for k, v in recipe.flat().items() if k not in NOT_IN_DIGEST}
     method, stages = build.algorithms(recipe)
     keys |= _fields("method", method)
     for stage in stages:

@@ -35,7 +35,7 @@ from fedhead.core.tree import Tree, Weights
 from fedhead.core.treefile import atomic, load_metadata, load_tree, save_tree
 from fedhead.data.federation import Federation
 from fedhead.data.formats import read_npz
-from fedhead.engine.rounds import without_evaluation
+from fedhead.engine.rounds import is_evaluated, without_evaluation
 from fedhead.experiment import extension
 from fedhead.experiment.recipe import Recipe
 from fedhead.experiment.run_files import (
@@ -295,7 +295,7 @@ class RunFolder:
     def extend(self, recipe: Recipe) -> None:
         """Let the run go on to more rounds or further stages, and record that it does.
 
-        The last round so far is from then on one like others: its evaluation stays only where that of a longer run
+        The last rounds so far are from then on like others: their evaluation stays only where that of a longer run
         would be. The lock is on the recipe's file, which is replaced: this ends it.
 
         Args:
@@ -312,8 +312,9 @@ class RunFolder:
         if earlier[-1:] != [entry]:  # a process was killed here before
             self.save_environment({"extended": [*earlier, entry]})
         (self.path / RESULT).unlink(missing_ok=True)
-        if recipe.rounds > old.rounds and old.rounds % old.evaluate_every:
-            rows = [without_evaluation(r) if r["round"] == old.rounds else r for r in self.metrics()]
+        if recipe.rounds > old.rounds:
+            when = (recipe.rounds, old.evaluate_every, old.last_rounds)
+            rows = [r if is_evaluated(r["round"], *when) else without_evaluation(r) for r in self.metrics()]
             self._write(METRICS, "".join(json.dumps(row) + "\n" for row in rows))
         self._write(CONFIG, recipe.to_yaml())
         self.recipe = recipe
