@@ -19,7 +19,7 @@ def main() -> None:
     images = [Image.fromarray((image * 15).astype(np.uint8)) for image in digits.images]
     columns = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(num_classes=10)})
     train = datasets.Dataset.from_dict({"image": images, "label": digits.target}, features=columns)
-    federation = fh.Federation.from_huggingface(train, partition="dirichlet(0.5)", clients=5, client_test=0.2)
+    federation = fh.Federation.from_dataset(train, "dirichlet(0.5)", clients=5, client_test=0.2)
     run = fh.run(federation, "mlp", "fedavg", rounds=2, local_epochs=2, lr=0.05)
     print(f"mean accuracy on the clients' own test samples: {run.personal:.1f} %")
 

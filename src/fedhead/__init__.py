@@ -116,6 +116,7 @@ __all__ = [
     "StageResult",
     "Statistics",
     "Stragglers",
+    "TableColumns",
     "Task",
     "TensorBoard",
     "Trained",

@@ -73,6 +73,7 @@ from fedhead.data.federation import Federation as Federation
 from fedhead.data.partition import Partition as Partition
 from fedhead.data.partition_registry import PARTITIONS as PARTITIONS
 from fedhead.data.partition_registry import partition as partition
+from fedhead.data.table_columns import TableColumns as TableColumns
 from fedhead.engine.callbacks import CALLBACKS as CALLBACKS
 from fedhead.engine.callbacks import KEEP as KEEP
 from fedhead.engine.callbacks import STOP as STOP

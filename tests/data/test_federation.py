@@ -56,7 +56,7 @@ def test_bytes_as_labels_are_words():
         (lambda x, y: Federation.dirichlet(x, y, clients=2, alpha="a"), "alpha: 'a' is not a number"),
         (lambda x, y: Federation.from_arrays([[[1, 2]], [[3]]], [0, 1]), "training x .* differ in shape"),
         (lambda x, y: Federation.from_clients([x, x]), r"client 0 is ndarray: give a pair \(x, y\)"),
-        (lambda x, y: Federation.from_huggingface([1, 2]), "list is not a Hugging Face Dataset"),
+        (lambda x, y: Federation.from_dataset([1, 2]), r"must yield \(sample, label\) pairs"),
     ],
 )
 def test_things_of_the_wrong_kind_are_refused(make, says):
@@ -360,7 +360,7 @@ def test_torch_datasets():
     with pytest.raises(BadInput, match=r"\(sample, label\)"):
         Federation.from_dataset([1, 2, 3])
     with pytest.raises(BadInput, match="differ in shape"):
-        Federation.from_dataset([(np.zeros(3), 0), (np.zeros(4), 1)])
+        Federation.from_dataset([(np.zeros((3, 4, 4)), 0), (np.zeros((3, 5, 4)), 1)])
 
 
 class FakeHuggingFace:
@@ -381,13 +381,13 @@ class FakeHuggingFace:
 def test_huggingface_columns():
     x, y = arrays()
     data = FakeHuggingFace({"img": [Image.fromarray(a) for a in x], "fine": y.tolist()}, ["a", "b", "c", "d"])
-    fed = Federation.from_huggingface(data, image="img", label="fine", clients=3, test=data)
+    fed = Federation.from_dataset(data, inputs="img", label="fine", clients=3, test=data)
     assert fed.classes == 4
     assert fed.names == ("a", "b", "c", "d")
     assert np.array_equal(fed.train.x.numpy(), x.transpose(0, 3, 1, 2))
     assert len(fed.test.y) == 60
     with pytest.raises(BadInput, match="no column 'image'; it has img, fine"):
-        Federation.from_huggingface(data)
+        Federation.from_dataset(data, inputs="image", label="fine")
 
 
 def test_samples_take_rows():

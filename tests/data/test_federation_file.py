@@ -255,6 +255,52 @@ def test_a_saved_federation_comes_back_as_it_was(path, kind, client_test):
     assert len(Federation.load(path, "iid", 3)) == 3
 
 
+def encoded_pictures():
+    def encoded(picture):
+        file = io.BytesIO()
+        Image.fromarray(picture).save(file, "WEBP", lossless=True)
+        return np.frombuffer(file.getvalue(), np.uint8)
+
+    return [encoded(picture) for picture in RNG.integers(0, 256, (24, 6, 6, 3), dtype=np.uint8)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        ("text", {"encode": "hashing(16)"}),
+        ("text", {"encode": lambda text: list(text.encode())}),
+        ("sound", {"encode": "spectrogram(0.1)"}),
+        ("images", {"size": 4, "augment": "flip"}),
+    ],
+)
+def test_texts_sounds_and_images_come_back_as_they_were(path, kind, settings):
+    if kind == "text":
+        pieces = [np.frombuffer(b"well " * (1 + i % 3), np.uint8) for i in range(24)]
+    elif kind == "sound":
+        pieces = [RNG.integers(-9000, 9000, 300 + i, dtype=np.int16) for i in range(24)]
+    else:
+        pieces = encoded_pictures()
+    values, offsets = cut(pieces)
+    rate = {"rate": np.array(2000)} if kind == "sound" else {}
+    write(path, **{"text" if kind == "text" else "x": values, "offsets": offsets, **rate})
+    fed = Federation.load(path, test=0.25, **settings)
+    saved = path.with_name("saved.npz")
+    fed.save(saved)
+    back = Federation.load(saved)
+    for name in ("train", "test"):
+        assert getattr(back, name).digest() == getattr(fed, name).digest()
+    assert back.input_types == fed.input_types
+    assert (back.transform, back.client_names, back.names) == (fed.transform, fed.client_names, fed.names)
+    for mine, other in zip([*fed.rows, *fed.client_test], [*back.rows, *back.client_test], strict=True):
+        assert np.array_equal(mine, other)
+
+
+def test_a_tokenizer_is_for_texts(path):
+    write(path, x=np.zeros(24, np.int16), offsets=np.arange(25), rate=np.array(2000))
+    with pytest.raises(BadInput, match="a tokenizer is for texts"):
+        Federation.load(path, encode=len)
+
+
 def test_what_is_not_saved_and_not_a_federation(path):
     x, y = images()
     fed = Federation.from_clients({"a": (x[:20], y[:20]), "b": (x[20:], y[20:])})

@@ -21,14 +21,14 @@ class Converted(NamedTuple):
     """The user's data as samples."""
 
     parts: list[Samples]  # in the order given; without those that are empty
-    test: Samples | None
+    test: Samples | None  # of several, one after the other
     public: Samples | None
     classes: Classes
 
 
 def convert(
     parts: Mapping[str, Pair],
-    test: Pair | None = None,
+    test: Pair | Mapping[str, Pair] | None = None,
     public: Pair | None = None,
     names: Sequence[Any] | None = None,
     classes: int | None = None,
@@ -39,7 +39,7 @@ def convert(
 
     Args:
         parts: Training data by its name in error messages; empty parts are left out.
-        test: Global test set.
+        test: Global test set, or those of the clients by their names in error messages.
         public: Samples that all parties hold.
         names: Names of the classes, see `Classes.find`.
         classes: Number of classes, likewise.
@@ -49,7 +49,8 @@ def convert(
     Raises:
         BadInput: If there is no data, or it is inconsistent.
     """
-    given = {**parts, **({} if test is None else {"test": test}), **({} if public is None else {"public": public})}
+    tests: Mapping[str, Pair] = {} if test is None else test if isinstance(test, Mapping) else {"test": test}
+    given = {**parts, **tests, **({} if public is None else {"public": public})}
     for name, pair in given.items():
         if not isinstance(pair, tuple | list) or len(pair) != 2:
             raise BadInput(f"{name} is {type(pair).__name__}: give a pair (x, y)")
@@ -59,19 +60,20 @@ def convert(
         if len(parts) == 1:
             raise BadInput(f"{next(iter(parts))} data is empty: give at least one sample")
         raise BadInput("no client has any samples")
-    found = _find_classes([ys[name] for name in full], names, classes, [] if test is None else [ys["test"]])
+    found = _find_classes([ys[name] for name in full], names, classes, [ys[name] for name in tests])
     used = [name for name in given if name in full or name not in parts]
     xs = padding.pad_parts({name: given[name][0] for name in used})
     layout = named_inputs.infer(xs[full[0]], layout, f"{full[0]} x")
     made = {name: samples(xs[name], ys[name], found, layout, name, missing) for name in used}
     first = made[full[0]].x
     for name, own in made.items():
-        if name in parts and (shape_of(own.x), type_of(own.x)) != (shape_of(first), type_of(first)):
+        if name not in ("test", "public") and (shape_of(own.x), type_of(own.x)) != (shape_of(first), type_of(first)):
             raise BadInput(
                 f"{name} holds samples {describe(own.x)}, {full[0]} {describe(first)}: all clients need the same shape "
                 "and type"
             )
-    return Converted([made[name] for name in full], made.get("test"), made.get("public"), found)
+    held = concatenate([made[name] for name in tests]) if tests else None
+    return Converted([made[name] for name in full], held, made.get("public"), found)
 
 
 def samples(x: Any, y: Any, classes: Classes, layout: LayoutLike, what: str, missing: bool = False) -> Samples:

@@ -26,9 +26,9 @@ Seconds = Annotated[float, Above(0), AtMost(3600)]
 
 
 class Encoded(NamedTuple):
-    """Inputs of one shape."""
+    """Inputs of one shape, or what a tokenizer returned."""
 
-    x: NDArray[Any]  # [N, …]
+    x: Any  # [N, …]; token ids of different lengths in lists
     layout: Layout
 
 

@@ -16,55 +16,24 @@ from fedhead.data.arrays import Samples as Samples
 from fedhead.data.client_test import ClientTest
 from fedhead.data.conversion import Pair
 from fedhead.data.datasets import Dataset
-from fedhead.data.from_arrays import CLIENTS, FromArrays
+from fedhead.data.from_arrays import CLIENTS
+from fedhead.data.from_datasets import FromDatasets
 from fedhead.data.labels import Classes
 from fedhead.data.partition import Natural
 from fedhead.data.partition_registry import PartitionLike
 from fedhead.data.partition_registry import parse as parse_partition
+from fedhead.data.tokenize import Tokenizer
 
 _ON_TOP = {"seed", "client_test", "augment", "normalize"}  # what can be changed of a federation that was saved
 
 
-class Federation(FromArrays):
+class Federation(FromDatasets):
     """Clients and their data; see `ClientData` for its parts.
 
     >>> fed = Federation.from_arrays(np.zeros((6, 2)), [0, 1, 0, 1, 0, 1], partition="iid", clients=3)
     >>> len(fed), fed.input_shape, fed.counts().sum()
     (3, (2,), np.int64(6))
     """
-
-    @classmethod
-    def from_dataset(cls, dataset: Any, **settings: Any) -> Self:
-        """Create a federation from a torch `Dataset` of (sample, label) pairs.
-
-        Args:
-            dataset: The training data.
-            **settings: Arguments of `from_arrays`; `test` may be a `Dataset` too.
-
-        Returns:
-            The federation.
-        """
-        if not isinstance(settings.get("test"), tuple | float | None):
-            settings["test"] = sources.torch_dataset(settings["test"])
-        return cls.from_arrays(*sources.torch_dataset(dataset), **settings)
-
-    @classmethod
-    def from_huggingface(cls, dataset: Any, image: str = "image", label: str = "label", **settings: Any) -> Self:
-        """Create a federation from a Hugging Face `Dataset`.
-
-        Args:
-            dataset: The training data.
-            image: Column of the samples.
-            label: Column of the labels.
-            **settings: Arguments of `from_arrays`; `test` may be a `Dataset` too.
-
-        Returns:
-            The federation.
-        """
-        if not isinstance(settings.get("test"), tuple | float | None):
-            settings["test"] = sources.columns(settings["test"], image, label)[:2]
-        x, y, names = sources.columns(dataset, image, label)
-        return cls.from_arrays(x, y, **{"names": names, **settings})
 
     @classmethod
     def from_npz(
@@ -75,7 +44,7 @@ class Federation(FromArrays):
         test: Pair | float | str | NDArray[np.bool_] | None = None,
         *,
         size: int | None = None,
-        encode: str | None = None,
+        encode: str | Tokenizer | None = None,
         layout: str | None = None,
         **settings: Any,
     ) -> Self:
@@ -91,8 +60,8 @@ class Federation(FromArrays):
             test: Test set, see `from_arrays`, or the name of an array that holds 1 for test samples; by default
                 x_test and y_test, if the file has them.
             size: Resizes encoded images to size × size.
-            encode: Encoder of texts ("hashing(2048)", "bytes(256)", "next_character(80)") or sounds
-                ("spectrogram(1.0)", "waveform(1.0)").
+            encode: Encoder of texts ("hashing(2048)", "bytes(256)", "next_character(80)", or a tokenizer, see
+                `from_dataset`) or sounds ("spectrogram(1.0)", "waveform(1.0)").
             layout: Meaning of x; by default what the file states, or what can be inferred.
             **settings: Further arguments of `from_arrays`.
 

@@ -26,6 +26,7 @@ from fedhead.data.formats import read_npz
 from fedhead.data.labels import Classes
 from fedhead.data.named_inputs import LayoutLike
 from fedhead.data.named_transforms import AnyTransform, NamedTransforms
+from fedhead.data.tokenize import Tokenizer, tokenized
 
 SAVED = "fedhead_federation"  # the array that marks a file written by `save`
 
@@ -79,7 +80,7 @@ class Contents:
         return found.astype(bool)
 
 
-def read(path: Path, size: int | None = None, encode: str | None = None) -> Contents:
+def read(path: Path, size: int | None = None, encode: str | Tokenizer | None = None) -> Contents:
     """Read a file of samples.
 
     Args:
@@ -117,7 +118,7 @@ def _named(held: dict[str, NDArray[Any]], prefix: str) -> dict[str, NDArray[Any]
 
 
 def _inputs(
-    path: Path, held: dict[str, NDArray[Any]], source: str, size: int | None, encode: str | None
+    path: Path, held: dict[str, NDArray[Any]], source: str, size: int | None, encode: str | Tokenizer | None
 ) -> tuple[NDArray[Any], str | None]:
     """Return the inputs of one shape, and their layout where the file states it."""
     x = held[source]
@@ -147,7 +148,7 @@ def _of_any_length(
     held: dict[str, NDArray[Any]],
     source: str,
     size: int | None,
-    encode: str | None,
+    encode: str | Tokenizer | None,
 ) -> Encoded:
     """Return texts, sounds or encoded images as inputs of one shape."""
     if source == "text":
@@ -157,7 +158,11 @@ def _of_any_length(
                 texts.append(piece.tobytes().decode("utf-8"))
             except UnicodeDecodeError:
                 raise BadInput(f"{path}: the text of sample {i} is not UTF-8") from None
+        if encode is not None and not isinstance(encode, str):
+            return Encoded(tokenized(texts, encode), "tokens")
         return encoders.encode_texts(texts, encode)
+    if encode is not None and not isinstance(encode, str):
+        raise BadInput(f"encode: a tokenizer is for texts, {path} has none")
     if "rate" in held:
         return encoders.encode_sounds(pieces, int(held["rate"]), encode)
     if held[source].dtype != np.uint8:
@@ -175,9 +180,9 @@ def _pieces(path: Path, x: NDArray[Any], offsets: NDArray[Any]) -> list[NDArray[
     return np.split(x, ends[1:-1])
 
 
-def _next_characters(path: Path, held: dict[str, NDArray[Any]], encode: str | None) -> Contents:
+def _next_characters(path: Path, held: dict[str, NDArray[Any]], encode: str | Tokenizer | None) -> Contents:
     """Return windows of each client's texts, whose labels are the characters that follow; other arrays go with them."""
-    call = read_call(encode or "", "encode")
+    call = read_call(encode if isinstance(encode, str) else "", "encode")
     if call.name != "next_character":
         raise BadInput(f"{path}: texts without labels y; give encode=next_character(80) to predict the next character")
     pieces = _pieces(path, held["text"], held["offsets"])

@@ -1,8 +1,9 @@
-"""Federations from arrays in memory: partitioned, grouped, or given client by client."""
+"""Federations from arrays in memory: partitioned, or grouped."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -10,13 +11,13 @@ from numpy.typing import NDArray
 
 from fedhead.core.errors import BadInput
 from fedhead.core.parameters import check
-from fedhead.data import fitted, labels
+from fedhead.data import fitted
 from fedhead.data.allocation import Rows, stratified_share
 from fedhead.data.arrays import Samples
 from fedhead.data.client_data import ClientData
 from fedhead.data.client_test import SHARE, ClientTest
-from fedhead.data.conversion import Pair, concatenate, convert
-from fedhead.data.groups import rows_of_groups
+from fedhead.data.conversion import Pair, convert
+from fedhead.data.groups import rows_of_groups, test_rows_of_groups
 from fedhead.data.labels import Classes
 from fedhead.data.named_inputs import LayoutLike
 from fedhead.data.named_transforms import AnyTransform, default_transform
@@ -76,6 +77,7 @@ class FromArrays(ClientData):
         layout: LayoutLike = None,
         groups: Any = None,
         group_names: Sequence[str] | None = None,
+        test_groups: Any = None,
         missing: Literal["refuse", "mean"] = "refuse",
         augment: str | None = None,
         normalize: str | None = None,
@@ -105,6 +107,7 @@ class FromArrays(ClientData):
                 inferred, and x is refused if it can be read in several ways.
             groups: Client of each sample, [N], numbers or words, for data with natural clients.
             group_names: Names of the groups, if these are numbers 0, 1, 2 ….
+            test_groups: Client of each sample of a test set (x, y), likewise: these are the client's own test samples.
             missing: What to do with NaN in tables: "refuse" them, or "mean": fill in the feature's mean over all
                 clients and add one indicator column per such feature.
             augment: Augmentation in place of the transform's, such as "flip".
@@ -117,7 +120,7 @@ class FromArrays(ClientData):
         Raises:
             BadInput: If the data is inconsistent, can be read in several ways, or can't be partitioned.
         """
-        pair, share = _pair_or_share(test)
+        pair, share = pair_or_share(test)
         found = convert({"training": (x, y)}, pair, public, names, classes, layout, fitted.allows_missing(missing))
         rule = Natural() if partition is None and groups is not None else parse_partition(partition or "iid")
         train, held, client_names = found.parts[0], found.test, None
@@ -145,69 +148,11 @@ class FromArrays(ClientData):
         )
         if isinstance(rule, Natural) and share is not None:
             made = made.hold_out(share, seed)
-        return fitted.prepare(made.with_client_test(client_test, seed), missing, augment, normalize)
-
-    @classmethod
-    def from_clients(
-        cls,
-        clients: Iterable[Pair] | Mapping[str, Pair],
-        test: Pair | float | None = None,
-        seed: int = 0,
-        client_test: str | float | ClientTest | None = None,
-        transform: AnyTransform | None = None,
-        classes: int | None = None,
-        names: Sequence[str] | None = None,
-        public: Pair | None = None,
-        title: str = "your data",
-        *,
-        layout: LayoutLike = None,
-        missing: Literal["refuse", "mean"] = "refuse",
-        augment: str | None = None,
-        normalize: str | None = None,
-    ) -> Self:
-        """Create a federation from data that is already split.
-
-        Args:
-            clients: One pair (x, y) per client, by name or in a list; it may be empty.
-            test: Global test set (x, y), or the share of each client's samples that is held out for it; this share
-                is also the client's own test set.
-            seed: Seed of the clients' test sets.
-            client_test: Test set of each client, see `from_arrays`.
-            transform: Maps stored samples to model inputs.
-            classes: Number of classes, see `from_arrays`.
-            names: Names of the classes.
-            public: Samples (x, y) that all parties hold.
-            title: Name of the data in records.
-            layout: Meaning of x, see `from_arrays`.
-            missing: What to do with NaN, see `from_arrays`.
-            augment: Augmentation in place of the transform's.
-            normalize: Normalization in place of the transform's.
-
-        Returns:
-            The federation.
-
-        Raises:
-            BadInput: If the clients' data is empty or inconsistent.
-        """
-        client_names = tuple(clients) if isinstance(clients, Mapping) else None
-        pairs = list(clients.values() if isinstance(clients, Mapping) else clients)
-        given = {f"client {name}": pair for name, pair in zip(client_names or range(len(pairs)), pairs, strict=True)}
-        pair, share = _pair_or_share(test)
-        found = convert(given, pair, public, names, classes, layout, fitted.allows_missing(missing))
-        sizes = [len(labels.read(y)) for _, y in pairs]
-        ends = np.cumsum(sizes)
-        made = cls._assembled(
-            concatenate(found.parts),
-            [np.arange(end - size, end, dtype=np.int64) for end, size in zip(ends, sizes, strict=True)],
-            found.classes,
-            test=found.test,
-            public=found.public,
-            title=title,
-            transform=transform,
-            client_names=client_names,
-        )
-        if share is not None:
-            made = made.hold_out(share, seed)
+        if test_groups is not None:
+            if client_names is None or pair is None or held is None:
+                raise BadInput("test_groups: these are for a test set (x, y) of clients that groups name")
+            own = test_rows_of_groups(test_groups, group_names, len(held.y), client_names)
+            made = replace(made, client_test=own, client_test_from="test")
         return fitted.prepare(made.with_client_test(client_test, seed), missing, augment, normalize)
 
     @classmethod
@@ -218,7 +163,7 @@ class FromArrays(ClientData):
         return cls(train, rows, classes.count, names=classes.names, transform=transform, **parts)
 
 
-def _pair_or_share(test: Any) -> tuple[Pair | None, float | NDArray[np.bool_] | None]:
+def pair_or_share(test: Any) -> tuple[Pair | None, float | NDArray[np.bool_] | None]:
     """Return a test set that is given, or the share of the samples or those samples to hold out for one."""
     if isinstance(test, int | float):
         return None, check("test", test, SHARE)

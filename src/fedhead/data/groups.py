@@ -39,3 +39,27 @@ def rows_of_groups(
     order = np.argsort(index, kind="stable")
     rows = np.split(order, np.cumsum(np.bincount(index, minlength=found.count))[:-1])
     return rows, found.names or tuple(str(k) for k in range(found.count))
+
+
+def test_rows_of_groups(
+    groups: Any, names: Sequence[str] | None, samples: int, client_names: Sequence[str]
+) -> list[Rows]:
+    """Return the test samples of each client, from the client that each belongs to.
+
+    Args:
+        groups: Client of each test sample, [N]: numbers or words.
+        names: Names of the clients, if the groups are numbers 0, 1, 2 ….
+        samples: Number of test samples.
+        client_names: The clients, from `rows_of_groups` of the training data.
+
+    Raises:
+        BadInput: If the groups do not fit the samples, or name a client that has no training samples.
+    """
+    read = labels.read(groups, "test_groups")
+    if len(read) != samples:
+        raise BadInput(f"test_groups has {len(read)} entries, there are {samples} test samples: they must match")
+    place = {str(k) if names is not None else name: k for k, name in enumerate(client_names)}
+    if strange := next((value for value in map(str, read) if value not in place), None):
+        raise BadInput(f"test_groups holds {strange!r}, which is none of the clients {', '.join(client_names[:8])} …")
+    index = np.array([place[str(value)] for value in read], np.int64)
+    return [np.flatnonzero(index == k) for k in range(len(client_names))]
