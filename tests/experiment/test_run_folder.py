@@ -292,7 +292,7 @@ def test_files_have_the_permissions_that_the_umask_says(tmp_path: Path, umask: i
     before = os.umask(umask)
     try:
         folder = with_rounds(tmp_path / "run", 2, 2)
-        folder.save_partition(Federation.from_arrays(np.zeros((12, 2)), np.arange(12) % 3, clients=3))
+        folder.partition.save(Federation.from_arrays(np.zeros((12, 2)), np.arange(12) % 3, clients=3))
         folder.save_environment({"executor": "loop"})
         folder.save_stages({"ccvr": Tree(model=torch.ones(2))})
         folder.finish({"accuracy": 1.0})
@@ -326,13 +326,13 @@ def test_the_split_is_kept_and_compared(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path / "run", RECIPE)
     data = np.zeros((12, 2)), np.arange(12) % 3
     fed = Federation.from_arrays(*data, clients=3, client_test=0.5)
-    assert folder.counts() is None
-    folder.save_partition(fed)
-    folder.save_partition(fed)
-    assert np.array_equal(folder.counts(), fed.counts())
+    assert folder.partition.counts() is None
+    folder.partition.save(fed)
+    folder.partition.save(fed)
+    assert np.array_equal(folder.partition.counts(), fed.counts())
     before = (folder.path / PARTITION).read_bytes()
     with pytest.raises(BadInput, match="the data has changed"):
-        folder.save_partition(Federation.from_arrays(*data, clients=3, client_test=0.5, seed=1))
+        folder.partition.save(Federation.from_arrays(*data, clients=3, client_test=0.5, seed=1))
     assert fed.client_test is not None
     for changed in (
         replace(fed, client_test=[fed.client_test[0][:1], *fed.client_test[1:]]),
@@ -342,12 +342,12 @@ def test_the_split_is_kept_and_compared(tmp_path: Path) -> None:
         replace(fed, train=fed.train._replace(x=fed.train.x + 1)),  # the same split of other samples
     ):
         with pytest.raises(BadInput):
-            folder.save_partition(changed)
+            folder.partition.save(changed)
     assert (folder.path / PARTITION).read_bytes() == before
     assert {p.name for p in folder.path.iterdir()} == {CONFIG, PARTITION}
     (folder.path / PARTITION).write_bytes(before[: len(before) // 2])
     with pytest.raises(BadInput, match=PARTITION):
-        folder.counts()
+        folder.partition.counts()
 
 
 def test_a_split_is_stored_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -361,6 +361,6 @@ def test_a_split_is_stored_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setattr(io, "open", open_once)
     fed = Federation.from_arrays(np.zeros((12, 2)), np.arange(12) % 3, clients=3)
-    folder.save_partition(fed)
-    folder.save_partition(fed)
-    assert np.array_equal(folder.counts(), fed.counts())
+    folder.partition.save(fed)
+    folder.partition.save(fed)
+    assert np.array_equal(folder.partition.counts(), fed.counts())

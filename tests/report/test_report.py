@@ -29,7 +29,7 @@ def write_run(
 ) -> None:
     folder = RunFolder.create(path, recipe)
     y = np.arange(30) % 3
-    folder.save_partition(Federation.from_arrays(np.zeros((30, 2)), y, "dirichlet(0.5)", 4, names=names))
+    folder.partition.save(Federation.from_arrays(np.zeros((30, 2)), y, "dirichlet(0.5)", 4, names=names))
     with folder.locked():
         for i, accuracy in enumerate(accuracies):
             row = {"accuracy": accuracy, "per_class": [accuracy, None, 10.0], "personal": None, "clients": None}
@@ -131,7 +131,7 @@ def test_words_of_the_user_do_not_become_markup(tmp_path: Path) -> None:
 
 def test_classes_have_their_names(tmp_path: Path) -> None:
     write_run(tmp_path / "run", Recipe(rounds=1), [50.0], {}, ["cat", "$dog$", "<b>owl"])
-    assert RunFolder.open(tmp_path / "run").class_names() == ("cat", "$dog$", "<b>owl")
+    assert RunFolder.open(tmp_path / "run").partition.class_names() == ("cat", "$dog$", "<b>owl")
     text = page.page(tables.load_runs([tmp_path]))
     for name in ("cat", "$dog$", "&lt;b&gt;owl"):
         assert f'<th scope="col">{name}</th>' in text

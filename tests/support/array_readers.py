@@ -129,12 +129,12 @@ def arrays_of(file: Path) -> dict[str, Any]:
 
 def partition(folder: Path) -> Reader:
     made, data = run_folder(folder / "run"), samples()
-    made.save_partition(data)
+    made.partition.save(data)
     file = made.path / "partition.npz"
 
     def read() -> None:
-        made.counts()
-        made.class_names()
+        made.partition.counts()
+        made.partition.class_names()
         data.load_partition(file).counts()
 
     return Reader(file.read_bytes(), file, read, changed_arrays(arrays_of(file)))

@@ -119,9 +119,9 @@ def load(
         stage_rows=found.get("stages", {}),
         executor=str(folder.environment().get("executor", "")),
         preparing=float(found.get("preparing") or 0.0),
-        counts=folder.counts(),
-        class_names=folder.class_names(),
-        client_names=folder.client_names(),
+        counts=folder.partition.counts(),
+        class_names=folder.partition.class_names(),
+        client_names=folder.partition.client_names(),
         path=folder.path,
         state=tables.Run(folder, rows, folder.result()).state,
     )

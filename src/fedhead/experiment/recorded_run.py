@@ -118,7 +118,7 @@ class RecordedRun:
         with self.folder.locked():
             self._refuse_others(self.folder.finished)
             if federation is not None:
-                self.folder.save_partition(federation)
+                self.folder.partition.save(federation)
                 facts = {**facts, "inputs": inputs_record.describe(federation)}
             if self.recipe.weights is not None:
                 facts = {**facts, "weights": self._weights_digest()}

@@ -125,7 +125,7 @@ def restored(
     """
     begun = folder.environment()
     simulation = experiment.simulation(federation, select.device(device), begun.get("precision") == "bf16", assign)
-    folder.save_partition(federation)  # refuses data that has changed since
+    folder.partition.save(federation)  # refuses data that has changed since
     simulation.restore(state["server"], {int(k): kept for k, kept in state["clients"].items()})
     return simulation.using(_executor(begun, simulation, folder.recipe.folders))
 

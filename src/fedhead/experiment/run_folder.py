@@ -26,17 +26,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from fedhead.core.errors import BadInput, Diverged
 from fedhead.core.special_files import read_text
 from fedhead.core.tree import Tree, Weights
 from fedhead.core.treefile import atomic, load_metadata, load_tree, save_tree
-from fedhead.data.federation import Federation
-from fedhead.data.formats import read_npz
 from fedhead.engine.rounds import is_evaluated, without_evaluation
 from fedhead.experiment import extension
+from fedhead.experiment.folder_lock import creating, hold, in_use
+from fedhead.experiment.partition_file import PartitionFile
 from fedhead.experiment.recipe import Recipe
 from fedhead.experiment.run_files import (
     check_environment,
@@ -106,7 +103,9 @@ class RunFolder:
         folder = cls(Path(path), recipe)
         try:
             folder.path.mkdir(parents=True, exist_ok=True)
-            with _creating(folder.path):  # of two processes that get here at once, one finds the other's settings
+            with creating(
+                folder.path, CONFIG
+            ):  # of two processes that get here at once, one finds the other's settings
                 cls.refuse_taken(path)
                 folder._write(CONFIG, recipe.to_yaml())
         except OSError as error:
@@ -137,22 +136,11 @@ class RunFolder:
         except OSError as error:
             raise BadInput(f"{self.path} can't be written to: {error.strerror}") from error
         with lock:
-            _lock(lock, self.path)
+            hold(lock, self.path)
             if os.fstat(lock.fileno()).st_ino != (self.path / CONFIG).stat().st_ino:  # it was extended meanwhile
-                raise _in_use(self.path)
+                raise in_use(self.path)
             # A process was killed while it wrote; safetensors writes a checkpoint by a .tmpXXXXXX file beside it.
-            for name in (
-                CONFIG,
-                PARTITION,
-                METRICS,
-                CHECKPOINT,
-                ENVIRONMENT,
-                RESULT,
-                STAGE_STATES,
-                DIVERGED,
-                INITIAL,
-                "tmp",
-            ):
+            for name in (*FILES, "tmp"):
                 for draft in self.path.glob(f".{name}*"):
                     draft.unlink()
             (self.path / DIVERGED).unlink(missing_ok=True)  # it is tried again
@@ -178,49 +166,10 @@ class RunFolder:
         return None if found is None or self.finished else str(found.get("reason"))
 
     # -- the split and the surroundings -----------------------------------------------------------
-    def save_partition(self, federation: Federation) -> None:
-        """Store the split and a digest of the data, or compare them with those that are stored."""
-        path = self.path / PARTITION
-        digest = np.frombuffer(federation.train.digest(), np.uint8)
-        if not path.exists():
-            # with the counts, so that a report needs no data
-            federation.save_partition(path, counts=federation.counts(), data_digest=digest)
-            return
-        stored = federation.load_partition(path)
-        same = _same(stored.rows, federation.rows) and _same(stored.client_test or [], federation.client_test or [])
-        if not same or stored.client_test_from != federation.client_test_from:
-            raise BadInput(
-                f"{path} differs from today's split: the data has changed since the run began; start a new run"
-            )
-        before = self._partition_array("data_digest")
-        if before is not None and not np.array_equal(before, digest):
-            raise BadInput(
-                f"{self.path} was begun with other training samples of the same split: the data has changed since; "
-                "put it back, or start a new run"
-            )
-
-    def counts(self) -> NDArray[np.int64] | None:
-        """Training samples by client and class; None if the run was stopped before it split its data."""
-        found = self._partition_array("counts")
-        if found is None:
-            return None
-        if found.ndim != 2 or found.dtype.kind not in "iu":
-            raise BadInput(f"{self.path / PARTITION}: its counts are no table of clients and classes; start a new run")
-        return found.astype(np.int64)
-
-    def class_names(self) -> tuple[str, ...] | None:
-        """Names of the classes; None if they have none, or the run was stopped before it split its data."""
-        found = self._partition_array("class_names")
-        return None if found is None else tuple(str(name) for name in found.reshape(-1))
-
-    def client_names(self) -> tuple[str, ...] | None:
-        """Names of the clients; None if they have none, or the run was stopped before it split its data."""
-        found = self._partition_array("client_names")
-        return None if found is None else tuple(str(name) for name in found.reshape(-1))
-
-    def _partition_array(self, name: str) -> NDArray[Any] | None:
-        path = self.path / PARTITION
-        return read_npz(path, only=name).get(name) if path.exists() else None
+    @property
+    def partition(self) -> PartitionFile:
+        """The file of the split."""
+        return PartitionFile(self.path / PARTITION)
 
     def save_environment(self, facts: Mapping[str, Any]) -> None:
         """Store what the run ran on, on top of what is stored."""
@@ -381,35 +330,3 @@ def _contents(path: Path) -> list[str]:
         raise BadInput(f"{path} is a file, not a folder: select another folder with --out") from None
     except OSError as error:
         raise BadInput(f"{path} can't be read: {error.strerror}") from error
-
-
-def _lock(file: IO[str], path: Path) -> None:
-    """Lock a file for this process, until it is closed."""
-    import fcntl
-
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise _in_use(path) from error
-
-
-@contextmanager
-def _creating(path: Path) -> Iterator[None]:
-    """Hold a folder while its first file is written."""
-    file = path / f".{CONFIG}.creating"
-    with file.open("w") as lock:
-        _lock(lock, path)
-        if os.fstat(lock.fileno()).st_nlink == 0:  # whoever held it has just removed it
-            raise _in_use(path)
-        try:
-            yield
-        finally:
-            file.unlink(missing_ok=True)
-
-
-def _in_use(path: Path) -> BadInput:
-    return BadInput(f"{path} is in use: another process is running in it")
-
-
-def _same(a: list[NDArray[np.int64]], b: list[NDArray[np.int64]]) -> bool:
-    return len(a) == len(b) and all(np.array_equal(x, y) for x, y in zip(a, b, strict=True))

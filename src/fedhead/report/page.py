@@ -162,7 +162,7 @@ def _classes(table_rows: Sequence[TableRow], runs: Sequence[Run]) -> str:
     means = [tables.class_means(row) for row in with_classes]
     if len({len(m) for m in means}) > 1 or len(means[0]) > 30:
         return ""  # different data sets, or too many classes for a table
-    named = {run.folder.class_names() for run in runs}
+    named = {run.folder.partition.class_names() for run in runs}
     names = named.pop() if len(named) == 1 else None
     head = ["method", *(names or (str(c) for c in range(len(means[0]))))]
     body = [
@@ -178,9 +178,9 @@ def _partitions(runs: Sequence[Run]) -> str:
     for run in runs:
         r = run.recipe
         label = f"{r.dataset}, {r.partition}, {r.clients} clients, seed {r.seed}"
-        counts = run.folder.counts() if label not in figures and len(figures) < 6 else None
+        counts = run.folder.partition.counts() if label not in figures and len(figures) < 6 else None
         if counts is not None and counts.shape[0] <= 100:
-            picture = plots.inline_svg(plots.bubbles(counts, run.folder.class_names()))
+            picture = plots.inline_svg(plots.bubbles(counts, run.folder.partition.class_names()))
             figures[label] = f"<figure>{picture}<figcaption>{escape(label)}</figcaption></figure>"
     inner = "\n".join(figures.values())
     return f'<h2>Samples per client and class</h2>\n<div class="pair">{inner}</div>' if figures else ""

@@ -1,0 +1,56 @@
+"""Locks: one process at a time writes to a run folder."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from fedhead.core.errors import BadInput
+
+
+def hold(file: IO[str], folder: Path) -> None:
+    """Lock a file of a run folder for this process, until it is closed.
+
+    Args:
+        file: The open file.
+        folder: The folder, for the error.
+
+    Raises:
+        BadInput: If another process holds it.
+    """
+    import fcntl
+
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise in_use(folder) from error
+
+
+@contextmanager
+def creating(folder: Path, first: str) -> Iterator[None]:
+    """Hold a folder while its first file is written.
+
+    Args:
+        folder: The folder.
+        first: Name of the first file.
+
+    Raises:
+        BadInput: If another process creates it.
+    """
+    file = folder / f".{first}.creating"
+    with file.open("w") as lock:
+        hold(lock, folder)
+        if os.fstat(lock.fileno()).st_nlink == 0:  # whoever held it has just removed it
+            raise in_use(folder)
+        try:
+            yield
+        finally:
+            file.unlink(missing_ok=True)
+
+
+def in_use(folder: Path) -> BadInput:
+    """Return the error of a folder that another process holds."""
+    return BadInput(f"{folder} is in use: another process is running in it")
