@@ -128,7 +128,7 @@ def test_a_missing_extra_is_named(run: fh.Result, tmp_path: Path, monkeypatch: p
 
 def test_a_method_with_its_own_rule_is_refused(tmp_path: Path) -> None:
     found = trained("mlp(hidden=[4])", "fedproto")
-    with pytest.raises(BadInput, match="fedproto predicts by a rule of its own"):
+    with pytest.raises(BadInput, match="fedproto predicts by its own rule"):
         found.export(tmp_path / "model.pt2", client=0)
 
 

@@ -219,7 +219,7 @@ def test_metrics_of_the_clients_accuracies() -> None:
     there = np.array([v for v in each if v is not None]) / 100
     assert found.values == pytest.approx({"worst_client": 0.5, "worst_decile": 0.55, "client_std": there.std()})
     nobody = measure_clients(find(["worst_client"]), None)
-    assert nobody.notes == {"worst_client": "no client has test samples of its own: set client_test"}
+    assert nobody.notes == {"worst_client": "no client has its own test samples: set client_test"}
 
 
 def test_means_over_clients_are_named_and_metrics_are_per_client_too() -> None:

@@ -182,7 +182,7 @@ def test_a_metric_without_a_value_is_said_in_the_result_and_by_the_command(
     for more in ([], ["--resume"]):  # the second only reads the result
         assert call(["run", *recipe, *more]) == 0
         shown = capsys.readouterr().out
-        assert "worst_client – (no client has test samples of its own: set client_test)" in shown
+        assert "worst_client – (no client has its own test samples: set client_test)" in shown
         assert re.search(r"^f1 +0\.\d{4}$", shown, flags=re.MULTILINE)
     result = RunFolder.open(tmp_path / "run").result()
     assert result is not None

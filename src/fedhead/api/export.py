@@ -90,7 +90,7 @@ def _network(state: StateAfter, client: int | None, normalize: bool) -> tuple[Ne
         worst = _distance(network(*inputs), expected)
     if worst > TOLERANCE[clients.device.type]:
         raise BadInput(
-            f"export: {state.algorithm.name} predicts by a rule of its own, which its weights alone do not hold "
+            f"export: {state.algorithm.name} predicts by its own rule, which its weights alone do not hold "
             f"(scores differ by {worst:.1e}): use predict"
         )
     return network, inputs, expected

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def history(rows: Sequence[Row]) -> pd.DataFrame:
-    """Return one line per round with everything that is one number; metrics have columns of their own.
+    """Return one line per round with everything that is one number; each metric has its own column.
 
     >>> history([{"round": 1, "accuracy": 50.0, "metrics": {"f1": 0.4}, "clients": [50.0]}])
            accuracy   f1

@@ -1,4 +1,4 @@
-"""A file to start from: a method, stage or model of one's own, with its test."""
+"""A file to start from: your own method, stage or model, with its test."""
 
 from __future__ import annotations
 

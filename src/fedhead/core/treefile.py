@@ -43,7 +43,7 @@ def atomic(path: str | Path) -> Iterator[Path]:
         os.close(descriptor)
         yield draft
         _flush(draft)
-        draft.chmod(mode)  # a writer such as safetensors may have put a file of its own in its place
+        draft.chmod(mode)  # a writer such as safetensors may have put another file in its place
         os.replace(draft, path)
     finally:
         draft.unlink(missing_ok=True)

@@ -15,7 +15,7 @@ from fedhead.data.augment import Transform
 
 @dataclass(frozen=True)
 class NamedTransforms:
-    """Augments and normalizes named inputs, each entry by a transform of its own.
+    """Augments and normalizes named inputs, each entry by its own transform.
 
     An augmentation moves the images of all entries alike, so that they stay aligned.
 

@@ -1,4 +1,4 @@
-"""Metrics of how the clients' accuracies are distributed; they need clients with test samples of their own."""
+"""Metrics of how the clients' accuracies are distributed; they need clients with their own test samples."""
 
 from __future__ import annotations
 

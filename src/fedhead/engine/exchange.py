@@ -60,7 +60,7 @@ def exchange(
         Diverged: If the server's new state is not finite.
     """
     quorum = transport.quorum or Quorum()
-    rule = transport.clients.aggregator if isinstance(algorithm, Method) else None  # stages have rules of their own
+    rule = transport.clients.aggregator if isinstance(algorithm, Method) else None  # stages have their own rules
     fewest = 1 if rule is None else rule.fewest()
     where = f"stage {algorithm.name}" if isinstance(algorithm, Stage) else f"round {round}"
     counted: dict[int, ClientReply] = {}

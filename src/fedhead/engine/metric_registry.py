@@ -206,7 +206,7 @@ def measure_clients(metrics: Mapping[str, Metric], accuracies: Sequence[float | 
     """Compute the metrics of the clients' accuracies, which are in per cent; NaN with a note where there are none."""
     found = Measured()
     tested = np.array([value / 100 for value in accuracies or () if value is not None])
-    reason = None if len(tested) else "no client has test samples of its own: set client_test"
+    reason = None if len(tested) else "no client has its own test samples: set client_test"
     for name, one in metrics.items():
         if one.of_clients:
             _enter(found, name, one, lambda _: tested.copy(), reason)

@@ -2,7 +2,7 @@
 
 Batches have one size, so the last one of an epoch is topped up with rows of weight 0. A loss that takes a plain mean
 over its batch counts them, and trains another model than the paper's without any sign of it; so does a model that
-mixes the rows of its batch. BatchNorm layers leave padding out (`models.batch_norm`), code of one's own may not. So
+mixes the rows of its batch. BatchNorm layers leave padding out (`models.batch_norm`), a user's code may not. So
 each phase's loss is tried on a few rows before it trains anything: other samples in place of the padding must change
 neither its value nor its gradient, with the model in evaluation mode, where its rows are apart, and then in training,
 where they must not change what the model keeps either.
@@ -161,7 +161,7 @@ def _outcome(
     def run(batch: Batch, key: Tensor, inputs: ClientInputs) -> tuple[Tensor, Tensor, Tensor]:
         leaves = params.map(lambda t: t.detach().requires_grad_())
         tensors = list(leaves.values())
-        with torch.enable_grad(), random.global_generator(0):  # a model of one's own may draw from it
+        with torch.enable_grad(), random.global_generator(0):  # a user's model may draw from it
             value, stats = loss(leaves, w, batch, key, inputs)
             grads = torch.autograd.grad(value, tensors, allow_unused=True, materialize_grads=True)
         kept = [t.detach().flatten() for t in stats.values()]

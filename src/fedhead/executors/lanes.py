@@ -2,8 +2,8 @@
 
 For models that can't be stacked, and for federations of several architectures: clients that share nothing but the GPU
 train at the same time. Every lane is a plain step without vectorization on its own static tensors; one graph performs
-one or a few steps of every active lane, after which the lanes wait for each other. Steps without padding have graphs
-of their own, with torch's BatchNorm.
+one or a few steps of every active lane, after which the lanes wait for each other. Steps without padding have their
+own graphs, with torch's BatchNorm.
 """
 
 from __future__ import annotations

@@ -210,7 +210,7 @@ KEYS = tuple(f.name for f in dataclasses.fields(Recipe) if f.name not in _NO_KEY
 
 # -- where recipes come from ------------------------------------------------------------------------
 def builtin() -> dict[str, Path]:
-    """The built-in recipes by name; the papers' tables, in folders of their own, are not among them."""
+    """The built-in recipes by name; the papers' tables, each in a folder for its paper, are not among them."""
     return {p.stem: p for p in sorted(RECIPES.glob("*.yaml"))}
 
 

@@ -70,7 +70,7 @@ def stage_recipe(cell: Cell, recipe: Recipe) -> Recipe:
     return Recipe.from_flat(with_stage, recipe.folders)
 
 
-# What decides no result, or is a column of its own.
+# What decides no result, or has its own column.
 NOT_IN_DIGEST = ("seed", "seeds", "partition_seed", "loggers", "evaluate_every")
 
 

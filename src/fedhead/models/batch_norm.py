@@ -227,7 +227,7 @@ class MaskedBatchNorm(TorchFunctionMode):
 
 
 def may_normalize_batches(model: nn.Module) -> bool:
-    """Return whether a model may call `F.batch_norm`: it has a BatchNorm layer, or modules with code of their own."""
+    """Return whether a model may call `F.batch_norm`: it has a BatchNorm layer, or modules with the user's code."""
     return any(
         isinstance(module, nn.modules.batchnorm._BatchNorm)
         or not type(module).__module__.startswith(("torch.", "fedhead."))

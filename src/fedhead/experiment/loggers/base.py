@@ -203,7 +203,7 @@ class RemoteRun:
 
 
 def numbers(row: Mapping[str, Any]) -> dict[str, float]:
-    """Return everything of a record that is one number; those of metrics and validation have names of their own.
+    """Return everything of a record that is one number; those of metrics and validation have their own names.
 
     >>> numbers({"round": 1, "lr": 0.1, "personal": None, "metrics": {"f1": 0.5}, "validation": {"loss": 2.0}})
     {'round': 1, 'lr': 0.1, 'f1': 0.5, 'validation_loss': 2.0}
