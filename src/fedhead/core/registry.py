@@ -23,6 +23,7 @@ from fedhead.core.calls import Call, read_call
 from fedhead.core.component_check import name_of
 from fedhead.core.errors import BadInput, unknown
 from fedhead.core.loading import load_object
+from fedhead.core.parameters import parameters
 
 T = TypeVar("T")
 C = TypeVar("C")
@@ -247,6 +248,27 @@ class Registry(Mapping[str, T], Generic[T]):
 
     def _entry_points(self, name: str | None = None) -> list[EntryPoint]:
         return [entry for entry in _declared(self.group, tuple(sys.path)) if name in (None, entry.name)]
+
+
+def instance(registry: Registry[type[C]], asked: Any, base: type[C], folders: Iterable[str | Path] = ()) -> C:
+    """Return an instance of a component.
+
+    Args:
+        registry: Where its class is found.
+        asked: A text such as `name(0.3)` or `file.py:Name`, a class, or an instance, which is returned as it is.
+        base: The class of all instances.
+        folders: As for `Registry.find`.
+
+    Returns:
+        The instance.
+
+    Raises:
+        BadInput: If there is no such component, or its parameters do not fit.
+    """
+    if isinstance(asked, base):
+        return asked
+    call, found = registry.resolve_call(asked, list(folders))
+    return found(**call.arguments(registry.kind, parameters(found)))
 
 
 def _allowed(where: str, allow: set[str]) -> bool:

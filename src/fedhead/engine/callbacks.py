@@ -17,9 +17,9 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from fedhead.core.component_check import check_class
 from fedhead.core.errors import BadInput, user_code
-from fedhead.core.parameters import Checked, parameters
+from fedhead.core.parameters import Checked
 from fedhead.core.ranges import AtLeast
-from fedhead.core.registry import Registry
+from fedhead.core.registry import Registry, instance
 from fedhead.engine.metric_registry import Metric
 from fedhead.engine.metrics import Row
 
@@ -101,10 +101,7 @@ def callback(name: str) -> Callable[[C], C]:
 
 def make(asked: str | Callback | type[Callback], folders: Iterable[str | Path] = ()) -> Callback:
     """Return the callback of a text such as `early_stopping(patience=5)`, of a class, or the one given."""
-    if isinstance(asked, Callback):
-        return asked
-    call, found = CALLBACKS.resolve_call(asked, list(folders))
-    return found(**call.arguments("callback", parameters(found)))
+    return instance(CALLBACKS, asked, Callback, folders)
 
 
 # -- the built-in ones ----------------------------------------------------------------------------------

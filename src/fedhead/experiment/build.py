@@ -16,7 +16,7 @@ from fedhead.algorithm.upload import UPLOADS, Upload
 from fedhead.core import amounts
 from fedhead.core.optimizers import Optimizer, make_optimizer
 from fedhead.core.parameters import check_all, parameters
-from fedhead.core.registry import Registry
+from fedhead.core.registry import Registry, instance
 from fedhead.core.schedules import make_schedule
 from fedhead.engine.outliers import OutlierPolicy
 from fedhead.engine.stragglers import Stragglers
@@ -46,26 +46,17 @@ def uploads(recipe: Recipe) -> tuple[Upload, ...]:
 
 def upload(step: str | Upload | type[Upload], folders: Sequence[Path] = ()) -> Upload:
     """Return the upload of a text such as `clip(0.5)` or `mine.py:Noise(level=0.1)`, of a class, or the one given."""
-    if isinstance(step, Upload):
-        return step
-    call, found = UPLOADS.resolve_call(step, folders)
-    return found(**call.arguments("upload", parameters(found)))
+    return instance(UPLOADS, step, Upload, folders)
 
 
 def aggregator(asked: str | Aggregator | type[Aggregator] | None, folders: Sequence[Path] = ()) -> Aggregator | None:
     """Return the aggregator of a text such as `krum(2)` or `mine.py:Rule`, of a class, or the one given."""
-    if asked is None or isinstance(asked, Aggregator):
-        return asked
-    call, found = AGGREGATORS.resolve_call(asked, folders)
-    return found(**call.arguments("aggregator", parameters(found)))
+    return None if asked is None else instance(AGGREGATORS, asked, Aggregator, folders)
 
 
 def sampler(asked: str | Sampler | type[Sampler] | None, folders: Sequence[Path] = ()) -> Sampler | None:
     """Return the sampler of a text such as `weighted` or `mine.py:Rule(0.5)`, of a class, or the one given."""
-    if asked is None or isinstance(asked, Sampler):
-        return asked
-    call, found = SAMPLERS.resolve_call(asked, folders)
-    return found(**call.arguments("sampler", parameters(found)))
+    return None if asked is None else instance(SAMPLERS, asked, Sampler, folders)
 
 
 def outliers(asked: str | OutlierPolicy | None) -> OutlierPolicy | None:

@@ -17,8 +17,8 @@ from typing import Any, ClassVar, TypeVar
 from fedhead.core import log
 from fedhead.core.component_check import check_class
 from fedhead.core.errors import BadInput, first_line
-from fedhead.core.parameters import Checked, parameters
-from fedhead.core.registry import Registry
+from fedhead.core.parameters import Checked
+from fedhead.core.registry import Registry, instance
 from fedhead.core.treefile import atomic
 from fedhead.engine.metrics import Row
 
@@ -121,10 +121,7 @@ def logger(name: str) -> Callable[[C], C]:
 
 def make(asked: str | Logger | type[Logger], folders: Iterable[str | Path] = ()) -> Logger:
     """Return the logger of a text such as `wandb(mode=offline)`, of a class, or the one given."""
-    if isinstance(asked, Logger):
-        return asked
-    call, found = LOGGERS.resolve_call(asked, list(folders))
-    return found(**call.arguments("logger", parameters(found)))
+    return instance(LOGGERS, asked, Logger, folders)
 
 
 class LoggerGroup:
