@@ -51,8 +51,9 @@ class Settings:
     rounds: int = 30
     lr: float = 1e-3
     batch_size: int = 32
+    epochs: int | None = None  # local epochs; None: 5 for small clients, otherwise 1
     reading: dict[str, Any] = field(default_factory=dict)  # arguments of Federation.load
-    ccvr: str = "ccvr"
+    ccvr: fh.CCVR = field(default_factory=fh.CCVR)
 
 
 SMALL = 700  # samples of the largest client: below it a round is too few steps at the usual settings
@@ -70,11 +71,12 @@ KINDS = {
     # Short windows, so that there are many of them; how often a character occurs is a part of the task.
     "characters": Settings(
         "characters",
-        rounds=20,
-        lr=3e-3,
+        rounds=12,
+        lr=1e-2,
         batch_size=64,
-        reading={"encode": "next_character(12)"},
-        ccvr="ccvr(samples=500, proportional=true)",
+        epochs=2,
+        reading={"encode": "next_character(12)", "samples": 150_000},
+        ccvr=fh.CCVR(samples=500, proportional=True),
     ),
 }
 
@@ -124,7 +126,7 @@ def measure(path: Path, seed: int) -> dict[str, Any]:
         federation,
         model_for(settings.model, federation),
         rounds=settings.rounds,
-        local_epochs=5 if max(federation.sizes) < SMALL else 1,  # enough steps a round for small clients
+        local_epochs=settings.epochs or (5 if max(federation.sizes) < SMALL else 1),  # enough steps a round
         batch_size=settings.batch_size,
         optimizer="adam",
         lr=settings.lr,
