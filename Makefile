@@ -9,7 +9,7 @@ export OMP_NUM_THREADS ?= 1
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-faults test-deploy test-wheel lint
+.PHONY: help setup demo test test-slow test-long test-faults test-deploy test-wheel lint
 
 help:  ## list what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -25,6 +25,9 @@ test: $(READY)  ## the tests and the examples in the docstrings, at most 10 minu
 test-slow: $(READY)  ## the slower tier: whole runs, kill and resume, a deployment
 	$(BIN)/python -m pytest -n 2 -q -m "slow and not gpu and not deploy"
 	$(BIN)/python -m pytest -q -m "deploy and not drill"  # real processes: one federation at a time
+
+test-long: $(READY)  ## whole tables killed and resumed, FedETF and FedClassAvg against their baselines; 10 minutes
+	$(BIN)/python -m pytest -n 2 -q -m long
 
 test-faults: $(READY)  ## damaged files, kills, full disks and hostile sites at full length; about 40 minutes
 	FEDHEAD_FAULTS=full $(BIN)/python -m pytest -n 2 -q -rP -m slow tests/faults tests/experiment/test_scale.py

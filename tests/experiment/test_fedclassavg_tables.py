@@ -79,7 +79,7 @@ def test_table_3_measures_local_models_after_training_for_every_method(tmp_path:
     assert result.deviation < statistics.stdev(c for c in run["clients"] if c is not None)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_table_2_runs_to_its_end_though_it_is_killed_on_the_way(tmp_path: Path) -> None:
     log = tmp_path / "log"
 

@@ -84,7 +84,7 @@ def _start(out: Path) -> subprocess.Popen[bytes]:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_table_1_runs_to_its_end_and_resumes_after_being_killed(tmp_path: Path) -> None:
     whole, killed = tmp_path / "whole", tmp_path / "killed"

@@ -38,7 +38,7 @@ def mean_client_accuracy(method: fedhead.Method, partition: str, seed: int, roun
     return run.personal
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("partition", "rounds", "margin"),
     [("skewed(2)", 15, 0.0), ("dirichlet(0.5)", 40, 0.5)],  # measured: +1.1 and +2.3 points

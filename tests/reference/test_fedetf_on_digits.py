@@ -49,7 +49,7 @@ def digits(method: str, seed: int) -> tuple[FinishedRun, CollapseRecorder]:
     return result, watch
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_fedetf_beats_fedavg_and_collapses() -> None:
     """Measured when written: General. 75.0 against 59.5 %, nearest at 7 points; Personal. 74.2 to 98.5 %."""
