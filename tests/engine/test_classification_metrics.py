@@ -18,8 +18,9 @@ from small import federation, network
 
 from fedhead import SGD, FedAvg, Federation, LocalTraining, Undefined, run
 from fedhead.core.errors import BadInput
+from fedhead.core.objectives import OBJECTIVES
 from fedhead.engine import rounds
-from fedhead.engine.metric_registry import METRICS, check, find, measure, measure_clients
+from fedhead.engine.metric_registry import METRICS, check, find, measure, measure_clients, names
 from fedhead.engine.predictions import Predictions, cross_entropy
 from fedhead.engine.simulation import Simulation
 from fedhead.executors.loop import Loop
@@ -163,8 +164,15 @@ def test_wrong_metrics_are_named_before_training(tmp_path: Path) -> None:
             find([asked], [tmp_path])
     with pytest.raises(BadInput, match=r"metric own\.py:broken: the function raised IndexError"):
         check(find(["own.py:broken"], [tmp_path]), 2)
-    check(find(METRICS), 2)
-    check(find(METRICS), 3)
+    assert {name for objective in OBJECTIVES for name in names(objective)} == set(METRICS)
+    for objective, classes in (
+        ("multiclass", 2),
+        ("multiclass", 3),
+        ("binary", 2),
+        ("multilabel", 3),
+        ("regression", 1),
+    ):
+        check(find(names(objective), objective=objective), classes, objective)
 
 
 # -- no value -----------------------------------------------------------------------------------------

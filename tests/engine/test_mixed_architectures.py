@@ -150,7 +150,7 @@ def test_bad_assignments_and_modules_are_refused() -> None:
         fedhead.run(fed, pair(), "fedclassavg", assign=[0, 1, 7, 0, 0])
     with pytest.raises(BadInput, match="client 1: its model is Linear: wrap it first"):
         fedhead.run(fed, [perceptron(), nn.Linear(3, 3)], "fedclassavg")  # type: ignore[list-item]  # the fault at hand
-    with pytest.raises(BadInput, match="client 2: its model can't be used: classifier: it has 2 classes"):
+    with pytest.raises(BadInput, match="client 2: its model can't be used: classifier: it has 2 outputs"):
         fedhead.run(fed, [perceptron(), perceptron(classes=2)], "fedclassavg", assign=[0, 0, 1, 0, 1])
     with pytest.raises(BadInput, match="empty list"):
         fedhead.run(fed, [], "fedclassavg")

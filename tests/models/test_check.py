@@ -149,7 +149,7 @@ def test_state_outside_the_weights_is_a_warning() -> None:
     ("model", "shape", "classes", "message"),
     [
         (wrap(nn.Linear(4, 6)), (5,), 3, r"does not take inputs of shape \(5,\) \(mat1 and mat2"),
-        (wrap(nn.Linear(4, 6)), (4,), 7, "it has 3 classes, the data has 7"),
+        (wrap(nn.Linear(4, 6)), (4,), 7, "it has 3 outputs, the data needs 7"),
         (wrap(nn.Linear(4, 6), nn.Unflatten(1, (1, 6))), (4,), 3, r"extractor: .*\[2, 1, 6\].*flatten them"),
     ],
 )

@@ -62,9 +62,9 @@ def test_bad_input_is_refused_by_name(name: str, shape: tuple[int, ...], options
         build(name, shape, 10, **options)
 
 
-def test_one_class_is_refused() -> None:
-    with pytest.raises(BadInput, match="model mlp: classes: 1 is out of range, it must be at least 2"):
-        build("mlp", (4,), 1)
+def test_no_output_is_refused() -> None:
+    with pytest.raises(BadInput, match="model mlp: classes: 0 is out of range, it must be at least 1"):
+        build("mlp", (4,), 0)
 
 
 @pytest.mark.parametrize("side", [16, 17, 28, 32, 45])

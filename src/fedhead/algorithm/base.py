@@ -18,6 +18,7 @@ from fedhead.algorithm.task import Task
 from fedhead.core.batch import Output
 from fedhead.core.errors import BadInput
 from fedhead.core.inputs import Inputs
+from fedhead.core.objectives import NAMES as OBJECTIVE_NAMES
 from fedhead.core.parameters import Checked
 from fedhead.core.tree import Tree, Weights
 
@@ -36,6 +37,7 @@ class Algorithm(Checked):
         class_rows: Sent entries with one row per class, zero for a class without samples: rows of small classes may be
             left out.
         head: The head that the model must have; None: any.
+        objectives: Names of the objectives that it can follow; all by default.
         oracle: Whether it needs all clients' data in one place, which only simulations have.
     """
 
@@ -44,6 +46,7 @@ class Algorithm(Checked):
     sums: ClassVar[tuple[str, ...]] = ()
     class_rows: ClassVar[tuple[str, ...]] = ()
     head: ClassVar[str | None] = None
+    objectives: ClassVar[tuple[str, ...]] = OBJECTIVE_NAMES
     oracle: ClassVar[bool] = False
 
     def __init_subclass__(cls, **settings: Any) -> None:

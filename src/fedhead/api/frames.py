@@ -37,6 +37,8 @@ def clients(
 ) -> pd.DataFrame:
     """Return one line per client: its training samples, and the accuracy of its own model after rounds and stages.
 
+    A regression has the mean loss in place of the accuracy.
+
     Args:
         rows: Records of the rounds.
         stage_rows: Records of the stages.
@@ -47,7 +49,10 @@ def clients(
 
     own = next((row["clients"] for row in reversed(rows) if row.get("clients") is not None), None)
     columns: dict[str, Any] = {} if counts is None else {"samples": counts.sum(axis=1)}
-    columns |= {"accuracy": own} if own is not None else {}
+    if own is not None and all(value is None for value in own):  # a regression has losses alone
+        columns |= {"loss": next(row["client_test_loss"] for row in reversed(rows) if row.get("clients") is not None)}
+    elif own is not None:
+        columns["accuracy"] = own
     columns |= {f"accuracy_{name}": row["clients"] for name, row in stage_rows.items() if row.get("clients")}
     frame = pd.DataFrame(columns)
     for name in frame.columns.drop("samples", errors="ignore"):
@@ -74,7 +79,9 @@ def counts(table: NDArray[np.int64], clients: Sequence[str] | None, classes: Seq
     return pd.DataFrame(
         table,
         index=pd.Index(range(table.shape[0]) if clients is None else list(clients), name="client"),
-        columns=pd.Index(range(table.shape[1]) if classes is None else list(classes), name="class"),
+        columns=pd.Index(
+            list(classes) if classes and len(classes) == table.shape[1] else range(table.shape[1]), name="class"
+        ),
     )
 
 

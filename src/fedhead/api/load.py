@@ -59,7 +59,7 @@ def run_in_folder(
     if run.result is not None:
         parts = {"model": experiment.models, "method": experiment.method, "stages": experiment.stages}
         return load(out, federation=federation, device=settings.device, **parts)  # type: ignore[arg-type]  # by name
-    experiment.check(Inputs(federation.input_shape, federation.classes, federation.input_types))
+    experiment.check(Inputs.of(federation))
     experiment.check_data(federation)
     begun = [RunFolder.open(out).checkpoint_round()] if resume and RunFolder.holds_run(out) else []
     threads = torch.get_num_threads()

@@ -22,7 +22,7 @@ from fedhead.core import html
 from fedhead.core.errors import BadInput
 from fedhead.core.inputs import map_inputs
 from fedhead.core.tree import Tree, Weights
-from fedhead.data import labels
+from fedhead.data import labels, targets
 from fedhead.data.labels import Classes
 from fedhead.engine import evaluation, metric_registry
 from fedhead.engine.metric_registry import MetricFunction
@@ -274,7 +274,7 @@ class Result(RunMetrics):
         return self.trained.after(stage, client).module(client)
 
     def scores(self, x: Any, client: int | None = None, stage: str | None = None) -> NDArray[np.float32]:
-        """Return the scores of the classes for samples; the highest is the prediction.
+        """Return the scores of the classes for samples; the highest is the prediction. See `predict` for objectives.
 
         Args:
             x: Samples like those that the federation was made of.
@@ -282,14 +282,15 @@ class Result(RunMetrics):
             stage: The stage after which it predicts; None: after the last round.
 
         Returns:
-            Scores, [N, C]: logits, unless the method has its own rule.
+            Scores, [N, C]: logits, unless the method has its own rule. Of a binary objective the logit of the second
+            class, [N, 1]; of a regression the numbers, [N, T].
         """
         trained = self.trained
         samples = model_inputs(trained.clients.federation, x)
         return np.asarray(trained.after(stage, client).scores(samples, client).cpu().numpy())
 
-    def predict(self, x: Any, client: int | None = None, stage: str | None = None) -> NDArray[np.int64]:
-        """Return the class of samples, as an index 0 … C-1.
+    def predict(self, x: Any, client: int | None = None, stage: str | None = None) -> NDArray[Any]:
+        """Return what is predicted for samples: the class as an index 0 … C-1, or what the objective has in its place.
 
         Args:
             x: Samples like those that the federation was made of.
@@ -297,9 +298,12 @@ class Result(RunMetrics):
             stage: The stage after which it predicts; None: after the last round.
 
         Returns:
-            Indices of classes, [N]; `record.class_names` has their names.
+            Indices of classes, [N]; `record.class_names` has their names. Of several labels 0 or 1 each, [N, L]; of a
+            regression numbers, [N], or [N, T] where there are several per sample.
         """
-        return np.asarray(self.scores(x, client, stage).argmax(axis=1), np.int64)
+        objective = self.trained.clients.task.objective
+        found = objective.predictions(objective.scores(torch.from_numpy(self.scores(x, client, stage)))).numpy()
+        return found[:, 0] if objective.name == "regression" and found.shape[1] == 1 else found
 
     def evaluate(
         self,
@@ -319,13 +323,13 @@ class Result(RunMetrics):
             stage: The stage after which it is tested; None: after the last round.
 
         Returns:
-            The accuracy in per cent, the loss (mean cross entropy) and the metrics, by name; NaN for a metric that has
-            no value for these samples.
+            The accuracy in per cent (None of a regression), the mean loss and the metrics, by name; NaN for a metric
+            that has no value for these samples.
 
         Raises:
             BadInput: If x or y can't be used, or a metric is unknown or of the clients' accuracies.
         """
-        found = metric_registry.find(metrics)
+        found = metric_registry.find(metrics, objective=self.trained.clients.task.objective.name)
         if several := [name for name, one in found.items() if one.of_clients]:
             raise BadInput(f"metric {several[0]} is of all clients' accuracies: one model on given samples has none")
         tested = self._tested(x, y, client, stage)
@@ -359,12 +363,16 @@ class Result(RunMetrics):
     def _tested(self, x: Any, y: Any, client: int | None, stage: str | None) -> Predictions:
         trained = self.trained
         federation = trained.clients.federation
-        read = labels.read(y, "y")
-        true = Classes.known(read, federation.names, federation.classes).encode(read, "y")
+        if federation.has_classes:
+            read = labels.read(y, "y")
+            true = Classes.known(read, federation.names, federation.classes).encode(read, "y")
+        else:
+            true = targets.read(y, federation.objective)
+            targets.columns([true], None, federation.classes, ["y"])
         scores = torch.from_numpy(self.scores(x, client, stage))
         if len(true) != len(scores):
             raise BadInput(f"x has {len(scores)} samples but y has {len(true)} labels: they must match")
-        return client_predictions(scores, true, federation.classes, scored=True)
+        return client_predictions(scores, true, federation.classes, True, trained.clients.task.objective)
 
     def export(
         self,
@@ -399,6 +407,8 @@ class Result(RunMetrics):
     def __repr__(self) -> str:
         """Say how well it went; None for what there is no test set for."""
         shown = {"accuracy": self.accuracy, "personal": self.personal}
+        if self.recipe.objective == "regression":
+            shown = {"test_loss": self.test_loss, "personal_loss": self._last("personal_loss")}
         parts = [f"{name}={_rounded(value)}" for name, value in shown.items()]
         after = {name: _rounded(row.get("accuracy")) for name, row in self.stage_rows.items()}
         parts += [f"stages={after}", f"rounds={len(self.rows)}", f"executor={self.executor!r}"]

@@ -22,7 +22,7 @@ from fedhead.core.calls import read_call
 from fedhead.core.errors import BadInput
 from fedhead.core.optimizers import OPTIMIZERS, SGD, Adam, Optimizer, make_optimizer
 from fedhead.data.federation import Federation
-from fedhead.engine import metric_registry
+from fedhead.engine import metric_registry, training_objective
 from fedhead.engine.callbacks import Callback
 from fedhead.engine.callbacks import make as make_callback
 from fedhead.engine.metric_registry import Metric, MetricFunction
@@ -215,6 +215,8 @@ def run(
     )
     federation = with_validation(federation, settings)
     chosen = method if isinstance(method, Method) else METHODS.resolve(method)()
+    local = build.local(settings, _optimizer(optimizer, settings))
+    training_objective.check(chosen, federation.objective, local)  # before its head is built
     experiment = Experiment(
         settings,
         chosen,
@@ -224,9 +226,9 @@ def run(
         outliers=build.outliers(outliers),
         sampler=build.sampler(sampler),
         stragglers=build.stragglers(stragglers),
-        metrics=_metrics(metrics, federation.classes),
+        metrics=_metrics(metrics, federation),
         callbacks=tuple(make_callback(one) for one in callbacks),
-        local=build.local(settings, _optimizer(optimizer, settings)),
+        local=local,
         models=tuple(_models(federation, model, chosen.head, settings.seed, assign)),
     )
     if weights is not None:
@@ -345,9 +347,9 @@ def _refuse_resumption(out: Any, resume: Any) -> None:
         raise BadInput("resume: which run is to go on? Give its folder, out='runs/…'")
 
 
-def _metrics(asked: Sequence[str | MetricFunction], classes: int) -> dict[str, Metric]:
-    found = metric_registry.find(asked)
-    metric_registry.check(found, classes)
+def _metrics(asked: Sequence[str | MetricFunction], federation: Federation) -> dict[str, Metric]:
+    found = metric_registry.find(asked, objective=federation.objective)
+    metric_registry.check(found, federation.classes, federation.objective)
     return found
 
 
@@ -362,7 +364,7 @@ def _models(
     if not given:
         raise BadInput("model is an empty list: give at least one")
     specs = [(one, _head_beside(one, head)) for one in given if not isinstance(one, nn.Module)]
-    built = iter(build_many(specs, federation.input_shape, federation.classes, seed) if specs else [])
+    built = iter(build_many(specs, federation.input_shape, federation.outputs, seed) if specs else [])
     models = []
     for number, one in enumerate(given):
         if not isinstance(one, nn.Module):
@@ -372,7 +374,7 @@ def _models(
         which = "the model" if len(given) == 1 else f"client {users[0]}: its model" if users else f"model {number}"
         if not isinstance(one, SplitModel):
             raise BadInput(f"{which} is {type(one).__name__}: wrap it first, fedhead.split(model, classifier='…')")
-        require(one, federation.input_shape, federation.classes, name=which, largest_token=federation.largest_token)
+        require(one, federation.input_shape, federation.outputs, name=which, largest_token=federation.largest_token)
         models.append(one)
     return models
 

@@ -53,7 +53,11 @@ def analyse(
         return
     if not runs:
         raise BadInput(f"fedhead analyse {kind} needs a run: give its folder")
-    found = ANALYSES.find(kind, [folder for run in runs for folder in RunFolder.open(run).recipe.folders])
+    recipes = [RunFolder.open(run).recipe for run in runs]
+    found = ANALYSES.find(kind, [folder for recipe in recipes for folder in recipe.folders])
+    for run, recipe in zip(runs, recipes, strict=True):
+        if recipe.objective not in (None, "multiclass") and found.run.__module__.startswith("fedhead."):
+            raise BadInput(f"analysis {kind} compares classes, {run} has objective={recipe.objective}: it can't follow")
     trained = [reopen(path, data, device.value) for path in runs]
     report = found.run(trained, AnalysisOptions(samples, _numbers(rounds), seed))
     folder, kind = out or runs[0] / "analysis", kind.rpartition(":")[2]

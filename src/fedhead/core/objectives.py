@@ -77,13 +77,17 @@ class Objective(ABC):
             counts: The client's samples per class, [C].
         """
 
+    def scores(self, outputs: Tensor) -> Tensor:
+        """Return the scores of classes, labels or numbers, from which metrics are computed; the outputs by default."""
+        return outputs
+
     @abstractmethod
     def losses(self, scores: Tensor, y: Tensor) -> Tensor:
-        """Compute the loss of each test sample in double precision, [..., outputs] to [...], without any weights."""
+        """Compute the loss of each test sample in double precision, from `scores`, [..., C] to [...]."""
 
     @abstractmethod
     def predictions(self, scores: Tensor) -> Tensor:
-        """Return what is predicted: classes [...], labels [..., L] or numbers [..., T]."""
+        """Return what is predicted from `scores`: classes [...], labels [..., L] or numbers [..., T]."""
 
 
 class Multiclass(Objective):
@@ -132,13 +136,9 @@ class Binary(Multiclass):
         """The binary cross entropy; weights and smoothing are those of two classes."""
         return super().loss(two_scores(logits), y, weight, counts)
 
-    def losses(self, scores: Tensor, y: Tensor) -> Tensor:
-        """The binary cross entropy of each sample."""
-        return super().losses(two_scores(scores), y)
-
-    def predictions(self, scores: Tensor) -> Tensor:
-        """The second class where its probability is above one half."""
-        return (scores[..., 0] > 0).long()
+    def scores(self, outputs: Tensor) -> Tensor:
+        """The scores of both classes."""
+        return two_scores(outputs)
 
 
 class Multilabel(Objective):

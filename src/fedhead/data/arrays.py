@@ -27,7 +27,7 @@ class Samples(NamedTuple):
 
     Args:
         x: Images, uint8 [N, C, H, W]; tokens, int64 [N, …]; features, float32 [N, …]; or several of them by name.
-        y: Labels, int64 [N].
+        y: Labels, int64 [N]; targets that are no classes, float32 [N, T].
     """
 
     x: Inputs

@@ -17,12 +17,14 @@ from fedhead.core import html, random
 from fedhead.core.errors import BadInput
 from fedhead.core.inputs import describe, map_inputs, model_types, shape_of, type_of
 from fedhead.core.parameters import check
-from fedhead.data import arrays, partition_file
+from fedhead.data import arrays, partition_file, targets
 from fedhead.data.allocation import Rows, stratified
 from fedhead.data.arrays import Samples
 from fedhead.data.augment import Transform
 from fedhead.data.client_test import SHARE, ClientTest, Fraction, parse
 from fedhead.data.named_transforms import AnyTransform, check_kind
+
+_NOUNS = {"multiclass": "classes", "binary": "classes", "multilabel": "labels", "regression": "targets"}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -32,7 +34,7 @@ class ClientData:
     Args:
         train: Training samples of all clients.
         rows: Training samples of each client, as rows of `train`.
-        classes: Number of classes.
+        classes: Number of classes, of labels (multilabel) or of numbers to predict (regression).
         test: Global test set.
         client_test: Test samples of each client, as rows of `train` or `test`.
         client_test_from: Which of the two they are rows of.
@@ -43,6 +45,7 @@ class ClientData:
         client_names: Names of the clients.
         title: Name of the data in records.
         partition: Name of the partition in records.
+        objective: What the labels are: "multiclass", "binary", "multilabel" or "regression".
 
     Raises:
         BadInput: If the parts do not fit together.
@@ -61,6 +64,7 @@ class ClientData:
     client_names: Sequence[str] | None = None
     title: str = "your data"
     partition: str = "natural"
+    objective: str = "multiclass"
 
     def __repr__(self) -> str:
         """Say how much there is, not what."""
@@ -69,17 +73,22 @@ class ClientData:
         shape = shape_of(self.train.x)
         return (
             f"{type(self).__name__}({self.title}, {self.partition}: {len(self.rows)} clients with {samples:,} samples "
-            f"of shape {shape}, {self.classes} classes, {test:,} test samples)"
+            f"of shape {shape}, {self.classes} {_NOUNS[self.objective]}, {test:,} test samples)"
         )
 
     def _repr_html_(self) -> str:
         """Show each client's samples by class, in notebooks."""
         classes = [str(c) for c in range(self.classes)] if self.names is None else list(self.names)
         names = range(len(self.rows)) if self.client_names is None else self.client_names
+        if not self.has_classes:
+            return html.table(
+                repr(self), ["client", "samples"], [list(each) for each in zip(names, self.sizes, strict=True)]
+            )
         body = [[name, int(own.sum()), *own[: html.MOST]] for name, own in zip(names, self.counts(), strict=True)]
         return html.table(repr(self), ["client", "samples", *classes[: html.MOST]], body)
 
     def __post_init__(self) -> None:
+        targets.objective_of(self.objective)
         if not self.rows:
             raise BadInput("a federation needs at least one client")
         for what, given, count in (
@@ -91,8 +100,10 @@ class ClientData:
                 if len(given) != count:
                     raise BadInput(f"{what}: {len(given)} names were given, {count} are needed")
         for what, data in (("training data", self.train), ("test data", self.test)):
-            if data is not None and len(data.y):
+            if data is not None and len(data.y) and self.has_classes:
                 arrays.check_classes(data, self.classes, what)
+            elif data is not None and len(data.y) and data.y.shape[1:] != (self.classes,):
+                raise BadInput(f"{what}: y has shape {tuple(data.y.shape)}, it must be [N, {self.classes}]")
         if self.test is not None and _sample_type(self.test) != _sample_type(self.train):
             raise BadInput(
                 f"test samples of shape {describe(self.test.x)} do not match training samples of "
@@ -132,12 +143,29 @@ class ClientData:
         return map_inputs(largest, *parts)
 
     @property
+    def has_classes(self) -> bool:
+        """Whether each sample is of one class."""
+        return targets.objective_of(self.objective).has_classes
+
+    @property
+    def outputs(self) -> int:
+        """Number of outputs that a model needs."""
+        return targets.objective_of(self.objective).outputs(self.classes)
+
+    @property
+    def strata(self) -> NDArray[np.int64]:
+        """Class of each training sample, by which shares are stratified; 0 where there are no classes."""
+        return self.train.y.numpy() if self.has_classes else np.zeros(len(self.train.y), np.int64)
+
+    @property
     def sizes(self) -> tuple[int, ...]:
         """Number of training samples per client."""
         return tuple(len(rows) for rows in self.rows)
 
     def counts(self) -> NDArray[np.int64]:
-        """Count training samples by client and class, [clients, classes]."""
+        """Count training samples by client and class, [clients, classes]; [clients, 1] where there are no classes."""
+        if not self.has_classes:
+            return np.array(self.sizes, np.int64)[:, None]
         y = self.train.y.numpy()
         return np.stack([np.bincount(y[rows], minlength=self.classes) for rows in self.rows]).astype(np.int64)
 
@@ -155,7 +183,7 @@ class ClientData:
         rule = parse(client_test)
         if rule is None:
             return self
-        y = self.train.y.numpy()
+        y = self.strata
         if isinstance(rule, Fraction):
             parts = [rule.split(rows, y, seed, k) for k, rows in enumerate(self.rows)]
             return replace(
@@ -163,6 +191,8 @@ class ClientData:
             )
         if self.test is None:
             raise BadInput("client_test: matched draws from the global test set, but there is none; give test=(x, y)")
+        if not self.has_classes:
+            raise BadInput("client_test: matched needs classes; give a share of each client's samples, such as 0.3")
         held, counts = self.test.y.numpy(), self.counts()
         local = [rule.draw(own, int(counts.sum()), held, seed, k) for k, own in enumerate(counts)]
         return replace(self, client_test=local, client_test_from="test")
@@ -202,7 +232,7 @@ class ClientData:
         Returns:
             A copy.
         """
-        return self.take(stratified(self.train.y.numpy(), n, seed))
+        return self.take(stratified(self.strata, n, seed))
 
     def take(self, kept: Rows) -> Self:
         """Return the federation with only these rows of its training set.
@@ -239,7 +269,7 @@ class ClientData:
         Raises:
             BadInput: If no training or no test samples are left.
         """
-        y = self.train.y.numpy()
+        y = self.strata
         if isinstance(test, np.ndarray):
             is_test = test
         else:

@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from fedhead.core.errors import BadInput
 from fedhead.core.inputs import describe, map_inputs, shape_of, tensors_of, type_of
-from fedhead.data import labels, named_inputs, padding
+from fedhead.data import labels, named_inputs, padding, targets
 from fedhead.data.arrays import Samples
 from fedhead.data.labels import Classes
 from fedhead.data.named_inputs import LayoutLike
@@ -34,6 +35,7 @@ def convert(
     classes: int | None = None,
     layout: LayoutLike = None,
     missing: bool = False,
+    objective: str = "multiclass",
 ) -> Converted:
     """Convert pairs of inputs and labels.
 
@@ -45,6 +47,7 @@ def convert(
         classes: Number of classes, likewise.
         layout: Layout of all inputs; None infers it from the first part.
         missing: Whether NaN is allowed in inputs, as a missing value.
+        objective: What y holds, see `fedhead.core.objectives`.
 
     Raises:
         BadInput: If there is no data, or it is inconsistent.
@@ -54,13 +57,21 @@ def convert(
     for name, pair in given.items():
         if not isinstance(pair, tuple | list) or len(pair) != 2:
             raise BadInput(f"{name} is {type(pair).__name__}: give a pair (x, y)")
-    ys = {name: labels.read(y, f"{name} y") for name, (_, y) in given.items()}
+    has_classes = targets.objective_of(objective).has_classes
+    ys: dict[str, Any] = {
+        name: labels.read(y, f"{name} y") if has_classes else targets.read(y, objective, f"{name} y")
+        for name, (_, y) in given.items()
+    }
     full = [name for name in parts if len(ys[name])]
     if not full:
         if len(parts) == 1:
             raise BadInput(f"{next(iter(parts))} data is empty: give at least one sample")
         raise BadInput("no client has any samples")
-    found = _find_classes([ys[name] for name in full], names, classes, [ys[name] for name in tests])
+    if has_classes:
+        found = _find_classes([ys[name] for name in full], names, classes, [ys[name] for name in tests])
+        _check_binary(found, objective)
+    else:
+        found = targets.columns([ys[name] for name in (*full, *tests)], names, classes, [*full, *tests])
     used = [name for name in given if name in full or name not in parts]
     xs = padding.pad_parts({name: given[name][0] for name in used})
     layout = named_inputs.infer(xs[full[0]], layout, f"{full[0]} x")
@@ -81,18 +92,18 @@ def samples(x: Any, y: Any, classes: Classes, layout: LayoutLike, what: str, mis
 
     Args:
         x: Inputs.
-        y: Labels.
+        y: Labels, or targets that are no classes, from `targets.read`.
         classes: Which label is which class.
         layout: Layout of the inputs; None infers it.
         what: Name of the data in error messages.
         missing: Whether NaN is allowed in the inputs.
     """
-    read = labels.read(y, f"{what} y".strip())
+    read = y if isinstance(y, Tensor) else labels.read(y, f"{what} y".strip())
     xs = named_inputs.convert(x, layout, f"{what} x".strip(), missing)
     size = len(tensors_of(xs)[0])
     if size != len(read):
         raise BadInput(f"{what} x has {size} samples but y has {len(read)} labels: they must match".strip())
-    return Samples(xs, classes.encode(read, f"{what} y".strip()))
+    return Samples(xs, read if isinstance(read, Tensor) else classes.encode(read, f"{what} y".strip()))
 
 
 def concatenate(parts: Sequence[Samples]) -> Samples:
@@ -101,6 +112,12 @@ def concatenate(parts: Sequence[Samples]) -> Samples:
         return parts[0]
     x = map_inputs(lambda *each: torch.cat(each), *(own.x for own in parts))
     return Samples(x, torch.cat([own.y for own in parts]))
+
+
+def _check_binary(found: Classes, objective: str) -> None:
+    if objective == "binary" and found.count != 2:
+        fix = "give classes=2 if one is absent" if found.count < 2 else "use objective=multiclass"
+        raise BadInput(f"objective=binary is for 2 classes, y holds {found.count}: {fix}")
 
 
 def _find_classes(

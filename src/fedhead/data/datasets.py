@@ -21,7 +21,7 @@ from fedhead.core.component_check import check_function, first_docline
 from fedhead.core.errors import BadInput, user_code
 from fedhead.core.inputs import shape_of
 from fedhead.core.registry import Registry
-from fedhead.data import readers
+from fedhead.data import readers, targets
 from fedhead.data.allocation import stratified
 from fedhead.data.arrays import Samples, inputs
 from fedhead.data.augment import Transform
@@ -306,3 +306,14 @@ for _dataset in (
     ),
 ):
     DATASETS.register(_dataset.name, _dataset)
+
+
+def check_objective(entry: Dataset, objective: str) -> None:
+    """Raise `BadInput` if a registered data set, whose labels are classes, can't be used with an objective."""
+    if not targets.objective_of(objective).has_classes:
+        raise BadInput(
+            f"objective={objective}: {entry.name} is a data set of classes; give your own data as an .npz file, or in "
+            "Python by Federation.from_arrays"
+        )
+    if objective == "binary" and entry.classes != 2:
+        raise BadInput(f"objective=binary is for 2 classes, {entry.name} has {entry.classes}: use objective=multiclass")

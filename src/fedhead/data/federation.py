@@ -74,6 +74,8 @@ class Federation(FromDatasets):
         held = federation_file.read(Path(path), size, encode)
         default = Natural() if "site" in held.arrays else "iid"
         rule = parse_partition(default if partition is None else partition)
+        if held.saved and settings.get("objective") == held.objective:
+            del settings["objective"]
         try:
             if held.saved and rule == Natural() and test is None and layout is None and settings.keys() <= _ON_TOP:
                 return cls._restored(held, clients, **settings)
@@ -83,6 +85,7 @@ class Federation(FromDatasets):
                     raise BadInput(f"partition {rule}: it has no array {rule.column!r} that names each sample's client")
                 settings |= {"groups": groups, "group_names": group_names}
             given = {"names": held.class_names, "title": Path(path).stem, **settings}
+            given.setdefault("objective", held.objective)
             chosen = held.mask(test) if isinstance(test, str) else held.test if test is None else test
             return cls.from_arrays(held.x, held.y, rule, clients, chosen, layout=layout or held.layout, **given)
         except BadInput as error:
@@ -166,7 +169,8 @@ class Federation(FromDatasets):
             public: Data set of which all parties hold samples (KT-pFL): test samples of another data set, or training
                 samples of the same one, which are then removed from the clients.
             public_samples: Their number; by default 3000 of another data set and a fifth of the same.
-            **settings: Further arguments of `from_npz` or `from_folder`, for files and folders only.
+            **settings: Further arguments of `from_npz` or `from_folder`, for files and folders only; `objective` also
+                for registered data sets.
 
         Returns:
             The federation.
@@ -182,9 +186,11 @@ class Federation(FromDatasets):
                 )
             made = cls._from_path(Path(str(source)), partition, clients, {**common, **settings})
             return made if samples is None else made.subset(samples, seed)
+        objective = settings.pop("objective", "multiclass")
         if settings:
             raise BadInput(f"{next(iter(settings))}: this is for files and folders, {source} is a registered data set")
         entry = datasets.get(source)  # type: ignore[arg-type]  # no path
+        datasets.check_objective(entry, objective)
         other = None if public is None else datasets.get(public)
         train, test, shared = datasets.parts(
             entry, data_dir, download, samples, test_samples, other, public_samples, seed
@@ -199,6 +205,7 @@ class Federation(FromDatasets):
             title=entry.name,
             partition=str(rule),
             transform=entry.transform,
+            objective=objective,
         )
         return fitted.prepare(made.with_client_test(client_test, seed), "refuse", augment, normalize)
 

@@ -17,7 +17,7 @@ from fedhead.core.calls import read_call
 from fedhead.core.errors import BadInput
 from fedhead.core.inputs import Inputs, map_inputs, tensors_of
 from fedhead.core.parameters import check
-from fedhead.data import arrays, encoders, images, labels, named_inputs, partition_file
+from fedhead.data import arrays, encoders, images, labels, named_inputs, partition_file, targets
 from fedhead.data.arrays import Samples
 from fedhead.data.augment import Transform
 from fedhead.data.client_data import ClientData
@@ -51,6 +51,11 @@ class Contents:
     def class_names(self) -> tuple[str, ...] | None:
         """Names of the classes, if the file has some; y holds class indices then."""
         return _names(self.arrays, "class_names")
+
+    @property
+    def objective(self) -> str:
+        """What y holds, where the file states it; classes otherwise."""
+        return str(self.arrays.get("objective", "multiclass"))
 
     def labels(self, named: bool) -> NDArray[Any]:
         """Return y, as the names of the classes if `named` and the file has names."""
@@ -222,6 +227,8 @@ def save(path: Path, federation: ClientData) -> None:
         "title": federation.title,
         "partition": federation.partition,
     }
+    if federation.objective != "multiclass":
+        entries["objective"] = federation.objective
     if federation.names is not None:
         entries["class_names"] = list(federation.names)
     for name, data in (("test", federation.test), ("public", federation.public)):
@@ -292,6 +299,7 @@ def restore(contents: Contents) -> dict[str, Any]:
             "client_names": _names(held, "site_names"),
             "title": str(held["title"]),
             "partition": str(held["partition"]),
+            "objective": contents.objective,
         }
     except (KeyError, IndexError, ValueError, TypeError, OverflowError) as error:
         raise BadInput(f"{contents.path}: not a federation that fedhead wrote ({error})") from None
@@ -300,8 +308,13 @@ def restore(contents: Contents) -> dict[str, Any]:
 def _samples(contents: Contents, part: str) -> Samples:
     held = _named(contents.arrays, f"x{part}") if isinstance(contents.x, dict) else contents.arrays[f"x{part}"]
     x = named_inputs.convert(held, contents.layout, f"{contents.path}: x{part}")
-    y = labels.read(contents.arrays[f"y{part}"], f"{contents.path}: y{part}")
+    held_y, what = contents.arrays[f"y{part}"], f"{contents.path}: y{part}"
+    y: Any = (
+        torch.from_numpy(labels.read(held_y, what))
+        if targets.objective_of(contents.objective).has_classes
+        else targets.read(held_y, contents.objective, what)
+    )
     size = len(tensors_of(x)[0])
     if size != len(y):
         raise BadInput(f"{contents.path}: x{part} has {size} samples but y{part} has {len(y)} labels")
-    return Samples(x, torch.from_numpy(y))
+    return Samples(x, y)

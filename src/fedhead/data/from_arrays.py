@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from fedhead.core.errors import BadInput
 from fedhead.core.parameters import check
-from fedhead.data import fitted
+from fedhead.data import fitted, targets
 from fedhead.data.allocation import Rows, stratified_share
 from fedhead.data.arrays import Samples
 from fedhead.data.client_data import ClientData
@@ -21,8 +21,8 @@ from fedhead.data.groups import rows_of_groups, test_rows_of_groups
 from fedhead.data.labels import Classes
 from fedhead.data.named_inputs import LayoutLike
 from fedhead.data.named_transforms import AnyTransform, default_transform
-from fedhead.data.partition import Dirichlet, Natural
-from fedhead.data.partition_registry import PartitionLike
+from fedhead.data.partition import IID, Dirichlet, Natural, Partition
+from fedhead.data.partition_registry import FromFunction, PartitionLike
 from fedhead.data.partition_registry import parse as parse_partition
 
 CLIENTS = 10  # of a random partition, where no number is given
@@ -81,6 +81,7 @@ class FromArrays(ClientData):
         missing: Literal["refuse", "mean"] = "refuse",
         augment: str | None = None,
         normalize: str | None = None,
+        objective: str = "multiclass",
     ) -> Self:
         """Partition arrays or tensors over clients.
 
@@ -113,6 +114,8 @@ class FromArrays(ClientData):
             augment: Augmentation in place of the transform's, such as "flip".
             normalize: Normalization in place of the transform's: its name, or "standard", by the mean and deviation of
                 each feature or channel over all clients.
+            objective: What y holds: "multiclass" or "binary" (2 classes, a model with one logit), "multilabel" (0 or 1
+                for each label, [N, L]) or "regression" (numbers, [N] or [N, T]).
 
         Returns:
             The federation.
@@ -121,7 +124,8 @@ class FromArrays(ClientData):
             BadInput: If the data is inconsistent, can be read in several ways, or can't be partitioned.
         """
         pair, share = pair_or_share(test)
-        found = convert({"training": (x, y)}, pair, public, names, classes, layout, fitted.allows_missing(missing))
+        allowed = fitted.allows_missing(missing)
+        found = convert({"training": (x, y)}, pair, public, names, classes, layout, allowed, objective)
         rule = Natural() if partition is None and groups is not None else parse_partition(partition or "iid")
         train, held, client_names = found.parts[0], found.test, None
         if isinstance(rule, Natural):
@@ -130,11 +134,12 @@ class FromArrays(ClientData):
             raise BadInput(f"groups: they decide the clients, leave partition={rule} out (or groups)")
         else:
             if isinstance(share, float):
-                kept, chosen = stratified_share(train.y.numpy(), share, seed)
+                kept, chosen = stratified_share(_strata(train, objective), share, seed)
                 train, held = train.take(kept), train.take(chosen)
             elif share is not None:
                 train, held = train.take(np.flatnonzero(~share)), train.take(np.flatnonzero(share))
-            rows = rule.split(train.y.numpy(), found.classes.count, CLIENTS if clients is None else clients, seed)
+            parted = _partitioned(train, objective, rule)
+            rows = rule.split(parted, found.classes.count, CLIENTS if clients is None else clients, seed)
         made = cls._assembled(
             train,
             rows,
@@ -145,6 +150,7 @@ class FromArrays(ClientData):
             partition=str(rule),
             transform=transform,
             client_names=client_names,
+            objective=objective,
         )
         if isinstance(rule, Natural) and share is not None:
             made = made.hold_out(share, seed)
@@ -161,6 +167,24 @@ class FromArrays(ClientData):
     ) -> Self:
         transform = default_transform(train.x) if transform is None else transform
         return cls(train, rows, classes.count, names=classes.names, transform=transform, **parts)
+
+
+def _strata(train: Samples, objective: str) -> NDArray[Any]:
+    """Return the classes by which shares are stratified; where there are none, one class for all samples."""
+    has_classes = targets.objective_of(objective).has_classes
+    return train.y.numpy() if has_classes else np.zeros(len(train.y), np.int64)
+
+
+def _partitioned(train: Samples, objective: str, rule: Partition) -> NDArray[Any]:
+    """Return what a partition goes by; refuses one that distributes classes where there are none."""
+    if targets.objective_of(objective).has_classes or isinstance(rule, FromFunction):
+        return train.y.numpy()
+    if not isinstance(rule, IID):
+        raise BadInput(
+            f"partition: {rule} distributes classes, and objective={objective} has none: use iid, groups (natural "
+            "clients), or a function of your own"
+        )
+    return _strata(train, objective)
 
 
 def pair_or_share(test: Any) -> tuple[Pair | None, float | NDArray[np.bool_] | None]:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedhead.core.errors import BadInput
-from fedhead.data import fitted, labels, sources
+from fedhead.data import fitted, sources
 from fedhead.data.client_test import ClientTest
 from fedhead.data.conversion import Pair, concatenate, convert
 from fedhead.data.from_arrays import FromArrays, pair_or_share
@@ -124,6 +124,7 @@ class FromDatasets(FromArrays):
         missing: Literal["refuse", "mean"] = "refuse",
         augment: str | None = None,
         normalize: str | None = None,
+        objective: str = "multiclass",
     ) -> Self:
         """Create a federation from data that is already split.
 
@@ -148,6 +149,7 @@ class FromDatasets(FromArrays):
             missing: What to do with NaN, see `from_arrays`.
             augment: Augmentation in place of the transform's.
             normalize: Normalization in place of the transform's.
+            objective: What y holds, see `from_arrays`.
 
         Returns:
             The federation.
@@ -174,16 +176,18 @@ class FromDatasets(FromArrays):
             classes,
             _merged(layout, next((part.layout for part in parts.values() if part.layout is not None), None)),
             reading.missing,
+            objective,
         )
         made = cls._assembled(
             concatenate(found.parts),
-            _consecutive([len(labels.read(part.y)) for part in parts.values()]),
+            _consecutive([len(part.y) for part in parts.values()]),
             found.classes,
             test=found.test,
             public=found.public,
             title=title,
             transform=transform,
             client_names=client_names,
+            objective=objective,
         )
         if tests:
             own = _consecutive([len(tests[what].y) if what in tests else 0 for what in parts])

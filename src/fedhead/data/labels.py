@@ -151,7 +151,10 @@ def read(y: Any, what: str = "y") -> NDArray[Any]:
     if array.ndim == 2 and array.shape[1] == 1:
         array = array[:, 0]
     if array.ndim != 1:
-        raise BadInput(f"{what} has shape {array.shape}: give one class per sample (argmax of one-hot labels)")
+        raise BadInput(
+            f"{what} has shape {array.shape}: give one class per sample (argmax of one-hot labels), or "
+            "state objective=multilabel or objective=regression"
+        )
     if array.dtype.kind == "O":
         array = _objects(array, what)
     if array.dtype.kind == "S":
@@ -204,7 +207,10 @@ def _whole(array: NDArray[Any], what: str) -> NDArray[np.int64]:
     if (nan := np.isnan(array)).any():
         raise _missing_label(what, int(nan.argmax()))
     if (odd := array != np.rint(array)).any():
-        raise BadInput(f"{what} holds {array[odd][0]:g}, labels must be whole: give class indices 0, 1, 2 …")
+        raise BadInput(
+            f"{what} holds {array[odd][0]:g}, labels must be whole: give class indices 0, 1, 2 …, "
+            "or state objective=regression"
+        )
     if (large := ~(np.abs(array) <= _LARGEST)).any():
         raise BadInput(f"{what} holds the label {array[large][0]:g}, which is too large: give class indices 0, 1, 2 …")
     return array.astype(np.int64)

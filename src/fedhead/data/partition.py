@@ -29,7 +29,7 @@ class Partition(Checked):
         """Distribute samples over clients.
 
         Args:
-            y: Labels, [N].
+            y: Labels, [N]; targets that are no classes, [N, T].
             classes: Number of classes.
             clients: Number of clients.
             seed: Seed of the partition.
@@ -44,7 +44,7 @@ class Partition(Checked):
         check("clients", clients, Annotated[int, AtLeast(1)])
         if clients > len(y):
             raise BadInput(f"clients: {clients} clients can't share {len(y)} samples; use at most {len(y)} clients")
-        if y.min() < 0 or y.max() >= classes:
+        if y.dtype.kind != "f" and (y.min() < 0 or y.max() >= classes):  # floats are targets that are no classes
             raise BadInput(f"labels must lie in 0 … {classes - 1}, they span {y.min()} … {y.max()}")
         rng = np.random.RandomState(random.key(seed, "partition") & 0xFFFFFFFF)
         labels = y.copy()  # a rule that changes its labels must not change the data

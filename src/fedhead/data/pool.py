@@ -35,6 +35,8 @@ class Pool:
     ):
         self.x: Inputs = map_inputs(lambda t: t.to(device), samples.x)
         self.y = samples.y.to(device)
+        if self.y.is_floating_point():  # targets that are no classes
+            self.y = self.y.to(dtype)
         self.transform = transform
         self.dtype = dtype
         self._converted: Pool | None = None

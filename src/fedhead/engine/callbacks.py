@@ -208,6 +208,7 @@ class CallbackList:
         validated: Whether the clients have validation samples.
         keeps_states: Whether the clients' states of earlier rounds are still there.
         memories: What each remembers, of a run that is resumed.
+        objective: Name of the run's objective.
 
     Raises:
         BadInput: If a callback can't be used in this run.
@@ -220,10 +221,16 @@ class CallbackList:
         validated: bool,
         keeps_states: bool = True,
         memories: Sequence[Mapping[str, Any]] = (),
+        objective: str = "multiclass",
     ):
         self.callbacks = list(callbacks)
         for one in self.callbacks:
             one.check(metrics, validated)
+            if objective == "regression" and isinstance(one, Watcher) and one.metric in ("accuracy", "personal"):
+                raise BadInput(
+                    f"callback {one.name} watches {one.metric}, which objective=regression has not: watch loss, "
+                    "personal_loss, train_loss or one of the run's metrics"
+                )
             if one.keeps and not keeps_states:
                 raise BadInput(
                     f"callback {one.name} keeps the models of a round, and sites don't have the states of earlier "

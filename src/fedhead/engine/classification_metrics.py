@@ -12,11 +12,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedhead.core.errors import BadInput
 from fedhead.core.ranges import AtLeast
 from fedhead.engine.metric_registry import TASKS, Undefined, metric
 from fedhead.engine.predictions import Confusion, Predictions
 
-Average = Literal["macro", "weighted", "micro"]
+Average = Literal["macro", "weighted", "micro", "binary"]
 Floats = NDArray[np.float64]
 
 
@@ -55,9 +56,14 @@ def f1(confusion: Confusion, average: Average = "macro") -> float:
 def _averaged(confusion: Confusion, possible: Floats | Confusion, average: Average) -> float:
     """Average hits / possible over the classes that occur among labels or predictions; 0 / 0 counts as 0.
 
-    macro: all classes alike; weighted: by their samples; micro: hits and possible ones are added up before.
+    macro: all classes alike; weighted: by their samples; micro: hits and possible ones are added up before; binary: of
+    the second of two classes alone.
     """
     hits = np.diag(confusion)
+    if average == "binary":
+        if len(hits) != 2:
+            raise BadInput(f"average=binary is for 2 classes, there are {len(hits)}")
+        return float(hits[1] / possible[1]) if possible[1] else 0.0
     if average == "micro":
         return float(hits.sum() / possible.sum())
     there = (confusion.sum(axis=0) + confusion.sum(axis=1)) > 0
@@ -138,14 +144,14 @@ def auroc(predictions: Predictions, average: Literal["macro", "weighted"] = "mac
         raise Undefined(f"class {some} has no test samples" if len(absent) == 1 else f"classes {some} have no samples")
     p = predictions.probabilities.T.contiguous()
     if predictions.classes == 2:
-        return float(_areas(p[1:], predictions.y.unsqueeze(0) == 1))
+        return float(roc_areas(p[1:], predictions.y.unsqueeze(0) == 1))
     positive = predictions.y == torch.arange(predictions.classes, device=p.device).unsqueeze(-1)
-    areas = _areas(p, positive)
+    areas = roc_areas(p, positive)
     weights = present.double() if average == "weighted" else torch.ones_like(areas)
     return float((areas * weights).sum() / weights.sum())
 
 
-def _areas(scores: Tensor, positive: Tensor) -> Tensor:
+def roc_areas(scores: Tensor, positive: Tensor) -> Tensor:
     """Return the area under each row's ROC curve from the ranks of its positive samples; equal scores share a rank."""
     ordered = scores.sort(-1).values
     ranks = (torch.searchsorted(ordered, scores) + torch.searchsorted(ordered, scores, right=True) + 1).double() / 2

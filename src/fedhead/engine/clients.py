@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -77,10 +78,10 @@ class Clients:
         min_class_count: int = 1,  # rows of smaller classes are left out of what leaves a client
         all_here: bool = True,  # a real site knows neither the others' sizes nor their data
     ):
+        training_objective.check(method, federation.objective, local)
         method.check(models, federation)
         method.check_local(local)
         local.check_clients(len(federation))
-        training_objective.check(method, "multiclass", local)
         self.uploads = tuple(uploads)
         for step in self.uploads:
             step.check(method)
@@ -287,12 +288,15 @@ class Clients:
         """
         local, pool = samples or self.test_rows
         found: dict[int, ClientTest] = {}
-        keep_scores = any(one.needs_scores for one in metrics.values())
+        objective = self.task.objective
+        keep_scores = not objective.has_classes or any(one.needs_scores for one in metrics.values())
+        reduce = forward.scores if keep_scores else partial(summarize, objective=objective)
         for job in self.work(algorithm, downlink, states, round, trains=False):
             budget = self.budgets[self.assign[job.clients[0]]] if use_stacks(self.device, executor) else None
             rows = [local[k] for k in job.clients]
-            each = forward.personal(job, pool, rows, budget, forward.scores if keep_scores else summarize)
+            each = forward.personal(job, pool, rows, budget, reduce)
             for k, mine, own in zip(job.clients, rows, each, strict=True):
                 y = pool.y[torch.from_numpy(mine).to(pool.device)]
-                found[k] = evaluation.client_test(client_predictions(own, y, self.task.classes, keep_scores), metrics)
+                tested = client_predictions(own, y, self.task.classes, keep_scores, objective)
+                found[k] = evaluation.client_test(tested, metrics)
         return found

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
+from fedhead.core.objectives import OBJECTIVES
 from fedhead.engine.metric_registry import Measured, Metric, measure, measure_clients
 from fedhead.engine.metrics import Row
 from fedhead.engine.predictions import Predictions
@@ -15,8 +18,8 @@ class ClientTests:
     """How the clients' own models did on the clients' own samples; None for a client without any.
 
     Attributes:
-        accuracy: Per cent, of each client.
-        loss: The mean cross entropy, of each client.
+        accuracy: Per cent, of each client; None of a regression.
+        loss: The mean loss, of each client.
         samples: Test samples of each client.
         steps: Accuracies at the states on the way of a stage.
         metrics: Further metrics of each client, by name.
@@ -80,7 +83,7 @@ def global_row(predictions: Predictions, metrics: Mapping[str, Metric], final: b
         row["metrics"] = measured.values
     if measured.notes:
         row["notes"] = measured.notes
-    if final:
+    if final and OBJECTIVES[predictions.objective].has_classes:
         row["confusion"] = predictions.confusion.tolist()
     return row
 
@@ -117,27 +120,39 @@ def validation_row(found: Row, tests: ClientTests | None, metrics: Mapping[str, 
     row: Row = {"accuracy": found["accuracy"], "loss": found["test_loss"], **found.get("metrics", {})}
     if tests is not None:
         row |= {"personal": mean(tests.accuracy), "personal_loss": mean(tests.loss)}
-        row |= {name: mean(each) for name, each in tests.metrics.items() if found["accuracy"] is None}
-        row |= measure_clients(metrics, tests.accuracy).values
+        row |= {name: mean(each) for name, each in tests.metrics.items() if found["test_loss"] is None}
+        row |= measure_clients(metrics, tests.accuracy, tests.loss).values
     return row
 
 
 # -- numbers ------------------------------------------------------------------------------------------
 def accuracy(predictions: Predictions) -> float | None:
-    """The share of hits in per cent, or None where there was nothing to test."""
+    """The share of hits in per cent, or None where there was nothing to test, or where numbers are predicted.
+
+    A sample with several labels is a hit if all of them are right, as in scikit-learn's `accuracy_score`.
+    """
+    if not len(predictions) or predictions.objective == "regression":
+        return None
+    if predictions.objective == "multilabel":
+        return 100.0 * float((predictions.predicted == predictions.y).all(-1).double().mean())
     counts = predictions.confusion
-    return 100.0 * (float(counts.trace()) / int(counts.sum())) if len(predictions) else None
+    return 100.0 * (float(counts.trace()) / int(counts.sum()))
 
 
 def loss(predictions: Predictions) -> float | None:
-    """The mean cross entropy, or None where there was nothing to test."""
+    """The mean loss, or None where there was nothing to test."""
     return float(predictions.losses.mean()) if len(predictions) else None
 
 
-def per_class(predictions: Predictions) -> list[float | None]:
-    """The recall of each class in per cent, None for a class without test samples."""
-    counts = predictions.confusion
-    pairs = zip(counts.diagonal().tolist(), counts.sum(axis=1).tolist(), strict=True)
+def per_class(predictions: Predictions) -> list[float | None] | None:
+    """The recall of each class or label in per cent, None for one without test samples; None for numbers."""
+    if predictions.objective == "regression":
+        return None
+    if predictions.objective == "multilabel":
+        hits, held = predictions.y_true * predictions.y_pred, predictions.y_true
+    else:
+        hits, held = np.diag(predictions.confusion)[None], predictions.confusion.T
+    pairs = zip(hits.sum(axis=0).tolist(), held.sum(axis=0).tolist(), strict=True)
     return [100.0 * float(hits) / total if total else None for hits, total in pairs]
 
 

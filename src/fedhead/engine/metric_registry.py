@@ -5,7 +5,7 @@ A metric is a function whose arguments are named after what it is given:
 - `confusion`: samples by true and predicted class, [C, C];
 - `y_true`, `y_pred`, `y_proba`, `y_score`: arrays as scikit-learn's functions name them, so that those are metrics too;
 - `predictions`: all of these with the tensors on the device (`fedhead.engine.predictions.Predictions`);
-- `clients`: the accuracy of each client on its own test samples, from 0 to 1.
+- `clients`: the accuracy of each client on its own test samples, from 0 to 1; its mean squared error in a regression.
 
 A function of one argument of another name is given the confusion matrix. Further parameters have default values, which
 recipes set as in `ece(bins=10)`. A metric that has no value for some samples raises `Undefined`: the record then holds
@@ -28,16 +28,20 @@ import torch
 
 from fedhead.core.component_check import check_function
 from fedhead.core.errors import BadInput, FedheadError, user_code
+from fedhead.core.objectives import OBJECTIVES
 from fedhead.core.parameters import parameters
 from fedhead.core.registry import Registry
-from fedhead.engine.predictions import Predictions, cross_entropy
+from fedhead.engine.predictions import Predictions, of_outputs
 
 C = TypeVar("C")
 MetricFunction = Callable[..., float]
 Better = Literal["max", "min"]
 OF_SAMPLES = ("confusion", "y_true", "y_pred", "y_proba", "y_score", "predictions")  # attributes of Predictions
 WITHOUT_SCORES = {"confusion", "y_true", "y_pred"}
-TASKS = ("multiclass",)  # the tasks whose predictions are classes
+TASKS = ("multiclass", "binary")  # the objectives whose predictions are classes
+DEFAULTS = {"multilabel": ("f1",), "regression": ("mae", "r2")}  # where no metrics are asked for
+_LACKS = {"multilabel": {"confusion"}, "regression": {"confusion", "y_proba", "y_score"}}  # of OF_SAMPLES
+_variants: dict[tuple[str, str], MetricFunction] = {}  # by name and objective
 
 
 class Undefined(FedheadError):
@@ -53,7 +57,7 @@ class Metric:
         inputs: What it is given by name; empty: the confusion matrix, as its only argument.
         arguments: Its parameters.
         better: Whether high or low values are good; None where nobody said.
-        tasks: The tasks that it is for; None: any.
+        tasks: The objectives that it is for; None: any.
     """
 
     function: MetricFunction
@@ -99,7 +103,12 @@ METRICS = Registry[MetricFunction](
     "metric",
     "fedhead.metrics",
     _checked,
-    home=["fedhead.engine.classification_metrics", "fedhead.engine.client_metrics"],
+    home=[
+        "fedhead.engine.classification_metrics",
+        "fedhead.engine.client_metrics",
+        "fedhead.engine.multilabel_metrics",
+        "fedhead.engine.regression_metrics",
+    ],
 )
 
 
@@ -109,7 +118,7 @@ def metric(name: str, better: Better | None = None, tasks: Sequence[str] | None 
     Args:
         name: The name, for recipes and records.
         better: "max" or "min": which values are good; callbacks that watch the metric need to know.
-        tasks: The tasks that it is for, such as "multiclass"; None: any.
+        tasks: The objectives that it is for, such as "multiclass"; None: any.
 
     Returns:
         A decorator of functions whose arguments are named after what they are given, such as `confusion`.
@@ -122,23 +131,41 @@ def metric(name: str, better: Better | None = None, tasks: Sequence[str] | None 
     return register
 
 
-def find(metrics: Iterable[str | MetricFunction], folders: Iterable[str | Path] = ()) -> dict[str, Metric]:
+def variant(name: str, objective: str, better: Better) -> Callable[[C], C]:
+    """Register what a built-in metric is for another objective than that of classes; arguments as of `metric`."""
+
+    def register(function: C) -> C:
+        vars(function).update(better=better, tasks=(objective,))
+        _variants[name, objective] = function  # type: ignore[assignment]  # a function
+        return function
+
+    return register
+
+
+def find(
+    metrics: Iterable[str | MetricFunction], folders: Iterable[str | Path] = (), objective: str = "multiclass"
+) -> dict[str, Metric]:
     """Return metrics by the names that records call them by.
 
     Args:
         metrics: Names with parameters, or functions; a function has its own name, with a number behind it if another
             one has that too.
         folders: Where `file.py:name` is looked for, before the working directory.
+        objective: Name of the run's objective; some metrics differ between objectives. Where no metrics are given,
+            those of `DEFAULTS` are taken.
 
     Raises:
-        BadInput: If there is no such metric, or it does not take these parameters.
+        BadInput: If there is no such metric, it does not take these parameters, or is for another objective.
 
     >>> list(find(["accuracy", "ece(bins=10)", lambda confusion: 0.0, lambda confusion: 1.0]))
     ['accuracy', 'ece(bins=10)', 'lambda', 'lambda_2']
     """
     folders, found = list(folders), dict[str, Metric]()
-    for given in metrics:
+    for given in list(metrics) or DEFAULTS.get(objective, ()):
         call, function = METRICS.resolve_call(given, folders)
+        if isinstance(given, str):
+            function = _variants.get((call.name, objective), function)
+        _check_objective(call.text, function, objective)
         if isinstance(given, str):
             found[call.text] = _bound(function, call.arguments("metric", _own_parameters(function)))
             continue
@@ -146,6 +173,20 @@ def find(metrics: Iterable[str | MetricFunction], folders: Iterable[str | Path] 
         taken = itertools.chain([call.text], (f"{call.text}_{number}" for number in itertools.count(2)))
         found[next(free for free in taken if found.get(free, made) == made)] = made
     return found
+
+
+def names(objective: str) -> list[str]:
+    """Return the names of the registered metrics that are for an objective."""
+    fits = {one: getattr(METRICS[one], "tasks", None) or (objective,) for one in METRICS}
+    return [one for one, tasks in fits.items() if objective in tasks or (one, objective) in _variants]
+
+
+def _check_objective(name: str, function: MetricFunction, objective: str) -> None:
+    tasks = getattr(function.func if isinstance(function, partial) else function, "tasks", None)
+    if tasks is not None and objective not in tasks:
+        raise BadInput(f"metric {name} is not for objective={objective}: use one of {', '.join(names(objective))}")
+    if lacking := sorted(_LACKS.get(objective, set()) & {*(_inputs(function) or ("confusion",))}):
+        raise BadInput(f"metric {name} needs {lacking[0]}, which objective={objective} has not: take y_true and y_pred")
 
 
 def _bound(function: MetricFunction, arguments: Mapping[str, Any]) -> Metric:
@@ -202,10 +243,22 @@ def measure(metrics: Mapping[str, Metric], predictions: Predictions) -> Measured
     return found
 
 
-def measure_clients(metrics: Mapping[str, Metric], accuracies: Sequence[float | None] | None) -> Measured:
-    """Compute the metrics of the clients' accuracies, which are in per cent; NaN with a note where there are none."""
+def measure_clients(
+    metrics: Mapping[str, Metric],
+    accuracies: Sequence[float | None] | None,
+    errors: Sequence[float | None] | None = None,
+) -> Measured:
+    """Compute the metrics of the clients' tests; NaN with a note where there are none.
+
+    Args:
+        metrics: The metrics, by name.
+        accuracies: Of each client, in per cent.
+        errors: Of each client; they take the place of the accuracies where there are none, as in a regression.
+    """
     found = Measured()
     tested = np.array([value / 100 for value in accuracies or () if value is not None])
+    if not len(tested):
+        tested = np.array([value for value in errors or () if value is not None])
     reason = None if len(tested) else "no client has its own test samples: set client_test"
     for name, one in metrics.items():
         if one.of_clients:
@@ -243,15 +296,18 @@ def _number(name: str, one: Metric, given: Callable[[str], Any]) -> float:
         raise BadInput(f"metric {name} returned {type(value).__name__}: return one number") from error
 
 
-def check(metrics: Mapping[str, Metric], classes: int) -> None:
-    """Call each metric once, for one sample per class that is predicted right and for one client.
+def check(metrics: Mapping[str, Metric], classes: int, objective: str = "multiclass") -> None:
+    """Call each metric once, for samples that are predicted right and for one client.
 
     Raises:
         BadInput: If a metric raises, or returns no number.
     """
-    y = torch.arange(classes)
-    scores = torch.eye(classes, dtype=torch.float64)
-    predictions = Predictions(y, y, cross_entropy(scores, y), classes, scores)
+    outputs, y = torch.eye(classes, dtype=torch.float64), torch.arange(classes)
+    if not OBJECTIVES[objective].has_classes:
+        y = outputs = torch.eye(max(classes, 2), classes, dtype=torch.float64)
+    elif objective == "binary":
+        outputs = torch.tensor([[-1.0], [1.0]], dtype=torch.float64)
+    predictions = of_outputs(outputs, y, classes, OBJECTIVES[objective]())
     for name, one in metrics.items():
         try:
             _number(name, one, lambda word: np.ones(1) if word == "clients" else _given(predictions, word))

@@ -171,7 +171,8 @@ def run(
     begin, kept, stopped = 0, None, None
     validated = transport.clients.federation.validation is not None
     memories = () if resume is None else resume.memories
-    watching = CallbackList(callbacks, metrics, validated, transport.keeps_states, memories)
+    objective = transport.clients.task.objective.name
+    watching = CallbackList(callbacks, metrics, validated, transport.keeps_states, memories, objective)
     if resume is not None:
         transport.restore(resume.server, resume.clients)
         history, begin, kept, stopped = list(resume.history), resume.round, resume.kept, resume.stopped
@@ -310,7 +311,8 @@ def evaluate(
     row = evaluate_global_model(algorithm, server, clients.task, transport.test, clients.bf16, metrics, final)
     tests = transport.evaluate(algorithm, server, states, round, deliver, metrics)
     row |= {"personal": None, "clients": None} if tests is None else evaluation.client_rows(tests)
-    spread = measure_clients(metrics, None if tests is None else tests.accuracy)
+    each = (None, None) if tests is None else (tests.accuracy, tests.loss)
+    spread = measure_clients(metrics, *each)
     for name, more in (("metrics", spread.values), ("notes", spread.notes), ("notes", tests.notes if tests else {})):
         if more:
             row[name] = row.get(name, {}) | more

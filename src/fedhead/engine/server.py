@@ -82,7 +82,9 @@ def evaluate_global_model(
     if model is None or pool is None:
         return {"accuracy": None, "test_loss": None, "per_class": None}
     keep_scores = any(one.needs_scores for one in metrics.values())
-    found = predict(lambda x: scores(algorithm, model, x, task, bf16), pool, task.classes, keep_scores)
+    found = predict(
+        lambda x: scores(algorithm, model, x, task, bf16), pool, task.classes, keep_scores, objective=task.objective
+    )
     return evaluation.global_row(found, metrics, final)
 
 

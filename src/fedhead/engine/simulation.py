@@ -19,7 +19,7 @@ from fedhead.core.log import warn_once
 from fedhead.core.tree import Tree
 from fedhead.data.allocation import Rows
 from fedhead.data.pool import Pool
-from fedhead.engine import evaluation
+from fedhead.engine import evaluation, training_objective
 from fedhead.engine import rounds as loop
 from fedhead.engine.callbacks import Callback
 from fedhead.engine.client_states import ClientStates
@@ -99,6 +99,7 @@ class Simulation(Clients, Transport[ClientStates]):
 
     def check(self, stage: Stage) -> None:
         """Refuse a stage that does not go with the models or the data."""
+        training_objective.check(stage, self.federation.objective, self.task.local)
         stage.check([task.model for task in self.tasks], self.federation)
         stage.check_counts(torch.as_tensor(self.federation.counts()).sum(0))
         self.check_trained(stage)
@@ -187,7 +188,7 @@ class Simulation(Clients, Transport[ClientStates]):
             self._validation = Pool(held, self.federation.transform, self.device, self.dtype)
         found = evaluate_global_model(algorithm, server, self.task, self._validation, self.bf16, metrics)
         tests = None
-        if self.federation.client_test is not None or found["accuracy"] is None:
+        if self.federation.client_test is not None or found["test_loss"] is None:
             each = self._tests(algorithm, server, states, round, metrics, (rows, self.pool))
             tests = evaluation.client_tests(each, [len(own) for own in rows], {})
         return evaluation.validation_row(found, tests, metrics)

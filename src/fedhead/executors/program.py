@@ -98,8 +98,14 @@ class Program:
 
         def loss(params: Tree, w: Weights, batch: Batch, key: Tensor, inputs: ClientInputs) -> tuple[Tensor, Tree]:
             client = self.client(inputs, key, phase.data, batch.weight if padded else None)
-            value = reduced(phase.loss(w.replace(params), batch, client), batch, phase)
-            if not (client.asked_objective or self.task.objective.is_plain) and phase.data == "private":
+            followed = self.task.objective.is_plain or phase.data != "private"
+            try:
+                value = reduced(phase.loss(w.replace(params), batch, client), batch, phase)
+            except (RuntimeError, IndexError) as error:  # such as a cross entropy of a single logit
+                if followed or client.asked_objective:
+                    raise
+                raise self._ignored(phase) from error
+            if not (followed or client.asked_objective):
                 raise self._ignored(phase)
             return value, w.stats if client.moved_stats is None else client.moved_stats
 

@@ -97,7 +97,7 @@ def architectures(recipe: Recipe, inputs: Inputs, head: str | None = None) -> li
 
     Args:
         recipe: What names the models and their parameters.
-        inputs: Shape of their inputs, and number of classes.
+        inputs: Shape of their inputs, and number of outputs.
         head: The head that the method needs, for models whose recipe names none.
     """
     texts = recipe.model if isinstance(recipe.model, tuple) else (recipe.model,)
@@ -115,7 +115,7 @@ def architectures(recipe: Recipe, inputs: Inputs, head: str | None = None) -> li
         if head is not None:
             given.setdefault("head", head)
         checked.append((entry, given))
-    made = build_many(checked, inputs.shape, inputs.classes, recipe.seed, recipe.folders)
+    made = build_many(checked, inputs.shape, inputs.outputs, recipe.seed, recipe.folders)
     if recipe.weights is not None:
         first_weights.start_from(made, recipe.weights, recipe.folders)
     freeze(made, recipe.freeze)

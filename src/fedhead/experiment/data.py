@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 
 from fedhead.core.errors import BadInput
+from fedhead.core.objectives import OBJECTIVES
 from fedhead.data import client_test, datasets, partition
 from fedhead.data.datasets import is_path as is_path
 from fedhead.data.federation import Federation
@@ -24,6 +25,17 @@ class Inputs:
     shape: Any  # by name where inputs have names
     classes: int
     types: Any = torch.float32  # dtype of a model's inputs, by name likewise
+    objective: str = "multiclass"  # what the outputs stand for
+
+    @classmethod
+    def of(cls, federation: Federation) -> Self:
+        """Return what a federation's samples look like."""
+        return cls(federation.input_shape, federation.classes, federation.input_types, federation.objective)
+
+    @property
+    def outputs(self) -> int:
+        """Number of outputs that a model needs."""
+        return OBJECTIVES[self.objective].outputs(self.classes)
 
 
 def federation(recipe: Recipe, data: str | Path | None = None) -> Federation:
@@ -65,7 +77,7 @@ def with_validation(federation: Federation, recipe: Recipe) -> Federation:
 
 def _reading(recipe: Recipe) -> dict[str, Any]:
     """How the user's own data is read: only what the recipe says."""
-    keys = {name: getattr(recipe, name) for name in ("layout", "size", "encode", "missing", "test")}
+    keys = {name: getattr(recipe, name) for name in ("layout", "size", "encode", "missing", "test", "objective")}
     return {name: value for name, value in keys.items() if value is not None}
 
 
@@ -83,8 +95,10 @@ def inputs(recipe: Recipe) -> Inputs:
     entry = datasets.get(recipe.dataset, recipe.folders)
     if isinstance(rule, partition.Natural):
         raise BadInput(f"partition: {rule} is for data that names its clients, {recipe.dataset} does not")
-    if given := _reading(recipe):
-        raise BadInput(f"{next(iter(given))}: this is for files and folders, {recipe.dataset} is a registered data set")
+    objective = recipe.objective or "multiclass"
+    datasets.check_objective(entry, objective)
+    if given := [name for name in _reading(recipe) if name != "objective"]:
+        raise BadInput(f"{given[0]}: this is for files and folders, {recipe.dataset} is a registered data set")
     if isinstance(rule, partition.Skewed):
         rule.check(entry.classes, recipe.clients)
     held = entry.sizes[0] if entry.sizes else None
@@ -101,7 +115,7 @@ def inputs(recipe: Recipe) -> Inputs:
             f"public: samples of {public.name} have shape {public.shape}, client 0 and all "
             f"others hold {recipe.dataset} of {entry.shape}: select a data set of the same shape"
         )
-    return Inputs(entry.shape, entry.classes)
+    return Inputs(entry.shape, entry.classes, objective=objective)
 
 
 def _client_test(recipe: Recipe) -> client_test.ClientTest | None:

@@ -86,12 +86,13 @@ class Experiment:
         """
         method, stages = build.algorithms(recipe)
         uploads, local = build.uploads(recipe), build.local(recipe)
-        metrics = metric_registry.find(recipe.metrics, recipe.folders)
         own_data = None
         if inputs is None and recipe_data.is_path(recipe.dataset):
             own_data = recipe_data.federation(recipe)
-            inputs = Inputs(own_data.input_shape, own_data.classes, own_data.input_types)
+            inputs = Inputs.of(own_data)
         inputs = inputs or recipe_data.inputs(recipe)
+        metrics = metric_registry.find(recipe.metrics, recipe.folders, inputs.objective)
+        training_objective.check(method, inputs.objective, local)  # before its head is built
         models = tuple(build.architectures(recipe, inputs, method.head))
         aggregator, outliers = build.aggregator(recipe.aggregator, recipe.folders), build.outliers(recipe.outliers)
         callbacks = tuple(engine_callbacks.make(text, recipe.folders) for text in recipe.callbacks)
@@ -126,8 +127,8 @@ class Experiment:
         for client, model in enumerate(self.models):
             _forward(model, inputs, self.recipe, client)
         for algorithm in (self.method, *self.stages):
+            training_objective.check(algorithm, inputs.objective, self.local)
             algorithm.check_head(self.models)
-            training_objective.check(algorithm, "multiclass", self.local)
         for step in self.uploads:
             step.check(self.method)
         if self.aggregator is not None:
@@ -135,8 +136,8 @@ class Experiment:
         if self.outliers is not None:
             self.outliers.check(self.method)
         self.method.check_local(self.local)
-        metric_registry.check(self.metrics, inputs.classes)
-        CallbackList(self.callbacks, self.metrics, self.recipe.validation is not None)
+        metric_registry.check(self.metrics, inputs.classes, inputs.objective)
+        CallbackList(self.callbacks, self.metrics, self.recipe.validation is not None, objective=inputs.objective)
         clients = range(len(self.models))[: self.recipe.clients]
         compatibility.check_models(self.method, self.models, clients, self.local)
         for model in self.models:

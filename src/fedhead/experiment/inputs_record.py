@@ -11,6 +11,7 @@ import torch
 from fedhead.core.inputs import blank as one_blank
 from fedhead.core.inputs import map_inputs, model_types, shape_of
 from fedhead.core.parameters import from_mapping
+from fedhead.data import targets
 from fedhead.data.arrays import Samples
 from fedhead.data.augment import Transform
 from fedhead.data.federation import Federation
@@ -26,6 +27,7 @@ def describe(federation: Federation) -> dict[str, Any]:
         **spec_inputs(x, federation.transform),
         "dtype": None if isinstance(x, dict) else str(x.dtype).removeprefix("torch."),
         "classes": federation.classes,
+        "objective": federation.objective,
         "names": None if federation.names is None else list(federation.names),
     }
 
@@ -33,7 +35,7 @@ def describe(federation: Federation) -> dict[str, Any]:
 def inputs(record: Mapping[str, Any]) -> Inputs:
     """Return what models are built for."""
     x = _one(record)
-    return Inputs(shape_of(x), int(record["classes"]), model_types(x))
+    return Inputs(shape_of(x), int(record["classes"]), model_types(x), record.get("objective", "multiclass"))
 
 
 def blank(record: Mapping[str, Any], clients: int) -> Federation:
@@ -44,8 +46,9 @@ def blank(record: Mapping[str, Any], clients: int) -> Federation:
     transform: AnyTransform = Transform(tuple(record.get("mean", ())), tuple(record.get("std", ())))
     if named:
         transform = NamedTransforms({name: one.transform() for name, one in named.items() if one.std})
-    data = Samples(x, torch.zeros(0, dtype=torch.int64))
-    return Federation(data, nothing, int(record["classes"]), transform=transform, names=record["names"])
+    classes, objective = int(record["classes"]), record.get("objective", "multiclass")
+    data = Samples(x, targets.blank(0, classes, objective))
+    return Federation(data, nothing, classes, transform=transform, names=record["names"], objective=objective)
 
 
 def _one(record: Mapping[str, Any]) -> Any:

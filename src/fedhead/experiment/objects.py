@@ -50,6 +50,8 @@ def described(
         "partition": federation.partition,
         "clients": len(federation),
     }
+    if federation.objective != "multiclass":
+        keys["objective"] = federation.objective
     objects: Objects = {"federation": f"{federation.title} of {len(federation)} clients"}
     keys["method"], own = _named(METHODS, made.method)
     keys |= {f"method.{word}": value for word, value in own.items()}
@@ -78,7 +80,7 @@ def described(
         keys["outliers"] = f"{policy.action}(norm={policy.norm}, samples={policy.samples})"
     keys["metrics"] = list(made.metrics)
     for name, one in made.metrics.items():
-        if not _same(lambda: metric_registry.find([name])[name], one):  # noqa: B023 (called at once)
+        if not _same(lambda: metric_registry.find([name], objective=federation.objective)[name], one):  # noqa: B023 (called at once)
             objects[f"metric {name}"] = _line(one.function)
     keys["callbacks"] = [_call(CALLBACKS, one, callbacks.make, objects, "callback") for one in made.callbacks]
     if not _same(lambda: build.local(Recipe.from_flat(keys)), made.local):

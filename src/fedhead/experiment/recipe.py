@@ -36,6 +36,8 @@ class Recipe:
     """
 
     dataset: str = "digits"
+    # what y holds: multiclass (null), binary (2 classes, one logit), multilabel, regression
+    objective: Literal["multiclass", "binary", "multilabel", "regression"] | None = None
     partition: str = "dirichlet(0.1)"  # how the samples are distributed over the clients
     clients: Annotated[int, AtLeast(1)] = 10
     participation: Annotated[float, Above(0), AtMost(1)] = 1.0  # the share of the clients that train in a round

@@ -122,6 +122,8 @@ def run_spec(file: ServerFile, experiment: str | None = None, recipe: Recipe | N
     if recipe.validation is not None:
         raise BadInput("validation: sites take no validation samples apart, it is for simulations only; leave it out")
     names: Sequence[str] | None
+    if recipe.objective in (None, "multiclass") and file.classes == 1:
+        raise BadInput(f"{file.path}: classes is 1, there must be at least 2 to tell apart")
     if file.classes is None and file.shape is None:
         if recipe_data.is_path(recipe.dataset) or isinstance(datasets.get(recipe.dataset, recipe.folders).shape, dict):
             whole = recipe_data.federation(recipe, file.data)
@@ -243,4 +245,4 @@ def experiment_of(recipe: Recipe, spec: RunSpec, own: Mapping[str, Any] | None =
         }
         recipe = Recipe.from_flat({**keys, **own}, recipe.folders)
     x = spec.blank()
-    return Experiment.from_recipe(recipe, Inputs(shape_of(x), spec.classes, model_types(x)))
+    return Experiment.from_recipe(recipe, Inputs(shape_of(x), spec.classes, model_types(x), spec.objective))

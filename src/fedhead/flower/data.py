@@ -15,7 +15,7 @@ from fedhead.core.errors import BadInput, user_code
 from fedhead.core.inputs import shape_of
 from fedhead.core.loading import load_object
 from fedhead.core.special_files import read_text
-from fedhead.data import federation_file, image_folders, labels
+from fedhead.data import federation_file, image_folders, labels, targets
 from fedhead.data.allocation import Rows
 from fedhead.data.arrays import Samples
 from fedhead.data.conversion import samples
@@ -52,7 +52,14 @@ def federation(
     shared = None if public is None else load(public, spec, base, size)[0]
     rows = _alone(np.arange(len(train.y), dtype=np.int64), number, len(spec.sites))
     made = Federation(
-        train, rows, spec.classes, transform=spec.transform(), names=spec.names, title=data, public=shared
+        train,
+        rows,
+        spec.classes,
+        transform=spec.transform(),
+        names=spec.names,
+        title=data,
+        public=shared,
+        objective=spec.objective,
     )
     if held is not None:
         local = _alone(np.arange(len(held.y), dtype=np.int64), number, len(spec.sites))
@@ -96,7 +103,8 @@ def load(source: str, spec: RunSpec, base: Path, size: int | None = None) -> tup
         return _checked(_csv(path, spec, size), spec, source), None
     if path.suffix == ".npz":
         found = federation_file.read(path, size, spec.recipe.get("encode"))
-        x, y, held, stated = found.x, found.labels(named=spec.names is not None), found.test, found.layout
+        x, held, stated = found.x, found.test, found.layout
+        y = found.labels(named=spec.names is not None and targets.objective_of(spec.objective).has_classes)
     elif ":" in source and not path.exists():
         x, y, held = _function(source, base)
     else:
@@ -110,11 +118,15 @@ def load(source: str, spec: RunSpec, base: Path, size: int | None = None) -> tup
 
 def _fit(x: Any, y: Any, spec: RunSpec, source: str, stated: Any) -> Samples:
     """Samples that the run's model can take, or an error that says what differs."""
-    read = labels.read(y, "y")
+    has_classes = targets.objective_of(spec.objective).has_classes
+    read: Any = labels.read(y, "y") if has_classes else targets.read(y, spec.objective)
     if not len(read):
         raise BadInput(f"data {source!r} holds no samples: give at least one")
     x, layout = prepare_like(x, spec.blank(), stated or spec.recipe.get("layout"), "x")
-    return _checked(samples(x, read, Classes.known(read, spec.names, spec.classes), layout, ""), spec, source)
+    if not has_classes and read.shape[1] != spec.classes:
+        raise BadInput(f"data {source!r}: y has {read.shape[1]} columns, the run is for {spec.classes}")
+    known = Classes.known(read, spec.names, spec.classes) if has_classes else Classes(spec.classes)
+    return _checked(samples(x, read, known, layout, ""), spec, source)
 
 
 def _checked(found: Samples, spec: RunSpec, source: str) -> Samples:

@@ -15,9 +15,11 @@ from fedhead.algorithm.stage import Stage
 from fedhead.core.errors import BadInput, FedheadError
 from fedhead.core.text import printable
 from fedhead.core.tree import Tree
+from fedhead.data import targets
 from fedhead.data.allocation import Rows
 from fedhead.data.arrays import Samples
 from fedhead.data.federation import Federation
+from fedhead.engine import training_objective
 from fedhead.engine.client_states import ClientStates
 from fedhead.engine.clients import Clients
 from fedhead.engine.server import make_downlink
@@ -51,12 +53,13 @@ class DryRun:
     ):
         rows: list[Rows] = [np.zeros(1, np.int64)] * len(spec.sites)
         self._federation = Federation(
-            Samples(spec.blank(), torch.zeros(1, dtype=torch.int64)),
+            Samples(spec.blank(), targets.blank(1, spec.classes, spec.objective)),
             rows,
             spec.classes,
             transform=spec.transform(),
             public=public,
             names=spec.names,
+            objective=spec.objective,
         )
         self._choices, self._make, self._max_model_mb = models, make, max_model_mb
         self._models: dict[tuple[str, int], SplitModel] = {
@@ -111,6 +114,7 @@ class DryRun:
     def check(self, stage: Stage, tested: bool = True) -> None:
         """Refuse a stage that does not go with the models or without the sites' own test samples."""
         federation = replace(self._federation, client_test=self._federation.rows) if tested else self._federation
+        training_objective.check(stage, federation.objective, self.clients.task.local)
         stage.check(list(self._models.values()), federation)
 
     def reply(self, algorithm: Algorithm, client: int, server: Tree) -> Tree:

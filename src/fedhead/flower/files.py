@@ -59,7 +59,7 @@ class ServerFile(_File):
     out: str = "run"  # the run folder
     set: tuple[str, ...] = ()  # key=value on top of the recipe
     # number or names; null: as the recipe's data set has
-    classes: Annotated[int, AtLeast(2)] | tuple[str, ...] | None = None
+    classes: Annotated[int, AtLeast(1)] | tuple[str, ...] | None = None
     shape: tuple[Annotated[int, AtLeast(1)], ...] | None = None  # of one sample, (channels, height, width) for images
     normalize: str | None = None  # a named normalization
     test: str | None = None  # the server's own test samples: an .npz, a folder, a CSV, file.py:function, or recipe

@@ -59,7 +59,7 @@ class RunSpec:
     experiment: Annotated[str, Matches(r"[0-9a-f]{8,64}", "8 to 64 hexadecimal digits")]
     recipe: dict[str, Any]  # its flat keys
     sites: list[str]  # their names; a site's place in the list is its client's number, which decides its batches
-    classes: Annotated[int, AtLeast(2)]
+    classes: Annotated[int, AtLeast(1)]
     shape: list[Annotated[int, AtLeast(1)]]  # of one sample
     names: list[str] | None = None  # of the classes
     mean: list[float] = field(default_factory=list)
@@ -68,6 +68,11 @@ class RunSpec:
     named: dict[str, Any] = field(default_factory=dict)  # in place of the above: a `NamedInput` by name
     code: dict[str, Any] = field(default_factory=dict)  # digests of what the sites run and fedhead does not bring
     fedhead: str = field(default_factory=version)
+
+    @property
+    def objective(self) -> str:
+        """What the sites' labels are."""
+        return str(self.recipe.get("objective") or "multiclass")
 
     def number(self, site: str) -> int:
         """The client's number of a site."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal, cast
+from typing import Annotated, ClassVar, Literal, cast
 
 import torch
 from torch import Tensor
@@ -28,6 +28,7 @@ class FedClassAvg(Method):
     proximal="mean_squared"`.
     """
 
+    objectives: ClassVar[tuple[str, ...]] = ("multiclass", "binary")  # the contrast is between classes
     rho: Annotated[float, AtLeast(0)] = 0.1  # ρ, weight of the proximal term (Eq. 4)
     temperature: Annotated[float, Above(0)] = 0.07  # τ of the contrastive loss
     # the contrastive loss is scaled by τ / τ_base; None: not at all

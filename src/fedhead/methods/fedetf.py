@@ -27,6 +27,7 @@ class FedETF(Method):
     `learnable_temperature` and the model's parameter `projected`.
     """
 
+    objectives: ClassVar[tuple[str, ...]] = ("multiclass",)
     head: ClassVar[str | None] = "etf"
     gamma: Annotated[float, AtLeast(0)] = 1.0  # γ, exponent of the class counts (Eq. 6)
     absent: Literal["mask", "one"] = "mask"  # classes that a client lacks: n^γ = 0 (Eq. 6), or n = 1 (public code)

@@ -31,6 +31,7 @@ class FedNH(Method):
     FedETF's experiments average the models by samples.
     """
 
+    objectives: ClassVar[tuple[str, ...]] = ("multiclass",)
     head: ClassVar[str | None] = "prototype"
     sums: ClassVar[tuple[str, ...]] = ("prototypes", "counts")
     class_rows: ClassVar[tuple[str, ...]] = ("prototypes", "counts")

@@ -37,6 +37,7 @@ class FedProto(LocalOnly):
     λ = 0.1 and predict by logits. Both their code and the authors' average over clients.
     """
 
+    objectives: ClassVar[tuple[str, ...]] = ("multiclass",)
     broadcast: ClassVar[tuple[str, ...]] = ("prototypes",)
     sums: ClassVar[tuple[str, ...]] = ("sums", "counts")
     class_rows: ClassVar[tuple[str, ...]] = ("sums", "counts")

@@ -30,6 +30,7 @@ class FedRoD(Method):
     FedETF's experiments count absent classes once (`absent="one"`).
     """
 
+    objectives: ClassVar[tuple[str, ...]] = ("multiclass",)
     own_loss: ClassVar[bool] = True
     gamma: Annotated[float, AtLeast(0)] = 1.0  # γ, exponent of the class counts in the balanced softmax
     absent: Literal["mask", "one"] = "mask"  # classes that a client lacks: out of the softmax, or counted once

@@ -36,6 +36,7 @@ class KTpFL(Method):
     is one here: a client trains, sends its knowledge, and is distilled into at the start of its next round.
     """
 
+    objectives: ClassVar[tuple[str, ...]] = ("multiclass",)
     broadcast: ClassVar[tuple[str, ...]] = ()
     temperature: Annotated[float, Above(0)] = 10.0  # T, of the soft predictions
     penalty: Annotated[float, AtLeast(0)] = 0.7  # ρ, weight of the pull of the coefficients to 1/K

@@ -141,7 +141,7 @@ def _inspect(model: SplitModel, classes: int) -> Iterator[Finding]:
     if model.classes != classes:
         yield Finding(
             "classifier",
-            f"it has {model.classes} classes, the data has {classes}",
+            f"it has {model.classes} outputs, the data needs {classes}",
             f"build it with {classes} outputs",
             "all",
         )

@@ -112,7 +112,7 @@ def _checked(found: Any, name: str) -> Architecture:
 def build(
     name: ModelLike,
     input_shape: Shape,
-    classes: Annotated[int, AtLeast(2)],
+    classes: Annotated[int, AtLeast(1)],
     head: HeadLike | None = None,
     seed: int = 0,
     *,
@@ -131,7 +131,7 @@ def build(
         name: Name of the architecture, see `fedhead ls models`, also with parameters as in `mlp(hidden=[32])`; or a
             function (input_shape) that returns a `fedhead.Body` or a `SplitModel`.
         input_shape: Shape of one input, without the batch axis.
-        classes: Number of classes.
+        classes: Number of classes, or of outputs where they stand for something else.
         head: Name of the classifier's kind, see `fedhead ls heads`, its class, or a function (features, classes);
             linear unless the architecture has its own.
         seed: Seed of the initial weights.

@@ -78,4 +78,7 @@ def _figures(row: Row) -> str:
     for name, words in (("accuracy", "accuracy"), ("personal", "personal accuracy")):
         if row.get(name) is not None:
             return f"{loss}, {words} {row[name]:.2f} %"
+    for name, words in (("test_loss", "test loss"), ("personal_loss", "personal test loss")):
+        if row.get(name) is not None:  # a regression has no accuracy
+            return f"{loss}, {words} {row[name]:.3f}"
     return loss

@@ -72,6 +72,7 @@ class FineTuneCCVR(FineTune):
     This is the personal accuracy of CCVR in FedETF's tables; the defaults are what those experiments calibrate with.
     """
 
+    objectives: ClassVar[tuple[str, ...]] = ("multiclass",)
     samples: Annotated[int, AtLeast(1)] = 10  # virtual features per class
     epochs: Annotated[int, AtLeast(0)] = 100  # of training the classifier on them
     lr: Annotated[float, Above(0)] = 0.01  # learning rate of SGD
@@ -118,6 +119,7 @@ class FineTuneETF(FineTune):
     epochs each, and β is left. In both, a fixed extractor's running statistics stay as they are.
     """
 
+    objectives: ClassVar[tuple[str, ...]] = ("multiclass",)
     head: ClassVar[str | None] = "etf"
     iterations: Annotated[int, AtLeast(0)] = 20  # T_p; the paper gives none, this is the public code's
     # E of each step, None: the run's local epochs (3 for variant code)

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 class Recalibrate(Stage):
     """Train the classifier anew on all clients' real features, in simulations: an upper bound (Luo et al., 2021)."""
 
+    objectives: ClassVar[tuple[str, ...]] = ("multiclass",)
     oracle: ClassVar[bool] = True
     per_class: Annotated[int, AtLeast(1)] | None = None  # real features per class; None: all
     epochs: Annotated[int, AtLeast(0)] = 50  # of training the classifier on them

@@ -34,6 +34,7 @@ class StatisticsStage(Stage):
     `calibrated` in the server's state, beside the trained model.
     """
 
+    objectives: ClassVar[tuple[str, ...]] = ("multiclass",)
     broadcast: ClassVar[tuple[str, ...]] = ("model", "calibrated")
     sums: ClassVar[tuple[str, ...]] = ("statistics", OUTER)
     class_rows: ClassVar[tuple[str, ...]] = ("statistics",)

@@ -110,7 +110,7 @@ class InProcessFederation:
         fed = self.federation
         return RunSpec(
             experiment=self.experiment,
-            recipe={"seed": 0, "metrics": self.metrics},
+            recipe={"seed": 0, "metrics": self.metrics, "objective": fed.objective},
             sites=[f"site-{k}" for k in range(len(fed))],
             classes=fed.classes,
             **spec_inputs(fed.train.x, fed.transform),
