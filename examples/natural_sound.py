@@ -37,7 +37,7 @@ def main() -> None:
     """Train over the speakers, calibrate the classifier, and keep the spectrograms in a file."""
     path = Path(sys.argv[1]) if len(sys.argv) > 1 else make(Path("tones.npz"))
     federation = fh.Federation.load(path, encode="spectrogram(0.5)", test=0.2, normalize="standard")
-    settings = {"rounds": 6, "local_epochs": 4, "batch_size": 16, "optimizer": "adam", "lr": 0.003}
+    settings = {"rounds": 4, "local_epochs": 2, "batch_size": 16, "optimizer": "adam", "lr": 0.01}
     model = "digitscnn(channels=4, features=16)"
     run = fh.run(federation, model, **settings, stages=[fh.CCVR(samples=200)], metrics=["f1", "worst_client"])
     for name, found in (("FedAvg", run.rows[-1]["metrics"]), ("CCVR", run.stage_rows["ccvr"]["metrics"])):
