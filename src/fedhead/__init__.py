@@ -99,6 +99,7 @@ __all__ = [
     "Partition",
     "Phase",
     "Predictions",
+    "QuadraticHead",
     "Recalibrate",
     "Replies",
     "Reply",

@@ -125,6 +125,7 @@ from fedhead.methods.moon import Moon as Moon
 from fedhead.methods.scaffold import Scaffold as Scaffold
 from fedhead.models.heads import HEADS as HEADS
 from fedhead.models.heads import head as head
+from fedhead.models.quadratic_head import QuadraticHead as QuadraticHead
 from fedhead.models.registry import MODELS as MODELS
 from fedhead.models.registry import Body as Body
 from fedhead.models.registry import build as build

@@ -82,7 +82,7 @@ def test_values_read_as_people_mean_them(text: str, value: Any) -> None:
     [
         ("roundz=3", "did you mean 'rounds'"),
         ("rounds=ten", "rounds: 'ten' is not a whole number"),
-        ("rounds=0", "rounds: 0 is out of range"),
+        ("rounds=-1", "rounds: -1 is out of range"),
         ("rounds=2.5", "rounds: 2.5"),
         ("rounds=true", "rounds: True"),
         ("lr=-1", "lr: -1 is out of range"),
@@ -192,7 +192,7 @@ def test_seeds_may_share_one_split() -> None:
     ("settings", "said"),
     [
         ({"lr": -1}, "lr: -1 is out of range"),
-        ({"rounds": 0}, "rounds: 0 is out of range"),
+        ({"rounds": -1}, "rounds: -1 is out of range"),
         ({"local_epochs": 1.5}, "local_epochs: 1.5 is not a whole number"),
         ({"participation": 2}, "participation: 2 is out of range"),
     ],

@@ -122,7 +122,7 @@ def test_what_a_checkpoint_counts_on_is_on_the_disk_before_it(tmp_path: Path, mo
 
 def test_a_checkpoint_of_no_round_is_refused(tmp_path: Path) -> None:
     folder = with_rounds(tmp_path / "run", 2, 2)
-    for metadata in ({}, {"round": "2"}, {"round": 0}, {"round": True}):
+    for metadata in ({}, {"round": "2"}, {"round": -1}, {"round": True}):
         save_tree(folder.path / CHECKPOINT, state(1), metadata)
         with pytest.raises(BadInput, match="names no round"):
             folder.rewind()

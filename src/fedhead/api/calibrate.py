@@ -1,4 +1,4 @@
-"""Calibration without a federated run: any model, calibrated by class statistics."""
+"""Calibration without a federated run: any model, with a classifier computed from class statistics."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from fedhead.algorithm.stage import Stage
 from fedhead.calibration import statistics as class_statistics
 from fedhead.calibration import statistics_check
 from fedhead.calibration.collect import fingerprint
@@ -15,27 +16,38 @@ from fedhead.calibration.head import check_head
 from fedhead.calibration.statistics import Statistics
 from fedhead.calibration.virtual_features import tukey
 from fedhead.core.errors import BadInput
+from fedhead.core.parameters import check_all, parameters
 from fedhead.core.tree import Tree, Weights
 from fedhead.models.split_model import SplitModel, load, weights
+from fedhead.stages import STAGES
 from fedhead.stages.ccvr import CCVR
+from fedhead.stages.closed_form import ClosedFormHead
+from fedhead.stages.fedcof import FedCOF
 
 
 def calibrate(
-    model: SplitModel, statistics: Statistics | Iterable[Statistics], *, seed: int = 0, **settings: Any
+    model: SplitModel,
+    statistics: Statistics | Iterable[Statistics],
+    stage: str | type[Stage] | Stage = "ccvr",
+    *,
+    seed: int = 0,
+    **settings: Any,
 ) -> SplitModel:
-    """Calibrate the classifier of a model by class statistics (CCVR); no data is needed.
+    """Compute a classifier for a model from class statistics; no data is needed.
 
     Args:
         model: The model.
         statistics: Class statistics of all sites, merged or one by one.
-        seed: Seed of the virtual features.
-        **settings: Parameters of `fedhead.CCVR`: samples, epochs, lr and so on.
+        stage: What computes the classifier: `ccvr`, which trains the present one on virtual features, or a head in
+            closed form, such as `ridge`.
+        seed: Seed of CCVR's virtual features.
+        **settings: Parameters of the stage, where it is given by name.
 
     Returns:
-        A copy of the model with a calibrated classifier.
+        A copy of the model with the new classifier.
 
     Raises:
-        BadInput: If the statistics are invalid or belong to a different model.
+        BadInput: If the statistics are invalid, of another kind or of a different model.
 
     >>> import torch
     >>> from fedhead.calibration.collect import statistics_of
@@ -46,21 +58,31 @@ def calibrate(
     """
     if not isinstance(model, SplitModel):
         raise BadInput(f"model is {type(model).__name__}: wrap it first, fedhead.split(model, classifier='…')")
-    merged = statistics if isinstance(statistics, Statistics) else class_statistics.merge(statistics)
-    statistics_check.check(merged, "the statistics")
-    stage = CCVR(**settings)
-    check_head(model, stage.free, "calibrate")
-    _refuse_misfit(merged, model.classes, model.features, fingerprint(weights(model)))
-    w = weights(model)
-    calibrated = copy.deepcopy(model)
-    load(calibrated, w.replace(calibrated_head(stage, model, w.part("classifier"), merged, seed)))
-    if stage.tukey == "both":
-        calibrated.classifier.register_forward_pre_hook(_Transformed(stage.power))
+    chosen, w = _stage(stage, settings), weights(model)
+    merged, parts = _merged(chosen, statistics)
+    if isinstance(chosen, CCVR):
+        check_head(model, chosen.free, "calibrate")
+    _refuse_misfit(merged, model.classes, model.features, fingerprint(w))
+    head = new_classifier(chosen, model, w.part("classifier"), merged, parts, seed)
+    if isinstance(chosen, ClosedFormHead):
+        calibrated = copy.deepcopy(chosen.architecture(model))
+        w = w.without("classifier")
+    else:
+        calibrated = copy.deepcopy(model)
+    load(calibrated, w.replace(head))
+    if isinstance(chosen, CCVR) and chosen.tukey == "both":
+        calibrated.classifier.register_forward_pre_hook(_Transformed(chosen.power))
     return calibrated
 
 
 def calibrate_weights(
-    w: Mapping[str, Tensor], classifier: str, statistics: Statistics, *, seed: int = 0, **settings: Any
+    w: Mapping[str, Tensor],
+    classifier: str,
+    statistics: Statistics | Iterable[Statistics],
+    stage: str | type[Stage] | Stage = "ccvr",
+    *,
+    seed: int = 0,
+    **settings: Any,
 ) -> dict[str, Tensor]:
     """The same for named weights whose architecture is not at hand: `classifier` names a linear layer in them."""
     names = {word: f"{classifier}.{word}" for word in ("weight", "bias") if f"{classifier}.{word}" in w}
@@ -72,19 +94,58 @@ def calibrate_weights(
         raise BadInput(f"classifier {classifier!r} is no plain linear layer: it also holds {others[0]!r}")
     weight = w[names["weight"]]
     head = nn.Linear(weight.shape[1], weight.shape[0], bias="bias" in names, dtype=weight.dtype)
-    statistics_check.check(statistics, "the statistics")
-    _refuse_misfit(statistics, weight.shape[0], weight.shape[1], fingerprint(w, classifier))
+    chosen = _stage(stage, settings)
+    merged, parts = _merged(chosen, statistics)
+    _refuse_misfit(merged, weight.shape[0], weight.shape[1], fingerprint(w, classifier))
     own = Weights({f"classifier.{word}": w[name] for word, name in names.items()})
-    stage = CCVR(**settings)
-    new = calibrated_head(stage, SplitModel(nn.Identity(), head), own, statistics, seed)
-    return {**w, **{name: new[f"classifier.{word}"] for word, name in names.items()}}
+    new = new_classifier(chosen, SplitModel(nn.Identity(), head), own, merged, parts, seed)
+    if any(t.shape != own[name].shape if name in own else bool(t.any()) for name, t in new.items()):
+        raise BadInput(
+            f"the head of {chosen.name} does not fit the linear layer {classifier!r}, which has "
+            f"{' and '.join(names)}: give a run folder, or a layer with a bias"
+        )
+    return {**w, **{name: new[f"classifier.{word}"].to(weight.dtype) for word, name in names.items()}}
 
 
-def calibrated_head(stage: CCVR, model: SplitModel, head: Tree, statistics: Statistics, seed: int) -> Tree:
-    """The head after CCVR's training, from raw statistics."""
-    if stage.tukey == "real":
-        raise BadInput("tukey=real needs statistics of transformed features, which only a run's stage collects")
-    return stage.calibrate(model, head, statistics, seed)
+def _stage(stage: str | type[Stage] | Stage, settings: Mapping[str, Any]) -> CCVR | ClosedFormHead:
+    if isinstance(stage, Stage):
+        if settings:
+            raise BadInput(f"{next(iter(settings))} would have no effect: the stage {stage.name} has its own settings")
+        made = stage
+    else:
+        found = STAGES.resolve(stage)
+        made = found(**check_all(settings, parameters(found), f"stage {found.name}"))
+    if not isinstance(made, CCVR | ClosedFormHead):
+        raise BadInput(f"stage {made.name} computes no classifier from statistics: use ccvr, ridge, lda, qda or ncm")
+    return made
+
+
+def _merged(stage: Stage, statistics: Statistics | Iterable[Statistics]) -> tuple[Statistics, list[Statistics]]:
+    """Return checked statistics of all sites together and, for a stage that needs them, of each."""
+    parts: list[Statistics] = []
+    if isinstance(stage, FedCOF):
+        if isinstance(statistics, Statistics):
+            raise BadInput("fedcof needs the statistics of each site, not their sum: give a list")
+        statistics = parts = list(statistics)
+    merged = statistics if isinstance(statistics, Statistics) else class_statistics.merge(statistics)
+    return statistics_check.check(merged, "the statistics"), parts
+
+
+def new_classifier(
+    stage: CCVR | ClosedFormHead,
+    model: SplitModel,
+    head: Tree,
+    merged: Statistics,
+    parts: list[Statistics],
+    seed: int,
+) -> Tree:
+    """Return the new entries of the classifier, by full name, from raw statistics."""
+    if isinstance(stage, CCVR):
+        if stage.tukey == "real":
+            raise BadInput("tukey=real needs statistics of transformed features, which only a run's stage collects")
+        return stage.calibrate(model, head, merged, seed)
+    found = stage.fit_clients(parts) if isinstance(stage, FedCOF) else stage.fit(merged)
+    return Tree({f"classifier.{name}": t for name, t in found.items()})
 
 
 def _refuse_misfit(s: Statistics, classes: int, features: int, model: str) -> None:

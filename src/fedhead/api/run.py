@@ -107,7 +107,7 @@ def run(
             (input_shape) that builds one, or a list of n such for clients of different architectures: client i has
             model i mod n, or the one that `assign` gives it.
         method: A method, or its name or class for the method with its defaults.
-        rounds: How many rounds are trained.
+        rounds: How many rounds are trained; 0 with stages that need none, such as `ridge` on pretrained weights.
         local_epochs: Epochs of local training per round: a number, a list with one per client, or `"uniform(1, 5)"`,
             drawn for each client once (with `per=round`: in every round).
         local_steps: Steps of local training per round in place of epochs, likewise.

@@ -31,12 +31,14 @@ def calibrate(
     model: Architecture = None,
     classifier: Classifier = "fc",
     normalize: Normalize = None,
-    samples: Annotated[int, typer.Option(min=1, help="Virtual features per class.")] = 2000,
-    epochs: Annotated[int, typer.Option(min=0, help="Epochs of training on them.")] = 10,
-    lr: Annotated[float, typer.Option(help="Learning rate.")] = 1e-3,
-    seed: Annotated[int, typer.Option(min=0, help="Decides the virtual features.")] = 0,
+    stage: Annotated[str, typer.Option(help="ccvr, or a head in closed form: ridge, lda, qda, ncm, fedcof.")] = "ccvr",
+    parameter: Annotated[list[str] | None, typer.Option(help="key=value of the stage, such as alpha=0.1.")] = None,
+    samples: Annotated[int | None, typer.Option(min=1, help="ccvr: features drawn per class. [default: 2000]")] = None,
+    epochs: Annotated[int | None, typer.Option(min=0, help="ccvr: epochs on them. [default: 10]")] = None,
+    lr: Annotated[float | None, typer.Option(help="ccvr: learning rate. [default: 0.001]")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="ccvr: decides the virtual features.")] = 0,
 ) -> None:
-    """Calibrate a model's classifier with virtual features (CCVR), by class statistics or by the data itself.
+    """Compute a model's classifier anew, by class statistics or by the data itself.
 
     Given only a run folder, the statistics come from the run's own clients (its data set is sought in $FEDHEAD_DATA).
 
@@ -45,6 +47,7 @@ def calibrate(
       fedhead calibrate runs/digits-fedavg-seed0 --out calibrated.safetensors
       fedhead calibrate net.safetensors --statistics a.safetensors --statistics b.safetensors --out new.safetensors
       fedhead calibrate runs/digits-fedavg-seed0 --data mine.npz --out calibrated.safetensors
+      fedhead calibrate net.safetensors --statistics all.safetensors --stage ridge --out new.safetensors
     """
     from safetensors.torch import save_file
 
@@ -53,30 +56,35 @@ def calibrate(
     from fedhead.api.calibrate import calibrate_weights
     from fedhead.api.checkpoint import model_and_data, run_model
     from fedhead.calibration.collect import statistics_of
-    from fedhead.calibration.files import merge_files
+    from fedhead.calibration.files import load_statistics, merge_files
     from fedhead.core.treefile import atomic
     from fedhead.experiment.first_weights import read_file
+    from fedhead.experiment.recipe import assignment
     from fedhead.experiment.reopen import reopen
     from fedhead.models.split_model import weights
 
     refuse_out(out)
-    settings: dict[str, Any] = {"samples": samples, "epochs": epochs, "lr": lr, "seed": seed}
+    given = {"samples": samples, "epochs": epochs, "lr": lr}
+    settings: dict[str, Any] = {word: value for word, value in given.items() if value is not None}
+    settings |= dict(assignment(text) for text in parameter or ())
     run = checkpoint.is_dir()
     if statistics and data:
         raise BadInput("--statistics and --data: give the one or the other")
     if not statistics and not data and not run:
         raise BadInput("there is nothing to calibrate by: give --statistics (once per site) or --data")
+    parts: Any = None  # of each site
     if statistics:
         merged = merge_files(statistics)
+        parts = [load_statistics(path) for path in statistics] if stage == "fedcof" else None
     elif data is not None:
         split, held, transform = model_and_data(checkpoint, data, model, classifier, normalize)
         merged = statistics_of(split, held.x, held.y, transform=transform)
     else:
         merged = train_statistics(reopen(checkpoint).simulation)
     if run:  # its architecture is known, so heads of any kind are calibrated as they are, or refused
-        new = dict(weights(calibrate_model(run_model(checkpoint), merged, **settings)))
+        new = dict(weights(calibrate_model(run_model(checkpoint), parts or merged, stage, seed=seed, **settings)))
     else:
-        new = calibrate_weights(read_file(checkpoint), classifier, merged, **settings)
+        new = calibrate_weights(read_file(checkpoint), classifier, parts or merged, stage, seed=seed, **settings)
     with atomic(out) as draft:
         save_file({n: t.contiguous() for n, t in new.items()}, draft)
     print(f"calibrated the classifier by the statistics of {int(merged.count.sum())} samples -> {out}")

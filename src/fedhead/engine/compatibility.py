@@ -8,6 +8,7 @@ from torch import nn
 
 from fedhead.algorithm.base import Algorithm
 from fedhead.algorithm.method import Method
+from fedhead.algorithm.stage import Stage
 from fedhead.algorithm.task import LocalTraining, Task
 from fedhead.core.errors import BadInput
 from fedhead.executors.client_round import initial_trained
@@ -35,6 +36,12 @@ def check_models(method: Method, models: Sequence[SplitModel], assign: Sequence[
     if here:
         _differing(method, here)
         _lone_samples(here, local)
+
+
+def check_rounds(rounds: int, stages: Sequence[Stage]) -> None:
+    """Raise `BadInput` for a run that would compute nothing."""
+    if not rounds and not stages:
+        raise BadInput("rounds: 0 trains nothing, and there is no stage either: name one, such as stages=[ridge]")
 
 
 def check_trained(algorithm: Algorithm, method: Method, task: Task) -> None:

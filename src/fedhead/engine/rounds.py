@@ -26,6 +26,7 @@ from fedhead.algorithm.stage import Stage, bind
 from fedhead.core.tree import Tree, Weights
 from fedhead.engine import evaluation
 from fedhead.engine.callbacks import KEEP, STOP, Callback, CallbackList
+from fedhead.engine.compatibility import check_rounds
 from fedhead.engine.exchange import exchange
 from fedhead.engine.metric_registry import NO_METRICS, Metric, measure_clients
 from fedhead.engine.metrics import Row, RunMetrics, StageResult
@@ -164,6 +165,7 @@ def run(
     """
     method, rounds = transport.clients.method, transport.clients.task.rounds
     stages = bind(stages, method)
+    check_rounds(rounds, stages)
     for stage in stages:
         transport.check(stage)  # before any compute
         _say_what_is_not_robust(transport, stage)

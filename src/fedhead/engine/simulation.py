@@ -66,7 +66,7 @@ class Simulation(Clients, Transport[ClientStates]):
     ):
         super().__init__(federation, models, method, **settings)
         largest, size = max(self.task.sizes), self.task.local.batch_size
-        if size > 2 * largest:
+        if size > 2 * largest and self.task.rounds:
             warn_once(
                 f"no client has more than {largest} samples, and batches are filled up to batch_size {size}: "
                 f"batch_size={largest} trains alike in less time"

@@ -143,6 +143,8 @@ def executor(name: str | Executor, simulation: Trainable, folders: Iterable[str 
         return name
     if name != "auto":
         return by_name(name, simulation, folders=folders)
+    if not simulation.task.rounds:  # there is no training to time
+        return Loop()
     jobs = simulation.jobs_of_round(1)
     if sum(len(job.clients) for job in jobs) == 1:
         return Loop()

@@ -124,6 +124,7 @@ class Experiment:
         Raises:
             BadInput: They do not.
         """
+        compatibility.check_rounds(self.recipe.rounds, self.stages)
         for client, model in enumerate(self.models):
             _forward(model, inputs, self.recipe, client)
         for algorithm in (self.method, *self.stages):

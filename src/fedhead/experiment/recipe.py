@@ -42,7 +42,7 @@ class Recipe:
     clients: Annotated[int, AtLeast(1)] = 10
     participation: Annotated[float, Above(0), AtMost(1)] = 1.0  # the share of the clients that train in a round
     sampler: str | None = None  # who they are: uniform (as null), weighted, round_robin, or your own
-    rounds: Annotated[int, AtLeast(1)] = 10
+    rounds: Annotated[int, AtLeast(0)] = 10  # 0: the stages alone, on the first weights
     # late clients that the server drops, drop(0.2), or that do a part of their steps, partial(0.2); null: none
     stragglers: str | None = None
     local_epochs: Work = 1  # a number, a list with one per client, or uniform(1, 5)
@@ -102,7 +102,7 @@ class Recipe:
     def __post_init__(self) -> None:
         """Check every value, and bring it to its field's type."""
         check_fields(self)
-        if self.last_rounds > self.rounds:
+        if self.last_rounds > max(self.rounds, 1):
             raise BadInput(
                 f"last_rounds: {self.last_rounds} is out of range, it must be at most the {self.rounds} rounds"
             )

@@ -168,6 +168,15 @@ class RecordedRun:
         self.loggers.log_round(now.history[-1])
         self.save(now, state, checkpoint or now.round == self.recipe.rounds or now.stopped is not None)
 
+    def save_first(self, result: FinishedRun, state: Tree) -> None:
+        """Save the states before the first round, of a run that has none: what its stages started from.
+
+        Args:
+            result: The run.
+            state: The states of server and clients.
+        """
+        self.save(Snapshot(0, result.server, {}, []), state, final=True)
+
     def save(self, now: Snapshot, state: Tree, final: bool, stopped: str | None = None) -> None:
         """Save the state after a round with what the callbacks remember and keep.
 

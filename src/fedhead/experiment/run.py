@@ -134,6 +134,8 @@ def carry_out(
             on_round=after_round,
             on_start=lambda name: run.folder.save_environment({"executor": name}),
         )
+        if not run.recipe.rounds:
+            run.save_first(result, Tree(server=result.server, clients=Tree()))
         run.finish(result, federation.public)
     return result
 

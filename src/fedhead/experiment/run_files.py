@@ -90,7 +90,7 @@ def round_of(metadata: Mapping[str, Any], path: Path) -> int:
         BadInput: If it names none.
     """
     number = metadata.get("round")
-    if type(number) is not int or number < 1:
+    if type(number) is not int or number < 0:
         raise BadInput(f"{path} is no checkpoint of a run: it names no round")
     return number
 

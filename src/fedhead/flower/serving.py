@@ -85,6 +85,9 @@ def _run(run: RecordedRun, transport: FlowerTransport, experiment: Experiment) -
         resume=resume,
         on_round=after_round,
     )
+    if not run.recipe.rounds:
+        accepted = torch.zeros(len(transport.spec.sites), dtype=torch.int64)
+        run.save_first(result, Tree(server=result.server, clients=Tree(), accepted=accepted))
     found = run.finish(result, transport.clients.federation.public)
     after = "".join(f", after {name} {stage.accuracy}" for name, stage in result.stages.items())
     transport.log(f"finished: accuracy {found['accuracy']}, personal {found['personal']}{after}")
