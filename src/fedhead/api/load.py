@@ -15,8 +15,9 @@ import torch
 
 from fedhead.algorithm.method import Method
 from fedhead.algorithm.stage import Stage, bind
-from fedhead.api.result import Record, Result
-from fedhead.api.results import Results
+from fedhead.api.record import Record
+from fedhead.api.result import Result
+from fedhead.api.result_list import Results
 from fedhead.api.trained import TrainedState
 from fedhead.core.errors import BadInput
 from fedhead.data.federation import Federation

@@ -1,0 +1,183 @@
+"""What a run measured, without its weights: as data frames, as plots, and beside other runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedhead.api import frames
+from fedhead.api.comparison import Comparison, paired
+from fedhead.core import html
+from fedhead.core.errors import BadInput
+from fedhead.engine.metrics import Row, RunMetrics
+from fedhead.experiment.recipe import Recipe
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True)
+class Record:
+    """What is known of a run without its weights.
+
+    Args:
+        recipe: Its settings; components that were given as objects are named.
+        rows: The records of the rounds.
+        stage_rows: The records of the stages, by name.
+        executor: Name of the executor, or of the transport.
+        preparing: Seconds spent on compiling.
+        counts: Training samples by client and class; None if the run was stopped before it split its data.
+        class_names: Names of the classes, if they have such.
+        client_names: Names of the clients, if they have such.
+        path: The run folder, if the run has one.
+        state: "finished", or how far it came.
+    """
+
+    recipe: Recipe
+    rows: list[Row]
+    stage_rows: dict[str, Row]
+    executor: str
+    preparing: float = 0.0
+    counts: NDArray[np.int64] | None = None
+    class_names: Sequence[str] | None = None
+    client_names: Sequence[str] | None = None
+    path: Path | None = None
+    state: str = "finished"
+
+
+class RecordedResult(RunMetrics):
+    """What a run measured.
+
+    Args:
+        record: Settings and records of the run.
+    """
+
+    def __init__(self, record: Record):
+        self.record = record
+        self.rows, self.executor, self.preparing = record.rows, record.executor, record.preparing
+        self.last_rounds = record.recipe.last_rounds
+
+    @property
+    def stage_rows(self) -> dict[str, Row]:
+        """The records of the stages, by name."""
+        return self.record.stage_rows
+
+    @property
+    def recipe(self) -> Recipe:
+        """The settings of the run."""
+        return self.record.recipe
+
+    @property
+    def path(self) -> Path | None:
+        """The run folder, if the run has one."""
+        return self.record.path
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run came to its end."""
+        return self.record.state == "finished"
+
+    @property
+    def history(self) -> pd.DataFrame:
+        """The numbers of every round, one line per round."""
+        return frames.history(self.rows)
+
+    @property
+    def clients(self) -> pd.DataFrame:
+        """One line per client: training samples, and accuracies of its own model after the rounds and each stage."""
+        record = self.record
+        return frames.clients(record.rows, record.stage_rows, record.counts, record.client_names)
+
+    @property
+    def client_history(self) -> pd.DataFrame:
+        """Accuracies of the clients' own models, one line per evaluated round and one column per client."""
+        return frames.client_history(self.rows, self.record.client_names)
+
+    @property
+    def partition(self) -> pd.DataFrame:
+        """Training samples by client and class."""
+        if self.record.counts is None:
+            raise BadInput(f"{self.path} was stopped before its data was split: resume it first")
+        return frames.counts(self.record.counts, self.record.client_names, self.record.class_names)
+
+    def plot(self, metric: str = "accuracy") -> Figure:
+        """Plot a column of `history` over the rounds, with the stages as lines.
+
+        Args:
+            metric: The column.
+
+        Returns:
+            A matplotlib figure, which notebooks show.
+
+        Raises:
+            BadInput: If no round has such a number.
+        """
+        from fedhead.report import plots
+
+        frame = self.history
+        if metric not in frame or frame[metric].isna().all():
+            known = ", ".join(name for name in frame.columns if not frame[name].isna().all())
+            raise BadInput(f"plot: no round has {metric!r}; there is {known or 'nothing yet'}")
+        values = frame[metric].dropna()
+        after = {name: row[metric] for name, row in self.stage_rows.items() if row.get(metric) is not None}
+        return plots.curve(values.index.tolist(), values.tolist(), metric, after)
+
+    def compare(self, other: RecordedResult, level: float = 0.95) -> Comparison:
+        """Compare the clients' own accuracies with those of another run, client by client.
+
+        Results of several seeds are compared by `fedhead.load_all(…).compare(…)`.
+
+        Args:
+            other: Another run with the same clients.
+            level: Level of the interval of the mean difference.
+
+        Returns:
+            The differences, this run minus the other.
+
+        Raises:
+            BadInput: If no client was tested in both.
+        """
+        found = []
+        for result in (self, other):
+            frame = result.clients
+            if "accuracy" not in frame:
+                raise BadInput(
+                    f"compare: {result!r} has no test samples of single clients (client_test=0.2); compare several "
+                    "seeds with fedhead.load_all(…).compare(…)"
+                )
+            found.append({str(name): float(value) for name, value in frame["accuracy"].items()})
+        return paired("personal accuracy", "client", found[0], found[1], level)
+
+    # -- how it is shown --------------------------------------------------------------------------
+    def __repr__(self) -> str:
+        """Say how well it went; None for what there is no test set for."""
+        shown = {"accuracy": self.accuracy, "personal": self.personal}
+        if self.recipe.objective == "regression":
+            shown = {"test_loss": self.test_loss, "personal_loss": self._last("personal_loss")}
+        parts = [f"{name}={_rounded(value)}" for name, value in shown.items()]
+        after = {name: _rounded(row.get("accuracy")) for name, row in self.stage_rows.items()}
+        parts += [f"stages={after}", f"rounds={len(self.rows)}", f"executor={self.executor!r}"]
+        parts += [] if self.path is None else [f"path={str(self.path)!r}"]
+        parts += [] if self.finished else [self.record.state]
+        return f"{type(self).__name__}({', '.join(parts)})"
+
+    def _repr_html_(self) -> str:
+        recipe = self.recipe
+        title = (
+            f"{recipe.method} on {recipe.dataset}, {recipe.partition}, {recipe.clients} clients: {self.record.state}"
+        )
+        body: list[list[Any]] = [[f"round {len(self.rows)}", _rounded(self.accuracy), _rounded(self.personal)]]
+        body += [
+            [name, _rounded(r.get("accuracy")), _rounded(r.get("personal"))] for name, r in self.stage_rows.items()
+        ]
+        return html.table(title, ["after", "accuracy (%)", "personal (%)"], body)
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 2)
