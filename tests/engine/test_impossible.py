@@ -14,6 +14,7 @@ from fedhead.algorithm.base import Algorithm
 from fedhead.algorithm.task import LocalTraining
 from fedhead.algorithm.upload import Half
 from fedhead.calibration import statistics
+from fedhead.calibration.symmetric import pack
 from fedhead.core.tree import Tree
 from fedhead.engine.rounds import FinishedRun, run
 from fedhead.engine.simulation import Simulation
@@ -57,7 +58,7 @@ def indefinite(found: Tree) -> Tree:
     outer = statistics.unpack(found["outer"], d).clone()
     c = int(found["count"].argmax())
     outer[c, 0, 1] = outer[c, 1, 0] = 10 * outer[c].diagonal().abs().max()
-    return found.replace(outer=statistics.pack(outer))
+    return found.replace(outer=pack(outer))
 
 
 def one_sample(found: Tree) -> Tree:
