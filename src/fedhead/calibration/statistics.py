@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedhead.calibration.sums import Kind, batch_sums
-from fedhead.calibration.symmetric import triangle, unpack
+from fedhead.calibration.symmetric import diagonal_places, unpack
 from fedhead.core.errors import BadInput
 from fedhead.core.tree import Tree
 
@@ -167,8 +167,7 @@ class Statistics:
         self.need("diagonal", "full")
         if self.kind == "diagonal":
             return self
-        rows, columns = triangle(self.features, self.outer.device)
-        return replace(self, outer=self.outer[:, rows == columns])
+        return replace(self, outer=self.outer[:, diagonal_places(self.features, self.outer.device)])
 
 
 def from_features(z: Tensor, y: Tensor, classes: int, kind: Kind = "full") -> Statistics:

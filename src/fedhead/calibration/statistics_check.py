@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedhead.calibration.statistics import Statistics, merge
-from fedhead.calibration.symmetric import classes_at_once, triangle, unpack
+from fedhead.calibration.symmetric import classes_at_once, diagonal_places, unpack
 from fedhead.core.errors import BadInput
 
 _NEGATIVE = 1e-7  # an eigenvalue below this share of the largest one is not a rounding error
@@ -31,7 +31,8 @@ def check(statistics: Statistics, source: str, full: bool = True) -> Statistics:
         BadInput: With the source and the reason.
     """
     for name, t in statistics.tree().items():
-        if not bool(torch.isfinite(t).all()):
+        # a finite sum has finite terms, and takes a tenth of the time of looking at each
+        if not bool(torch.isfinite(t.sum())) and not bool(torch.isfinite(t).all()):
             raise BadInput(f"{source}: {name!r} is not finite; leave this client out, its model has diverged")
     check_counts(source, statistics.count, math.inf, statistics.sum, *_of_classes(statistics))
     if statistics.kind == "pooled" and not bool(statistics.count.any()) and bool(statistics.outer.any()):
@@ -136,8 +137,7 @@ def _variances(statistics: Statistics) -> tuple[Tensor, Tensor]:
     if statistics.kind == "means":
         return torch.zeros_like(statistics.sum), torch.zeros_like(statistics.count)
     if statistics.kind == "pooled":
-        rows, columns = triangle(statistics.features, statistics.outer.device)
-        squares = statistics.outer[rows == columns][None]
+        squares = statistics.outer[diagonal_places(statistics.features, statistics.outer.device)][None]
         between = (statistics.sum * statistics.mean()).sum(0)
         return squares - between, _NEGATIVE * squares.abs().amax(1).clamp_min(1e-300)
     diagonal = statistics.diagonal()

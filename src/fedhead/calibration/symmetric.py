@@ -12,6 +12,16 @@ def triangle(d: int, device: torch.device | str = "cpu") -> tuple[Tensor, Tensor
     return rows, columns
 
 
+def diagonal_places(d: int, device: torch.device | str = "cpu") -> Tensor:
+    """Return where the diagonal of a d×d matrix is in its stored upper triangle.
+
+    >>> diagonal_places(3).tolist()
+    [0, 3, 5]
+    """
+    row = torch.arange(d, device=device)
+    return row * d - row * (row - 1) // 2
+
+
 def pack(matrix: Tensor) -> Tensor:
     """Extract the upper triangles of symmetric matrices: [..., d, d] to [..., d(d+1)/2]."""
     rows, columns = triangle(matrix.shape[-1], matrix.device)

@@ -1,0 +1,60 @@
+"""Merge the pooled statistics of many clients, as they arrive: seconds and memory of the server.
+
+Run it with `python benchmarks/merging.py [clients] [features] [classes]`; the numbers of docs/one_round.md are those of
+1000 clients, 1280 features and 100 classes.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+import time
+from collections.abc import Iterator
+
+import torch
+from safetensors.torch import load, save
+
+from fedhead.calibration import statistics_check
+from fedhead.calibration.low_rank import from_tree
+from fedhead.calibration.statistics import Statistics, from_features, merge
+from fedhead.core.tree import Tree
+from fedhead.stages.ridge import Ridge
+
+
+def messages(features: int, classes: int, different: int = 4) -> list[bytes]:
+    """Return the bytes of a few clients' messages."""
+    found = []
+    for seed in range(different):
+        draw = torch.Generator().manual_seed(seed)
+        y = torch.arange(2 * classes) % classes
+        z = torch.randn(len(y), features, generator=draw) + y[:, None] / classes
+        found.append(save(dict(from_features(z, y, classes, "pooled").tree())))
+    return found
+
+
+def measure(clients: int, features: int, classes: int) -> dict[str, float]:
+    """Merge one message after another, then solve for a ridge head."""
+    sent = messages(features, classes)
+
+    def parts() -> Iterator[Statistics]:
+        for k in range(clients):
+            yield statistics_check.check(from_tree(Tree(load(sent[k % len(sent)]))), f"client {k}", full=False)
+
+    begin, used = time.perf_counter(), time.process_time()
+    merged = statistics_check.check(merge(parts()), "the merged statistics")
+    seconds, cpu_seconds = time.perf_counter() - begin, time.process_time() - used
+    head = Ridge().fit(merged)
+    assert head["weight"].shape == (classes, features)
+    return {
+        "message_mb": len(sent[0]) / 1e6,
+        "seconds": seconds,
+        "cpu_seconds": cpu_seconds,
+        "ridge_seconds": time.perf_counter() - begin - seconds,
+        "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3,
+    }
+
+
+if __name__ == "__main__":
+    sizes = [int(word) for word in sys.argv[1:]] + [1000, 1280, 100][len(sys.argv) - 1 :]
+    print(json.dumps(measure(*sizes)))
