@@ -45,9 +45,10 @@ def main(grid, context):
     from fedhead.flower import assemble
     from fedhead.flower.files import ServerFile
 
-    file = ServerFile.read(os.environ["FEDHEAD_SERVER"])
-    spec = assemble.run_spec(file)
-    transport = assemble.transport(file, spec, grid)
+    file = ServerFile.read(context.run_config["server"])
+    recipe, spec = file.recipe_of_run(), assemble.run_spec(file)
+    experiment = assemble.experiment_of(recipe, spec)
+    transport = assemble.transport(file, spec, experiment, assemble.server_data(file, recipe), grid)
     transport.begin()
 
     def floor():
@@ -62,7 +63,7 @@ def main(grid, context):
         return time.perf_counter() - begin
 
     ours, empty = [], []
-    for number in range(1, spec.recipe_of_run().rounds + 1):
+    for number in range(1, recipe.rounds + 1):
         empty.append(floor())
         ours.append(train_round(transport, number)["seconds"])
         with open(os.environ["FEDHEAD_SERVER_LOG"], "a") as log:

@@ -336,7 +336,7 @@ def test_a_stranger_and_a_site_without_samples_are_left_out_by_name(tmp_path: Pa
     grid.nodes[555] = here.site(1, name="mallory")
     run(here.transport(grid, said))
     assert any("node 555 is left out: its name is not among the server's sites" in line for line in said)
-    assert any("node 102 is left out: it holds no training samples" in line for line in said)
+    assert any("node 102 is left out: site site-2: it holds no training samples" in line for line in said)
     assert not any("mallory" in line for line in said)  # what a site calls itself stays there if nobody knows it
 
 

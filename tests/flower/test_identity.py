@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 from flwr.app import Message, RecordDict
@@ -18,7 +19,7 @@ from fedhead.engine.rounds import run
 from fedhead.flower.node_keys import site_keys
 from fedhead.flower.transport import FlowerTransport
 from fedhead.methods import METHODS
-from fedhead.testing.inprocess import InProcess, InProcessFederation
+from fedhead.testing.inprocess import InProcess, InProcessFederation, changed_response
 
 KEYS = {f"site-{k}": f"key of site-{k}".encode() for k in range(5)}
 
@@ -70,9 +71,36 @@ def test_a_key_opens_no_other_sites_name(tmp_path: Path) -> None:
     said: list[str] = []
     transport = bound(world, grid, said)
     run(transport)
-    assert any("node 103 is left out: it calls itself site-1" in line for line in said)
+    assert any("node 103 is left out: site site-3: it calls itself site-1, but its key" in line for line in said)
     assert "site-3" not in transport.nodes.nodes
     assert transport.nodes.nodes["site-1"] == 101
+
+
+def test_a_failure_under_another_sites_name_is_not_held_against_that_site(tmp_path: Path) -> None:
+    """Otherwise the others would not wait for that site, and its record would give a false reason."""
+    world, grid = make(tmp_path)
+    late = grid.nodes.pop(101)  # site-1 is not here yet
+
+    def lie(header: dict[str, Any], trees: dict[str, Any]) -> None:
+        header |= {"site": "site-1", "problem": "data", "reference": "00000000"}
+
+    grid.faults[103] = lambda message, honest: changed_response(honest(), lie)
+    said: list[str] = []
+    transport = bound(world, grid, said)
+    present = transport.present()
+    assert transport.why_absent(present)[1] == "it is not connected"
+    assert not transport.nodes.complete(present)
+    assert any("node 103 is left out: site site-3: its data can't be used" in line for line in said)
+    grid.nodes[101] = late
+    assert 1 in transport.present()
+
+
+def test_a_message_that_cant_be_read_is_attributed_by_its_key(tmp_path: Path) -> None:
+    world, grid = make(tmp_path)
+    grid.faults[103] = lambda message, honest: RecordDict()
+    said: list[str] = []
+    bound(world, grid, said).present()
+    assert any("node 103 is left out: site site-3: the message is not from fedhead" in line for line in said)
 
 
 def test_without_keys_a_newcomer_does_not_displace_a_site_that_is_here(tmp_path: Path) -> None:

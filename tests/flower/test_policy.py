@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -123,6 +125,17 @@ def test_a_request_may_not_take_longer_than_the_site_allows() -> None:
     assert Policy(max_seconds=5.0).seconds(None) == 5.0  # with the watchdog off
     assert Policy(max_seconds=5.0).seconds(2.0) == 2.0
     assert Policy().seconds(None) is None
+
+
+def test_the_limits_of_site_yaml_hold_for_a_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also with the watchdog off, as `hello` has it."""
+    timers, limits = list[float](), list[int]()
+    monkeypatch.setattr(faulthandler, "dump_traceback_later", lambda seconds, **_: timers.append(seconds))
+    monkeypatch.setattr(resource, "setrlimit", lambda kind, found: limits.append(found[0]))
+    before = resource.getrlimit(resource.RLIMIT_DATA)[0]
+    assert hello(project(tmp_path, keys="max_seconds: 7\nmax_memory_mb: 900\n")).problem is None
+    assert timers == [7.0]
+    assert limits == [900 * 2**20, before]
 
 
 MEMORY = """

@@ -217,7 +217,7 @@ def test_odd_requests_are_refused(change: dict[str, Any]) -> None:
         read_request({**good, **change})
 
 
-def test_certificates(tmp_path: Path) -> None:
+def test_certificates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written = certificates.write(tmp_path, ["127.0.0.1", "localhost"], ["north", "south"])
     assert {p.name for p in written} >= {"ca.crt", "ca.key", "server.crt", "server.key", "north", "north.pub"}
     for path in written:
@@ -229,7 +229,7 @@ def test_certificates(tmp_path: Path) -> None:
     certificates.write(tmp_path, ["fl.example.org"], ["north", "west"])  # again, for another host and one site more
     assert (tmp_path / "sites" / "north").read_bytes() == key
     assert (tmp_path / "ca.crt").read_bytes() == authority
-    certificates.check(tmp_path, ["north", "south", "west"])
+    certificates.check(tmp_path, ["north", "south", "west"])  # 127.0.0.1 is always among the server's names
     with pytest.raises(BadInput, match="east is missing"):
         certificates.check(tmp_path, ["east"])
     other = tmp_path / "other"
@@ -237,6 +237,11 @@ def test_certificates(tmp_path: Path) -> None:
     (tmp_path / "ca.crt").write_bytes((other / "ca.crt").read_bytes())
     with pytest.raises(BadInput, match="was not issued by"):
         certificates.check(tmp_path, ["north"])
+    with monkeypatch.context() as patch:
+        patch.setattr(certificates, "LOOPBACK", ())
+        certificates.write(other, ["fl.example.org"], ["north"])
+    with pytest.raises(BadInput, match=r"server\.crt is not valid for 127\.0\.0\.1"):
+        certificates.check(other, ["north"])
     (tmp_path / "server.crt").write_text("no certificate")
     with pytest.raises(BadInput, match="is not a certificate"):
         certificates.check(tmp_path, ["north"])

@@ -46,14 +46,18 @@ def init(
     project = Project.init(folder, recipe, site or site_names(sites), assignments or [], data or [])
     print(f"{project.path} is ready: look into server.yaml and sites/*/site.yaml, then")
     print(f"  fedhead deploy up {folder} --insecure --wait")
-    print("runs all of it on this machine; docs/deployment.md shows how to use several machines")
+    print("runs all of it on this machine, without TLS. With TLS and keys:")
+    print(f"  fedhead deploy certs {folder}")
+    print(f"  fedhead deploy up {folder} --wait")
+    print("docs/deployment.md shows how to use several machines")
 
 
 @deploy.command()
 def certs(
     folder: DeploymentFolder,
     host: Annotated[
-        list[str] | None, typer.Option(help="A name or address of the server. [default: 127.0.0.1, localhost]")
+        list[str] | None,
+        typer.Option(help="A name or address of the server, besides 127.0.0.1 and localhost, once per name."),
     ] = None,
 ) -> None:
     """Write a certificate authority, the server's certificate, and a key for each site.
@@ -67,7 +71,7 @@ def certs(
     from fedhead.deploy.project import Project
 
     project = Project.open(folder)
-    for path in certificates.write(project.certs, host or ["127.0.0.1", "localhost"], project.server().sites):
+    for path in certificates.write(project.certs, host or [], project.server().sites):
         print(path)
 
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from cryptography import x509
 
 DAYS = 365
+LOOPBACK = ("127.0.0.1", "localhost")  # where `deploy up` and Flower's own processes on the server's machine connect
 
 
 def write(folder: Path, hosts: Sequence[str], sites: Sequence[str]) -> list[Path]:
@@ -22,7 +23,7 @@ def write(folder: Path, hosts: Sequence[str], sites: Sequence[str]) -> list[Path
 
     Args:
         folder: Where to write.
-        hosts: Host names and addresses of the server; the first is its common name.
+        hosts: Host names and addresses of the server, besides those of its loopback interface.
         sites: Names of the sites.
 
     Returns:
@@ -39,6 +40,7 @@ def write(folder: Path, hosts: Sequence[str], sites: Sequence[str]) -> list[Path
     except ImportError as error:
         raise BadInput("certificates need Flower's libraries: pip install 'fedhead[flower]'") from error
 
+    names = list(dict.fromkeys([*hosts, *LOOPBACK]))  # the first is the certificate's common name
     folder.mkdir(parents=True, exist_ok=True)
     written: list[Path] = []
     now = datetime.datetime.now(datetime.UTC)
@@ -89,13 +91,13 @@ def write(folder: Path, hosts: Sequence[str], sites: Sequence[str]) -> list[Path
     server_key = ec.generate_private_key(ec.SECP384R1())
     server = (
         x509.CertificateBuilder()
-        .subject_name(name(hosts[0]))
+        .subject_name(name(names[0]))
         .issuer_name(authority.subject)
         .public_key(server_key.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - datetime.timedelta(minutes=5))
         .not_valid_after(now + datetime.timedelta(days=DAYS))
-        .add_extension(x509.SubjectAlternativeName([_host(host) for host in hosts]), critical=False)
+        .add_extension(x509.SubjectAlternativeName([_host(host) for host in names]), critical=False)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(x509.ExtendedKeyUsage([x509.oid.ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), critical=False)
@@ -143,6 +145,15 @@ def check(folder: Path, sites: Sequence[str]) -> None:
                 f"{folder / file} is valid from {certificate.not_valid_before_utc:%Y-%m-%d} to "
                 f"{certificate.not_valid_after_utc:%Y-%m-%d} only: write it again with fedhead deploy certs"
             )
+    try:
+        hosts = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        hosts = x509.SubjectAlternativeName([])
+    if _host(LOOPBACK[0]) not in hosts:
+        raise BadInput(
+            f"{folder / 'server.crt'} is not valid for {LOOPBACK[0]}, where the SuperLink is reached on this machine: "
+            "write it again with fedhead deploy certs"
+        )
 
 
 def _host(host: str) -> x509.GeneralName:

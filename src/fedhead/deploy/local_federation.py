@@ -73,7 +73,6 @@ class LocalFederation:
         self.nodes = [Node(name, port) for name, port in zip(self.sites, ports, strict=True)]
         self.env = processes.environment(
             self.private / "flwr",
-            FEDHEAD_SERVER=str(self.project.server_file),
             FEDHEAD_SERVER_LOG=str(self.private / "server.log"),
             **{server_status.VARIABLE: str(self.private / ownership.SERVER), processes.MARK: str(self.private)},
         )

@@ -32,6 +32,11 @@ class Failure:
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, printable(getattr(self, name)))
 
+    @property
+    def line(self) -> str:
+        """The reason under the site's name, for the operator."""
+        return f"site {self.site}: {self.reason}" if self.site else self.reason
+
 
 SiteReply = tuple[Response, dict[str, Tree]] | Failure
 

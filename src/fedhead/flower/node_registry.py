@@ -53,12 +53,26 @@ class NodeRegistry:
         self.rivals[node] = name
         return Failure(f"it calls itself {name}, which is here already as node {holder}")
 
-    def refuse(self, node: int, failure: Failure) -> None:
-        """Note why a node can't take part; if a site said so, it is asked again after a while."""
+    def refuse(self, node: int, failure: Failure, key: bytes | None = None) -> Failure:
+        """Note why a node can't take part; if a site said so, it is asked again after a while.
+
+        Args:
+            node: The node.
+            failure: The reason, with the name that the node gave.
+            key: The node's public key, which says which site it is whatever it calls itself; None: it has none.
+
+        Returns:
+            The reason with the name that is known to be the node's.
+        """
+        if self.keys:
+            owner = next((name for name, own in self.keys.items() if own == key), None)
+            if failure.site != owner:  # what it says must not be held against the site whose name it gave
+                failure = Failure(Failure(failure.reason, owner).line)
         self.refused[node] = failure
         _, waited = self.retries.get(node, (0.0, RETRY_SECONDS / 2))
         wait = min(2 * waited, LONGEST_RETRY)
         self.retries[node] = (time.monotonic() + wait, wait)
+        return failure
 
     def forget(self, name: str) -> None:
         """Have a site's node asked again who it is and what it holds."""

@@ -39,7 +39,7 @@ def main(grid: Grid, context: Context) -> None:
 
     tell(status)
     exit_with(ProcessIdentity.of(os.getppid()))  # without its link it would wait for ever, and hold the run folder
-    path = context.run_config.get("server") or os.environ.get("FEDHEAD_SERVER")
+    path = context.run_config.get("server")
     try:
         if not path:
             raise BadInput("no server.yaml is named: flwr run app --run-config 'server=\"/path/to/server.yaml\"'")

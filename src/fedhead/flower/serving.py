@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -89,8 +89,9 @@ def _run(run: RecordedRun, transport: FlowerTransport, experiment: Experiment) -
         accepted = torch.zeros(len(transport.spec.sites), dtype=torch.int64)
         run.save_first(result, Tree(server=result.server, clients=Tree(), accepted=accepted))
     found = run.finish(result, transport.clients.federation.public)
-    after = "".join(f", after {name} {stage.accuracy}" for name, stage in result.stages.items())
-    transport.log(f"finished: accuracy {found['accuracy']}, personal {found['personal']}{after}")
+    reached = {"accuracy": found["accuracy"], "personal": found["personal"]}
+    reached |= {f"after {name}": stage.accuracy for name, stage in result.stages.items()}
+    transport.log(", ".join(["finished", *_percents(reached)]))
     return found
 
 
@@ -114,7 +115,11 @@ class _disk:
 
 def _line(row: Row) -> str:
     parts = [f"round {row['round']}"]
-    parts += [f"{name} {row[name]:.2f} %" for name in ("accuracy", "personal") if row.get(name) is not None]
+    parts += _percents({name: row.get(name) for name in ("accuracy", "personal")})
     missing = [*row.get("failed", {}), *row.get("absent", {})]
     parts += [f"without {', '.join(missing)}"] if missing else []
     return ", ".join([*parts, f"{row['seconds']:.1f} s"])
+
+
+def _percents(values: Mapping[str, float | None]) -> list[str]:
+    return [f"{name} {value:.2f} %" for name, value in values.items() if value is not None]

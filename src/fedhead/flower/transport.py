@@ -160,7 +160,7 @@ class FlowerTransport(Transport[SiteStates]):
                 break
             time.sleep(self.timeouts.poll)
         missing = ", ".join(name for k, name in enumerate(self.spec.sites) if k not in present)
-        why = "".join(f"; {failure.reason}" for failure in self.nodes.refused.values())
+        why = "".join(f"; {failure.line}" for failure in self.nodes.refused.values())
         if len(present) < self.timeouts.quorum:
             raise FedheadError(
                 f"{len(present)} of {len(self.spec.sites)} sites are there after {self.timeouts.join_seconds:g} s, "
@@ -182,34 +182,35 @@ class FlowerTransport(Transport[SiteStates]):
         found: dict[int, Response] = {}
         keys = node_keys(self.grid) if self.nodes.keys else {}
         outgoing = {node: Outgoing(node, request) for node in nodes}
+
+        def refuse(node: int, failure: Failure) -> None:
+            known = self.nodes.refuse(node, failure, keys.get(node))
+            self.log(f"node {node} is left out: {known.line}")
+
         for node, reply in self.messenger.ask(outgoing, self.timeouts.join_seconds).items():
             if isinstance(reply, Failure):
-                self._refuse(node, reply)
+                refuse(node, reply)
             elif reply[0].site not in self.spec.sites:
-                self._refuse(node, Failure(f"it is {reply[0].site!r}, which is not in the list of sites"))
+                refuse(node, Failure(f"it is {reply[0].site!r}, which is not in the list of sites"))
             elif (refusal := self.nodes.refusal(node, reply[0].site, keys, connected)) is not None:
-                self._refuse(node, refusal)
+                refuse(node, refusal)
             elif (why := self._mismatch(self.spec.number(reply[0].site), request, *reply)) is not None:
-                self._refuse(node, Failure(f"site {reply[0].site}: {why}", reply[0].site))
+                refuse(node, Failure(why, reply[0].site))
             else:
                 found[node] = reply[0]
         names = [response.site for response in found.values()]
         for node, response in found.items():
             if names.count(response.site) > 1:
                 why = f"two nodes call themselves {response.site}: give each site its own name"
-                self._refuse(node, Failure(why, response.site))
+                refuse(node, Failure(why, response.site))
                 continue
             try:
                 self.dry_run.assign(self.spec.number(response.site), response.model)
             except FedheadError as error:
-                self._refuse(node, Failure(f"site {response.site}: {error}", response.site))
+                refuse(node, Failure(str(error), response.site))
                 continue
             moved = self.nodes.enter(node, response)
             self.log(moved or f"site {response.site} is here with {response.samples} samples")
-
-    def _refuse(self, node: int, failure: Failure) -> None:
-        self.nodes.refuse(node, failure)
-        self.log(f"node {node} is left out: {failure.reason}")
 
     # -- exchanges --------------------------------------------------------------------------------
     def exchange(
