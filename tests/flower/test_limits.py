@@ -128,6 +128,7 @@ IN_A_ROUND: dict[str, Fault] = {
     "samples": in_header("work", samples=10**400),
     "samples of another hello": in_header("work", samples=10**9),
     "round": in_header("work", round=10**400),
+    "a loss whose mean with the others' is infinite": in_header("work", train_loss=1e308),
     "a long header": in_header("work", reference="x" * 10**6),
     "shape": in_description(no_elements_many_sides),
     "sides": in_description(sides_that_are_text),
@@ -138,6 +139,7 @@ IN_A_ROUND: dict[str, Fault] = {
 IN_A_TEST: dict[str, Fault] = {
     "accuracy": in_header("test", accuracy=10**400),
     "accuracy beyond 100": in_header("test", accuracy=101.0),
+    "a loss whose mean with the others' is infinite": in_header("test", loss=1e308),
     "text in steps": in_header("test", steps={"a": "b"}),
     "steps nobody asked for": in_header("test", steps={"a": 50.0}),
     "steps beyond 100": in_header("test", steps={"a": 10**400}),

@@ -7,7 +7,7 @@ the client axis and runs the same file in a loop, in a stack, in lanes or across
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from torch import Tensor
@@ -110,6 +110,14 @@ class Algorithm(Checked):
             samples: How many training samples the client has.
             task: The task with the client's own architecture.
         """
+
+    def unlike_others(self, sent: Mapping[int, Tree]) -> dict[int, str]:
+        """Return which replies can't be aggregated with the others, and why; those clients are left out then.
+
+        Args:
+            sent: What the clients sent, by client; each has passed `check_reply`.
+        """
+        return {}
 
     def aggregate(self, server: Tree, replies: Replies, task: Task) -> Tree:
         """Compute the server's new state from the replies of a round.

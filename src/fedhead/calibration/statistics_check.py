@@ -13,6 +13,7 @@ from fedhead.calibration.symmetric import classes_at_once, diagonal_places, unpa
 from fedhead.core.errors import BadInput
 
 _NEGATIVE = 1e-7  # an eigenvalue below this share of the largest one is not a rounding error
+_LARGEST = 1e18  # of a feature: beyond it squares, and heads that are made of them, overflow in single precision
 
 
 def check(statistics: Statistics, source: str, full: bool = True) -> Statistics:
@@ -35,6 +36,8 @@ def check(statistics: Statistics, source: str, full: bool = True) -> Statistics:
         if not bool(torch.isfinite(t.sum())) and not bool(torch.isfinite(t).all()):
             raise BadInput(f"{source}: {name!r} is not finite; leave this client out, its model has diverged")
     check_counts(source, statistics.count, math.inf, statistics.sum, *_of_classes(statistics))
+    if (size := feature_size(statistics)) > _LARGEST:
+        raise BadInput(f"{source}: features of size {size:.3g} are too large to compute with; recompute the statistics")
     if statistics.kind == "pooled" and not bool(statistics.count.any()) and bool(statistics.outer.any()):
         raise BadInput(f"{source}: there is a second moment but no sample; recompute the statistics")
     scatter, slack = _variances(statistics)
@@ -48,6 +51,24 @@ def check(statistics: Statistics, source: str, full: bool = True) -> Statistics:
             f"(an eigenvalue of the scatter is {float(lowest[c]):.3g}): no features have it, recompute the statistics"
         )
     return statistics
+
+
+def feature_size(statistics: Statistics) -> float:
+    """Return the size of the features: the root of their mean squared norm, or that of their class means.
+
+    Args:
+        statistics: Statistics of any kind.
+
+    Returns:
+        The size; 0 without samples, infinite if it is too large for float64.
+    """
+    if statistics.kind == "means":
+        squares = (statistics.sum * statistics.mean()).sum()
+    elif statistics.kind == "pooled":
+        squares = statistics.outer[diagonal_places(statistics.features, statistics.outer.device)].sum()
+    else:
+        squares = statistics.diagonal().outer.sum()
+    return math.sqrt(max(float(squares / statistics.count.sum().clamp_min(1)), 0.0))
 
 
 def check_client(statistics: Statistics, source: str, samples: float, exact: bool = True) -> None:

@@ -76,7 +76,9 @@ def exchange(
         received = transport.exchange(algorithm, server, states, asked, round)
         down += received.bytes_down
         fresh, faults = _check_replies(transport, algorithm, server, received, round)
-        counted, odd, clipped = _without_outliers(transport, algorithm, server, counted | fresh)
+        faults |= _unlike_others(transport, algorithm, counted | fresh)
+        passed = {k: reply for k, reply in (counted | fresh).items() if k not in faults}
+        counted, odd, clipped = _without_outliers(transport, algorithm, server, passed)
         faults |= odd
         failed = {k: why for k, why in failed.items() if k not in asked} | faults
         for k, why in faults.items():
@@ -132,6 +134,16 @@ def _check_possible(transport: AnyTransport, algorithm: Algorithm, client: int, 
         algorithm.check_reply(upload.decode(clients.uploads, algorithm, reply.send, task), reply.samples, task)
     except BadInput as error:
         raise reply_check.Impossible(f"client {client}: {error}") from error
+
+
+def _unlike_others(
+    transport: AnyTransport, algorithm: Algorithm, replies: dict[int, ClientReply]
+) -> dict[int, FedheadError]:
+    """Return why replies can't be aggregated with the others, where uploads let them be seen."""
+    if not algorithm.class_rows or not upload.exact(transport.clients.uploads, algorithm, algorithm.class_rows):
+        return {}
+    found = algorithm.unlike_others(_decoded(transport, algorithm, replies))
+    return {k: reply_check.Impossible(f"client {k}: {why}") for k, why in found.items()}
 
 
 def _without_outliers(

@@ -28,6 +28,7 @@ from fedhead.flower.problems import SiteProblem
 T = TypeVar("T")
 Count = Annotated[int, Between(0, 2**53)]  # what a float can still hold exactly
 Percent = Annotated[float, Between(0, 100)]
+Value = Annotated[float, Between(-1e100, 1e100)]  # a mean over sites stays finite
 
 TRAIN = "train"  # the exchange of the rounds; those after them are named as their stage is
 KINDS = {"hello": "query.hello", "work": "train.work", "test": "evaluate.test"}  # Flower's message types
@@ -137,11 +138,11 @@ class Response:
     tests: Count = 0  # its own test samples
     left_out: list[Count] = field(default_factory=list)  # work: classes that are too small for their rows to leave
     model: dict[str, Any] = field(default_factory=dict)  # keys of the recipe that it replaces: its own architecture
-    train_loss: float | None = None  # work: the mean loss of its local steps
-    loss: float | None = None  # test: the mean cross entropy on its own test samples …
+    train_loss: Value | None = None  # work: the mean loss of its local steps
+    loss: Value | None = None  # test: the mean cross entropy on its own test samples …
     accuracy: Percent | None = None  # … and the accuracy in per cent …
     steps: dict[str, Percent | None] = field(default_factory=dict)  # … and for the states on the way of a stage …
-    metrics: dict[str, float | None] = field(default_factory=dict)  # … and further metrics; null: it has no value
+    metrics: dict[str, Value | None] = field(default_factory=dict)  # … and further metrics; null: it has no value
 
 
 def to_json(value: RunSpec | Request | Response) -> dict[str, Any]:

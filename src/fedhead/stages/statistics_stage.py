@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import ClassVar, Self
 
 import torch
@@ -24,6 +25,7 @@ from fedhead.core.tree import Tree, Weights
 from fedhead.models.split_model import SplitModel
 
 OUTER = "second_moment"  # of all classes: sent apart from what has one row per class
+LARGER = 1000  # features of one model that differ so much would leave nothing of the other clients' in a head
 
 
 @dataclass(frozen=True)
@@ -99,6 +101,19 @@ class StatisticsStage(Stage):
         statistics_check.check_client(self.received(sent), "its statistics", samples, exact=self.exact)
         if int(sent["architecture"]) != architecture_number(task.model):
             raise BadInput("its statistics are those of another architecture")
+
+    def unlike_others(self, sent: Mapping[int, Tree]) -> dict[int, str]:
+        """Return whose features are far larger than those of the other clients of the architecture."""
+        sizes: dict[int, dict[int, float]] = {}
+        for k, tree in sent.items():
+            sizes.setdefault(int(tree["architecture"]), {})[k] = statistics_check.feature_size(self.received(tree))
+        found = {}
+        for group in sizes.values():
+            limit = LARGER * median([size for size in group.values() if size] or [0.0])
+            for k, size in group.items():
+                if 0 < limit < size:
+                    found[k] = f"its features have a size of {size:.3g}, more than {LARGER} times the clients' median"
+        return found
 
     def received(self, sent: Tree) -> Statistics:
         """Return the statistics in a client's reply."""

@@ -1,0 +1,85 @@
+"""A client whose features are far larger than the others' is left out: it would decide, or spoil, everybody's head."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from small import federation, network
+
+from fedhead.algorithm.stage import Stage
+from fedhead.algorithm.task import LocalTraining
+from fedhead.calibration import statistics_check
+from fedhead.calibration.statistics import Statistics, from_features
+from fedhead.calibration.sums import Kind
+from fedhead.core.errors import BadInput
+from fedhead.core.tree import Tree
+from fedhead.engine.rounds import FinishedRun, run
+from fedhead.engine.transport import ClientReply
+from fedhead.executors.loop import Loop
+from fedhead.methods import METHODS
+from fedhead.stages.ccvr import CCVR
+from fedhead.stages.fedcof import FedCOF
+from fedhead.stages.lda import LDA
+from fedhead.stages.ncm import NCM
+from fedhead.stages.ridge import Ridge
+from fedhead.testing.hostile import Attack, HostileSimulation, honest
+
+LOCAL = LocalTraining(epochs=1, batch_size=8)
+STAGES = [NCM(), FedCOF(), LDA(), Ridge(alpha=1.0), CCVR(samples=4, epochs=1, free=True)]
+
+
+def features_times(factor: float) -> Attack:
+    """Send the statistics of the features times a factor, which some features have."""
+    powers = {"count": 0, "sum": 1, "outer": 2, "second_moment": 2}
+
+    def scaled(sent: Tree) -> Tree:
+        changed = {
+            name: scaled(t) if isinstance(t, Tree) else t * factor ** powers[name]
+            for name, t in sent.items()
+            if name in powers or isinstance(t, Tree)
+        }
+        return sent.replace(changed)
+
+    def attack(reply: ClientReply, server: Tree, seed: int) -> ClientReply:
+        return reply._replace(send=scaled(reply.send)) if "statistics" in reply.send else reply
+
+    return attack
+
+
+def after(stage: Stage, attack: Attack) -> FinishedRun:
+    made = METHODS["fedavg"]()
+    simulation = HostileSimulation(
+        federation(), [network("group")], made, hostile=[3], attack=attack, rounds=1, local=LOCAL
+    ).using(Loop())
+    return run(simulation, stages=[stage.after(made)])
+
+
+@pytest.mark.parametrize("factor", [1e6, 1e100])
+@pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.name)
+def test_features_of_another_size_leave_out_their_client(stage: Stage, factor: float) -> None:
+    record = after(stage, features_times(factor)).stages[stage.name].metrics
+    assert list(record["failed"]) == ["3"]
+    assert "features" in record["failed"]["3"]
+
+
+def test_features_of_a_similar_size_count() -> None:
+    assert "failed" not in after(NCM(), features_times(50.0)).stages["ncm"].metrics
+    assert "failed" not in after(NCM(), honest).stages["ncm"].metrics
+
+
+@pytest.mark.parametrize("kind", ["full", "diagonal", "pooled", "means"])
+def test_features_too_large_to_compute_with_are_refused(kind: Kind) -> None:
+    z, y = torch.randn(20, 3, dtype=torch.float64), torch.arange(20) % 2
+
+    def of(size: float) -> Statistics:
+        return statistics_check.check(from_features(z * size, y, 2, kind), "a.safetensors")
+
+    assert of(1e15).count.sum() == 20
+    with pytest.raises(BadInput, match=r"^a.safetensors: features of size .* are too large to compute with"):
+        of(1e20)
+
+
+def test_the_size_of_features() -> None:
+    z, y = torch.tensor([[3.0, 4.0], [-3.0, -4.0]]), torch.tensor([0, 0])
+    sizes = {kind: statistics_check.feature_size(from_features(z, y, 2, kind)) for kind in ("full", "pooled", "means")}
+    assert sizes == {"full": 5.0, "pooled": 5.0, "means": 0.0}
