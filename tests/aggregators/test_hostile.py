@@ -5,17 +5,18 @@ from __future__ import annotations
 import pytest
 
 from fedhead.core.errors import Diverged
-from fedhead.engine.rounds import run
+from fedhead.engine.rounds import FinishedRun, run
 from fedhead.experiment.experiment import Experiment
 from fedhead.experiment.recipe import load
 from fedhead.testing import hostile
 
 
-def accuracy(attack: hostile.Attack, *settings: str) -> float:
+def finished(attack: hostile.Attack, *settings: str, flip_labels: bool = False) -> FinishedRun:
     recipe = load("digits", ["partition=dirichlet(1.0)", "local_epochs=2", "rounds=5", *settings])
     made = Experiment.from_recipe(recipe)
+    federation = made.federation()
     simulation = hostile.HostileSimulation(
-        made.federation(),
+        hostile.flip_labels(federation, (0, 1)) if flip_labels else federation,
         made.models,
         made.method,
         hostile=(0, 1),
@@ -25,7 +26,11 @@ def accuracy(attack: hostile.Attack, *settings: str) -> float:
         aggregator=made.aggregator,
         outliers=made.outliers,
     )
-    found = run(simulation, evaluate_every=recipe.rounds).accuracy
+    return run(simulation, stages=made.stages, evaluate_every=recipe.rounds)
+
+
+def accuracy(attack: hostile.Attack, *settings: str, flip_labels: bool = False) -> float:
+    found = finished(attack, *settings, flip_labels=flip_labels).accuracy
     assert found is not None
     return found
 
@@ -38,3 +43,18 @@ def test_multi_krum_holds_within_three_points_of_honest_clients_and_the_mean_doe
     with pytest.raises(Diverged):
         accuracy(hostile.scaled(1e6))
     assert accuracy(hostile.randomized) < honest - 20
+
+
+@pytest.mark.slow
+def test_multi_krum_loses_little_to_updates_as_long_as_honest_ones() -> None:
+    """A flipped sign and flipped labels: docs/robustness.md has the means of three seeds after ten rounds."""
+    honest = accuracy(hostile.honest, "rounds=10")
+    assert accuracy(hostile.flipped, "rounds=10", "aggregator=multi_krum(2)") > honest - 5
+    assert accuracy(hostile.honest, "rounds=10", "aggregator=multi_krum(2)", flip_labels=True) > honest - 3
+
+
+@pytest.mark.slow
+def test_inflated_statistics_leave_their_clients_out_of_ccvr() -> None:
+    stage = finished(hostile.inflated, "rounds=2", "stages=[ccvr]").stages["ccvr"]
+    assert list(stage.metrics["failed"]) == ["0", "1"]
+    assert stage.metrics["participants"] == 8
