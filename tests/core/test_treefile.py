@@ -1,5 +1,6 @@
 """Trees on disk come back equal, and a broken file is refused by name."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -143,6 +144,17 @@ def test_a_failed_write_keeps_the_old_file(tmp_path: Path) -> None:
         fail()
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_is_no_regular_file_is_not_replaced(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    (tmp_path / "link").symlink_to(pipe)
+    for path in (pipe, tmp_path / "link"):
+        with pytest.raises(BadInput, match="not a regular file"):
+            save_tree(path, Tree(w=torch.ones(2)))
+    assert pipe.is_fifo()
+    assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_what_was_read_stays_when_the_file_is_overwritten(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from small import federation, network
@@ -9,10 +11,12 @@ from small import federation, network
 from fedhead.algorithm.stage import Stage
 from fedhead.algorithm.task import LocalTraining
 from fedhead.calibration import statistics_check
+from fedhead.calibration.files import load_statistics
 from fedhead.calibration.statistics import Statistics, from_features
 from fedhead.calibration.sums import Kind
 from fedhead.core.errors import BadInput
 from fedhead.core.tree import Tree
+from fedhead.core.treefile import save_tree
 from fedhead.engine.rounds import FinishedRun, run
 from fedhead.engine.transport import ClientReply
 from fedhead.executors.loop import Loop
@@ -83,3 +87,18 @@ def test_the_size_of_features() -> None:
     z, y = torch.tensor([[3.0, 4.0], [-3.0, -4.0]]), torch.tensor([0, 0])
     sizes = {kind: statistics_check.feature_size(from_features(z, y, 2, kind)) for kind in ("full", "pooled", "means")}
     assert sizes == {"full": 5.0, "pooled": 5.0, "means": 0.0}
+
+
+@pytest.mark.parametrize("shape", [(0, 5), (3, 0), (0, 0)])
+def test_files_of_no_classes_or_features_are_refused_in_one_line(shape: tuple[int, int], tmp_path: Path) -> None:
+    sums = Tree(count=torch.zeros(shape[0]).double(), sum=torch.zeros(shape).double())
+    save_tree(tmp_path / "a", sums, {"holds": "class statistics"})
+    with pytest.raises(BadInput, match="the sums are of other shapes"):
+        load_statistics(tmp_path / "a")
+
+
+def test_more_samples_than_can_be_counted_are_refused() -> None:
+    many = torch.full((2,), 1e308, dtype=torch.float64)
+    statistics = Statistics(many, torch.ones(2, 3).double(), torch.zeros(0).double())
+    with pytest.raises(BadInput, match="too many to count"):
+        statistics_check.check(statistics, "a")

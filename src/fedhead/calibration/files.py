@@ -78,7 +78,8 @@ def _members(metadata: Mapping[str, Any], source: str) -> frozenset[str]:
 
 
 def _refuse_shapes(tree: Tree, source: str) -> None:
-    if any(isinstance(t, Tree) for t in tree.values()) or tree["count"].ndim != 1 or tree["sum"].ndim != 2:
+    nested = any(isinstance(t, Tree) for t in tree.values())
+    if nested or tree["count"].ndim != 1 or tree["sum"].ndim != 2 or not tree["sum"].numel():
         raise BadInput(f"{source}: the sums are of other shapes; create it again with fedhead statistics")
     c, d = tree["sum"].shape
     fitting: dict[str, set[tuple[int, ...]]] = {

@@ -13,6 +13,7 @@ from fedhead.calibration.symmetric import classes_at_once, diagonal_places, unpa
 from fedhead.core.errors import BadInput
 
 _NEGATIVE = 1e-7  # an eigenvalue below this share of the largest one is not a rounding error
+_MOST = 2.0**53  # samples: beyond it float64 does not hold every whole number
 _LARGEST = 1e18  # of a feature: beyond it squares, and heads that are made of them, overflow in single precision
 
 
@@ -125,6 +126,8 @@ def check_counts(source: str, count: Tensor, samples: float, *sums: Tensor) -> N
     total = float(count.sum(dtype=torch.float64))
     if total > samples:
         raise BadInput(f"{source}: {total:g} samples in all classes together, but the client has {samples:g}")
+    if total > _MOST:
+        raise BadInput(f"{source}: {total:g} samples are too many to count; recompute the statistics")
     for part in sums:
         for c in torch.nonzero((count == 0) & (part != 0).flatten(1).any(1)).flatten().tolist():
             raise BadInput(f"{source}: class {c} has sums but no samples; recompute them")

@@ -9,6 +9,7 @@ import typer
 
 from fedhead.cli.app import app
 from fedhead.core.errors import BadInput
+from fedhead.core.special_files import refuse_special
 
 Checkpoint = Annotated[Path, typer.Argument(help="A run folder of fedhead, or weights (.safetensors, .pt).")]
 Classifier = Annotated[str, typer.Option(help="The name of the weights' last linear layer.")]
@@ -98,3 +99,5 @@ def refuse_out(out: Path) -> None:
         raise BadInput(f"--out {out} can't be written to: {error.strerror}") from error
     if out.is_dir():
         raise BadInput(f"--out {out} is a folder: give the name of a file, such as {out / 'out.safetensors'}")
+    if out.exists():
+        refuse_special(out)

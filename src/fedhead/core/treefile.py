@@ -29,13 +29,16 @@ _CORRUPT = "it is corrupt, truncated or not a fedhead file"
 def atomic(path: str | Path) -> Iterator[Path]:
     """Yield a temporary path whose file replaces `path` at the end, so that a crash at any moment leaves the old file.
 
-    Its permissions are those of any new file, as the umask says.
+    Its permissions are those of any new file, as the umask says. A folder, pipe, device or
+    socket in its place is refused (`BadInput`).
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder, atomic(Path(folder) / "a") as draft:
     ...     _ = draft.write_text("hello")
     """
     path = Path(path)
+    if path.exists():
+        refuse_special(path)  # a device such as /dev/null would be replaced for the whole machine
     draft = path.with_name(f".{path.name.lstrip('.')}.{secrets.token_hex(4)}{path.suffix}")
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     try:
