@@ -30,8 +30,8 @@ class OutlierPolicy(Checked):
     """What is done with replies that stand out, and from where on they do.
 
     Args:
-        action: `reject`: it counts as a failure of its client, which ends a simulation and leaves a real site out of the
-            round; `drop`: the round goes on without it; `clip`: it is scaled down to the limit.
+        action: `reject`: it counts as a failure of its client, which ends a simulation and leaves a real site out of
+            the round; `drop`: the round goes on without it; `clip`: it is scaled down to the limit.
         norm: An update stands out if it is longer than this many times the round's median; None: of any length.
         samples: A client stands out if it has more than this many times the round's median of samples; None: any.
     """
