@@ -9,7 +9,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
+import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -169,3 +171,12 @@ def test_hints_that_cannot_be_read_are_said() -> None:
 
     with pytest.raises(BadInput, match=r"^Odd: its type hints can't be read .*NotThere"):
         Odd()
+
+
+def test_arrays_are_lists_of_numbers_and_never_one_of_several_words() -> None:
+    hint: Any = Literal["balanced"] | tuple[float, ...] | None
+    assert check("weights", np.array([1, 2]), hint) == (1.0, 2.0)
+    assert check("weights", torch.tensor([1.0, 0.5]), hint) == (1.0, 0.5)
+    for wrong in (np.ones((2, 2)), np.array(["a", "b"]), np.array(1.0)):
+        with pytest.raises(BadInput, match=r"weights: .* is not one of balanced"):
+            check("weights", wrong, hint)

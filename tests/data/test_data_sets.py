@@ -290,3 +290,38 @@ def test_a_function_distributes_the_rows_of_a_data_frame():
     frame = patients()[["age", "sport", "ill"]]
     fed = Federation.from_dataset(frame, alternately, 2, label="ill")
     assert fed.train.x[fed.rows[1], 0].tolist() == [48, 70, 52]
+
+
+def clinics(**columns):
+    known = {"age": [60.0, 50.0] * 3, "sex": ["f", "m", "f"] * 2, "clinic": ["a", "b"] * 3, "label": [0, 1] * 3}
+    return pd.DataFrame({name: values for name, values in (known | columns).items() if values is not None})
+
+
+@pytest.mark.parametrize(
+    ("columns", "settings", "message"),
+    [
+        ({}, {"inputs": ["age", "label"]}, "inputs: 'label' is the column of the labels"),
+        ({}, {"inputs": []}, "inputs is an empty list: name at least one column"),
+        ({"age": None, "sex": None}, {}, "the table has no columns of inputs besides label, client and test mark"),
+        ({"age": [1j] * 6}, {}, "column 'age' holds complex"),
+        ({"sex": ["f", None, "m"] * 2}, {"inputs": "sex", "encode": "hashing(8)"}, "column 'sex' holds .* in row 1"),
+        ({}, {"inputs": "sex", "encode": lambda text: []}, "encode: the tokenizer returns no token for any text"),
+        ({}, {"inputs": "sex", "encode": lambda text: {"input_ids": []}}, "encode: the tokenizer returns no token"),
+    ],
+)
+def test_columns_that_can_not_be_inputs_are_refused(columns, settings, message):
+    with pytest.raises(BadInput, match=message):
+        Federation.from_dataset(clinics(**columns), "natural(clinic)", **settings)
+
+
+def test_a_category_given_twice_is_one_column():
+    fed = Federation.from_dataset(clinics(), "natural(clinic)", categories={"sex": ["f", "m", "m"]})
+    assert fed.input_shape == (3,)
+
+
+def test_clients_that_are_none_or_share_a_name_are_refused():
+    with pytest.raises(BadInput, match="clients is NoneType: give a list or dictionary"):
+        Federation.from_clients(None)
+    pair = (np.zeros((2, 3)), [0, 1])
+    with pytest.raises(BadInput, match="clients: two have the same name, 0, '0'; give each its own"):
+        Federation.from_clients({0: pair, "0": pair})

@@ -325,3 +325,10 @@ def test_settings_of_files_are_refused_for_registered_data():
         Federation.load("digits", layout="nhwc")
     with pytest.raises(BadInput, match=r"nowhere\.npz: no such file"):
         Federation.load("nowhere.npz")
+
+
+def test_a_file_in_a_folder_that_is_not_there_and_samples_without_numbers_are_refused(tmp_path):
+    with pytest.raises(BadInput, match=r"x\.npz: there is no such folder"):
+        Federation.from_arrays(np.zeros((4, 2)), [0, 1, 0, 1], "iid", clients=2).save(tmp_path / "none" / "x.npz")
+    with pytest.raises(BadInput, match=r"training x has shape \(4, 0\): its samples hold no numbers"):
+        Federation.from_arrays(np.zeros((4, 0)), [0, 1, 0, 1], "iid", clients=2)

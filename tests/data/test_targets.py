@@ -37,6 +37,10 @@ def test_what_can_not_be_a_target_is_named_with_its_place() -> None:
         (NUMBERS, "multilabel", r"shape \(40,\): objective=multilabel needs 0 or 1 for each label, \[N, L\]"),
         (X.reshape(40, 2, 2), "regression", r"needs numbers, \[N\] or \[N, T\]"),
         (["a"] * 40, "regression", "training y"),
+        ([[1, 0], [1]] * 20, "multilabel", "training y can't be read as one array: its targets differ in shape"),
+        (np.zeros((40, 0)), "multilabel", r"shape \(40, 0\): objective=multilabel needs 0 or 1"),
+        (np.ma.masked_array(NUMBERS, NUMBERS > 1), "regression", "training y has masked values"),
+        (np.ma.masked_array(LABELS[:, 0], NUMBERS > 1), "multiclass", "training y has masked values"),
         (np.arange(40) % 3, "binary", "objective=binary is for 2 classes, y holds 3: use objective=multiclass"),
         (np.zeros(40), "binary", "y holds 1: give classes=2 if one is absent"),
         (NUMBERS, "multiclass", "labels must be whole: .*state objective=regression"),
@@ -126,3 +130,24 @@ def test_a_run_in_a_folder_goes_on_with_its_objective(tmp_path: Path) -> None:
     loaded = fh.load(tmp_path / "r", device="cpu")
     np.testing.assert_array_equal(loaded.predict(X), more.predict(X))
     assert loaded.partition.to_numpy().tolist() == first.partition.to_numpy().tolist() == [[15], [15]]
+
+
+def test_class_weights_that_the_loss_of_a_batch_can_not_hold_are_refused() -> None:
+    federation = fh.Federation.from_arrays(X, LABELS[:, 0], "iid", clients=2)
+    for weight in (1e-13, 1e30):
+        with pytest.raises(fh.BadInput, match=r"class_weights: 1e.* is too far from 1 .* divide all by their largest"):
+            fh.run(federation, "mlp(hidden=[3])", rounds=1, class_weights=[weight, weight])
+
+
+def test_class_weights_may_be_an_array_as_scikit_learn_returns_them() -> None:
+    federation = fh.Federation.from_arrays(X, LABELS[:, 0], "iid", clients=2, test=0.2)
+    settings: dict[str, Any] = {"rounds": 1, "executor": "loop"}
+    expected = fh.run(federation, "mlp(hidden=[3])", class_weights=[1.0, 3.0], **settings).test_loss
+    for given in (np.array([1.0, 3.0]), torch.tensor([1.0, 3.0])):
+        assert fh.run(federation, "mlp(hidden=[3])", class_weights=given, **settings).test_loss == expected
+
+
+def test_a_regression_is_plotted_by_its_test_loss() -> None:
+    federation = fh.Federation.from_arrays(X, NUMBERS, "iid", clients=2, test=0.2, objective="regression")
+    (axes,) = fh.run(federation, "mlp(hidden=[3])", rounds=2, executor="loop").plot().axes
+    assert len(axes.lines[0].get_xdata()) == 2

@@ -231,3 +231,34 @@ def test_wandb_is_offline_and_goes_on_as_the_same_run(tmp_path: Path, monkeypatc
     assert len(steps[1][1]["clients/accuracy"]) == 3
     assert summary["accuracy"] == rows[-1]["accuracy"]
     assert len(finished) == 2
+
+
+def test_a_logger_whose_check_fails_is_one_line_before_anything_is_written(tmp_path: Path) -> None:
+    @dataclass
+    class Down(fh.Logger):
+        def check(self, folder: Path | None) -> None:
+            raise ConnectionError("no answer")
+
+    federation = fh.Federation.from_arrays([[0.0, 1.0], [1.0, 0.0]] * 4, [0, 1] * 4, "iid", clients=2)
+    with pytest.raises(BadInput, match=r"^logger Down: the function raised ConnectionError: no answer$"):
+        fh.run(federation, "mlp", rounds=1, out=tmp_path / "run", loggers=[Down()])
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_a_logger_does_to_its_record_does_not_change_the_run() -> None:
+    @dataclass
+    class Greedy(fh.Logger):
+        def log_round(self, row: dict[str, Any]) -> None:
+            row.pop("round")
+            row["metrics"].clear()
+
+        def log_result(self, result: Any) -> None:
+            result.clear()
+
+    rows: list[dict[str, Any]] = [{"round": 1, "metrics": {"f1": 0.5}}]
+    result = {"accuracy": 1.0}
+    group = LoggerGroup([Greedy(), Greedy()], None)
+    group.log_round(rows[0])
+    group.log_result(result)
+    assert rows == [{"round": 1, "metrics": {"f1": 0.5}}]
+    assert result == {"accuracy": 1.0}

@@ -106,11 +106,11 @@ class RecordedResult(RunMetrics):
             raise BadInput(f"{self.path} was stopped before its data was split: resume it first")
         return frames.counts(self.record.counts, self.record.client_names, self.record.class_names)
 
-    def plot(self, metric: str = "accuracy") -> Figure:
+    def plot(self, metric: str | None = None) -> Figure:
         """Plot a column of `history` over the rounds, with the stages as lines.
 
         Args:
-            metric: The column.
+            metric: The column; by default the accuracy, or the test loss where there is none.
 
         Returns:
             A matplotlib figure, which notebooks show.
@@ -121,6 +121,8 @@ class RecordedResult(RunMetrics):
         from fedhead.report import plots
 
         frame = self.history
+        if metric is None:
+            metric = "accuracy" if "accuracy" in frame and frame["accuracy"].notna().any() else "test_loss"
         if metric not in frame or frame[metric].isna().all():
             known = ", ".join(name for name in frame.columns if not frame[name].isna().all())
             raise BadInput(f"plot: no round has {metric!r}; there is {known or 'nothing yet'}")

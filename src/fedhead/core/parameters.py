@@ -186,7 +186,8 @@ def _fit(value: Any, hint: Any) -> Any:
     elif kind is int:
         fits = isinstance(value, numbers.Integral) and not isinstance(value, bool)
     elif kind is Literal:
-        fits = value in arguments and not isinstance(value, bool)
+        comparable = isinstance(value, str | numbers.Integral | None) and not isinstance(value, bool)
+        fits = comparable and value in arguments  # an array has no single answer
     elif kind in (None, type(None)):
         fits = value is None
     else:
@@ -236,6 +237,7 @@ def _fit_any(value: Any, hint: Any, arguments: tuple[Any, ...]) -> Any:
 
 def _fit_sequence(value: Any, hint: Any, arguments: tuple[Any, ...]) -> Any:
     misfit = _Misfit(f"{value!r} is not {_say(hint)}")
+    value = value.tolist() if hasattr(value, "tolist") else value  # NumPy's and PyTorch's arrays
     if not isinstance(value, list | tuple):
         raise misfit
     origin = typing.get_origin(hint) or hint

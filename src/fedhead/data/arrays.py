@@ -72,6 +72,8 @@ def inputs(x: Any, layout: str | None = None, what: str = "x", missing: bool = F
     (torch.Size([5, 1, 28, 28]), torch.Size([5, 3, 8, 8]))
     """
     tensor = to_tensor(x, what)
+    if tensor.ndim > 1 and len(tensor) and not tensor[0].numel():
+        raise BadInput(f"{what} has shape {tuple(tensor.shape)}: its samples hold no numbers; give at least one each")
     if layout is None:
         layout = infer_layout(tensor, what)
     return _arrange(tensor, check_layout(layout), what, missing)
@@ -206,7 +208,8 @@ def check_classes(data: Samples, classes: int, what: str) -> None:
         raise BadInput(f"{what}: label {wrong} is outside the {classes} classes 0 … {classes - 1}")
 
 
-def _refuse_mask(value: Any, what: str) -> None:
+def refuse_mask(value: Any, what: str) -> None:
+    """Raise `BadInput` for a masked array of NumPy that hides values, which would be used otherwise."""
     if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
         raise BadInput(f"{what} has masked values: fill them first, such as with NaN and missing='mean'")
 
@@ -218,7 +221,7 @@ def to_tensor(value: Any, what: str) -> Tensor:
         if tensor.is_complex() or tensor.dtype == torch.bool:
             raise BadInput(f"{what} holds {tensor.dtype}: give integers or floats")
         return tensor
-    _refuse_mask(value, what)
+    refuse_mask(value, what)
     try:
         array = np.asarray(value)
     except ValueError as error:  # rows of different lengths

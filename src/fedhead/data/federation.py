@@ -216,10 +216,12 @@ class Federation(FromDatasets):
             path: The file; its name ends in .npz.
 
         Raises:
-            BadInput: If it does not.
+            BadInput: If it does not, or there is no such folder.
         """
         if Path(path).suffix != ".npz":
             raise BadInput(f"{path}: a federation is saved as an .npz file; give a name that ends in .npz")
+        if not Path(path).absolute().parent.is_dir():
+            raise BadInput(f"{path}: there is no such folder; make it first")
         federation_file.save(Path(path), self)
 
     @classmethod

@@ -157,7 +157,11 @@ class FromDatasets(FromArrays):
         Raises:
             BadInput: If the clients' data is empty or inconsistent.
         """
+        if not isinstance(clients, Iterable):
+            raise BadInput(f"clients is {type(clients).__name__}: give a list or dictionary of the clients' data")
         client_names = tuple(clients) if isinstance(clients, Mapping) else None
+        if client_names is not None and len(set(map(str, client_names))) < len(client_names):
+            raise BadInput(f"clients: two have the same name, {', '.join(map(repr, client_names))}; give each its own")
         held = list(clients.values() if isinstance(clients, Mapping) else clients)
         known = [f"client {name}" for name in client_names or range(len(held))]
         split = {what: sources.split(source, what) for what, source in zip(known, held, strict=True)}

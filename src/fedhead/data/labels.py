@@ -15,6 +15,7 @@ from fedhead.core.errors import BadInput
 from fedhead.core.log import logger
 from fedhead.core.parameters import check
 from fedhead.core.ranges import AtLeast, AtMost
+from fedhead.data.arrays import refuse_mask
 
 MOST = 1 << 20  # classes: a table of clients and classes must fit into memory
 Count = Annotated[int, AtLeast(1), AtMost(MOST)]  # of classes
@@ -144,6 +145,7 @@ def read(y: Any, what: str = "y") -> NDArray[Any]:
     if isinstance(y, Tensor):
         y = y.detach().cpu()
         y = (y.double() if y.is_floating_point() else y).numpy()
+    refuse_mask(y, what)
     try:
         array = np.asarray(y)
     except ValueError as error:

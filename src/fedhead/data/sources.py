@@ -29,6 +29,13 @@ class Reading:
     client: str | None = None  # column that names each sample's client
     mark: str | None = None  # column that marks test samples
 
+    def __post_init__(self) -> None:
+        names = self.names
+        if names is not None and not names:
+            raise BadInput("inputs is an empty list: name at least one column, or leave it out")
+        if names is not None and self.label in names:
+            raise BadInput(f"inputs: {self.label!r} is the column of the labels, which are no inputs; leave it out")
+
     @property
     def names(self) -> list[str] | None:
         """Names of the inputs, if they are given."""
@@ -148,7 +155,8 @@ class Reader:
         made: dict[str, Any] = {}
         layout: dict[str, str] = {}
         for name, values in columns.items():
-            if len(values) and isinstance(values[0], str):
+            if any(isinstance(value, str) for value in values):
+                _refuse_no_text(values, name)
                 x, kind = encode_texts(list(values), self.reading.encode, name)
                 if isinstance(x, Mapping) and len(columns) > 1:
                     raise BadInput(
@@ -196,6 +204,15 @@ def encode_texts(texts: list[str], encode: str | Tokenizer | None, what: str) ->
         found = encoders.encode_texts(texts, encode)
         return found.x, found.layout
     return tokenized(texts, encode), "tokens"
+
+
+def _refuse_no_text(values: Sequence[Any], name: str) -> None:
+    for row, value in enumerate(values):
+        if not isinstance(value, str):
+            raise BadInput(
+                f"column {name!r} holds {type(value).__name__} in row {row}, where the others are texts: fill it, or "
+                "leave the sample out"
+            )
 
 
 def stack(samples: Sequence[Any]) -> Any:

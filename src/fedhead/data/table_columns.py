@@ -67,6 +67,8 @@ class TableColumns:
         names = [str(name) for name in frames[0].columns] if inputs is None else list(inputs)
         if strange := [name for name in given if name not in names]:
             raise BadInput(f"categories: {strange[0]!r} is none of the columns {', '.join(names)}")
+        if not names:
+            raise BadInput("the table has no columns of inputs besides label, client and test mark: give some")
         found = {
             name: _categories(name, [_column(f, name) for f in frames], given.get(name), missing) for name in names
         }
@@ -152,10 +154,10 @@ def _categories(
     full = [column for column in columns if len(column)] or list(columns)
     known = (str, int, float, np.number, np.bool_)
     if given is not None:
-        values = list(given)
+        values = list(dict.fromkeys(given))
     elif all(isinstance(column.dtype, pd.CategoricalDtype) for column in full):
         values = list(dict.fromkeys(value for column in full for value in column.cat.categories))
-    elif all(pd.api.types.is_numeric_dtype(column) or column.isna().all() for column in full):
+    elif all(_is_numeric(column) or column.isna().all() for column in full):
         return None  # booleans too
     else:
         every = [value for column in full for value in column.dropna().tolist()]
@@ -174,6 +176,12 @@ def _categories(
             "inputs=[…], or read it as text by encode=…"
         )
     return (*values, *([None] if missing and any(column.isna().any() for column in full) else []))
+
+
+def _is_numeric(column: pd.Series[Any]) -> bool:
+    import pandas as pd
+
+    return pd.api.types.is_numeric_dtype(column) and not pd.api.types.is_complex_dtype(column)
 
 
 def _numbers(name: str, column: pd.Series[Any], what: str) -> NDArray[np.float32]:

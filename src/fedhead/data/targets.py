@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedhead.core.errors import BadInput, unknown
 from fedhead.core.objectives import OBJECTIVES, Objective
-from fedhead.data.arrays import to_tensor
+from fedhead.data.arrays import refuse_mask, to_tensor
 from fedhead.data.labels import Classes
 
 
@@ -35,7 +35,11 @@ def read(y: Any, objective: str, what: str = "y") -> Tensor:
     Raises:
         BadInput: If a target is missing, not finite, or no label; it names the place.
     """
-    array = np.asarray(y) if not isinstance(y, Tensor) else y
+    refuse_mask(y, what)
+    try:
+        array = np.asarray(y) if not isinstance(y, Tensor) else y
+    except ValueError as error:
+        raise BadInput(f"{what} can't be read as one array: its targets differ in shape") from error
     if isinstance(array, np.ndarray) and array.dtype.kind == "O":
         try:
             array = array.astype(np.float64)  # None becomes NaN, which is named below
@@ -46,7 +50,7 @@ def read(y: Any, objective: str, what: str = "y") -> Tensor:
     if array.dtype in (np.bool_, torch.bool):
         array = torch.as_tensor(array).to(torch.uint8)
     found = to_tensor(array, what).double()
-    if objective == "multilabel" and found.ndim != 2:
+    if objective == "multilabel" and (found.ndim != 2 or 0 in found.shape[1:]):
         raise BadInput(
             f"{what} has shape {tuple(found.shape)}: objective=multilabel needs 0 or 1 for each label, [N, L]"
         )

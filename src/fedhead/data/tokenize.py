@@ -30,8 +30,15 @@ def tokenized(texts: Sequence[str], tokenizer: Tokenizer) -> Any:
     with user_code("encode"):
         made = [tokenizer(text) for text in texts]
     if not made or not isinstance(made[0], Mapping):
-        return [_ids(value, i) for i, value in enumerate(made)]
-    return {str(name): [_ids(value[name], i) for i, value in enumerate(made)] for name in made[0]}
+        return _some([_ids(value, i) for i, value in enumerate(made)])
+    return {str(name): _some([_ids(value[name], i) for i, value in enumerate(made)]) for name in made[0]}
+
+
+def _some(found: list[Any]) -> list[Any]:
+    """Return the ids of all texts, of which one must have some."""
+    if found and not any(len(ids) for ids in found):
+        raise BadInput("encode: the tokenizer returns no token for any text; it must return the ids of the tokens")
+    return found
 
 
 def _ids(value: Any, row: int) -> Any:

@@ -45,6 +45,7 @@ def check(algorithm: Algorithm, objective: str, local: LocalTraining) -> None:
         )
 
 
+_SMALLEST = 1e-6  # positive class weight: a batch's loss is divided by the sum of its weights
 _MORE = {"binary": ", or state objective=multiclass, with one logit per class"}
 
 
@@ -87,6 +88,11 @@ def make(federation: Federation, local: LocalTraining, device: torch.device, all
             raise BadInput(f"class_weights: {len(asked)} numbers were given, there are {federation.classes} classes")
         if not any(asked):
             raise BadInput("class_weights: all are 0, so that nothing would be trained; give positive numbers")
+        if odd := [one for one in asked if one and not _SMALLEST <= one <= 1 / _SMALLEST]:
+            raise BadInput(
+                f"class_weights: {odd[0]} is too far from 1 for the loss of a batch; divide all by their largest, or "
+                "give 0"
+            )
         found = torch.tensor(asked, dtype=torch.float64)
     return kind(local.label_smoothing, tuple(found.tolist()), found.to(device))
 

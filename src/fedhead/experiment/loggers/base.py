@@ -6,6 +6,7 @@ folder. One that fails later is named once and left out from then on: the run go
 
 from __future__ import annotations
 
+import copy
 import importlib
 import json
 import math
@@ -16,7 +17,7 @@ from typing import Any, ClassVar, TypeVar
 
 from fedhead.core import log
 from fedhead.core.component_check import check_class
-from fedhead.core.errors import BadInput, first_line
+from fedhead.core.errors import BadInput, first_line, user_code
 from fedhead.core.parameters import Checked
 from fedhead.core.registry import Registry, instance
 from fedhead.core.treefile import atomic
@@ -138,7 +139,8 @@ class LoggerGroup:
     def __init__(self, loggers: Sequence[Logger], folder: Path | None):
         self._active = list(loggers)
         for one in loggers:
-            one.check(folder)
+            with user_code(f"logger {one.name}"):
+                one.check(folder)
 
     def start(self, run: RunInfo) -> None:
         """Begin, or go on after a resumption."""
@@ -146,11 +148,11 @@ class LoggerGroup:
 
     def log_round(self, row: Row) -> None:
         """Carry on the record of a round."""
-        self._each(f"round {row['round']}", lambda one: one.log_round(row))
+        self._each(f"round {row['round']}", lambda one: one.log_round(copy.deepcopy(row)))  # theirs to change
 
     def log_result(self, result: Mapping[str, Any]) -> None:
         """Carry on the final results."""
-        self._each("the result", lambda one: one.log_result(result))
+        self._each("the result", lambda one: one.log_result(copy.deepcopy(result)))
 
     def close(self) -> None:
         """Write out what is pending."""
