@@ -13,7 +13,7 @@ from small import federation, network
 from fedhead.algorithm.base import Algorithm
 from fedhead.algorithm.task import LocalTraining
 from fedhead.algorithm.upload import Half
-from fedhead.core.errors import BadInput
+from fedhead.core.errors import BadInput, Diverged
 from fedhead.core.optimizers import SGD
 from fedhead.core.tree import Tree
 from fedhead.engine import outliers
@@ -74,6 +74,24 @@ def test_it_is_dropped_and_named() -> None:
     assert 3 not in found.clients
     assert distance(found, simulated(honest, None)) < 1
     assert distance(simulated(away, None), simulated(honest, None)) > 1e4
+
+
+def broken(reply: ClientReply, server: Tree) -> ClientReply:
+    return reply._replace(send=reply.send.map(lambda t: t * float("nan") if t.is_floating_point() else t))
+
+
+def kept_broken(reply: ClientReply, server: Tree) -> ClientReply:
+    return reply._replace(kept=reply.kept.map(lambda t: t * float("nan") if t.is_floating_point() else t))
+
+
+@pytest.mark.parametrize(("lie", "method"), [(broken, "fedavg"), (kept_broken, "scaffold")])
+def test_a_client_that_diverged_is_dropped_and_named(lie: Change, method: str) -> None:
+    row = simulated(lie, "drop", method).rows[-1]
+    assert list(row["failed"]) == ["3"]
+    assert "is not finite any more" in row["failed"]["3"]
+    for policy in (None, "clip", "reject"):
+        with pytest.raises(Diverged, match="client 3, round 1"):
+            simulated(lie, policy, method)
 
 
 def test_rejecting_ends_a_simulation() -> None:

@@ -20,7 +20,7 @@ from fedhead.algorithm import upload
 from fedhead.algorithm.base import Algorithm
 from fedhead.algorithm.method import Method
 from fedhead.algorithm.stage import Stage
-from fedhead.core.errors import BadInput, FedheadError
+from fedhead.core.errors import BadInput, Diverged, FedheadError
 from fedhead.core.schema import Schema, schema
 from fedhead.core.tree import Tree, Weights
 from fedhead.engine import outliers, reply_check
@@ -116,6 +116,10 @@ def _check_replies(
             _check_possible(transport, algorithm, k, reply)
             if isinstance(reply.kept, Tree):  # a site checks by itself what it keeps
                 reply_check.check_finite(reply.kept, f"client {k}, round {round}")
+        except Diverged as error:
+            drops = transport.clients.outliers is not None and transport.clients.outliers.action == "drop"
+            failed[k] = reply_check.Impossible(str(error)) if drops else error
+            continue
         except FedheadError as error:
             failed[k] = error
             continue

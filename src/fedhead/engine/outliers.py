@@ -31,7 +31,8 @@ class OutlierPolicy(Checked):
 
     Args:
         action: `reject`: it counts as a failure of its client, which ends a simulation and leaves a real site out of
-            the round; `drop`: the round goes on without it; `clip`: it is scaled down to the limit.
+            the round; `drop`: the round goes on without it, and without clients whose numbers are not finite any more;
+            `clip`: it is scaled down to the limit.
         norm: An update stands out if it is longer than this many times the round's median; None: of any length.
         samples: A client stands out if it has more than this many times the round's median of samples; None: any.
     """
