@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from scipy import stats
@@ -172,6 +175,9 @@ def test_a_comparison_is_paired(run: fh.Result) -> None:
         (lambda run: run.module(client=3), "client: 3 is out of range, the clients are 0 … 2"),
         (lambda run: run.module(stage="cvr"), "unknown stage 'cvr': did you mean 'ccvr'"),
         (lambda run: run.predict(np.zeros((2, 4))), r"x holds samples \(4,\) float32, the run's are"),
+        (lambda run: run.predict(np.zeros(5)), r"x has shape \(5,\), .* give a batch, x\[None\] for one"),
+        (lambda run: run.predict(np.full((2, 5), np.nan)), "x holds NaN, first in sample 0: fill it"),
+        (lambda run: run.predict(pd.DataFrame({"a": ["b"]})), r"x is a data frame .* fedhead\.TableColumns"),
         (lambda run: run.evaluate(np.zeros((2, 5)), [0]), "x has 2 samples but y has 1 labels"),
         (lambda run: run.evaluate(np.zeros((2, 5)), [0, 1], ["f2"]), "metric"),
         (lambda run: run.compare(run, level=2), "level"),
@@ -180,6 +186,55 @@ def test_a_comparison_is_paired(run: fh.Result) -> None:
 def test_what_is_not_there_is_named(run: fh.Result, ask: Any, says: str) -> None:
     with pytest.raises(BadInput, match=says):
         ask(run)
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_missing_values_are_filled_as_those_of_the_training_data(tmp_path: Path, named: bool) -> None:
+    x, y = arrays(60)
+    x[::7, 1] = np.nan
+    given = {"x": x} if named else x
+    federation = fh.Federation.from_arrays(given, y, clients=2, test=0.2, missing="mean", normalize="standard")
+    assert federation.test is not None
+    mean = np.nanmean(x, axis=0)
+    assert federation.missing["x" if named else ""].indicated == (1,)
+    net = fh.split(nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 3)), classifier="1") if not named else Named.split()
+    found = fh.run(federation, net, rounds=1, out=tmp_path / "run")
+    new = np.array([[np.nan, np.nan, 0, 1, 2], [1, 2, 3, 4, 5]], np.float32)
+    filling = federation.missing["x" if named else ""].mean
+    assert filling == pytest.approx(mean, abs=0.5)  # of the training samples alone
+    by_hand = np.array([[filling[0], filling[1], 0, 1, 2, 1], [1, 2, 3, 4, 5, 0]], np.float32)
+    wrap = (lambda a: {"x": a}) if named else (lambda a: a)
+    for result in (found, fh.load(tmp_path / "run", model=net)):
+        assert np.array_equal(result.scores(wrap(new)), result.scores(wrap(by_hand)))
+        assert not np.array_equal(result.scores(wrap(new))[0], result.scores(wrap(new))[1])
+        by_hand_nan = by_hand.copy()
+        by_hand_nan[0, 0] = np.nan
+        with pytest.raises(BadInput, match="x holds NaN, first in sample 0: give the table's own columns"):
+            result.predict(wrap(by_hand_nan))
+
+
+def test_the_clients_are_those_of_the_round_that_was_kept(run: fh.Result) -> None:
+    first = run.rows[0] | {"kept": True, "clients": [1.0, 2.0, 3.0]}
+    best = fh.Result(replace(run.record, rows=[first, *run.rows[1:]]), lambda: run.trained)
+    assert best.best_round == 1
+    assert best.clients["accuracy"].tolist() == [1.0, 2.0, 3.0]
+    assert best.compare(run).first == {"0": 1.0, "1": 2.0, "2": 3.0}
+    assert "round 1<" in best._repr_html_()
+
+
+class Named(nn.Module):
+    """A network whose input has a name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden, self.fc = nn.Linear(6, 4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.hidden(x))
+
+    @classmethod
+    def split(cls) -> fh.SplitModel:
+        return fh.split(cls(), classifier="fc")
 
 
 def test_a_method_without_a_global_model_asks_for_a_client() -> None:

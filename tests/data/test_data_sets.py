@@ -245,6 +245,15 @@ def test_a_data_frame_with_categories_and_missing_values():
     assert np.array_equal(columns.encode(frame)[[0, 1, 3]], fed.train.x[[0, 1, 3], :-1])
 
 
+def test_texts_that_are_read_as_categories_are_named(caplog):
+    frame = pd.DataFrame({"text": [f"so {i}" for i in range(40)], "size": ["s", "m"] * 20, "label": [0, 1] * 20})
+    Federation.from_dataset(frame, clients=2)
+    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [
+        "column 'text' has 40 different values in 40 rows, and becomes as many features: leave it out by inputs=[…], "
+        "or read it as text by encode=…"
+    ]
+
+
 def test_categories_are_those_of_all_clients():
     frame = patients().dropna()
     parts = {name: own.drop(columns="hospital") for name, own in frame.groupby("hospital")}

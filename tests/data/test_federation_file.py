@@ -255,6 +255,24 @@ def test_a_saved_federation_comes_back_as_it_was(path, kind, client_test):
     assert len(Federation.load(path, "iid", 3)) == 3
 
 
+def test_validation_samples_and_means_of_missing_values_are_saved(path):
+    x, y = RNG.normal(size=(40, 3)).astype(np.float32), np.arange(40) % 4
+    x[::7, 1] = np.nan
+    fed = Federation.from_arrays(x, y, "dirichlet(0.5)", 5, client_test=0.2, missing="mean").with_validation(0.3)
+    fed.save(path)
+    back = Federation.load(path)
+    assert sum(map(len, fed.validation)) > 0
+    for name in ("rows", "client_test", "validation"):
+        assert all(map(np.array_equal, getattr(fed, name), getattr(back, name))), name
+    assert back.missing == fed.missing
+    assert fed.missing[""].indicated == (1,)
+    held = dict(np.load(path))
+    held["validation_rows"][0] = -1
+    np.savez(path, **held)
+    with pytest.raises(BadInput, match="validation rows are not among its 40 samples"):
+        Federation.load(path)
+
+
 def encoded_pictures():
     def encoded(picture):
         file = io.BytesIO()

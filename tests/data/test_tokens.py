@@ -51,3 +51,8 @@ def test_tokens_are_never_cast_without_a_word():
         fh.run(federation(layout="tokens"), fh.split(Net(vocabulary=40)), rounds=1)
     with pytest.raises(fh.BadInput, match="standard is for numbers, the samples are tokens"):
         federation(layout="tokens", normalize="standard")
+
+
+def test_a_model_for_numbers_refuses_tokens():
+    with pytest.raises(fh.BadInput, match=r"model mlp can't be used: .* does not take tokens 0 … 49"):
+        fh.run(federation(layout="tokens"), "mlp", rounds=1)

@@ -53,11 +53,12 @@ def test_the_head_does_not_change_the_extractor() -> None:
         ("simplecnn", (1, 8, 8), {}, "'simplecnn' can't take 8x8 images: it needs at least 16x16.*'digitscnn'"),
         ("resnet18", (3, 8, 8), {"stem": "7x7"}, "'resnet18' can't take 8x8 images"),
         ("resnet20", (64,), {}, r"'resnet20' takes images of \(channels, height, width\), not inputs of \(64,\)"),
+        ("mlp", {"x": (4,), "mask": (4,)}, {}, "model mlp takes one array, the samples have the inputs x, mask: give"),
         ("mlp", (4,), {"dim": 4}, "dim is a parameter of the etf head alone"),
         ("mlp", (4,), {"feature_layer": 0}, "model mlp: feature_layer: 0 is out of range, it must be at least 1"),
     ],
 )
-def test_bad_input_is_refused_by_name(name: str, shape: tuple[int, ...], options: Any, message: str) -> None:
+def test_bad_input_is_refused_by_name(name: str, shape: Any, options: Any, message: str) -> None:
     with pytest.raises(BadInput, match=message):
         build(name, shape, 10, **options)
 

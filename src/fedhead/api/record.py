@@ -92,7 +92,7 @@ class RecordedResult(RunMetrics):
     def clients(self) -> pd.DataFrame:
         """One line per client: training samples, and accuracies of its own model after the rounds and each stage."""
         record = self.record
-        return frames.clients(record.rows, record.stage_rows, record.counts, record.client_names)
+        return frames.clients(self._final_rows(), record.stage_rows, record.counts, record.client_names)
 
     @property
     def client_history(self) -> pd.DataFrame:
@@ -174,7 +174,9 @@ class RecordedResult(RunMetrics):
         title = (
             f"{recipe.method} on {recipe.dataset}, {recipe.partition}, {recipe.clients} clients: {self.record.state}"
         )
-        body: list[list[Any]] = [[f"round {len(self.rows)}", _rounded(self.accuracy), _rounded(self.personal)]]
+        body: list[list[Any]] = [
+            [f"round {self.best_round or len(self.rows)}", _rounded(self.accuracy), _rounded(self.personal)]
+        ]
         body += [
             [name, _rounded(r.get("accuracy")), _rounded(r.get("personal"))] for name, r in self.stage_rows.items()
         ]

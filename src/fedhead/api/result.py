@@ -150,7 +150,8 @@ class Result(RecordedResult):
         """Return the scores of the classes for samples; the highest is the prediction. See `predict` for objectives.
 
         Args:
-            x: Samples like those that the federation was made of.
+            x: Samples like those that the federation was made of. Missing values (NaN) of a table are filled with the
+                training data's means where the federation was made with missing="mean".
             client: The client whose own model predicts; None: the global model.
             stage: The stage after which it predicts; None: after the last round.
 
@@ -166,7 +167,8 @@ class Result(RecordedResult):
         """Return what is predicted for samples: the class as an index 0 … C-1, or what the objective has in its place.
 
         Args:
-            x: Samples like those that the federation was made of.
+            x: Samples like those that the federation was made of. Missing values (NaN) of a table are filled with the
+                training data's means where the federation was made with missing="mean".
             client: The client whose own model predicts; None: the global model.
             stage: The stage after which it predicts; None: after the last round.
 

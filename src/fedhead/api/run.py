@@ -365,16 +365,19 @@ def _models(
         raise BadInput("model is an empty list: give at least one")
     specs = [(one, _head_beside(one, head)) for one in given if not isinstance(one, nn.Module)]
     built = iter(build_many(specs, federation.input_shape, federation.outputs, seed) if specs else [])
-    models = []
+    models, tokens = [], federation.largest_token
     for number, one in enumerate(given):
         if not isinstance(one, nn.Module):
             models.append(next(built))
+            if tokens is not None:  # shapes were checked when it was built, integers were not
+                named = one if isinstance(one, str) else getattr(one, "name", getattr(one, "__name__", number))
+                require(models[-1], federation.input_shape, federation.outputs, "loop", f"model {named}", tokens)
             continue
         users = [number] if assign is None else [k for k, own in enumerate(assign) if own == number]
         which = "the model" if len(given) == 1 else f"client {users[0]}: its model" if users else f"model {number}"
         if not isinstance(one, SplitModel):
             raise BadInput(f"{which} is {type(one).__name__}: wrap it first, fedhead.split(model, classifier='…')")
-        require(one, federation.input_shape, federation.outputs, name=which, largest_token=federation.largest_token)
+        require(one, federation.input_shape, federation.outputs, name=which, largest_token=tokens)
         models.append(one)
     return models
 

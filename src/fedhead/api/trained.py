@@ -20,6 +20,8 @@ from fedhead.core.inputs import Inputs, describe, map_inputs, shape_of, tensors_
 from fedhead.core.tree import Tree, Weights
 from fedhead.data import arrays, named_inputs
 from fedhead.data.client_data import ClientData
+from fedhead.data.missing_values import fill_inputs
+from fedhead.data.table_columns import is_frame
 from fedhead.engine import server as engine_server
 from fedhead.engine.client_states import ClientStates
 from fedhead.engine.clients import Clients
@@ -152,21 +154,40 @@ def model_inputs(data: ClientData, x: Any) -> Inputs:
 
     Args:
         data: The federation, or a blank one like it.
-        x: Samples, in any layout that gives the shape of the federation's.
+        x: Samples, in any layout that gives the shape of the federation's. Missing values of a table are filled as the
+            federation's were, where the rows have the columns that the table had.
 
     Raises:
-        BadInput: If their shape or type is another one.
+        BadInput: If their shape or type is another one, or values are missing and can't be filled.
     """
+    if is_frame(x) and not all(kind.kind in "iufb" for kind in x.dtypes):
+        raise BadInput(
+            "x is a data frame with columns that are no numbers: give "
+            "fedhead.TableColumns.find([training_frame], columns).encode(x)"
+        )
     known, stated = data.train.x, None
     if isinstance(known, Tensor):
         x = arrays.to_tensor(x, "x")
         stated = None if known.dtype == torch.uint8 or known.dim() == 4 else arrays.stored_layout(known)
-    found = named_inputs.convert(*named_inputs.prepare_like(x, known, stated, "x"), "x")
+        if x.dim() < known.dim() and not (known.dim() == 4 and x.dim() == 3 and known.shape[1] == 1):
+            raise BadInput(
+                f"x has shape {tuple(x.shape)}, the run's samples are {describe(known)}: give a batch, x[None] for one"
+            )
+    like, layout = named_inputs.prepare_like(x, known, stated, "x")
+    found = fill_inputs(named_inputs.convert(like, layout, "x", missing=True), data.missing)
     if (shape_of(found), type_of(found)) != (shape_of(known), type_of(known)):
         raise BadInput(
             f"x holds samples {describe(found)}, the run's are {describe(known)}: give samples like those it was "
             "trained on"
         )
+    for part in tensors_of(found):
+        if part.is_floating_point() and (empty := part.isnan().flatten(1).any(1)).any():
+            fix = (
+                "give the table's own columns, which are filled as those of the training data were"
+                if data.missing
+                else 'fill it (they are filled where the federation was made with missing="mean")'
+            )
+            raise BadInput(f"x holds NaN, first in sample {int(empty.nonzero()[0])}: {fix}")
     return found
 
 

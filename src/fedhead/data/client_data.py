@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
@@ -22,6 +22,7 @@ from fedhead.data.allocation import Rows, stratified
 from fedhead.data.arrays import Samples
 from fedhead.data.augment import Transform
 from fedhead.data.client_test import SHARE, ClientTest, Fraction, parse
+from fedhead.data.missing_values import MissingValues
 from fedhead.data.named_transforms import AnyTransform, check_kind
 
 _NOUNS = {"multiclass": "classes", "binary": "classes", "multilabel": "labels", "regression": "targets"}
@@ -46,6 +47,7 @@ class ClientData:
         title: Name of the data in records.
         partition: Name of the partition in records.
         objective: What the labels are: "multiclass", "binary", "multilabel" or "regression".
+        missing: How missing values of each table were filled, by name of the input ("" if there is one).
 
     Raises:
         BadInput: If the parts do not fit together.
@@ -65,6 +67,7 @@ class ClientData:
     title: str = "your data"
     partition: str = "natural"
     objective: str = "multiclass"
+    missing: Mapping[str, MissingValues] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         """Say how much there is, not what."""

@@ -24,6 +24,7 @@ from fedhead.data.client_data import ClientData
 from fedhead.data.encoders import Encoded
 from fedhead.data.formats import read_npz
 from fedhead.data.labels import Classes
+from fedhead.data.missing_values import MissingValues
 from fedhead.data.named_inputs import LayoutLike
 from fedhead.data.named_transforms import AnyTransform, NamedTransforms
 from fedhead.data.tokenize import Tokenizer, tokenized
@@ -210,7 +211,7 @@ def save(path: Path, federation: ClientData) -> None:
     """Write a federation to a file from which `restore` makes the same."""
     owned = [] if federation.client_test is None or federation.client_test_from == "test" else federation.client_test
     site = np.full(len(federation.train.y), -1, np.int64)
-    for rows in (federation.rows, owned):
+    for rows in (federation.rows, owned, federation.validation or []):
         for k, own in enumerate(rows):
             site[own] = k
     held = federation.take(np.flatnonzero(site >= 0))
@@ -237,6 +238,11 @@ def save(path: Path, federation: ClientData) -> None:
     if held.client_test is not None:
         entries |= partition_file.pack(held.client_test, "client_test_rows", "client_test_ends")
         entries["client_test_from"] = held.client_test_from
+    if held.validation is not None:
+        entries |= partition_file.pack(held.validation, "validation_rows", "validation_ends")
+    for name, filled in federation.missing.items():
+        dot = f".{name}" if name else ""
+        entries |= {f"missing_mean{dot}": list(filled.mean), f"missing_indicated{dot}": list(filled.indicated)}
     partition_file.write(path, **{name: np.asarray(value) for name, value in entries.items()})
 
 
@@ -270,22 +276,39 @@ def _transform(contents: Contents) -> AnyTransform:
     return one("")
 
 
+def _check_rows(rows: list[NDArray[np.int64]] | None, limit: int, what: str) -> None:
+    if any(own.size and (own.min() < 0 or own.max() >= limit) for own in rows or []):
+        raise BadInput(f"{what} are not among its {limit} samples")
+
+
+def _missing(held: dict[str, NDArray[Any]]) -> dict[str, MissingValues]:
+    means = {"": held["missing_mean"]} if "missing_mean" in held else _named(held, "missing_mean")
+    return {
+        name: MissingValues(
+            tuple(mean.tolist()),
+            tuple(held[f"missing_indicated.{name}" if name else "missing_indicated"].astype(np.int64).tolist()),
+        )
+        for name, mean in means.items()
+    }
+
+
 def restore(contents: Contents) -> dict[str, Any]:
     """Return the parts of a federation that `save` wrote, as arguments of `ClientData`."""
     held = contents.arrays
     try:
-        local = None
-        if "client_test_rows" in held:
-            local = partition_file.unpack(held, "client_test_rows", "client_test_ends")
+        local, validation = (
+            partition_file.unpack(held, f"{name}_rows", f"{name}_ends") if f"{name}_rows" in held else None
+            for name in ("client_test", "validation")
+        )
         own_test = str(held.get("client_test_from", "train"))
         clients = len(held["site_names"])
         parts = {name: _samples(contents, name) for name in ("", "_test", "_public") if f"y{name}" in held}
         limit = len(parts["" if own_test == "train" else "_test"].y)
-        if local is not None and any(own.size and (own.min() < 0 or own.max() >= limit) for own in local):
-            raise BadInput(f"{contents.path}: its clients' test rows are not among its {limit} samples")
+        _check_rows(local, limit, f"{contents.path}: its clients' test rows")
+        _check_rows(validation, len(parts[""].y), f"{contents.path}: its validation rows")
         site = held["site"].copy()
-        if own_test == "train":
-            site[np.concatenate(local or [np.zeros(0, np.int64)])] = -1
+        for apart in (local if own_test == "train" else None, validation):
+            site[np.concatenate(apart or [np.zeros(0, np.int64)])] = -1
         return {
             "train": parts[""],
             "rows": [np.flatnonzero(site == k) for k in range(clients)],
@@ -294,12 +317,14 @@ def restore(contents: Contents) -> dict[str, Any]:
             "public": parts.get("_public"),
             "client_test": local,
             "client_test_from": own_test,
+            "validation": validation,
             "transform": _transform(contents),
             "names": contents.class_names,
             "client_names": _names(held, "site_names"),
             "title": str(held["title"]),
             "partition": str(held["partition"]),
             "objective": contents.objective,
+            "missing": _missing(held),
         }
     except (KeyError, IndexError, ValueError, TypeError, OverflowError) as error:
         raise BadInput(f"{contents.path}: not a federation that fedhead wrote ({error})") from None

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from fedhead.core.errors import BadInput
-from fedhead.core.inputs import Inputs, map_inputs, tensors_of
+from fedhead.core.inputs import Inputs, tensors_of
 from fedhead.data.arrays import Samples
 from fedhead.data.augment import Transform
 from fedhead.data.client_data import ClientData
+from fedhead.data.missing_values import MissingValues, fill_inputs, is_table
 from fedhead.data.named_transforms import transform_each
 
 F = TypeVar("F", bound=ClientData)
@@ -58,30 +59,18 @@ def fill_missing(federation: F) -> F:
         BadInput: If the samples are not rows of a table.
     """
     x = _training(federation)
-    if not any(_is_table(t) for t in tensors_of(x)):
+    named = x if isinstance(x, dict) else {"": x}
+    found = {name: MissingValues.find(t) for name, t in named.items() if is_table(t)}
+    if not found:
         raise BadInput(
             f'missing="mean" is for tables of [N, features], the samples have shape {federation.input_shape}'
         )
 
     def fill(data: Samples | None) -> Samples | None:
-        return None if data is None else Samples(map_inputs(_fill, data.x, x), data.y)
+        return None if data is None else Samples(fill_inputs(data.x, found), data.y)
 
     filled = {name: fill(getattr(federation, name)) for name in ("train", "test", "public")}
-    return replace(federation, **filled)  # type: ignore[arg-type]  # the training data is there
-
-
-def _is_table(t: Tensor) -> bool:
-    return t.dim() == 2 and t.is_floating_point()
-
-
-def _fill(t: Tensor, training: Tensor) -> Tensor:
-    """Fill the missing values of a table with the means of the training data; what is no table stays as it is."""
-    if not _is_table(t):
-        return t
-    there = ~training.isnan()
-    mean = torch.where(there, training, 0).sum(0) / there.sum(0).clamp_min(1)
-    missing, indicated = t.isnan(), (~there).any(0)
-    return torch.cat([torch.where(missing, mean.to(t), t), missing[:, indicated].to(t)], 1)
+    return replace(federation, missing=found, **filled)  # type: ignore[arg-type]  # the training data is there
 
 
 def standardize(federation: F) -> F:

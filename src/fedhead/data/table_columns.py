@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 MOST = 1000  # categories of one column: more are texts or identifiers
+TEXTS = 20  # categories from which a column with a different value in most rows looks like texts or identifiers
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,15 @@ class TableColumns:
         }
         for name, values in found.items():
             if values is not None:
+                rows = sum(map(len, frames))
+                if len(values) > max(TEXTS, rows / 2) and name not in given:
+                    logger.warning(
+                        "column %r has %d different values in %d rows, and becomes as many features: leave it out by "
+                        "inputs=[…], or read it as text by encode=…",
+                        name,
+                        len(values),
+                        rows,
+                    )
                 logger.info("column %s becomes %d columns, one per category", name, len(values))
         return cls(found, missing)
 

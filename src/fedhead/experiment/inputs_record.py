@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from fedhead.data.arrays import Samples
 from fedhead.data.augment import Transform
 from fedhead.data.federation import Federation
 from fedhead.data.input_spec import NamedInput, spec_inputs
+from fedhead.data.missing_values import MissingValues
 from fedhead.data.named_transforms import AnyTransform, NamedTransforms
 from fedhead.experiment.data import Inputs
 
@@ -29,6 +31,7 @@ def describe(federation: Federation) -> dict[str, Any]:
         "classes": federation.classes,
         "objective": federation.objective,
         "names": None if federation.names is None else list(federation.names),
+        **({"missing": {name: asdict(one) for name, one in federation.missing.items()}} if federation.missing else {}),
     }
 
 
@@ -48,7 +51,13 @@ def blank(record: Mapping[str, Any], clients: int) -> Federation:
         transform = NamedTransforms({name: one.transform() for name, one in named.items() if one.std})
     classes, objective = int(record["classes"]), record.get("objective", "multiclass")
     data = Samples(x, targets.blank(0, classes, objective))
-    return Federation(data, nothing, classes, transform=transform, names=record["names"], objective=objective)
+    missing = {
+        name: MissingValues(tuple(one["mean"]), tuple(one["indicated"]))
+        for name, one in record.get("missing", {}).items()
+    }
+    return Federation(
+        data, nothing, classes, transform=transform, names=record["names"], objective=objective, missing=missing
+    )
 
 
 def _one(record: Mapping[str, Any]) -> Any:

@@ -77,9 +77,9 @@ class RunFolder:
             )
             resumable = state == "an unfinished run"
             fix = (
-                "continue it with --resume or select another --out"
+                "continue it with --resume (resume=True in Python) or select another --out"
                 if resumable
-                else "add rounds or stages to it with --resume, or select another --out"
+                else "add rounds or stages to it with --resume (resume=True in Python), or select another --out"
                 if state == "a finished run"
                 else "select another folder with --out"
             )

@@ -66,11 +66,16 @@ class Architecture(NamedTuple):
         """What a text such as `protocnn(18, head=etf)` gives, checked; values without a name are the architecture's."""
         return call.arguments("model", self.own_parameters(), named_only=self.parameters())
 
-    def make(self, shape: Shape, classes: int, params: Mapping[str, Any]) -> Body | SplitModel:
+    def make(self, shape: Shape | Mapping[str, Shape], classes: int, params: Mapping[str, Any]) -> Body | SplitModel:
         """Call the builder."""
+        if isinstance(shape, Mapping) and self.builder.__module__.startswith("fedhead."):
+            raise BadInput(
+                f"model {self.name} takes one array, the samples have the inputs {', '.join(shape)}: give your own "
+                "module with arguments of these names, fedhead.split(module, classifier='…')"
+            )
         more = {"classes": classes} if "classes" in inspect.signature(self.builder).parameters else {}
         with user_code(f"model {self.name}"):
-            made = self.builder(tuple(shape), **more, **params)
+            made = self.builder(shape if isinstance(shape, Mapping) else tuple(shape), **more, **params)
         if isinstance(made, Body | SplitModel):
             return made
         raise BadInput(
