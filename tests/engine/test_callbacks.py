@@ -201,6 +201,13 @@ def test_on_round_may_stop_the_run(tmp_path: Path) -> None:
     assert (found["stopped"], found["trained_rounds"], found["rounds"]) == ("on_round", 2, 5)
 
 
+def test_a_stop_at_a_round_that_is_not_evaluated_is_said_in_every_run(caplog: pytest.LogCaptureFixture) -> None:
+    for number, lines in ((2, 0), (3, 1), (3, 2)):
+        settings: dict[str, Any] = {"rounds": 5, "evaluate_every": 2, "executor": "loop"}
+        fh.run(federation(), "mlp", on_round=lambda now, n=number: fh.STOP if now.round == n else None, **settings)
+        assert len([m for m in caplog.messages if "stopped at round 3, which is not evaluated" in m]) == lines
+
+
 class Killed(BaseException):
     """Stands for a kill."""
 

@@ -23,6 +23,7 @@ from typing import Any
 
 from fedhead.algorithm.base import Algorithm
 from fedhead.algorithm.stage import Stage, bind
+from fedhead.core.log import logger
 from fedhead.core.tree import Tree, Weights
 from fedhead.engine import evaluation
 from fedhead.engine.callbacks import KEEP, STOP, Callback, CallbackList
@@ -200,6 +201,13 @@ def run(
         now = (dict(transport.states.kept), list(history), copy.deepcopy(watching.memories), kept, stopped)
         if on_round is not None and on_round(Snapshot(number, transport.server, *now)) is STOP:
             stopped = row.setdefault("stopped", "on_round")
+            if not is_evaluated(number, rounds, evaluate_every, last_rounds):
+                logger.warning(
+                    "stopped at round %d, which is not evaluated: its accuracy and losses are of an earlier round, or "
+                    "none; stop after a multiple of %d rounds, or test the model by result.evaluate(x, y)",
+                    number,
+                    evaluate_every,
+                )
     if kept is not None and kept.round != number:
         transport.states.kept.clear()
         transport.restore(kept.server, kept.clients)
