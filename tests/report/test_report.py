@@ -59,6 +59,15 @@ def test_lines_hold_the_last_round_over_seeds_and_the_stages_after_it(runs: Path
     assert tables.class_means(lines["fedavg"]) == [65.0, None, 10.0]
 
 
+def test_lines_hold_the_round_that_was_kept(tmp_path: Path) -> None:
+    write_run(tmp_path / "best", Recipe(rounds=3), [50.0, 80.0, 60.0], {})
+    (run,) = tables.load_runs([tmp_path / "best"])
+    assert run.last("accuracy") == 60.0
+    run.rows[1]["kept"] = True
+    (line,) = tables.table_rows(tables.group_by_seed([run]))
+    assert (line.accuracy, line.megabytes) == ([80.0], 9.0)
+
+
 def test_labels_say_what_differs_besides_the_method(tmp_path: Path) -> None:
     for mu in (0.1, 1.0):
         write_run(tmp_path / f"{mu}", Recipe(method="fedprox", method_parameters={"mu": mu}, rounds=2), [1.0, 2.0], {})

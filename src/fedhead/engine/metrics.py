@@ -41,6 +41,16 @@ class StageResult:
         return self.metrics["personal"]  # type: ignore[no-any-return]  # rows are untyped
 
 
+def kept_round(rows: list[Row]) -> int | None:
+    """Return the latest round whose models a callback has kept, if there is one."""
+    return next((row["round"] for row in reversed(rows) if row.get("kept")), None)
+
+
+def final_rows(rows: list[Row]) -> list[Row]:
+    """Return the records up to the round that a run ends with: the kept one, or the last."""
+    return rows[: kept_round(rows)]
+
+
 class RunMetrics(ABC):
     """The metrics of a finished run, computed from the records of its rounds and its stages."""
 
@@ -57,7 +67,7 @@ class RunMetrics(ABC):
     @property
     def best_round(self) -> int | None:
         """The round whose models a callback has kept and the run ends with; None: the last one's."""
-        return next((row["round"] for row in reversed(self.rows) if row.get("kept")), None)
+        return kept_round(self.rows)
 
     @property
     def accuracy(self) -> float | None:
@@ -118,8 +128,7 @@ class RunMetrics(ABC):
 
     def _final_rows(self) -> list[Row]:
         """The records up to the round that the run ends with: the kept one, or the last."""
-        kept = self.best_round
-        return self.rows if kept is None else self.rows[:kept]
+        return final_rows(self.rows)
 
     def _total(self, name: str) -> int:
         return int(sum(row[name] for row in self._rows()))

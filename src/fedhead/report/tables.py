@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fedhead.core.errors import BadInput
-from fedhead.engine.metrics import Row
+from fedhead.engine.metrics import Row, final_rows
 from fedhead.experiment.recipe import Recipe
 from fedhead.experiment.run_folder import RunFolder
 
@@ -45,8 +45,8 @@ class Run:
         return f"unfinished, stopped after round {self.rows[-1]['round'] if self.rows else 0} of {self.recipe.rounds}"
 
     def last(self, name: str) -> Any:
-        """Return the latest value of a metric, or None if it was never measured."""
-        return next((row[name] for row in reversed(self.rows) if row.get(name) is not None), None)
+        """Return the value of a metric at the end, or in the round that was kept; None if it was never measured."""
+        return next((row[name] for row in reversed(final_rows(self.rows)) if row.get(name) is not None), None)
 
 
 @dataclass(frozen=True)
