@@ -19,7 +19,7 @@ setup: $(READY)  ## create .venv and install fedhead into it (done once)
 demo: $(READY)  ## train and compare methods on handwritten digits, about a minute
 	$(BIN)/fedhead demo
 
-test: $(READY)  ## the tests and the examples in the docstrings, at most 10 minutes on 2 cores
+test: $(READY)  ## the tests and the examples in the docstrings, about 12 minutes on 2 cores
 	$(BIN)/python -m pytest -n 2 -q
 
 test-slow: $(READY)  ## the slower tier: whole runs, kill and resume, a deployment

@@ -96,6 +96,21 @@ CHANGES: dict[tuple[str, str], tuple[Any, dict[str, Any]]] = {
     ("finetune_etf", "variant"): ("code", {}),
     ("finetune_etf", "record"): (False, {}),
     ("finetune_etf", "at"): ("extractor", {}),
+    ("fedcof", "absent"): ("never", {"lacking": True}),
+    ("fedcof", "gamma"): (3.0, {}),
+    ("lda", "absent"): ("never", {"lacking": True}),
+    ("lda", "priors"): ("uniform", {}),
+    ("lda", "shrinkage"): (0.9, {}),
+    ("ncm", "absent"): ("never", {"lacking": True}),
+    ("ncm", "metric"): ("cosine", {}),
+    ("qda", "absent"): ("never", {"lacking": True}),
+    ("qda", "priors"): ("uniform", {}),
+    ("qda", "shrinkage"): (0.9, {}),
+    ("ridge", "absent"): ("never", {"lacking": True}),
+    ("ridge", "alpha"): (50.0, {}),
+    ("ridge", "intercept"): (False, {}),
+    ("ridge", "normalize"): (True, {}),
+    ("ridge", "validation"): (0.5, {}),
     ("recalibrate", "per_class"): (2, {}),
     ("recalibrate", "epochs"): (2, {}),
     ("recalibrate", "lr"): (0.1, {}),
@@ -117,9 +132,12 @@ def test_no_option_is_left_out() -> None:
 
 
 @cache
-def trained(method: Method) -> Simulation:
-    model = network("group", method.head)
-    simulation = Simulation(federation(), [model], method, rounds=ROUNDS, local=LOCAL, dtype=torch.float64)
+def trained(method: Method, lacking: bool = False) -> Simulation:
+    """Train; with `lacking` no client holds samples of class 0."""
+    model, fed = network("group", method.head), federation()
+    if lacking:
+        fed = dataclasses.replace(fed, rows=[rows[fed.train.y.numpy()[rows] > 0] for rows in fed.rows])
+    simulation = Simulation(fed, [model], method, rounds=ROUNDS, local=LOCAL, dtype=torch.float64)
     for number in range(1, ROUNDS + 1):
         train_round(simulation, number)
     return simulation
@@ -142,8 +160,8 @@ def after_rounds(method: Method) -> Left:
     return left(simulation, method, simulation.server, simulation.states)
 
 
-def after_stage(method: Method, stage: Stage) -> Left:
-    simulation = trained(method)
+def after_stage(method: Method, stage: Stage, lacking: bool = False) -> Left:
+    simulation = trained(method, lacking)
     try:
         result = run_stage(simulation, stage)
     except BadInput:
@@ -170,10 +188,11 @@ def test_every_option_of_a_method_matters(name: str, option: str) -> None:
 def test_every_option_of_a_stage_matters(name: str, option: str) -> None:
     value, needs = CHANGES[name, option]
     settings = QUICK.get(name, {}) | needs
+    lacking = settings.pop("lacking", False)
     method = METHODS[settings.pop("method", "fedetf" if STAGES[name].head else "fedavg")]()
     usual, changed = STAGES[name](**settings), STAGES[name](**settings | {option: value})
     assert usual != changed
-    assert differ(after_stage(method, usual), after_stage(method, changed))
+    assert differ(after_stage(method, usual, lacking), after_stage(method, changed, lacking))
 
 
 def test_the_same_options_leave_the_same() -> None:

@@ -116,6 +116,9 @@ class Algorithm(Checked):
 
         Args:
             sent: What the clients sent, by client; each has passed `check_reply`.
+
+        Returns:
+            Why a client's reply is left out, by client.
         """
         return {}
 
