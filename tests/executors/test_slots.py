@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -65,8 +64,3 @@ def test_no_other_number_of_slots_is_estimated_to_be_faster(lengths: list[int]) 
     chosen = choose_slots(lengths)
     assert 1 <= chosen <= len(lengths)
     assert cost(chosen) == min(cost(slots) for slots in range(1, len(lengths) + 1))
-
-
-@pytest.mark.parametrize("most", [1, 3, 100])
-def test_the_most_slots_are_not_exceeded(most: int) -> None:
-    assert choose_slots([10] * 20, most) == min(most, 20)

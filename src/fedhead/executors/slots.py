@@ -113,15 +113,14 @@ def plan(lengths: Sequence[int], slots: int) -> Plan:
     return Plan(turns, slots)
 
 
-def choose_slots(lengths: Sequence[int], most: int | None = None) -> int:
+def choose_slots(lengths: Sequence[int]) -> int:
     """Return the number of slots with which a round takes the least time.
 
     Args:
         lengths: Each client's number of steps.
-        most: The most slots to consider; none: one per client.
 
     >>> choose_slots([10] * 20), choose_slots([100, 20, 20, 20, 20, 20])
     (20, 2)
     """
-    candidates = range(1, min(len(lengths), most or len(lengths)) + 1)
+    candidates = range(1, len(lengths) + 1)
     return min(candidates, key=lambda slots: (plan(lengths, slots).steps * (OVERHEAD + slots), slots), default=1)

@@ -1,4 +1,4 @@
-"""Metrics of sites: those that a site computes of its own model and reports, and what is recorded of the others."""
+"""Metrics of sites: those that a site computes for its model and reports, and what is recorded of the others."""
 
 from __future__ import annotations
 
