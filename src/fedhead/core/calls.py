@@ -11,8 +11,8 @@ from collections.abc import Collection, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from fedhead.core.errors import BadInput
-from fedhead.core.parameters import check_all
+from fedhead.core.errors import BadInput, unknown
+from fedhead.core.parameters import check_all, parameters, required
 from fedhead.core.text import printable
 
 _TOKEN = re.compile(r"""\s*('[^']*'|"[^"]*"|[\[\](),=]|[^\s\[\](),='"]+|$)""")
@@ -98,6 +98,30 @@ def read_call(text: str, kind: str) -> Call:
     except _Twice as twice:
         raise BadInput(f"{kind} {text}: {twice} is given twice") from None
     return Call(text, name, tuple(positional), named)
+
+
+def policy_arguments(text: str, kind: str, target: type, field: str, policies: Collection[str]) -> dict[str, Any]:
+    """Read a policy and its settings, such as `drop(norm=5)`.
+
+    Args:
+        text: As recipes write it.
+        kind: What the recipe's key is called, such as "outliers".
+        target: The dataclass that holds them.
+        field: Its field of the policy.
+        policies: The policies that there are.
+
+    Returns:
+        The arguments of `target`.
+
+    Raises:
+        BadInput: If the text can't be read so, or there is no such policy.
+    """
+    call = read_call(text, kind)
+    if call.name not in policies:
+        raise unknown(f"policy of {kind}", call.name, policies)
+    hints = {word: hint for word, hint in parameters(target).items() if word != field}
+    needed = [word for word in required(target) if word != field]
+    return {field: call.name, **call.arguments(kind, hints, needed)}
 
 
 def rejoin(items: list[Any]) -> list[Any]:

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from fedhead.algorithm.base import Algorithm
 from fedhead.algorithm.method import Method
-from fedhead.core.calls import read_call
-from fedhead.core.errors import BadInput, unknown
-from fedhead.core.parameters import Checked, parameters
+from fedhead.core.calls import policy_arguments
+from fedhead.core.errors import BadInput
+from fedhead.core.parameters import Checked
 from fedhead.core.ranges import AtLeast
 from fedhead.core.tree import Tree
 
@@ -54,11 +54,7 @@ class OutlierPolicy(Checked):
         Raises:
             BadInput: If it is no policy.
         """
-        call, actions = read_call(text, "outliers"), get_args(Action)
-        if call.name not in actions:
-            raise unknown("policy of outliers", call.name, actions)
-        hints = {word: hint for word, hint in parameters(cls).items() if word != "action"}
-        return cls(action=call.name, **call.arguments("outliers", hints))  # type: ignore[arg-type]  # one of the actions
+        return cls(**policy_arguments(text, "outliers", cls, "action", get_args(Action)))
 
     def check(self, method: Method) -> None:
         """Refuse a policy that has nothing to measure.

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from typing import Annotated, Literal, Self, get_args
 
 from fedhead.core import random
-from fedhead.core.calls import read_call
-from fedhead.core.errors import unknown
-from fedhead.core.parameters import Checked, parameters, required
+from fedhead.core.calls import policy_arguments
+from fedhead.core.parameters import Checked
 from fedhead.core.ranges import Above, AtLeast, AtMost
 
 Policy = Literal["drop", "partial"]
@@ -49,12 +48,7 @@ class Stragglers(Checked):
         Raises:
             BadInput: If it can't be read so.
         """
-        call, policies = read_call(text, "stragglers"), get_args(Policy)
-        if call.name not in policies:
-            raise unknown("policy of stragglers", call.name, policies)
-        hints = {word: hint for word, hint in parameters(cls).items() if word != "policy"}
-        needed = [word for word in required(cls) if word != "policy"]
-        return cls(policy=call.name, **call.arguments("stragglers", hints, needed))  # type: ignore[arg-type]  # one of the policies
+        return cls(**policy_arguments(text, "stragglers", cls, "policy", get_args(Policy)))
 
     def drops(self, client: int, round: int, seed: int) -> bool:
         """Say whether the server does without a client in a round.
