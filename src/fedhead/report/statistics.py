@@ -1,0 +1,230 @@
+"""Statistics of comparisons: paired differences with intervals and tests, and ranks over several data sets.
+
+Everything here takes plain numbers. What is paired with what is decided by the caller: in fedhead, runs of the same
+seed on the same split. The tests over several data sets are those of Demšar, "Statistical comparisons of classifiers
+over multiple data sets", JMLR 7, 2006.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Generic, Literal, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+K = TypeVar("K", bound=Hashable)
+_SAME = 1e-12  # differences that vary by less than this share of themselves are equal but for rounding
+
+
+@dataclass(frozen=True)
+class Paired:
+    """The mean of paired differences and what can be said of it.
+
+    Args:
+        count: Number of pairs.
+        mean: Mean of the differences.
+        deviation: Their standard deviation (n − 1); None for one pair.
+        interval: Interval of the mean by Student's t; None for one pair.
+        p_t: p-value of the paired t-test, two-sided. None for one pair, and where all differences are equal but not
+            zero: their deviation of 0 says nothing about other seeds.
+        p_wilcoxon: p-value of Wilcoxon's signed-rank test, two-sided; None for one pair. With fewer than six pairs it
+            can't be below 0.05.
+    """
+
+    count: int
+    mean: float
+    deviation: float | None
+    interval: tuple[float, float] | None
+    p_t: float | None
+    p_wilcoxon: float | None
+
+
+@dataclass(frozen=True)
+class Matched(Generic[K]):
+    """Values that two sides have for the same keys.
+
+    Args:
+        keys: The common keys, in the order of the first side.
+        first: The first side's values.
+        second: The second side's values.
+        only_first: Keys of the first side without a partner.
+        only_second: Likewise of the second.
+    """
+
+    keys: tuple[K, ...]
+    first: tuple[float, ...]
+    second: tuple[float, ...]
+    only_first: tuple[K, ...]
+    only_second: tuple[K, ...]
+
+    @property
+    def differences(self) -> list[float]:
+        """The first side's values minus the second's."""
+        return [a - b for a, b in zip(self.first, self.second, strict=True)]
+
+
+def match(first: Mapping[K, float | None], second: Mapping[K, float | None]) -> Matched[K]:
+    """Pair the values of two sides by their keys; None and NaN are no values.
+
+    >>> match({0: 90.0, 1: 91.0}, {1: 88.0, 2: 87.0})
+    Matched(keys=(1,), first=(91.0,), second=(88.0,), only_first=(0,), only_second=(2,))
+    """
+    a, b = ({k: float(v) for k, v in side.items() if v is not None and math.isfinite(v)} for side in (first, second))
+    keys = tuple(k for k in a if k in b)
+    return Matched(
+        keys,
+        tuple(a[k] for k in keys),
+        tuple(b[k] for k in keys),
+        tuple(k for k in a if k not in b),
+        tuple(k for k in b if k not in a),
+    )
+
+
+def interval(values: Sequence[float], level: float = 0.95) -> tuple[float, float] | None:
+    """Return the interval of a mean by Student's t; None for fewer than two values.
+
+    >>> [round(end, 3) for end in interval([1.0, 2.0, 3.0])]
+    [-0.484, 4.484]
+    """
+    if len(values) < 2:
+        return None
+    mean, error = float(np.mean(values)), float(np.std(values, ddof=1)) / math.sqrt(len(values))
+    half = float(stats.t.ppf((1 + level) / 2, len(values) - 1)) * error
+    return mean - half, mean + half
+
+
+def paired(differences: Sequence[float], level: float = 0.95) -> Paired:
+    """Return the mean of paired differences with its interval and the p-values of two paired tests.
+
+    Args:
+        differences: One difference per pair, at least one.
+        level: Level of the interval.
+    """
+    found = np.asarray(differences, dtype=np.float64)
+    mean = float(found.mean())
+    if len(found) < 2:
+        return Paired(len(found), mean, None, None, None, None)
+    deviation = float(found.std(ddof=1))
+    if not found.any():
+        return Paired(len(found), 0.0, 0.0, (0.0, 0.0), 1.0, 1.0)
+    constant = deviation <= _SAME * abs(mean)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # scipy's about ties and small samples: both are usual here
+        p_t = None if constant else float(stats.ttest_1samp(found, 0.0).pvalue)
+        p_wilcoxon = float(stats.wilcoxon(found).pvalue)
+    return Paired(len(found), mean, deviation, interval(differences, level), p_t, p_wilcoxon)
+
+
+def holm(p_values: Sequence[float | None]) -> list[float | None]:
+    """Correct p-values for being several, by Holm's step-down method; None stays None and does not count.
+
+    >>> holm([0.01, None, 0.04, 0.03])
+    [0.03, None, 0.06, 0.06]
+    """
+    known = sorted((p, i) for i, p in enumerate(p_values) if p is not None)
+    out: list[float | None] = [None] * len(p_values)
+    largest = 0.0
+    for before, (p, i) in enumerate(known):
+        largest = max(largest, min(1.0, (len(known) - before) * p))
+        out[i] = largest
+    return out
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """Methods ranked on several data sets; rank 1 is the best, equal values share the mean of their ranks.
+
+    Args:
+        names: The methods.
+        ranks: Rank on each data set, [data sets, methods].
+        mean_ranks: Mean over the data sets, one entry per method.
+        friedman: Friedman's chi square; None for fewer than three methods.
+        p_friedman: Its p-value.
+        iman_davenport: The F statistic of Iman and Davenport, which is less conservative; None likewise, or where the
+            ranks are the same on all data sets.
+        p_iman_davenport: Its p-value.
+        critical_difference: Mean ranks that differ by at least this differ significantly (Nemenyi).
+        alpha: Level of the critical difference.
+    """
+
+    names: tuple[str, ...]
+    ranks: NDArray[np.float64]
+    mean_ranks: tuple[float, ...]
+    friedman: float | None
+    p_friedman: float | None
+    iman_davenport: float | None
+    p_iman_davenport: float | None
+    critical_difference: float
+    alpha: float
+
+    def groups(self) -> list[tuple[int, ...]]:
+        """Return the largest groups of methods that do not differ significantly, by their indices, best first."""
+        order = sorted(range(len(self.names)), key=lambda i: self.mean_ranks[i])
+        out: list[tuple[int, ...]] = []
+        end = 0  # beyond the last method that an earlier group holds
+        for start, first in enumerate(order):
+            close = [i for i in order[start:] if self.mean_ranks[i] - self.mean_ranks[first] < self.critical_difference]
+            if len(close) > 1 and start + len(close) > end:
+                out.append(tuple(close))
+                end = start + len(close)
+        return out
+
+
+def rank(
+    names: Sequence[str],
+    scores: Sequence[Sequence[float]],
+    better: Literal["max", "min"] = "max",
+    alpha: float = 0.05,
+) -> Ranking:
+    """Rank methods on each data set, and test whether their mean ranks differ (Demšar, 2006, Section 3.2.2).
+
+    Args:
+        names: The methods, at least two.
+        scores: One line per data set with one score per method.
+        better: Whether high or low scores are good.
+        alpha: Level of the critical difference.
+    """
+    table = np.asarray(scores, dtype=np.float64)
+    ranks = stats.rankdata(table if better == "min" else -table, axis=1)
+    sets, methods = table.shape
+    chi, p_chi, f, p_f = (None,) * 4 if methods < 3 or sets < 2 else _friedman(ranks)
+    return Ranking(
+        tuple(names),
+        ranks,
+        tuple(ranks.mean(axis=0).tolist()),
+        chi,
+        p_chi,
+        f,
+        p_f,
+        critical_difference(methods, sets, alpha),
+        alpha,
+    )
+
+
+def _friedman(ranks: NDArray[np.float64]) -> tuple[float | None, float | None, float | None, float | None]:
+    sets, methods = ranks.shape
+    if (ranks == ranks[:, :1]).all():  # all methods are equal everywhere
+        return 0.0, 1.0, None, None
+    found = stats.friedmanchisquare(*ranks.T)
+    chi, left = float(found.statistic), sets * (methods - 1)
+    if left - chi <= _SAME * left:  # the same order everywhere: F is infinite
+        return chi, float(found.pvalue), None, None
+    f = (sets - 1) * chi / (left - chi)
+    return chi, float(found.pvalue), f, float(stats.f.sf(f, methods - 1, (methods - 1) * (sets - 1)))
+
+
+def critical_difference(methods: int, data_sets: int, alpha: float = 0.05) -> float:
+    """Return the difference of mean ranks that is significant at a level, by Nemenyi's test.
+
+    CD = q √(k(k+1) / 6N), where q is the Studentized range's quantile over √2 (Demšar, 2006, Table 5).
+
+    >>> round(critical_difference(methods=4, data_sets=14), 2)
+    1.25
+    """
+    q = float(stats.studentized_range.ppf(1 - alpha, methods, np.inf)) / math.sqrt(2)
+    return q * math.sqrt(methods * (methods + 1) / (6 * data_sets))
