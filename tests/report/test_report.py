@@ -16,6 +16,7 @@ from fedhead.data.federation import Federation
 from fedhead.experiment.recipe import Recipe
 from fedhead.experiment.run_folder import RunFolder
 from fedhead.report import page, plots, tables
+from fedhead.report.runs import empty_folders, load_runs
 
 ACCURACIES = {("fedavg", 0): [50.0, 60.0], ("fedavg", 1): [40.0, 70.0], ("fedprox", 0): [55.0, 80.0]}
 
@@ -49,7 +50,7 @@ def runs(tmp_path: Path) -> Path:
 
 
 def test_lines_hold_the_last_round_over_seeds_and_the_stages_after_it(runs: Path) -> None:
-    lines = {line.label: line for line in tables.table_rows(tables.group_by_seed(tables.load_runs([runs])))}
+    lines = {line.label: line for line in tables.table_rows(tables.group_by_seed(load_runs([runs])))}
     assert list(lines) == ["fedavg", "fedavg + ccvr", "fedprox"]
     assert lines["fedavg"].accuracy == [60.0, 70.0]
     assert lines["fedavg + ccvr"].accuracy == [90.0, 91.0]
@@ -61,7 +62,7 @@ def test_lines_hold_the_last_round_over_seeds_and_the_stages_after_it(runs: Path
 
 def test_lines_hold_the_round_that_was_kept(tmp_path: Path) -> None:
     write_run(tmp_path / "best", Recipe(rounds=3), [50.0, 80.0, 60.0], {})
-    (run,) = tables.load_runs([tmp_path / "best"])
+    (run,) = load_runs([tmp_path / "best"])
     assert run.last("accuracy") == 60.0
     run.rows[1]["kept"] = True
     (line,) = tables.table_rows(tables.group_by_seed([run]))
@@ -72,12 +73,12 @@ def test_labels_say_what_differs_besides_the_method(tmp_path: Path) -> None:
     for mu in (0.1, 1.0):
         write_run(tmp_path / f"{mu}", Recipe(method="fedprox", method_parameters={"mu": mu}, rounds=2), [1.0, 2.0], {})
     write_run(tmp_path / "avg", Recipe(rounds=2), [1.0, 2.0], {})
-    labels = {group.label for group in tables.group_by_seed(tables.load_runs([tmp_path]))}
+    labels = {group.label for group in tables.group_by_seed(load_runs([tmp_path]))}
     assert labels == {"fedprox (mu=0.1)", "fedprox (mu=1.0)", "fedavg"}
 
 
 def test_curves_show_the_mean_and_one_deviation(runs: Path) -> None:
-    groups = tables.group_by_seed(tables.load_runs([runs]))
+    groups = tables.group_by_seed(load_runs([runs]))
     ax = plots.curves(groups).axes[0]
     assert [line.get_label() for line in ax.lines] == ["fedavg", "fedprox"]
     assert np.asarray(ax.lines[0].get_ydata()).tolist() == [45.0, 65.0]
@@ -129,36 +130,36 @@ def test_the_page_holds_everything_and_fetches_nothing(runs: Path, tmp_path: Pat
     for picture in pictures:
         ElementTree.fromstring(picture)  # well-formed
         assert "currentColor" in picture  # readable on dark too
-    assert page.page(tables.load_runs([runs])) == html  # the same runs give the same page
+    assert page.page(load_runs([runs])) == html  # the same runs give the same page
 
 
 def test_words_of_the_user_do_not_become_markup(tmp_path: Path) -> None:
     recipe = Recipe(dataset="<script>alert(1)</script>", rounds=1)
     write_run(tmp_path / "run", recipe, [1.0], {})
-    assert "<script" not in page.page(tables.load_runs([tmp_path]))
+    assert "<script" not in page.page(load_runs([tmp_path]))
 
 
 def test_classes_have_their_names(tmp_path: Path) -> None:
     write_run(tmp_path / "run", Recipe(rounds=1), [50.0], {}, ["cat", "$dog$", "<b>owl"])
     assert RunFolder.open(tmp_path / "run").partition.class_names() == ("cat", "$dog$", "<b>owl")
-    text = page.page(tables.load_runs([tmp_path]))
+    text = page.page(load_runs([tmp_path]))
     for name in ("cat", "$dog$", "&lt;b&gt;owl"):
         assert f'<th scope="col">{name}</th>' in text
     assert "<b>owl" not in text
     write_run(tmp_path / "other", Recipe(rounds=1, method="fedprox"), [50.0], {}, ["1", "2", "3"])
-    assert '<th scope="col">cat</th>' not in page.page(tables.load_runs([tmp_path]))  # other data: numbers again
+    assert '<th scope="col">cat</th>' not in page.page(load_runs([tmp_path]))  # other data: numbers again
 
 
 def test_unfinished_and_empty_runs_can_be_reported(tmp_path: Path) -> None:
     write_run(tmp_path / "half", Recipe(rounds=9, stages=("ccvr",)), [1.0, 2.0])
     RunFolder.create(tmp_path / "none", Recipe(rounds=8))
-    html = page.page(tables.load_runs([tmp_path]))
+    html = page.page(load_runs([tmp_path]))
     assert "stopped after round 2" in html
     assert "stopped after round 0" in html
 
 
 def table(path: Path) -> dict[str, tables.TableRow]:
-    return {line.label: line for line in tables.table_rows(tables.group_by_seed(tables.load_runs([path])))}
+    return {line.label: line for line in tables.table_rows(tables.group_by_seed(load_runs([path])))}
 
 
 def test_only_finished_runs_are_averaged(tmp_path: Path) -> None:
@@ -166,10 +167,10 @@ def test_only_finished_runs_are_averaged(tmp_path: Path) -> None:
         write_run(tmp_path / f"s{seed}", Recipe(rounds=2, seed=seed), accuracies, {} if seed < 2 else None)
     line = table(tmp_path)["fedavg"]
     assert (line.accuracy, line.seeds, line.uncounted) == ([92.0, 90.0], [0, 1], "1 unfinished")
-    html = page.page(tables.load_runs([tmp_path]))
+    html = page.page(load_runs([tmp_path]))
     assert "91.00 ± 1.41" in html
     assert "s2 does not count: unfinished, stopped after round 1 of 2" in html
-    ax = plots.curves(tables.group_by_seed(tables.load_runs([tmp_path]))).axes[0]
+    ax = plots.curves(tables.group_by_seed(load_runs([tmp_path]))).axes[0]
     assert {str(line.get_label()): np.asarray(line.get_ydata()).tolist() for line in ax.lines} == {
         "fedavg": [89.0, 91.0],
         "fedavg, seed 2, unfinished": [10.0],
@@ -187,7 +188,7 @@ def test_a_seed_that_was_run_twice_counts_once(tmp_path: Path) -> None:
     for i, last in enumerate((92.0, 92.0, 92.0)):
         write_run(tmp_path / f"run{i}", Recipe(rounds=2), [90.0, last], {})
     assert (table(tmp_path)["fedavg"].accuracy, table(tmp_path)["fedavg"].seeds) == ([92.0], [0])
-    [note] = tables.notes(tables.group_by_seed(tables.load_runs([tmp_path])))
+    [note] = tables.notes(tables.group_by_seed(load_runs([tmp_path])))
     assert note.startswith("seed 0 was run 3 times with the same result, which counts once: ")
     assert "run2" in note
 
@@ -196,13 +197,13 @@ def test_a_seed_with_two_results_is_named(tmp_path: Path) -> None:
     for i, last in enumerate((92.0, 95.0)):
         write_run(tmp_path / f"run{i}", Recipe(rounds=2), [90.0, last], {})
     assert table(tmp_path)["fedavg"].accuracy == [92.0]
-    [note] = tables.notes(tables.group_by_seed(tables.load_runs([tmp_path])))
+    [note] = tables.notes(tables.group_by_seed(load_runs([tmp_path])))
     assert "DIFFERENT results (accuracy 92.00, 95.00), of which only the first counts" in note
 
 
 def test_a_folder_named_twice_is_one_run(tmp_path: Path) -> None:
     write_run(tmp_path / "run", Recipe(rounds=1), [90.0], {})
-    assert len(tables.load_runs([tmp_path, tmp_path / "run"])) == 1
+    assert len(load_runs([tmp_path, tmp_path / "run"])) == 1
 
 
 def test_a_diverged_run_is_marked(tmp_path: Path) -> None:
@@ -210,9 +211,7 @@ def test_a_diverged_run_is_marked(tmp_path: Path) -> None:
     with pytest.raises(Diverged), RunFolder.open(tmp_path / "run").locked():
         raise Diverged("client 3, round 2: 'own/w' is not finite any more")
     assert table(tmp_path)["fedavg"].uncounted == "1 diverged"
-    assert "diverged (client 3, round 2: &#x27;own/w&#x27; is not finite any more)" in page.page(
-        tables.load_runs([tmp_path])
-    )
+    assert "diverged (client 3, round 2: &#x27;own/w&#x27; is not finite any more)" in page.page(load_runs([tmp_path]))
 
 
 def test_empty_folders_are_named(tmp_path: Path) -> None:
@@ -220,19 +219,19 @@ def test_empty_folders_are_named(tmp_path: Path) -> None:
     (tmp_path / "seeds" / "seed0").mkdir(parents=True)
     (tmp_path / "run" / "tensorboard").mkdir()  # inside a run, it is none of the reader's business
     (tmp_path / "none").mkdir()
-    assert len(tables.load_runs([tmp_path / "run", tmp_path / "none"])) == 1
-    assert tables.empty_folders([tmp_path]) == [tmp_path / "none", tmp_path / "seeds" / "seed0"]
+    assert len(load_runs([tmp_path / "run", tmp_path / "none"])) == 1
+    assert empty_folders([tmp_path]) == [tmp_path / "none", tmp_path / "seeds" / "seed0"]
     html = page.write([tmp_path], tmp_path / "report.html").read_text()
     assert f"{tmp_path / 'none'} is empty: no run began there" in html
     with pytest.raises(BadInput, match="none contains no run, it is empty"):
-        tables.load_runs([tmp_path / "none"])
+        load_runs([tmp_path / "none"])
 
 
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="contains no run"):
-        tables.load_runs([tmp_path])
+        load_runs([tmp_path])
     with pytest.raises(BadInput, match="nowhere does not exist"):
-        tables.load_runs([tmp_path / "nowhere"])
+        load_runs([tmp_path / "nowhere"])
     with pytest.raises(BadInput, match=r"must end in \.png"):
         plots.save(plots.bubbles(np.ones((2, 2), np.int64)), tmp_path / "picture.gif")
 
@@ -249,10 +248,10 @@ def unlike(tmp_path: Path) -> Path:
 
 
 def test_long_labels_shrink_to_what_tells_runs_of_a_method_apart(unlike: Path) -> None:
-    groups = tables.group_by_seed(tables.load_runs([unlike]))
+    groups = tables.group_by_seed(load_runs([unlike]))
     assert [g.label for g in groups] == ["fedavg (partition=iid)", "local", "fedavg (partition=dirichlet(0.1))"]
     assert {"clients", "lr", "model", "optimizer"} <= set(tables.unlabeled_keys(groups))
-    html = page.page(tables.load_runs([unlike]))
+    html = page.page(load_runs([unlike]))
     settings = html[html.index("What differs") : html.index("Learning curves")]
     for shown in ("<td>0.002</td>", "<td>0.5</td>", "<td>adam</td>", "<td>12</td>"):
         assert shown in settings
@@ -262,14 +261,12 @@ def test_stages_of_other_parameters_have_other_labels(tmp_path: Path) -> None:
     for samples in (100, 500):
         recipe = Recipe(rounds=1, stages=("ccvr",), stage_parameters={"ccvr": {"samples": samples}})
         write_run(tmp_path / f"{samples}", recipe, [1.0], {"ccvr": 2.0})
-    labels = [line.label for line in tables.table_rows(tables.group_by_seed(tables.load_runs([tmp_path])))]
+    labels = [line.label for line in tables.table_rows(tables.group_by_seed(load_runs([tmp_path])))]
     assert labels == ["fedavg", "fedavg + ccvr (samples=100)", "fedavg", "fedavg + ccvr (samples=500)"]
 
 
 def test_curves_keep_their_room_however_long_the_labels_are(unlike: Path) -> None:
-    groups = [
-        replace(g, label=f"{g.label} {'and=more, ' * 40}") for g in tables.group_by_seed(tables.load_runs([unlike]))
-    ]
+    groups = [replace(g, label=f"{g.label} {'and=more, ' * 40}") for g in tables.group_by_seed(load_runs([unlike]))]
     figure = plots.curves(groups)
     plots.inline_svg(figure)  # lays it out; a layout that fails is a warning, and so an error here
     budget = figure.axes[0].get_window_extent()

@@ -24,7 +24,7 @@ from fedhead.experiment.yaml_text import write_yaml
 from fedhead.flower import wire
 from fedhead.flower.files import ServerFile, SiteFile
 from fedhead.flower.protocol import Response, read_response, to_json
-from fedhead.report import tables
+from fedhead.report import runs, tables
 
 
 def config(folder: Path) -> Reader:
@@ -77,7 +77,7 @@ def use(made: RunFolder) -> None:
     if result is not None:
         check_totals([result], "result")
     made.environment()
-    run = tables.Run(made, rows, result)
+    run = runs.Run(made, rows, result)
     groups = tables.group_by_seed([run])
     tables.notes(groups)
     tables.table_rows(groups)

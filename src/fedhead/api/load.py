@@ -37,7 +37,7 @@ from fedhead.experiment.run_folder import INITIAL, RunFolder
 from fedhead.methods import METHODS
 from fedhead.models.split_model import SplitModel, weights
 from fedhead.models.split_model import load as load_weights
-from fedhead.report import tables
+from fedhead.report import runs
 from fedhead.report.progress import progress as show_progress
 from fedhead.stages import STAGES
 
@@ -124,7 +124,7 @@ def load(
         class_names=folder.partition.class_names(),
         client_names=folder.partition.client_names(),
         path=folder.path,
-        state=tables.Run(folder, rows, folder.result()).state,
+        state=runs.Run(folder, rows, folder.result()).state,
     )
     models = () if model is None else (model,) if isinstance(model, SplitModel) else tuple(model)
     given = _Given(federation, models, method, tuple(stages), data, device)
@@ -233,7 +233,7 @@ def load_all(pattern: str | PathLike[str] | Sequence[str | PathLike[str]], **giv
     """
     patterns = [pattern] if isinstance(pattern, str | PathLike) else list(pattern)
     places = [Path(found) for one in patterns for found in sorted(glob.glob(str(one)))]
-    runs = tables.load_runs([place for place in places if place.is_dir()]) if places else []
-    if not runs:
+    found = runs.load_runs([place for place in places if place.is_dir()]) if places else []
+    if not found:
         raise BadInput(f"{', '.join(map(str, patterns))}: there is no run folder; give a pattern such as 'runs/*'")
-    return Results(load(run.folder.path, **given) for run in runs)
+    return Results(load(run.folder.path, **given) for run in found)

@@ -208,10 +208,11 @@ def report(
       fedhead report runs/demo --out demo.html
     """
     from fedhead.report import page, tables
+    from fedhead.report.runs import empty_folders, load_runs
 
-    groups = tables.group_by_seed(tables.load_runs(runs))
+    groups = tables.group_by_seed(load_runs(runs))
     print_results(tables.table_rows(groups))
-    for note in tables.notes(groups, tables.empty_folders(runs)):
+    for note in tables.notes(groups, empty_folders(runs)):
         print(note)
     if unlabeled := tables.unlabeled_keys(groups):
         print(f"they also differ in {', '.join(unlabeled)}: the report says how")

@@ -193,7 +193,7 @@ def demo(
     """
     from fedhead.experiment.recipe import load
     from fedhead.experiment.run import Settings, execute
-    from fedhead.report import page, tables
+    from fedhead.report import page, runs, tables
 
     out = out or _unused(Path("runs") / "demo")
     shorter = [] if rounds is None else [f"rounds={rounds}"]
@@ -208,5 +208,5 @@ def demo(
             execute(recipe, folder, Settings(), on_row=functools.partial(on_row, label))
     recipe = recipes[0][1]
     print(f"{recipe.dataset}, {recipe.clients} clients by {recipe.partition}, {recipe.rounds} rounds; accuracy in %")
-    print_results(tables.table_rows(tables.group_by_seed(tables.load_runs([out]))))
+    print_results(tables.table_rows(tables.group_by_seed(runs.load_runs([out]))))
     print(f"runs:   {out}\nreport: {page.write([out], out / 'report.html')}")

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from fedhead.core.treefile import atomic
 from fedhead.report import plots, tables
-from fedhead.report.tables import Group, Run, TableRow
+from fedhead.report.runs import Run, empty_folders, load_runs
+from fedhead.report.tables import Group, TableRow
 
 _CSS = """
 :root { color-scheme: light dark; --ink: #1a2230; --soft: #5b6675; --rule: #d9dee6; --paper: #ffffff; --card: #f6f8fa; }
@@ -43,7 +44,7 @@ def write(paths: Sequence[str | Path], out: str | Path) -> Path:
         The path of the file.
     """
     out = Path(out)
-    html = page(tables.load_runs(paths), tables.empty_folders(paths))
+    html = page(load_runs(paths), empty_folders(paths))
     out.parent.mkdir(parents=True, exist_ok=True)
     with atomic(out) as draft:
         draft.write_text(html, encoding="utf-8")

@@ -11,42 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedhead.core.errors import BadInput
-from fedhead.engine.metrics import Row, final_rows
-from fedhead.experiment.recipe import Recipe
-from fedhead.experiment.run_folder import RunFolder
-
-
-@dataclass(frozen=True)
-class Run:
-    """The data of one run that a report uses."""
-
-    folder: RunFolder
-    rows: list[Row]
-    result: Row | None
-
-    @property
-    def recipe(self) -> Recipe:
-        """The recipe of the run."""
-        return self.folder.recipe
-
-    @property
-    def finished(self) -> bool:
-        """Whether the run came to its end."""
-        return self.result is not None
-
-    @property
-    def state(self) -> str:
-        """Say how far the run came."""
-        if self.finished:
-            return "finished"
-        if (reason := self.folder.diverged) is not None:
-            return f"diverged ({reason})"
-        return f"unfinished, stopped after round {self.rows[-1]['round'] if self.rows else 0} of {self.recipe.rounds}"
-
-    def last(self, name: str) -> Any:
-        """Return the value of a metric at the end, or in the round that was kept; None if it was never measured."""
-        return next((row[name] for row in reversed(final_rows(self.rows)) if row.get(name) is not None), None)
+from fedhead.engine.metrics import Row
+from fedhead.report.runs import Run
 
 
 @dataclass(frozen=True)
@@ -74,44 +40,6 @@ class TableRow:
     megabytes: float | None  # total traffic, mean over seeds
     client_kilobytes: float | None  # traffic of one client in one round
     seconds: float | None
-
-
-def load_runs(paths: Iterable[str | Path]) -> list[Run]:
-    """Load runs from their folders; a folder that contains run folders stands for all of them.
-
-    Empty folders are passed over, see `empty_folders`.
-
-    Raises:
-        BadInput: If a folder does not exist, or contains something but no run, or all are empty.
-    """
-    found: dict[Path, Run] = {}
-    given = [Path(path) for path in paths]
-    for path in given:
-        if not path.exists():
-            raise BadInput(f"{path} does not exist: give run folders, such as runs/*")
-        inner = [path] if (path / "config.yaml").exists() else sorted(p.parent for p in path.glob("**/config.yaml"))
-        if not inner and not _empty(path):
-            raise BadInput(f"{path} contains no run: give run folders, such as runs/*")
-        for place in inner:
-            folder = RunFolder.open(place)
-            found.setdefault(place.resolve(), Run(folder, folder.metrics(), folder.result()))
-    if not found:
-        raise BadInput(f"{', '.join(map(str, given))} contains no run, it is empty: give run folders, such as runs/*")
-    return list(found.values())
-
-
-def empty_folders(paths: Iterable[str | Path]) -> list[Path]:
-    """Return the folders, among those given and at most two levels below, that hold nothing: no run began there."""
-    out: dict[Path, None] = {}
-    for path in map(Path, paths):
-        below = sorted(p for pattern in ("*", "*/*") for p in path.glob(pattern))
-        inside = [p for p in below if not (p.parent / "config.yaml").exists() and ".flower" not in str(p)]
-        out |= dict.fromkeys(p for p in [path, *inside] if _empty(p))
-    return list(out)
-
-
-def _empty(path: Path) -> bool:
-    return path.is_dir() and not RunFolder.holds_run(path)  # a killed process may leave a draft in it
 
 
 def group_by_seed(runs: Sequence[Run]) -> list[Group]:

@@ -1,0 +1,150 @@
+"""The runs that a report is about: found below folders and read, broken ones named."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedhead.core.errors import BadInput
+from fedhead.engine.metrics import Row, final_rows
+from fedhead.experiment.recipe import Recipe
+from fedhead.experiment.run_files import check_totals
+from fedhead.experiment.run_folder import CONFIG, METRICS, RunFolder
+
+
+@dataclass(frozen=True)
+class Run:
+    """The data of one run that a report uses."""
+
+    folder: RunFolder
+    rows: list[Row]
+    result: Row | None
+
+    @property
+    def recipe(self) -> Recipe:
+        """The recipe of the run."""
+        return self.folder.recipe
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run came to its end."""
+        return self.result is not None
+
+    @property
+    def state(self) -> str:
+        """Say how far the run came."""
+        if self.finished:
+            return "finished"
+        if (reason := self.folder.diverged) is not None:
+            return f"diverged ({reason})"
+        return f"unfinished, stopped after round {self.rows[-1]['round'] if self.rows else 0} of {self.recipe.rounds}"
+
+    def last(self, name: str) -> Any:
+        """Return the value of a metric at the end, or in the round that was kept; None if it was never measured."""
+        return next((row[name] for row in reversed(final_rows(self.rows)) if row.get(name) is not None), None)
+
+    @cached_property
+    def counts(self) -> NDArray[np.int64] | None:
+        """Training samples by client and class; None if the run was stopped before it split its data."""
+        return self.folder.partition.counts()
+
+    @cached_property
+    def class_names(self) -> tuple[str, ...] | None:
+        """Names of the classes, if they have such."""
+        return self.folder.partition.class_names()
+
+    @cached_property
+    def environment(self) -> dict[str, Any]:
+        """What the run ran on."""
+        return self.folder.environment()
+
+
+class FoundRuns(NamedTuple):
+    """The runs below some folders, and the run folders that can't be read, with why."""
+
+    runs: list[Run]
+    broken: dict[Path, str]
+
+
+def load_runs(paths: Sequence[str | Path]) -> list[Run]:
+    """Load runs from their folders; a folder that contains run folders stands for all of them.
+
+    Empty folders are passed over, see `empty_folders`.
+
+    Raises:
+        BadInput: If a folder does not exist, or contains something but no run, or all are empty, or a run is damaged.
+    """
+    found = [load_run(place) for place in run_folders(paths)]
+    if not found:
+        raise BadInput(f"{', '.join(map(str, paths))} contains no run, it is empty: give run folders, such as runs/*")
+    return found
+
+
+def find_runs(paths: Sequence[str | Path]) -> FoundRuns:
+    """Load runs as `load_runs` does; one that is damaged, or of a version that this one can't read, is named.
+
+    Raises:
+        BadInput: As `load_runs`; if no run at all can be read, with what is wrong with the first.
+    """
+    found = FoundRuns([], {})
+    for place in run_folders(paths):
+        try:
+            found.runs.append(load_run(place))
+        except BadInput as error:
+            found.broken[place] = str(error)
+    if found.broken and not found.runs:
+        raise BadInput(next(iter(found.broken.values())))
+    if not found.runs:
+        raise BadInput(f"{', '.join(map(str, paths))} contains no run, it is empty: give run folders, such as runs/*")
+    return found
+
+
+def load_run(place: Path) -> Run:
+    """Load one run, with everything of it that a report shows.
+
+    Raises:
+        BadInput: If it is damaged.
+    """
+    folder = RunFolder.open(place)
+    run = Run(folder, folder.metrics(), folder.result())
+    check_totals(run.rows, str(place / METRICS))
+    _ = run.state, run.counts, run.class_names, run.environment  # read now: what is damaged is found here
+    return run
+
+
+def run_folders(paths: Iterable[str | Path]) -> list[Path]:
+    """Return the run folders among those given and below them, each once.
+
+    Raises:
+        BadInput: If a folder does not exist, or contains something but no run.
+    """
+    found: dict[Path, Path] = {}
+    for path in map(Path, paths):
+        if not path.exists():
+            raise BadInput(f"{path} does not exist: give run folders, such as runs/*")
+        inner = [path] if (path / CONFIG).exists() else sorted(p.parent for p in path.glob(f"**/{CONFIG}"))
+        if not inner and not _empty(path):
+            raise BadInput(f"{path} contains no run: give run folders, such as runs/*")
+        for place in inner:
+            found.setdefault(place.resolve(), place)
+    return list(found.values())
+
+
+def empty_folders(paths: Iterable[str | Path]) -> list[Path]:
+    """Return the folders, among those given and at most two levels below, that hold nothing: no run began there."""
+    out: dict[Path, None] = {}
+    for path in map(Path, paths):
+        below = sorted(p for pattern in ("*", "*/*") for p in path.glob(pattern))
+        inside = [p for p in below if not (p.parent / "config.yaml").exists() and ".flower" not in str(p)]
+        out |= dict.fromkeys(p for p in [path, *inside] if _empty(p))
+    return list(out)
+
+
+def _empty(path: Path) -> bool:
+    return path.is_dir() and not RunFolder.holds_run(path)  # a killed process may leave a draft in it
