@@ -125,6 +125,7 @@ def load(
         client_names=folder.partition.client_names(),
         path=folder.path,
         state=runs.Run(folder, rows, folder.result()).state,
+        split=folder.partition.fingerprint(),
     )
     models = () if model is None else (model,) if isinstance(model, SplitModel) else tuple(model)
     given = _Given(federation, models, method, tuple(stages), data, device)

@@ -37,6 +37,7 @@ class Record:
         client_names: Names of the clients, if they have such.
         path: The run folder, if the run has one.
         state: "finished", or how far it came.
+        split: Fingerprint of the split (`Federation.fingerprint`), if the data was split.
     """
 
     recipe: Recipe
@@ -49,6 +50,7 @@ class Record:
     client_names: Sequence[str] | None = None
     path: Path | None = None
     state: str = "finished"
+    split: str | None = None
 
 
 class RecordedResult(RunMetrics):

@@ -79,6 +79,7 @@ class Result(RecordedResult):
             class_names=federation.names,
             client_names=federation.client_names,
             path=path,
+            split=federation.fingerprint(),
         )
         algorithms = {stage.name: stage for stage in bind(experiment.stages, experiment.method)}
         trained = TrainedState(

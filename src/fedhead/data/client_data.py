@@ -292,6 +292,10 @@ class ClientData:
         )
 
     # -- the partition on disk --------------------------------------------------------------------
+    def fingerprint(self) -> str:
+        """Return 16 characters that two federations share if each client trains and tests on the same rows in both."""
+        return partition_file.fingerprint(self.rows, self.client_test, self.client_test_from)
+
     def save_partition(self, path: str | PathLike[str], **arrays: NDArray[Any]) -> None:
         """Write the rows of each client to a file for `load_partition`.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -49,6 +50,16 @@ def load(path: Path) -> tuple[list[Rows], list[Rows] | None, Literal["train", "t
         return rows, local, "test" if str(held["client_test_from"]) == "test" else "train", str(held["partition"])
     except (KeyError, IndexError) as error:
         raise BadInput(f"{path}: not a partition that fedhead wrote ({error})") from None
+
+
+def fingerprint(rows: list[Rows], local: list[Rows] | None, client_test_from: str) -> str:
+    """Return 16 characters that two partitions share if each client trains and tests on the same rows in both."""
+    digest = hashlib.blake2b(client_test_from.encode(), digest_size=8)
+    for part in (rows, local or []):
+        digest.update(np.array([len(part), *(len(r) for r in part)], dtype="<i8").tobytes())
+        for r in part:
+            digest.update(np.ascontiguousarray(r, dtype="<i8").tobytes())
+    return digest.hexdigest()
 
 
 def pack(rows: list[Rows], values: str, ends: str) -> dict[str, NDArray[np.int64]]:

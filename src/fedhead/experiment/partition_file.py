@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedhead.core.errors import BadInput
+from fedhead.data import partition_file
 from fedhead.data.federation import Federation
 from fedhead.data.formats import read_npz
 
@@ -67,6 +68,13 @@ class PartitionFile:
     def client_names(self) -> tuple[str, ...] | None:
         """Return the names of the clients; None if they have none, or without a file."""
         return self._names("client_names")
+
+    def fingerprint(self) -> str | None:
+        """Return what two runs share that have the same split (`Federation.fingerprint`); None without a file."""
+        if not self.path.exists():
+            return None
+        rows, local, origin, _ = partition_file.load(self.path)
+        return partition_file.fingerprint(rows, local, origin)
 
     def _names(self, name: str) -> tuple[str, ...] | None:
         found = self._array(name)

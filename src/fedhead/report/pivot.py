@@ -1,0 +1,211 @@
+"""The pivot of a comparison: methods in rows, settings in columns, chosen by what varies among the recipes."""
+
+from __future__ import annotations
+
+import re
+import statistics as python_statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedhead.core.errors import BadInput, unknown
+from fedhead.engine.metrics import Row
+from fedhead.experiment.recipe import KEYS
+from fedhead.report import statistics
+from fedhead.report.measured import Measured, Replicate
+
+# What repeats a setting, and what changes no result.
+_REPEATS = ("seed", "seeds", "partition_seed", "loggers", "metrics")
+# What decides the data: values of different data are never compared in one column.
+_DATA = (
+    *("dataset", "objective", "partition", "clients", "client_test", "test", "subset"),
+    *("layout", "size", "encode", "missing", "validation"),
+)
+_PLAIN = ("dataset", "partition")  # their values say what they are
+
+
+@dataclass(frozen=True)
+class Cell:
+    """The values of one method in one setting.
+
+    Args:
+        values: One per seed and split.
+    """
+
+    values: Mapping[Replicate, float]
+
+    @property
+    def mean(self) -> float:
+        """Their mean."""
+        return python_statistics.fmean(self.values.values())
+
+    @property
+    def deviation(self) -> float | None:
+        """Their standard deviation (n − 1); None for one value."""
+        return python_statistics.stdev(self.values.values()) if len(self.values) > 1 else None
+
+    def interval(self, level: float = 0.95) -> tuple[float, float] | None:
+        """Return the interval of the mean by Student's t; None for one value."""
+        return statistics.interval(list(self.values.values()), level)
+
+
+@dataclass(frozen=True)
+class Pivot:
+    """Values by method (rows) and setting (columns).
+
+    Args:
+        rows: Labels of the methods, with the stage that follows and the settings that only tell methods apart.
+        methods: Name of each row's method.
+        keys: The recipe's keys that tell columns apart.
+        columns: Values of those keys, one tuple per column.
+        cells: Values by the indices of row and column, where there are any.
+        notes: What a reader must know of runs that do not count.
+    """
+
+    rows: tuple[str, ...]
+    methods: tuple[str, ...]
+    keys: tuple[str, ...]
+    columns: tuple[tuple[Any, ...], ...]
+    cells: Mapping[tuple[int, int], Cell]
+    notes: tuple[str, ...]
+
+    def headings(self) -> list[str]:
+        """Return a label per column: the values, with their key where a value does not say what it is."""
+        return [
+            ", ".join(text(v) if k in _PLAIN else f"{k}={text(v)}" for k, v in zip(self.keys, values, strict=True))
+            for values in self.columns
+        ]
+
+
+def pivot(measured: Sequence[Measured], metric: str, by: Sequence[str] = ()) -> Pivot:
+    """Arrange the values of a metric by method and setting.
+
+    A setting in which runs differ is a column, unless each method has one value of it: then it is part of the method's
+    label, as a learning rate that was chosen per method. What each method has one value of per data set is only noted.
+    Settings of the data are always columns.
+
+    Args:
+        measured: What the runs measured.
+        metric: Which of their values.
+        by: Keys of the columns; what else differs goes to the rows, except settings of the data. Empty: by what varies.
+
+    Raises:
+        BadInput: If `by` names no key of a recipe.
+    """
+    flat = {id(m.recipe): {k: v for k, v in m.recipe.flat().items() if k not in _REPEATS} for m in measured}
+    recipes = list(flat.values())
+    keys = _column_keys(recipes, by)
+    own, unshown = _row_keys(recipes, keys)
+    rows: dict[str, str] = {}
+    cells: dict[tuple[str, tuple[str, ...]], dict[Replicate, Measured]] = {}
+    values: dict[tuple[str, ...], tuple[Any, ...]] = {}
+    notes = [f"{', '.join(unshown)} differ between methods or settings too"] if unshown else []
+    for m in measured:
+        recipe = flat[id(m.recipe)]
+        label = _row_label(recipe, own, m.stage)
+        rows.setdefault(label, m.recipe.method)
+        if metric not in m.values:
+            notes.append(f"{m.where}{f' after {m.stage}' if m.stage else ''} has no {metric} and does not count")
+            continue
+        place = tuple(text(recipe.get(k)) for k in keys)
+        values.setdefault(place, tuple(recipe.get(k) for k in keys))
+        cell = cells.setdefault((label, place), {})
+        if (first := cell.setdefault(m.replicate, m)) is not m:
+            notes.append(_repeated(label, m, first, metric))
+    order = sorted(values, key=lambda place: [_natural(word) for word in place])
+    shown = [label for label in rows if any(label == row for row, _ in cells)]
+    return Pivot(
+        tuple(shown),
+        tuple(rows[label] for label in shown),
+        tuple(keys),
+        tuple(values[place] for place in order),
+        {
+            (i, j): Cell({replicate: m.values[metric] for replicate, m in cells[label, place].items()})
+            for i, label in enumerate(shown)
+            for j, place in enumerate(order)
+            if (label, place) in cells
+        },
+        tuple(notes),
+    )
+
+
+def _column_keys(recipes: Sequence[Row], by: Sequence[str]) -> list[str]:
+    for key in by:
+        if _of_row(key):
+            raise BadInput(f"by {key}: methods and stages are the rows; name a setting, such as partition")
+        if key in _REPEATS:
+            raise BadInput(f"by {key}: means are over seeds; name a setting, such as partition")
+        if key not in KEYS and not any(key in recipe for recipe in recipes):
+            raise unknown("key", key, {*KEYS, *(k for recipe in recipes for k in recipe)} - {*_REPEATS})
+    differing = [key for key in _differing(recipes) if not _of_row(key)]
+    data = [key for key in differing if key in _DATA]
+    if by:
+        return [*dict.fromkeys(by), *(key for key in data if key not in by)]
+    found = [key for key in differing if key in data or not _follows(recipes, key, ["method", *data])]
+    return found or ["dataset", "partition"]  # one column, which says where all runs are from
+
+
+def _row_keys(recipes: Sequence[Row], columns: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the keys that rows show, and those that follow from method and column, of which a note is enough."""
+    shown: list[str] = []
+    unshown: list[str] = []
+    for key in _differing(recipes):
+        if key in columns or key in ("method", "stages"):
+            continue
+        concerned = [recipe for recipe in recipes if _concerns(key, recipe)]
+        if _of_row(key) and key not in _differing(concerned):
+            continue  # those that have it agree
+        by_method = not _of_row(key) and _follows(concerned, key, ["method"])
+        (shown if by_method or not _follows(concerned, key, ["method", *columns]) else unshown).append(key)
+    return shown, unshown
+
+
+def _of_row(key: str) -> bool:
+    return key.partition(".")[0] in ("method", "stage", "stages")
+
+
+def _concerns(key: str, recipe: Row) -> bool:
+    """Whether a recipe uses a key: parameters of a method or a stage are for those alone."""
+    if key.startswith("stage."):
+        return key.removeprefix("stage.").rpartition(".")[0] in recipe["stages"]
+    return not key.startswith("method.") or key in recipe
+
+
+def _differing(recipes: Sequence[Row]) -> list[str]:
+    names = dict.fromkeys(key for recipe in recipes for key in recipe)
+    return [key for key in names if len({repr(recipe.get(key)) for recipe in recipes}) > 1]
+
+
+def _follows(recipes: Sequence[Row], key: str, given: Sequence[str]) -> bool:
+    """Whether the value of a key follows from those of others."""
+    found: dict[str, set[str]] = {}
+    for recipe in recipes:
+        found.setdefault(repr([recipe.get(k) for k in given]), set()).add(repr(recipe.get(key)))
+    return all(len(values) == 1 for values in found.values())
+
+
+def _row_label(recipe: Row, keys: Sequence[str], stage: str) -> str:
+    prefix = f"stage.{stage}."
+    own = [f"{k.removeprefix('method.')}={text(recipe[k])}" for k in keys if k in recipe and not k.startswith("stage.")]
+    after = [f"{k.removeprefix(prefix)}={text(recipe[k])}" for k in keys if k in recipe and k.startswith(prefix)]
+    label = str(recipe["method"]) + (f" ({', '.join(own)})" if own else "")
+    return label + (f" + {stage}" if stage else "") + (f" ({', '.join(after)})" if stage and after else "")
+
+
+def _repeated(label: str, second: Measured, first: Measured, metric: str) -> str:
+    a, b = first.values[metric], second.values[metric]
+    same = "the same result" if a == b else f"another result ({a:.4g} and {b:.4g})"
+    return f"{label}: {second.where} repeats {first.replicate} of {first.where} with {same}, only the first counts"
+
+
+def text(value: Any) -> str:
+    """Return a setting's value as recipes write it; null for None, lists with commas between."""
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(text, value))}]"
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _natural(word: str) -> list[tuple[int, float, str]]:
+    """Sort numbers within texts by their size: dirichlet(0.05) before dirichlet(0.1) before dirichlet(10)."""
+    parts = re.split(r"(\d+(?:\.\d+)?)", word)
+    return [(0, float(part), "") if i % 2 else (1, 0.0, part) for i, part in enumerate(parts)]
