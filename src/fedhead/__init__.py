@@ -136,6 +136,7 @@ __all__ = [
     "calibrate",
     "callback",
     "class_sums",
+    "compare",
     "dataset",
     "executor",
     "head",

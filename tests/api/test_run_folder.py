@@ -234,7 +234,7 @@ def test_runs_of_a_pattern_are_loaded_and_compared_by_seed(tmp_path: Path) -> No
     assert found.by == "seed"
     assert one.table["seed"].tolist() == [0, 1]
     assert "2 runs" in one._repr_html_()
-    with pytest.raises(BadInput, match="seed 0 is there twice"):
+    with pytest.raises(BadInput, match=r"seed 0 on split .* is there twice"):
         fh.load_all(tmp_path / "*").compare(one)
     with pytest.raises(BadInput, match="there is no run folder"):
         fh.load_all(tmp_path / "nothing-*")

@@ -51,7 +51,8 @@ def test_one_pair_has_no_interval_and_no_test() -> None:
 
 
 def test_equal_differences_are_no_evidence_of_the_t_test() -> None:
-    assert statistics.paired([0.5, 0.5, 0.5]).p_t is None
+    equal = statistics.paired([0.5, 0.5, 0.5])
+    assert (equal.p_t, equal.interval, equal.deviation) == (None, None, 0.0)
     assert statistics.paired([0.1 + 0.2, 0.3]).p_t is None
     same = statistics.paired([0.0, 0.0])
     assert (same.p_t, same.p_wilcoxon, same.interval) == (1.0, 1.0, (0.0, 0.0))

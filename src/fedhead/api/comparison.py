@@ -1,19 +1,18 @@
-"""Paired comparison of runs: differences per client or per seed, with an interval of their mean."""
+"""Paired comparison of two sides: differences per client or per seed, with an interval of their mean and a test."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
-from scipy import stats
 
 from fedhead.core import html
 from fedhead.core.errors import BadInput
 from fedhead.core.parameters import check
 from fedhead.core.ranges import Above, Below
+from fedhead.report import statistics
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -57,11 +56,12 @@ class Comparison:
     @property
     def interval(self) -> tuple[float, float] | None:
         """The interval of the mean by Student's t of the paired differences; None for fewer than two pairs."""
-        found = self._differences()
-        if len(found) < 2:
-            return None
-        half = stats.t.ppf((1 + self.level) / 2, len(found) - 1) * np.std(found, ddof=1) / math.sqrt(len(found))
-        return self.mean - float(half), self.mean + float(half)
+        return statistics.interval(self._differences(), self.level)
+
+    @property
+    def p_value(self) -> float | None:
+        """The p-value of the paired t-test, two-sided; None for fewer than two pairs, or where all differ equally."""
+        return statistics.paired(self._differences(), self.level).p_t
 
     def _differences(self) -> list[float]:
         return [self.first[name] - self.second[name] for name in self.first]
@@ -86,10 +86,9 @@ def paired(
     Raises:
         BadInput: If that is nothing.
     """
-    common = {name: value for name, value in first.items() if value is not None and second.get(name) is not None}
-    common = {name: value for name, value in common.items() if not math.isnan(value) and not math.isnan(second[name])}  # type: ignore[arg-type]  # checked above
-    if not common:
+    found = statistics.match(first, second)
+    if not found.keys:
         raise BadInput(f"compare: the two have no {by} in common of which both know {what}")
-    others = {name: float(second[name]) for name in common}  # type: ignore[arg-type]  # checked above
     level = check("level", level, Level)
-    return Comparison(what, by, {name: float(value) for name, value in common.items()}, others, level)
+    a, b = (dict(zip(found.keys, values, strict=True)) for values in (found.first, found.second))
+    return Comparison(what, by, a, b, level)

@@ -13,6 +13,7 @@ RecipeName = Annotated[str, typer.Argument(metavar="RECIPE", help="A built-in re
 DataFolder = Annotated[
     Path | None, typer.Option("--data", help="The folder of the data sets. [default: $FEDHEAD_DATA]")
 ]
+ColumnWidth = Annotated[int, typer.Option(min=1, max=2, help="Columns of a page that a figure spans: 3.3 or 6.9 in.")]
 ExecutorName = Annotated[
     str, typer.Option(help="loop: clients one by one; stack; lanes: one GPU stream each; auto; or your own.")
 ]

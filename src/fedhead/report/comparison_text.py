@@ -50,7 +50,8 @@ def _gains(found: ComparisonTable) -> TextTable:
             body.append([pivot.rows[gain.row], *setting, "0", *["–"] * 4])
             continue
         ends = gain.paired.interval
-        between = "one pair: none" if ends is None else " … ".join(found.number(end, sign=True) for end in ends)
+        lacking = "one pair: none" if gain.paired.count == 1 else "all equal: none"
+        between = lacking if ends is None else " … ".join(found.number(end, sign=True) for end in ends)
         body.append(
             [
                 pivot.rows[gain.row],

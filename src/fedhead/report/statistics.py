@@ -29,9 +29,9 @@ class Paired:
         count: Number of pairs.
         mean: Mean of the differences.
         deviation: Their standard deviation (n − 1); None for one pair.
-        interval: Interval of the mean by Student's t; None for one pair.
-        p_t: p-value of the paired t-test, two-sided. None for one pair, and where all differences are equal but not
+        interval: Interval of the mean by Student's t. None for one pair, and where all differences are equal but not
             zero: their deviation of 0 says nothing about other seeds.
+        p_t: p-value of the paired t-test, two-sided; None likewise.
         p_wilcoxon: p-value of Wilcoxon's signed-rank test, two-sided; None for one pair. With fewer than six pairs it
             can't be below 0.05.
     """
@@ -113,11 +113,12 @@ def paired(differences: Sequence[float], level: float = 0.95) -> Paired:
     if not found.any():
         return Paired(len(found), 0.0, 0.0, (0.0, 0.0), 1.0, 1.0)
     constant = deviation <= _SAME * abs(mean)
+    between = None if constant else interval(differences, level)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # scipy's about ties and small samples: both are usual here
         p_t = None if constant else float(stats.ttest_1samp(found, 0.0).pvalue)
         p_wilcoxon = float(stats.wilcoxon(found).pvalue)
-    return Paired(len(found), mean, deviation, interval(differences, level), p_t, p_wilcoxon)
+    return Paired(len(found), mean, deviation, between, p_t, p_wilcoxon)
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 _LATEX = {
     "\\": r"\textbackslash{}",
@@ -119,6 +118,3 @@ def _markdown(text: str) -> str:
     """Escape what Markdown, and the HTML within it, would take for markup."""
     text = " ".join(text.split()).replace("&", "&amp;").replace("<", "&lt;")
     return re.sub(r"([\\|*_`\[\]$])", r"\\\1", text)
-
-
-Format = Literal["markdown", "csv", "latex", "json"]

@@ -1,0 +1,186 @@
+"""Comparison of methods over settings and seeds: `fedhead.compare`."""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Sequence
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from fedhead.api.comparison import Level
+from fedhead.api.record import RecordedResult
+from fedhead.core import html
+from fedhead.core.errors import BadInput
+from fedhead.core.parameters import check
+from fedhead.core.treefile import atomic
+from fedhead.report import comparison_text, measured
+from fedhead.report import runs as found_runs
+from fedhead.report.comparison_table import ComparisonTable
+from fedhead.report.comparison_table import compare as compare_measured
+from fedhead.report.measured import Measured, Replicate
+from fedhead.report.text_table import TextTable
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+Format = Literal["markdown", "csv", "latex", "json"]
+
+
+@dataclass(frozen=True)
+class MethodComparison:
+    """Methods compared over settings, as `fedhead.compare` returns it.
+
+    Args:
+        numbers: The values by method and setting, the paired gains and the ranks.
+    """
+
+    numbers: ComparisonTable
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """The means, one line per method and one column per setting."""
+        import pandas as pd
+
+        pivot = self.numbers.pivot
+        frame = pd.DataFrame(index=pd.Index(pivot.rows, name="method"), columns=pivot.headings(), dtype=float)
+        for (i, j), cell in pivot.cells.items():
+            frame.iloc[i, j] = cell.mean
+        return frame
+
+    @property
+    def results(self) -> pd.DataFrame:
+        """One line per method and setting: mean, deviation, interval, and the paired difference from the baseline."""
+        import pandas as pd
+
+        return pd.DataFrame(comparison_text.records(self.numbers))
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader must know: runs that do not count, pairs that lack a partner."""
+        return self.numbers.notes
+
+    def tables(self) -> list[TextTable]:
+        """Return the tables that people read: values, paired gains and ranks, where there are such."""
+        return comparison_text.tables(self.numbers)
+
+    def text(self, format: Format = "markdown") -> str:
+        """Return the comparison as a text.
+
+        Args:
+            format: "markdown", "csv", "latex" (booktabs) or "json".
+        """
+        return comparison_text.FORMATS[check("format", format, Format)](self.numbers)
+
+    def save(self, path: str | PathLike[str], format: Format | None = None) -> None:
+        """Write the comparison to a file.
+
+        Args:
+            path: The file.
+            format: As of `text`; None: by the file's suffix, .md, .csv, .tex or .json.
+
+        Raises:
+            BadInput: If the suffix says nothing, or the file can't be written.
+        """
+        path = Path(path)
+        form = format or comparison_text.SUFFIXES.get(path.suffix.lower())
+        if form is None:
+            raise BadInput(f"{path}: end its name in .md, .csv, .tex or .json, or say the format")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with atomic(path) as draft:
+                draft.write_text(self.text(form), encoding="utf-8")  # type: ignore[arg-type]  # one of the formats
+        except OSError as error:
+            raise BadInput(f"{path} can't be written to: {error.strerror}") from error
+
+    def diagram(self, width: float = 6.9) -> Figure:
+        """Draw the mean ranks and which of them do not differ significantly (Demšar, 2006, Fig. 1).
+
+        Args:
+            width: Width in inches.
+
+        Raises:
+            BadInput: If there are no two methods with values in two settings.
+        """
+        from fedhead.report import rank_diagram
+
+        if self.numbers.ranking is None:
+            raise BadInput(
+                "a diagram of ranks needs at least two methods that have values in the same two settings, such as two "
+                "data sets"
+            )
+        return rank_diagram.critical_difference(self.numbers.ranking, width)
+
+    def __repr__(self) -> str:
+        """Show the means."""
+        return f"{type(self).__name__} of {self.numbers.metric}\n{self.table.round(2)}"
+
+    def _repr_html_(self) -> str:
+        return "".join(html.table(one.title, list(one.head), [list(row) for row in one.body]) for one in self.tables())
+
+
+Given = str | PathLike[str] | RecordedResult
+
+
+def compare(
+    runs: str | PathLike[str] | Sequence[Given],
+    *,
+    metric: str | None = None,
+    baseline: str | None = None,
+    by: str | Sequence[str] = (),
+    level: float = 0.95,
+) -> MethodComparison:
+    """Compare methods over settings and seeds.
+
+    Runs that differ only in their seed or split are repetitions; rows are methods and their stages, columns the
+    settings that vary. Differences from the baseline are paired over the same seed and split. Only finished runs
+    count; what does not count, and what has no partner, is named in `notes`.
+
+    Args:
+        runs: Results, run folders, folders of run folders, or patterns such as "runs/*".
+        metric: "accuracy", "personal", "test_loss" or a metric of the runs; None: the accuracy, if there is one.
+        baseline: A method's name or a row's label; None: fedavg, or the first row.
+        by: Keys of the recipe that are the columns; empty: by what varies.
+        level: Level of the intervals.
+
+    Returns:
+        The comparison: as data frames, as text, and as a diagram of ranks.
+
+    Raises:
+        BadInput: If there is nothing to compare, or no such metric, baseline or key.
+    """
+    given: Sequence[Given] = [runs] if isinstance(runs, str | PathLike) else list(runs)
+    results = [one for one in given if isinstance(one, RecordedResult)]
+    patterns = [str(one) for one in given if not isinstance(one, RecordedResult)]
+    entries, notes = _of_results(results)
+    if patterns:
+        more, said = _of_folders([found for one in patterns for found in (sorted(glob.glob(one)) or [one])])
+        entries, notes = [*entries, *more], [*notes, *said]
+    keys = [by] if isinstance(by, str) else list(by)
+    return MethodComparison(compare_measured(entries, metric, baseline, keys, check("level", level, Level), notes))
+
+
+def _of_results(results: Sequence[RecordedResult]) -> tuple[list[Measured], list[str]]:
+    entries: list[Measured] = []
+    notes: list[str] = []
+    for number, result in enumerate(results):
+        where = str(result.path or f"result {number}")
+        if not result.finished:
+            notes.append(f"{where} does not count: {result.record.state}")
+            continue
+        replicate = Replicate(result.recipe.seed, result.record.split)
+        entries += measured.of_records(where, result.recipe, replicate, result.rows, result.stage_rows)
+    return entries, notes
+
+
+def _of_folders(paths: Sequence[str]) -> tuple[list[Measured], list[str]]:
+    found = found_runs.find_runs(paths)
+    notes = [f"{run.folder.path} does not count: {run.state}" for run in found.runs if not run.finished]
+    notes += [f"{path} can't be read and does not count: {why}" for path, why in found.broken.items()]
+    notes += [f"{path} is empty: no run began there" for path in found_runs.empty_folders(paths)]
+    versions = {str((run.environment.get("versions") or {}).get("fedhead")) for run in found.runs if run.finished}
+    if len(versions) > 1:
+        notes.append(f"the runs are of several versions of fedhead: {', '.join(sorted(versions))}")
+    return measured.of_runs(found.runs), notes

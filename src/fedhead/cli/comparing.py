@@ -1,0 +1,84 @@
+"""The command that compares methods over settings and seeds: compare."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedhead.cli.app import app
+from fedhead.cli.options import ColumnWidth
+from fedhead.cli.output import console
+
+if TYPE_CHECKING:
+    from fedhead.report.text_table import TextTable
+
+
+class TextFormat(StrEnum):
+    """How a comparison is written."""
+
+    markdown = "markdown"
+    csv = "csv"
+    latex = "latex"
+    json = "json"
+
+
+@app.command()
+def compare(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, or folders that hold some.")],
+    metric: Annotated[str | None, typer.Option(help="What to compare. [default: accuracy]")] = None,
+    baseline: Annotated[str | None, typer.Option(help="A method, or a row's label. [default: fedavg]")] = None,
+    by: Annotated[
+        list[str] | None, typer.Option(help="A recipe's key whose values are the columns; may be repeated.")
+    ] = None,
+    level: Annotated[float, typer.Option(help="Level of the intervals.")] = 0.95,
+    text_format: Annotated[TextFormat | None, typer.Option("--format", help="Print this in place of tables.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write to this file: .md, .csv, .tex or .json.")] = None,
+    diagram: Annotated[Path | None, typer.Option(help="Draw the mean ranks to this .pdf, .png or .svg.")] = None,
+    width: ColumnWidth = 2,
+) -> None:
+    """Compare methods over settings and seeds: means, paired differences with intervals and tests, and ranks.
+
+    Differences from the baseline are paired over the same seed and split. Only finished runs count.
+
+    \b
+    Examples:
+      fedhead compare runs/*
+      fedhead compare runs/ --baseline fedprox --metric personal
+      fedhead compare runs/ --by partition --out table.tex
+      fedhead compare runs/ --diagram ranks.pdf
+    """
+    from fedhead.api.compare import compare as compare_runs
+    from fedhead.report.style import WIDTHS, save
+
+    found = compare_runs(runs, metric=metric, baseline=baseline, by=by or (), level=level)
+    if out is not None:
+        found.save(out, text_format.value if text_format else None)
+    if diagram is not None:
+        save(found.diagram(WIDTHS[width]), diagram)
+    if out is None and text_format is not None:
+        print(found.text(text_format.value), end="")
+        return
+    if out is None:
+        _print(found.tables())
+    for note in found.notes:
+        print(note)
+    for path in (out, diagram):
+        if path is not None:
+            print(f"written to {path}")
+
+
+def _print(tables: list[TextTable]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    for number, one in enumerate(tables):
+        shown = Table(box=None, pad_edge=False, header_style="bold")
+        for column, heading in enumerate(one.head):
+            shown.add_column(Text(heading), justify="right" if column else "left")
+        for i, row in enumerate(one.body):
+            shown.add_row(*(Text(cell, style="bold" if (i, j) in one.bold else "") for j, cell in enumerate(row)))
+        console().print(Text(("\n" if number else "") + one.title, style="italic"))
+        console().print(shown)
