@@ -139,6 +139,7 @@ __all__ = [
     "compare",
     "dataset",
     "executor",
+    "extract_features",
     "head",
     "load",
     "load_all",

@@ -34,6 +34,7 @@ from fedhead.analyses.registry import AnalysisReport as AnalysisReport
 from fedhead.analyses.registry import analysis as analysis
 from fedhead.api.calibrate import calibrate as calibrate
 from fedhead.api.compare import compare as compare
+from fedhead.api.features import extract_features as extract_features
 from fedhead.api.load import load as load
 from fedhead.api.load import load_all as load_all
 from fedhead.api.result import Result as Result

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -18,6 +19,7 @@ from fedhead.algorithm.stage import Stage
 from fedhead.algorithm.upload import Upload
 from fedhead.api.load import run_in_folder
 from fedhead.api.result import Result
+from fedhead.api.run_arguments import refuse_kinds, refuse_resumption
 from fedhead.core.calls import read_call
 from fedhead.core.errors import BadInput
 from fedhead.core.optimizers import OPTIMIZERS, SGD, Adam, Optimizer, make_optimizer
@@ -25,6 +27,7 @@ from fedhead.data.federation import Federation
 from fedhead.engine import metric_registry, training_objective
 from fedhead.engine.callbacks import Callback
 from fedhead.engine.callbacks import make as make_callback
+from fedhead.engine.features import MEMORY
 from fedhead.engine.metric_registry import Metric, MetricFunction
 from fedhead.engine.outliers import OutlierPolicy
 from fedhead.engine.rounds import Snapshot
@@ -45,6 +48,7 @@ from fedhead.models.build_many import build_many
 from fedhead.models.check import require
 from fedhead.models.registry import Architecture, ModelLike
 from fedhead.models.split_model import SplitModel
+from fedhead.models.split_model import freeze as freeze_parameters
 from fedhead.report.progress import progress as show_progress
 from fedhead.samplers.base import Sampler
 from fedhead.stages import STAGES
@@ -77,6 +81,8 @@ def run(
     sampler: Sampler | type[Sampler] | str | None = None,
     stragglers: Stragglers | str | None = None,
     weights: first_weights.Source | None = None,
+    freeze: Sequence[str] = (),
+    cache_features: bool | str | PathLike[str] = False,
     stages: Sequence[Stage | type[Stage] | str] = (),
     uploads: Sequence[Upload | type[Upload] | str] = (),
     aggregator: Aggregator | type[Aggregator] | str | None = None,
@@ -136,6 +142,9 @@ def run(
             `"partial(0.2)"` lets it do a part of its steps.
         weights: First weights in place of the model's own: a state dict, a .safetensors or PyTorch file, or a run
             folder, with the names of your module or of the model's parts.
+        freeze: What stays at its first weights: parts (`"extractor"`), submodules, or patterns of parameters' names.
+        cache_features: With a frozen extractor and no augmentation: compute the features of all samples once, and keep
+            them in memory (True) or in a folder, for later runs as well.
         stages: What follows the rounds, in order: stages, or their names or classes.
         uploads: What each reply passes before it leaves its client, in order: uploads, their classes, or texts
             such as `clip(1.0)`.
@@ -173,7 +182,7 @@ def run(
         BadInput: Something can't be used, or not with the rest; nothing was computed yet.
         Diverged: Training left the finite numbers.
     """
-    _refuse_kinds(
+    refuse_kinds(
         federation,
         model,
         method,
@@ -188,7 +197,7 @@ def run(
         stragglers,
         on_round,
     )
-    _refuse_resumption(out, resume)
+    refuse_resumption(out, resume)
     settings = Recipe(  # whose ranges hold here too
         rounds=rounds,
         local_epochs=local_epochs,  # type: ignore[arg-type]  # a list becomes a tuple
@@ -212,6 +221,8 @@ def run(
         evaluate_every=evaluate_every,
         last_rounds=last_rounds,
         validation=validation,
+        freeze=freeze,  # type: ignore[arg-type]  # a list becomes a tuple
+        cache_features=MEMORY if cache_features is True else os.fspath(cache_features) if cache_features else None,
     )
     federation = with_validation(federation, settings)
     chosen = method if isinstance(method, Method) else METHODS.resolve(method)()
@@ -231,9 +242,12 @@ def run(
         local=local,
         models=tuple(_models(federation, model, chosen.head, settings.seed, assign)),
     )
-    if weights is not None:
+    if weights is not None or freeze:
         experiment = replace(experiment, models=copy.deepcopy(experiment.models))
+    if weights is not None:
         first_weights.start_from(experiment.models, weights)
+    if freeze:
+        freeze_parameters(experiment.models, settings.freeze)
     texts = [one if isinstance(one, str) else None for one in _given(model)]
     recipe, objects = described(experiment, federation, texts, assign)
     if weights is not None:
@@ -284,67 +298,6 @@ def _optimizer(asked: Any, settings: Recipe) -> Optimizer:
         if getattr(settings, name) != getattr(plain, name):
             raise BadInput(f"{name}: {getattr(settings, name)} would have no effect, the optimizer {asked} has its own")
     return asked
-
-
-def _refuse_kinds(
-    federation: Any,
-    model: Any,
-    method: Any,
-    stages: Any,
-    uploads: Any,
-    metrics: Any,
-    callbacks: Any,
-    loggers: Any,
-    aggregator: Any,
-    outliers: Any,
-    sampler: Any,
-    stragglers: Any,
-    on_round: Any,
-) -> None:
-    """Refuse what is no federation, model, method or list of stages, before it fails somewhere inside."""
-    if not isinstance(federation, Federation):
-        raise BadInput(
-            f"federation is {type(federation).__name__}: make one first, fedhead.Federation.from_arrays(x, y)"
-        )
-    if not isinstance(model, str | Sequence) and not callable(model):
-        raise BadInput(f"model is {type(model).__name__}: give a name, fedhead.split(model, classifier='…'), or a list")
-    lists = {"stages": (stages, "['ccvr']"), "uploads": (uploads, "['clip(1.0)', 'half']")}
-    more = {
-        "metrics": (metrics, "['f1']"),
-        "callbacks": (callbacks, "['early_stopping']"),
-        "loggers": (loggers, "['csv']"),
-    }
-    for what, (given, example) in (lists | more).items():
-        if isinstance(given, str) or not isinstance(given, Sequence):
-            raise BadInput(f"{what} is {given!r}: give a list, such as {example}")
-    if on_round is not None and not callable(on_round):
-        raise BadInput(f"on_round is {type(on_round).__name__}: give a function of a snapshot")
-    if stragglers is not None and not isinstance(stragglers, str | Stragglers):
-        raise BadInput(f"stragglers is {type(stragglers).__name__}: give a text, such as 'drop(0.2)'")
-    if outliers is not None and not isinstance(outliers, str | OutlierPolicy):
-        raise BadInput(f"outliers is {type(outliers).__name__}: give a text, such as 'drop(norm=5)'")
-    kinds: list[tuple[str, type, Sequence[Any]]] = [("method", Method, [method]), ("stage", Stage, stages)]
-    kinds += [("callback", Callback, callbacks), ("logger", Logger, loggers)]
-    kinds += [("upload", Upload, uploads), ("aggregator", Aggregator, [] if aggregator is None else [aggregator])]
-    kinds += [("sampler", Sampler, [] if sampler is None else [sampler])]
-    for what, kind, things in kinds:
-        for thing in things:
-            if not isinstance(thing, kind | type | str):
-                raise BadInput(f"{what} is {type(thing).__name__}: give a name or a {what}, see `fedhead ls {what}s`")
-
-
-def _refuse_resumption(out: Any, resume: Any) -> None:
-    if out is not None and not isinstance(out, str | PathLike):
-        raise BadInput(f"out is {type(out).__name__}: give the path of the run folder")
-    if not isinstance(resume, Snapshot | bool | None):
-        raise BadInput(
-            f"resume is {type(resume).__name__}: with out, give True; without, the snapshot that an earlier run's "
-            "on_round was given"
-        )
-    if out is not None and isinstance(resume, Snapshot):
-        raise BadInput("resume: a run folder has its own checkpoint; give resume=True, or leave out= out")
-    if out is None and resume is True:
-        raise BadInput("resume: which run is to go on? Give its folder, out='runs/…'")
 
 
 def _metrics(asked: Sequence[str | MetricFunction], federation: Federation) -> dict[str, Metric]:

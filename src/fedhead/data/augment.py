@@ -20,7 +20,9 @@ from fedhead.core.errors import BadInput, unknown
 from fedhead.core.parameters import Checked, check
 from fedhead.core.ranges import Above, AtLeast, AtMost, Between
 from fedhead.data import color
-from fedhead.data.geometry import Grid, crop, cutout, flip, resized_crop, rotate
+from fedhead.data.geometry import Grid, crop, cutout, flip, resize, resized_crop, rotate
+
+Side = Annotated[int, AtLeast(1), AtMost(8192)]  # of an image, in pixels
 
 # A step has one number, as in rotate(15): its default and its type with its range.
 _PIXELS, _PROBABILITY = Annotated[int, AtLeast(0)], Annotated[float, Between(0, 1)]
@@ -57,6 +59,7 @@ NORMALIZATIONS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
     "cifar10-fedclassavg": ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
     "cifar100": ((0.50708, 0.48655, 0.44092), (0.26733, 0.25644, 0.27615)),
     "cinic10": ((0.47889522, 0.47227842, 0.43047404), (0.24205776, 0.23828046, 0.25874835)),
+    "imagenet-gray": ((0.449,), (0.226,)),  # the means of the three
     "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
 }
 
@@ -70,6 +73,8 @@ class Transform(Checked):
         std: Standard deviations, as many as means.
         augment: Augmentation steps in order, such as "rotate(15)".
         dtype: Type of the result.
+        resize: Height and width that images are resized to, after augmentation (`fedhead.data.geometry.resize`); None:
+            they keep their size.
 
     Raises:
         BadInput: If the parameters are inconsistent or a step is unknown.
@@ -84,6 +89,7 @@ class Transform(Checked):
     std: tuple[Annotated[float, Above(0)], ...] = ()
     augment: tuple[str, ...] = ()
     dtype: torch.dtype = torch.float32
+    resize: Side | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -113,7 +119,11 @@ class Transform(Checked):
         return cls(mean, std, steps(augment))
 
     def replace(
-        self, augment: str | None = None, normalize: str | None = None, dtype: torch.dtype | None = None
+        self,
+        augment: str | None = None,
+        normalize: str | None = None,
+        dtype: torch.dtype | None = None,
+        resize: int | None = None,
     ) -> Transform:
         """Return a copy with other settings.
 
@@ -121,6 +131,7 @@ class Transform(Checked):
             augment: Named augmentation, or steps joined by `+`; None: as it is.
             normalize: Named normalization; None: as it is.
             dtype: Type of the result; None: as it is.
+            resize: Height and width of the result; None: as it is.
 
         Returns:
             The copy.
@@ -131,7 +142,19 @@ class Transform(Checked):
             self.std if normalize is None else other.std,
             self.augment if augment is None else other.augment,
             dtype or self.dtype,
+            self.resize if resize is None else resize,
         )
+
+    def output_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape of a transformed sample.
+
+        Args:
+            shape: Shape of a stored sample, without the batch axis.
+
+        Returns:
+            The same, or the shape of a resized image.
+        """
+        return shape if self.resize is None else (*shape[:-2], self.resize, self.resize)
 
     def check(self, shape: tuple[int, ...]) -> None:
         """Check that samples of a shape can be transformed.
@@ -144,6 +167,8 @@ class Transform(Checked):
         """
         if self.augment and len(shape) != 3:
             raise BadInput(f"augmentation {'+'.join(self.augment)} is for images, the samples have shape {shape}")
+        if self.resize is not None and len(shape) != 3:
+            raise BadInput(f"resize: {self.resize} is for images, the samples have shape {shape}; leave it out")
         if len(self.mean) > 1 and (not shape or shape[0] != len(self.mean)):
             raise BadInput(f"normalization for {len(self.mean)} channels does not fit samples of shape {shape}")
         for step in self.augment:
@@ -161,7 +186,11 @@ class Transform(Checked):
         if x.dtype == torch.int64:  # tokens
             return x
         scale = 1.0 if x.is_floating_point() else 1 / 255
-        if key is not None and self.augment:
+        augmented = key is not None and bool(self.augment)
+        if self.resize is not None:
+            held = self._augmented(x, key, scale) if augmented and key is not None else x.to(self.dtype) * scale
+            return self._normalized(resize(held, self.resize, clamp=scale != 1.0), in_place=True)
+        if augmented and key is not None:
             return self._normalized(self._augmented(x, key, scale), in_place=True)
         if scale == 1.0:
             return self._normalized(x.to(self.dtype), in_place=False)

@@ -117,7 +117,7 @@ class ClientData:
                 f"public samples of shape {describe(self.public.x)} do not match the clients', "
                 f"{describe(self.train.x)}: their models can't take both"
             )
-        check_kind(self.transform, self.input_shape)
+        check_kind(self.transform, shape_of(self.train.x))
 
     # -- properties -------------------------------------------------------------------------------
     def __len__(self) -> int:
@@ -125,8 +125,8 @@ class ClientData:
 
     @property
     def input_shape(self) -> Any:
-        """Shape of one sample: a tuple, or a tuple by name."""
-        return shape_of(self.train.x)
+        """Shape of one input of a model: a tuple, or a tuple by name."""
+        return self.transform.output_shape(shape_of(self.train.x))
 
     @property
     def input_types(self) -> Any:

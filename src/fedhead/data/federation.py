@@ -24,7 +24,8 @@ from fedhead.data.partition_registry import PartitionLike
 from fedhead.data.partition_registry import parse as parse_partition
 from fedhead.data.tokenize import Tokenizer
 
-_ON_TOP = {"seed", "client_test", "augment", "normalize"}  # what can be changed of a federation that was saved
+# what can be changed of a federation that was saved
+_ON_TOP = {"seed", "client_test", "augment", "normalize", "resize"}
 
 
 class Federation(FromDatasets):
@@ -100,12 +101,13 @@ class Federation(FromDatasets):
         client_test: str | float | ClientTest | None = None,
         augment: str | None = None,
         normalize: str | None = None,
+        resize: int | None = None,
     ) -> Self:
         """Return a federation that was saved, with changes on top."""
         made = cls(**federation_file.restore(held))
         if clients not in (None, len(made)):
             raise BadInput(f"clients: the file has {len(made)}; set clients={len(made)}")
-        return fitted.prepare(made.with_client_test(client_test, seed), "refuse", augment, normalize)
+        return fitted.prepare(made.with_client_test(client_test, seed), "refuse", augment, normalize, resize)
 
     @classmethod
     def from_folder(cls, path: str | PathLike[str], size: int | None = None, **settings: Any) -> Self:
@@ -148,6 +150,7 @@ class Federation(FromDatasets):
         download: bool = True,
         public: str | Dataset | Callable[[], Any] | None = None,
         public_samples: int | None = None,
+        resize: int | None = None,
         **settings: Any,
     ) -> Self:
         """Load a registered data set (`fedhead ls datasets`), an .npz file or a folder of images.
@@ -169,6 +172,8 @@ class Federation(FromDatasets):
             public: Data set of which all parties hold samples (KT-pFL): test samples of another data set, or training
                 samples of the same one, which are then removed from the clients.
             public_samples: Their number; by default 3000 of another data set and a fifth of the same.
+            resize: Height and width that images are resized to on the compute device (bicubic); by default they keep
+                their size.
             **settings: Further arguments of `from_npz` or `from_folder`, for files and folders only; `objective` also
                 for registered data sets.
 
@@ -178,7 +183,8 @@ class Federation(FromDatasets):
         Raises:
             BadInput: If a name is unknown, or the data can't be found or read.
         """
-        common = {"seed": seed, "client_test": client_test, "augment": augment, "normalize": normalize}
+        common = {"seed": seed, "client_test": client_test}
+        common |= {"augment": augment, "normalize": normalize, "resize": resize}
         if datasets.is_path(source):
             if public is not None or test_samples is not None:
                 raise BadInput(
@@ -207,7 +213,7 @@ class Federation(FromDatasets):
             transform=entry.transform,
             objective=objective,
         )
-        return fitted.prepare(made.with_client_test(client_test, seed), "refuse", augment, normalize)
+        return fitted.prepare(made.with_client_test(client_test, seed), "refuse", augment, normalize, resize)
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the federation to an .npz file, from which `load` makes the same.

@@ -261,6 +261,8 @@ def _transform_entries(transform: AnyTransform) -> dict[str, Any]:
     for name, one in named.items():
         dot = f".{name}" if name else ""
         found |= {f"mean{dot}": list(one.mean), f"std{dot}": list(one.std), f"augment{dot}": "+".join(one.augment)}
+        if one.resize is not None:
+            found[f"resize{dot}"] = one.resize
     return found
 
 
@@ -269,7 +271,8 @@ def _transform(contents: Contents) -> AnyTransform:
 
     def one(dot: str) -> Transform:
         steps = tuple(filter(None, str(held[f"augment{dot}"]).split("+")))
-        return Transform(tuple(held[f"mean{dot}"].tolist()), tuple(held[f"std{dot}"].tolist()), steps)
+        side = int(held[f"resize{dot}"]) if f"resize{dot}" in held else None
+        return Transform(tuple(held[f"mean{dot}"].tolist()), tuple(held[f"std{dot}"].tolist()), steps, resize=side)
 
     if isinstance(contents.x, dict):
         return NamedTransforms({name: one(f".{name}") for name in _named(held, "mean")})

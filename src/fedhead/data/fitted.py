@@ -27,7 +27,7 @@ def allows_missing(missing: str) -> bool:
     return missing == "mean"
 
 
-def prepare(federation: F, missing: str, augment: str | None, normalize: str | None) -> F:
+def prepare(federation: F, missing: str, augment: str | None, normalize: str | None, resize: int | None = None) -> F:
     """Return the federation with its missing values filled and its transform changed; see `Federation.from_arrays`.
 
     Args:
@@ -35,13 +35,14 @@ def prepare(federation: F, missing: str, augment: str | None, normalize: str | N
         missing: "refuse" or "mean".
         augment: Augmentation in place of the transform's.
         normalize: Normalization in place of the transform's: a name, or "standard".
+        resize: Height and width that images are resized to in place of the transform's.
 
     Raises:
         BadInput: If a name is unknown or does not fit the samples.
     """
     made = fill_missing(federation) if allows_missing(missing) else federation
     standard = normalize == "standard"
-    made = replace(made, transform=made.transform.replace(augment, None if standard else normalize))
+    made = replace(made, transform=made.transform.replace(augment, None if standard else normalize, resize=resize))
     return standardize(made) if standard else made
 
 
@@ -102,7 +103,7 @@ def _standard(x: Tensor, given: Transform) -> Transform:
     mean = total / count
     deviation = (squares / count - mean.square()).clamp_min(0).sqrt()
     deviation[deviation < 1e-8 * (1 + mean.abs())] = 1.0  # a constant feature
-    return Transform(tuple(mean.tolist()), tuple(deviation.tolist()), given.augment, given.dtype)
+    return Transform(tuple(mean.tolist()), tuple(deviation.tolist()), given.augment, given.dtype, given.resize)
 
 
 def _training(federation: ClientData) -> Inputs:

@@ -81,6 +81,7 @@ class FromArrays(ClientData):
         missing: Literal["refuse", "mean"] = "refuse",
         augment: str | None = None,
         normalize: str | None = None,
+        resize: int | None = None,
         objective: str = "multiclass",
     ) -> Self:
         """Partition arrays or tensors over clients.
@@ -114,6 +115,8 @@ class FromArrays(ClientData):
             augment: Augmentation in place of the transform's, such as "flip".
             normalize: Normalization in place of the transform's: its name, or "standard", by the mean and deviation of
                 each feature or channel over all clients.
+            resize: Height and width that images are resized to on the compute device (bicubic), as a pretrained model
+                needs them; by default they keep their size.
             objective: What y holds: "multiclass" or "binary" (2 classes, a model with one logit), "multilabel" (0 or 1
                 for each label, [N, L]) or "regression" (numbers, [N] or [N, T]).
 
@@ -159,7 +162,7 @@ class FromArrays(ClientData):
                 raise BadInput("test_groups: these are for a test set (x, y) of clients that groups name")
             own = test_rows_of_groups(test_groups, group_names, len(held.y), client_names)
             made = replace(made, client_test=own, client_test_from="test")
-        return fitted.prepare(made.with_client_test(client_test, seed), missing, augment, normalize)
+        return fitted.prepare(made.with_client_test(client_test, seed), missing, augment, normalize, resize)
 
     @classmethod
     def _assembled(

@@ -124,6 +124,7 @@ class FromDatasets(FromArrays):
         missing: Literal["refuse", "mean"] = "refuse",
         augment: str | None = None,
         normalize: str | None = None,
+        resize: int | None = None,
         objective: str = "multiclass",
     ) -> Self:
         """Create a federation from data that is already split.
@@ -149,6 +150,7 @@ class FromDatasets(FromArrays):
             missing: What to do with NaN, see `from_arrays`.
             augment: Augmentation in place of the transform's.
             normalize: Normalization in place of the transform's.
+            resize: Height and width that images are resized to, see `from_arrays`.
             objective: What y holds, see `from_arrays`.
 
         Returns:
@@ -198,7 +200,7 @@ class FromDatasets(FromArrays):
             made = replace(made, client_test=own, client_test_from="test")
         if share is not None:
             made = made.hold_out(share, seed)
-        return fitted.prepare(made.with_client_test(client_test, seed), missing, augment, normalize)
+        return fitted.prepare(made.with_client_test(client_test, seed), missing, augment, normalize, resize)
 
 
 def _consecutive(sizes: Sequence[int]) -> list[NDArray[np.int64]]:

@@ -1,4 +1,4 @@
-"""Geometric augmentation: which source pixel each output pixel shows, one grid per sample."""
+"""Geometric augmentation: which source pixel each output pixel shows, one grid per sample; and resizing."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from fedhead.core import random
 
@@ -110,6 +111,21 @@ def resized_crop(x: Tensor, key: Tensor, smallest: float) -> Tensor:
     top = (draw[..., 2].gather(1, first).squeeze(1) * (height - h + 1)).floor()
     left = (draw[..., 3].gather(1, first).squeeze(1) * (width - w + 1)).floor()
     return _stretch(_stretch(x, top, h).transpose(2, 3), left, w).transpose(2, 3)
+
+
+def resize(x: Tensor, side: int, clamp: bool) -> Tensor:
+    """Resize images to side × side by bicubic interpolation, smoothed where they shrink, as Pillow does.
+
+    Args:
+        x: Images of floating-point numbers, [B, C, H, W].
+        side: Height and width of the result.
+        clamp: Whether to keep the result in 0 … 1; cubic interpolation overshoots at edges.
+
+    Returns:
+        Images, [B, C, side, side].
+    """
+    made = F.interpolate(x, size=(side, side), mode="bicubic", antialias=True, align_corners=False)
+    return made.clamp_(0, 1) if clamp else made
 
 
 def _stretch(x: Tensor, start: Tensor, length: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from fedhead.core.inputs import Inputs
 from fedhead.core.ranges import Above, AtLeast
-from fedhead.data.augment import Transform
+from fedhead.data.augment import Side, Transform
 from fedhead.data.named_transforms import AnyTransform, NamedTransforms
 
 
@@ -20,10 +20,11 @@ class NamedInput:
     mean: list[float] = field(default_factory=list)
     std: list[Annotated[float, Above(0)]] = field(default_factory=list)
     augment: list[str] = field(default_factory=list)
+    resize: Side | None = None
 
     def transform(self) -> Transform:
         """From stored samples to this input of a model."""
-        return Transform(tuple(self.mean), tuple(self.std), tuple(self.augment))
+        return Transform(tuple(self.mean), tuple(self.std), tuple(self.augment), resize=self.resize)
 
 
 def spec_inputs(x: Inputs, transform: AnyTransform) -> dict[str, Any]:
@@ -42,4 +43,5 @@ def spec_inputs(x: Inputs, transform: AnyTransform) -> dict[str, Any]:
 def _lists(transform: Transform | None) -> dict[str, Any]:
     if transform is None:
         return {}
-    return {"mean": list(transform.mean), "std": list(transform.std), "augment": list(transform.augment)}
+    found = {"mean": list(transform.mean), "std": list(transform.std), "augment": list(transform.augment)}
+    return found if transform.resize is None else {**found, "resize": transform.resize}

@@ -30,12 +30,15 @@ class NamedTransforms:
         """The augmentation steps of all entries."""
         return tuple(step for transform in self.parts.values() for step in transform.augment)
 
-    def replace(self, augment: str | None = None, normalize: str | None = None) -> NamedTransforms:
+    def replace(
+        self, augment: str | None = None, normalize: str | None = None, *, resize: int | None = None
+    ) -> NamedTransforms:
         """Return a copy with other settings of the images; see `Transform.replace`.
 
         Args:
             augment: Named augmentation, or steps joined by `+`; None: as it is.
             normalize: Named normalization; None: as it is.
+            resize: Height and width of the result; None: as it is.
 
         Returns:
             The copy.
@@ -43,11 +46,24 @@ class NamedTransforms:
         Raises:
             BadInput: If something is to be changed and no entry has a transform.
         """
-        if augment is None and normalize is None:
+        if augment is None and normalize is None and resize is None:
             return self
         if not self.parts and augment != "none":
-            raise BadInput("augment and normalize are for images, and none of the named inputs holds such")
-        return NamedTransforms({name: one.replace(augment, normalize) for name, one in self.parts.items()})
+            raise BadInput("augment, normalize and resize are for images, and none of the named inputs holds such")
+        return NamedTransforms(
+            {name: one.replace(augment, normalize, resize=resize) for name, one in self.parts.items()}
+        )
+
+    def output_shape(self, shape: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of a transformed sample.
+
+        Args:
+            shape: Shape of a stored sample, by name.
+
+        Returns:
+            The shapes by name.
+        """
+        return {name: self.parts[name].output_shape(s) if name in self.parts else s for name, s in shape.items()}
 
     def check(self, shape: Mapping[str, tuple[int, ...]]) -> None:
         """Check that samples of these shapes can be transformed.

@@ -55,6 +55,16 @@ class Pool:
         other.x, other.y = x, y
         return other
 
+    def take(self, rows: Tensor) -> Pool:
+        """Return a pool of some of the samples, in this order.
+
+        Args:
+            rows: Their rows, on the pool's device.
+        """
+        other = self.with_data(map_inputs(lambda t: _select(t, rows), self.x), self.y[rows])
+        other._converted = None
+        return other
+
     def channels_last(self) -> Pool:
         """Return the same pool with images in channels-last format, which is faster for convolutions on a CPU.
 

@@ -25,10 +25,13 @@ from fedhead.algorithm.upload import Upload
 from fedhead.core import batching
 from fedhead.core.errors import BadInput
 from fedhead.core.tree import Tree
+from fedhead.data.augment import Transform
+from fedhead.data.client_data import ClientData
 from fedhead.data.pool import Pool
 from fedhead.engine import compatibility, evaluation, local_work, robust_mean, sampling, training_objective
 from fedhead.engine.client_states import ClientStates
 from fedhead.engine.evaluation import ClientTest
+from fedhead.engine.features import with_features
 from fedhead.engine.metric_registry import NO_METRICS, Metric
 from fedhead.engine.outliers import OutlierPolicy
 from fedhead.engine.padding_check import PaddingCheck
@@ -76,6 +79,8 @@ class Clients:
         stragglers: Stragglers | None = None,  # who does not finish in time, and what the server does then
         sampler: Sampler | None = None,  # who takes part in a round; None: any client, with the same probability
         min_class_count: int = 1,  # rows of smaller classes are left out of what leaves a client
+        cache_features: str
+        | None = None,  # compute features once, kept in "memory" or in a folder; None: in every step
         all_here: bool = True,  # a real site knows neither the others' sizes nor their data
     ):
         training_objective.check(method, federation.objective, local)
@@ -94,15 +99,20 @@ class Clients:
         self.federation, self.method = federation, method
         self.device, self.dtype, self.bf16 = torch.device(device), dtype, bf16
         self.assign = compatibility.assignment(assign, len(models), len(federation))
-        self.pool = Pool(federation.train, federation.transform, device, dtype)
-        self.test = None if federation.test is None else Pool(federation.test, federation.transform, device, dtype)
-        public = federation.public
-        # what clients say of public samples is compared sample by sample, so those are never augmented
-        plain = federation.transform.replace(augment="none")
-        self.public = None if public is None else Pool(public, plain, device, dtype)
         templates = [copy.deepcopy(model).to(self.device, dtype) for model in models]
         for model in templates:
             model.may_normalize_batches = may_normalize_batches(model)
+        # features that are kept take the place of samples, and have no transform
+        parts: ClientData = federation
+        transform = federation.transform
+        if cache_features is not None and len(federation.train.y):
+            parts = with_features(federation, templates, cache_features, bf16)
+            transform = Transform()
+        self.pool = Pool(parts.train, transform, device, dtype)
+        self.test = None if parts.test is None else Pool(parts.test, transform, device, dtype)
+        # what clients say of public samples is compared sample by sample, so those are never augmented
+        plain = transform.replace(augment="none")
+        self.public = None if parts.public is None else Pool(parts.public, plain, device, dtype)
         if len(self.pool):
             x = self.pool.view(torch.zeros(2, dtype=torch.int64, device=self.device), None)
             for model in templates:
@@ -138,9 +148,7 @@ class Clients:
     def _held(self) -> Pool:
         """What the clients train on, all of them together: local test samples are no part of it."""
         rows = np.sort(np.concatenate(self.federation.rows))
-        if len(rows) == len(self.pool):
-            return self.pool
-        return Pool(self.federation.train.take(rows), self.federation.transform, self.device, self.dtype)
+        return self.pool if len(rows) == len(self.pool) else self.pool.take(torch.from_numpy(rows).to(self.device))
 
     def initial_state(self, client: int) -> Tree:
         """A client's state before its first round."""

@@ -184,8 +184,7 @@ class Simulation(Clients, Transport[ClientStates]):
         if rows is None:
             return None
         if self._validation is None:
-            held = self.federation.train.take(np.concatenate(rows))
-            self._validation = Pool(held, self.federation.transform, self.device, self.dtype)
+            self._validation = self.pool.take(torch.from_numpy(np.concatenate(rows)).to(self.device))
         found = evaluate_global_model(algorithm, server, self.task, self._validation, self.bf16, metrics)
         tests = None
         if self.federation.client_test is not None or found["test_loss"] is None:
@@ -254,6 +253,7 @@ def simulate(
     on_round: Callable[[Snapshot], Any] | None = None,
     on_start: Callable[[str], None] | None = None,
     assign: Sequence[int] | None = None,
+    cache_features: str | None = None,
 ) -> FinishedRun:
     """Simulate a federation and run the round loop on it.
 
@@ -282,6 +282,7 @@ def simulate(
         on_round: Called with a snapshot after each round; it may return `STOP`.
         on_start: Called with the executor's name before the first round.
         assign: The number of each client's architecture.
+        cache_features: Where the features of a frozen extractor are kept, "memory" or a folder; None: they are not.
 
     Returns:
         The finished run.
@@ -303,6 +304,7 @@ def simulate(
         device=select.device(device),
         bf16=set_precision(precision),
         assign=assign,
+        cache_features=cache_features,
     )
     return loop.run(
         simulation,

@@ -61,6 +61,7 @@ def federation(recipe: Recipe, data: str | Path | None = None) -> Federation:
         recipe.augment,
         recipe.normalize,
         recipe.subset,
+        resize=recipe.resize,
         public=None if recipe.public is None else datasets.get(recipe.public, recipe.folders),
         public_samples=recipe.public_samples,
         **_reading(recipe),
@@ -107,7 +108,7 @@ def inputs(recipe: Recipe) -> Inputs:
     samples = recipe.subset or held
     if samples is not None and recipe.clients > samples:
         raise BadInput(f"clients: {recipe.clients} clients can't share {samples} samples; use at most {samples}")
-    transform = entry.transform.replace(recipe.augment, recipe.normalize)
+    transform = entry.transform.replace(recipe.augment, recipe.normalize, resize=recipe.resize)
     check_kind(transform, entry.shape)
     public = None if recipe.public is None else datasets.get(recipe.public, recipe.folders)
     if public is not None and public.shape != entry.shape:
@@ -115,7 +116,8 @@ def inputs(recipe: Recipe) -> Inputs:
             f"public: samples of {public.name} have shape {public.shape}, client 0 and all "
             f"others hold {recipe.dataset} of {entry.shape}: select a data set of the same shape"
         )
-    return Inputs(entry.shape, entry.classes, objective=objective)
+    shape: Any = transform.output_shape(entry.shape)
+    return Inputs(shape, entry.classes, objective=objective)
 
 
 def _client_test(recipe: Recipe) -> client_test.ClientTest | None:

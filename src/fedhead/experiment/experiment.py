@@ -25,6 +25,7 @@ from fedhead.engine import callbacks as engine_callbacks
 from fedhead.engine import compatibility, metric_registry, robust_mean, training_objective
 from fedhead.engine.callbacks import Callback, CallbackList
 from fedhead.engine.clients import Clients
+from fedhead.engine.features import MEMORY
 from fedhead.engine.metric_registry import Metric
 from fedhead.engine.outliers import OutlierPolicy
 from fedhead.engine.rounds import FinishedRun, Snapshot
@@ -189,6 +190,8 @@ class Experiment:
             device: Where to compute.
         """
         settings = self._settings()
+        if settings["cache_features"] is not None:
+            settings["cache_features"] = MEMORY  # a recipe names no folder of another machine
         return Clients(federation, models, self.method, assign=assign, device=device, all_here=False, **settings)
 
     def simulate(
@@ -236,6 +239,7 @@ class Experiment:
             "sampler": self.sampler,
             "stragglers": self.stragglers,
             "seed": recipe.seed,
+            "cache_features": recipe.cache_features,
         }
 
 

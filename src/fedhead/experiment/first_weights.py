@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import pickle
 from collections.abc import Mapping, Sequence
@@ -14,6 +13,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from fedhead.core.digest import digest_of
 from fedhead.core.errors import BadInput, unknown
 from fedhead.core.treefile import load_tree
 from fedhead.models.split_model import SplitModel, load, weights
@@ -116,8 +116,4 @@ def start_from(models: Sequence[SplitModel], source: Source, folders: Sequence[P
 
 def digest(source: Source, folders: Sequence[Path] = ()) -> str:
     """Return a digest of the weights, by which a resumed run finds out that they were changed."""
-    total = hashlib.blake2b(digest_size=8)
-    for name, tensor in sorted(read(source, folders).items()):
-        total.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
-        total.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return total.hexdigest()
+    return digest_of(read(source, folders))

@@ -38,17 +38,15 @@ def describe(federation: Federation) -> dict[str, Any]:
 def inputs(record: Mapping[str, Any]) -> Inputs:
     """Return what models are built for."""
     x = _one(record)
-    return Inputs(shape_of(x), int(record["classes"]), model_types(x), record.get("objective", "multiclass"))
+    shape: Any = _transform(record).output_shape(shape_of(x))
+    return Inputs(shape, int(record["classes"]), model_types(x), record.get("objective", "multiclass"))
 
 
 def blank(record: Mapping[str, Any], clients: int) -> Federation:
     """Return a federation without samples whose models and inputs are those of the run."""
     x = map_inputs(lambda t: t[:0], _one(record))
     nothing = [np.zeros(0, np.int64) for _ in range(clients)]
-    named = {name: from_mapping(NamedInput, entry) for name, entry in record.get("named", {}).items()}
-    transform: AnyTransform = Transform(tuple(record.get("mean", ())), tuple(record.get("std", ())))
-    if named:
-        transform = NamedTransforms({name: one.transform() for name, one in named.items() if one.std})
+    transform = _transform(record)
     classes, objective = int(record["classes"]), record.get("objective", "multiclass")
     data = Samples(x, targets.blank(0, classes, objective))
     missing = {
@@ -58,6 +56,13 @@ def blank(record: Mapping[str, Any], clients: int) -> Federation:
     return Federation(
         data, nothing, classes, transform=transform, names=record["names"], objective=objective, missing=missing
     )
+
+
+def _transform(record: Mapping[str, Any]) -> AnyTransform:
+    named = {name: from_mapping(NamedInput, entry) for name, entry in record.get("named", {}).items()}
+    if named:
+        return NamedTransforms({name: one.transform() for name, one in named.items() if one.std})
+    return Transform(tuple(record.get("mean", ())), tuple(record.get("std", ())), resize=record.get("resize"))
 
 
 def _one(record: Mapping[str, Any]) -> Any:

@@ -65,6 +65,7 @@ class Recipe:
     drop_last: bool = False  # leave an epoch's last, partial batch out
     augment: str | None = None  # null: the data set's own
     normalize: str | None = None  # likewise; standard: by the mean and deviation of each feature over all clients
+    resize: Annotated[int, AtLeast(1), AtMost(8192)] | None = None  # images to so many pixels, on the device (bicubic)
     layout: Literal["features", "tokens", "nhw", "nhwc", "nchw"] | None = None  # of x in an .npz; null: inferred
     size: Annotated[int, AtLeast(1), AtMost(8192)] | None = None  # image files are resized to size x size
     encode: str | None = None  # of texts and sounds in an .npz, such as hashing(2048) or spectrogram(1.0)
@@ -79,6 +80,7 @@ class Recipe:
     model_parameters: Mapping[str, Any] = field(default_factory=dict)
     weights: str | None = None  # first weights: a .safetensors or PyTorch file, or a run folder; null: by the seed
     freeze: tuple[str, ...] = ()  # what stays at its first weights: parts, submodules, or patterns of parameters' names
+    cache_features: str | None = None  # of a frozen extractor, computed once: memory, or a folder; null: in every step
     method: str = "fedavg"
     method_parameters: Mapping[str, Any] = field(default_factory=dict)
     stages: tuple[str, ...] = ()  # what follows the rounds

@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -72,7 +73,7 @@ def cost(recipe: Recipe) -> float:
     """Return about how much a training computes: multiplications and additions of the forward passes."""
     entry = datasets.get(recipe.dataset, recipe.folders)
     samples = recipe.subset or (entry.sizes[0] if entry.sizes else 100_000)
-    decisive = {k: v for k, v in recipe.flat().items() if k in ("dataset", "model") or k.startswith("model.")}
+    decisive = {k: v for k, v in recipe.flat().items() if k in ("dataset", "model", "resize") or k.startswith("model.")}
     return epochs(recipe) * samples * _operations(json.dumps(decisive), recipe.folders)
 
 
@@ -81,9 +82,10 @@ def _operations(keys: str, folders: tuple[Path, ...]) -> float:
     """The mean over a recipe's models of what one sample takes."""
     recipe = Recipe.from_flat(json.loads(keys), folders)
     entry = datasets.get(recipe.dataset, folders)
-    made = build.architectures(recipe, Inputs(entry.shape, entry.classes))
+    shape: Any = entry.transform.replace(resize=recipe.resize).output_shape(entry.shape)
+    made = build.architectures(recipe, Inputs(shape, entry.classes))
     counter = FlopCounterMode(display=False)
     with torch.no_grad(), counter:
         for model in made:
-            model.eval()(torch.zeros(1, *entry.shape))
+            model.eval()(torch.zeros(1, *shape))
     return counter.get_total_flops() / len(made)

@@ -131,7 +131,7 @@ def run_spec(file: ServerFile, experiment: str | None = None, recipe: Recipe | N
         else:
             entry = datasets.get(recipe.dataset, recipe.folders)
             x, classes, names = torch.zeros(1, *entry.shape), entry.classes, entry.names
-            transform = entry.transform.replace(recipe.augment)
+            transform = entry.transform.replace(recipe.augment, resize=recipe.resize)
     elif file.classes is None or file.shape is None:
         raise BadInput(f"{file.path}: give both 'classes' and 'shape', or neither")
     else:
@@ -140,6 +140,7 @@ def run_spec(file: ServerFile, experiment: str | None = None, recipe: Recipe | N
         names = None if isinstance(file.classes, int) else file.classes
         images = len(file.shape) == 3
         transform = Transform.named(recipe.augment or "none", "half") if images else Transform()
+        transform = transform.replace(resize=recipe.resize)
     if file.normalize is not None:
         transform = transform.replace(normalize=file.normalize)
     return RunSpec(
@@ -245,4 +246,5 @@ def experiment_of(recipe: Recipe, spec: RunSpec, own: Mapping[str, Any] | None =
         }
         recipe = Recipe.from_flat({**keys, **own}, recipe.folders)
     x = spec.blank()
-    return Experiment.from_recipe(recipe, Inputs(shape_of(x), spec.classes, model_types(x), spec.objective))
+    shape: Any = spec.transform().output_shape(shape_of(x))
+    return Experiment.from_recipe(recipe, Inputs(shape, spec.classes, model_types(x), spec.objective))

@@ -18,7 +18,7 @@ from fedhead.core.errors import BadInput
 from fedhead.core.inputs import Inputs, blank
 from fedhead.core.parameters import from_mapping, parameters
 from fedhead.core.ranges import Above, AtLeast, Between, Matches
-from fedhead.data.augment import Transform
+from fedhead.data.augment import Side, Transform
 from fedhead.data.input_spec import NamedInput
 from fedhead.data.named_transforms import AnyTransform, NamedTransforms
 from fedhead.engine.reply_check import Refused
@@ -66,6 +66,7 @@ class RunSpec:
     mean: list[float] = field(default_factory=list)
     std: list[Annotated[float, Above(0)]] = field(default_factory=list)
     augment: list[str] = field(default_factory=list)
+    resize: Side | None = None  # height and width of a model's inputs
     named: dict[str, Any] = field(default_factory=dict)  # in place of the above: a `NamedInput` by name
     code: dict[str, Any] = field(default_factory=dict)  # digests of what the sites run and fedhead does not bring
     fedhead: str = field(default_factory=version)
@@ -88,7 +89,7 @@ class RunSpec:
         """From stored samples to a model's input, the same at every site."""
         if self.named:
             return NamedTransforms({name: one.transform() for name, one in self._entries().items() if one.std})
-        return Transform(tuple(self.mean), tuple(self.std), tuple(self.augment))
+        return Transform(tuple(self.mean), tuple(self.std), tuple(self.augment), resize=self.resize)
 
     def blank(self) -> Inputs:
         """One stored sample of zeros: tokens, bytes of images, features, or several of these by name."""

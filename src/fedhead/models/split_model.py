@@ -35,6 +35,7 @@ class SplitModel(nn.Module):
         calls_dropout: Whether its own code calls `F.dropout`; found out when a run begins.
         origin: The user's module that it was made of (`fedhead.split`).
         may_normalize_batches: Whether it may call `F.batch_norm`; found out when a run begins.
+        kept_width: Dimension of features h that were computed before and stand in for inputs; None: there are none.
     """
 
     extractor: nn.Module
@@ -54,6 +55,7 @@ class SplitModel(nn.Module):
         self.calls_dropout = False
         self.origin: Origin | None = None
         self.may_normalize_batches = True
+        self.kept_width: int | None = None
         self.register_load_state_dict_post_hook(_ignore_batch_counters)  # type: ignore[no-untyped-call]  # torch's
 
     @property
@@ -73,17 +75,30 @@ class SplitModel(nn.Module):
         """Compute the features, the projected features and the logits of a batch.
 
         Args:
-            x: Inputs, [B, ...]. Named tensors become the arguments of those names of the extractor's `forward`; one
-                with a single parameter of another name gets them as a dictionary.
+            x: Inputs, as `extract` takes them.
 
         Returns:
             The outputs.
         """
-        h = self.extractor(**x) if isinstance(x, dict) and _takes_names(self.extractor, x) else self.extractor(x)
-        if not isinstance(h, Tensor):
-            h = _logits_of(h, self.extractor)
+        h = self.extract(x)
         z = self.projection(h)
         return Output(h, z, self.classifier(z))
+
+    def extract(self, x: Inputs) -> Tensor:
+        """Compute the features h of a batch.
+
+        Args:
+            x: Inputs, [B, ...]. Named tensors become the arguments of those names of the extractor's `forward`; one
+                with a single parameter of another name gets them as a dictionary. Features that were computed before
+                (`kept_width`) are returned as they are.
+
+        Returns:
+            The features, [B, width].
+        """
+        if self.kept_width is not None and isinstance(x, Tensor) and x.shape[1:] == (self.kept_width,):
+            return x
+        h = self.extractor(**x) if isinstance(x, dict) and _takes_names(self.extractor, x) else self.extractor(x)
+        return h if isinstance(h, Tensor) else _logits_of(h, self.extractor)
 
 
 def _takes_names(module: nn.Module, names: Iterable[str]) -> bool:

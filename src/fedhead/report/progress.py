@@ -82,3 +82,26 @@ def _figures(row: Row) -> str:
         if row.get(name) is not None:  # a regression has no accuracy
             return f"{loss}, {words} {row[name]:.3f}"
     return loss
+
+
+@contextmanager
+def counter(total: int, label: str, quiet: bool) -> Iterator[Callable[[int], None]]:
+    """A progress bar of something that is counted, on the standard error or in a notebook; nothing elsewhere.
+
+    Args:
+        total: How many there are.
+        label: What they are.
+        quiet: Show nothing.
+    """
+    if quiet:
+        yield lambda more: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    console = Console(stderr=True)
+    hidden = not (console.is_terminal or (console.is_jupyter and importlib.util.find_spec("ipywidgets")))
+    with Progress(*columns, console=console, transient=True, disable=hidden) as shown:
+        task = shown.add_task(label, total=total)
+        yield lambda more: shown.update(task, advance=more)

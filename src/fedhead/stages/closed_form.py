@@ -111,5 +111,5 @@ def _blank_linear(features: int, classes: int) -> nn.Linear:
 def with_classifier(model: SplitModel, classifier: nn.Module) -> SplitModel:
     """Return a model that shares all parts with another one but its classifier."""
     made = SplitModel(model.extractor, classifier, model.projection)
-    made.origin = model.origin
+    made.origin, made.kept_width = model.origin, model.kept_width
     return made

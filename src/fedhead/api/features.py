@@ -1,0 +1,77 @@
+"""`fedhead.extract_features`: a federation of features, computed once by a model that is not trained."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from os import PathLike
+from pathlib import Path
+
+from fedhead.core.errors import BadInput
+from fedhead.data.federation import Federation, Samples
+from fedhead.engine.features import FeatureExtractor, of_features
+from fedhead.executors import select
+from fedhead.models.precision import set_precision
+from fedhead.models.registry import ModelLike, build
+from fedhead.models.split_model import SplitModel
+from fedhead.report.progress import counter
+
+
+def extract_features(
+    federation: Federation,
+    model: SplitModel | ModelLike,
+    *,
+    device: str = "auto",
+    precision: str = "fp32",
+    cache: str | PathLike[str] | None = None,
+    progress: bool = False,
+) -> Federation:
+    """Compute the features of all samples by a model, and return the same clients with these in place of their samples.
+
+    Whatever trains or computes a head alone runs on them: `fedhead.run(features, "mlp(hidden=[])", …)`.
+
+    Args:
+        federation: The clients' data.
+        model: The model, or its name, such as `"efficientnet_lite0"`; it computes in evaluation mode, without
+            augmentation.
+        device: `"auto"`, `"cpu"` or `"cuda"`.
+        precision: `"fp32"`, `"tf32"` or `"bf16"`; features are float32.
+        cache: Folder where features are kept; they are found there if model, transform, samples and precision are the
+            same. None: they are not kept.
+        progress: Show a progress bar.
+
+    Returns:
+        The federation of features, [N, d].
+
+    Raises:
+        BadInput: If the model can't take the samples.
+
+    >>> federation = Federation.load("digits", "iid", clients=3)
+    >>> extract_features(federation, "mlp(hidden=[16])").input_shape
+    (16,)
+    """
+    if not isinstance(model, SplitModel):
+        model = build(model, federation.input_shape, federation.outputs)
+    where = select.device(device)
+    folder = None if cache is None else Path(os.fspath(cache))
+    extract = FeatureExtractor(
+        copy.deepcopy(model).to(where), federation.transform, set_precision(precision), folder, projected=True
+    )
+    held = [part for part in (federation.train, federation.test, federation.public) if part is not None]
+    with counter(sum(len(part.y) for part in held), "features", not progress) as advance:
+        made = _computed(federation, extract, advance)
+
+    def on_cpu(part: Samples | None) -> Samples | None:
+        return None if part is None else Samples(part.x.cpu(), part.y)  # type: ignore[union-attr]  # one tensor
+
+    return replace(made, train=on_cpu(made.train), test=on_cpu(made.test), public=on_cpu(made.public))  # type: ignore[arg-type]  # the training data is there
+
+
+def _computed(federation: Federation, extract: FeatureExtractor, advance: Callable[[int], None]) -> Federation:
+    try:
+        return of_features(federation, extract, advance)
+    except (RuntimeError, ValueError, IndexError, TypeError) as error:
+        reason = str(error).splitlines()[0]
+        raise BadInput(f"the model can't take inputs of shape {federation.input_shape} ({reason})") from error
