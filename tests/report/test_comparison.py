@@ -129,6 +129,12 @@ def test_a_parameter_that_each_method_has_one_value_of_is_part_of_its_label() ->
     assert compare(runs).pivot.rows == ("fedprox (mu=0.1)", "fedprox (mu=1.0)")
 
 
+def test_a_parameter_that_is_set_in_some_runs_only_tells_them_from_the_default() -> None:
+    found = compare([one(60.0, method="fedprox"), one(50.0, method="fedprox", **{"method.mu": 10.0}), one(55.0)])
+    assert found.pivot.rows == ("fedprox", "fedprox (mu=10.0)", "fedavg")
+    assert [found.cell(i, 0) for i in range(3)] == ["60.00", "50.00", "55.00"]
+
+
 def test_a_swept_parameter_is_a_column_and_one_chosen_per_data_set_only_a_note() -> None:
     runs = [one(1.0, method=m, lr=lr) for m in ("fedavg", "fedprox") for lr in (0.1, 0.01)]
     assert compare(runs).pivot.headings() == ["lr=0.01", "lr=0.1"]

@@ -1,11 +1,8 @@
-"""Tables, figures and the page: the numbers are right, and the page needs nothing but itself."""
+"""Tables and figures: the numbers are right."""
 
-import re
 import statistics
 from dataclasses import replace
-from html.parser import HTMLParser
 from pathlib import Path
-from xml.etree import ElementTree
 
 import matplotlib.image
 import numpy as np
@@ -15,7 +12,7 @@ from fedhead.core.errors import BadInput, Diverged
 from fedhead.data.federation import Federation
 from fedhead.experiment.recipe import Recipe
 from fedhead.experiment.run_folder import RunFolder
-from fedhead.report import page, plots, tables
+from fedhead.report import plots, tables
 from fedhead.report.runs import empty_folders, load_runs
 
 ACCURACIES = {("fedavg", 0): [50.0, 60.0], ("fedavg", 1): [40.0, 70.0], ("fedprox", 0): [55.0, 80.0]}
@@ -97,67 +94,6 @@ def test_bubbles_have_areas_in_proportion_to_samples() -> None:
     assert (sizes / sizes[0]).tolist() == pytest.approx([1, 4, 2])
 
 
-class Outside(HTMLParser):
-    """Notes what a page would fetch, and which tags it leaves open."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.fetched: list[str] = []
-        self.texts: list[str] = []
-
-    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
-        links = [v for k, v in attributes if k in ("src", "href", "xlink:href", "srcset", "data") and v]
-        self.fetched += [v for v in links if not v.startswith(("#", "data:"))]
-        if tag in ("script", "link", "iframe"):
-            self.fetched.append(tag)
-
-    def handle_data(self, data: str) -> None:
-        self.texts.append(data)
-
-
-def test_the_page_holds_everything_and_fetches_nothing(runs: Path, tmp_path: Path) -> None:
-    html = page.write([runs], tmp_path / "new" / "report.html").read_text()
-    reader = Outside()
-    reader.feed(html)
-    assert reader.fetched == []
-    assert "url(http" not in html
-    assert "@import" not in html
-    text = " ".join(reader.texts)
-    for shown in ("65.00 ± 7.07", "90.50 ± 0.71", "80.00", "fedavg + ccvr", "dirichlet(0.1)"):
-        assert shown in text
-    pictures = re.findall(r"<svg.*?</svg>", html, re.S)
-    assert len(pictures) == 3  # curves, and a split for each of two seeds
-    for picture in pictures:
-        ElementTree.fromstring(picture)  # well-formed
-        assert "currentColor" in picture  # readable on dark too
-    assert page.page(load_runs([runs])) == html  # the same runs give the same page
-
-
-def test_words_of_the_user_do_not_become_markup(tmp_path: Path) -> None:
-    recipe = Recipe(dataset="<script>alert(1)</script>", rounds=1)
-    write_run(tmp_path / "run", recipe, [1.0], {})
-    assert "<script" not in page.page(load_runs([tmp_path]))
-
-
-def test_classes_have_their_names(tmp_path: Path) -> None:
-    write_run(tmp_path / "run", Recipe(rounds=1), [50.0], {}, ["cat", "$dog$", "<b>owl"])
-    assert RunFolder.open(tmp_path / "run").partition.class_names() == ("cat", "$dog$", "<b>owl")
-    text = page.page(load_runs([tmp_path]))
-    for name in ("cat", "$dog$", "&lt;b&gt;owl"):
-        assert f'<th scope="col">{name}</th>' in text
-    assert "<b>owl" not in text
-    write_run(tmp_path / "other", Recipe(rounds=1, method="fedprox"), [50.0], {}, ["1", "2", "3"])
-    assert '<th scope="col">cat</th>' not in page.page(load_runs([tmp_path]))  # other data: numbers again
-
-
-def test_unfinished_and_empty_runs_can_be_reported(tmp_path: Path) -> None:
-    write_run(tmp_path / "half", Recipe(rounds=9, stages=("ccvr",)), [1.0, 2.0])
-    RunFolder.create(tmp_path / "none", Recipe(rounds=8))
-    html = page.page(load_runs([tmp_path]))
-    assert "stopped after round 2" in html
-    assert "stopped after round 0" in html
-
-
 def table(path: Path) -> dict[str, tables.TableRow]:
     return {line.label: line for line in tables.table_rows(tables.group_by_seed(load_runs([path])))}
 
@@ -167,9 +103,8 @@ def test_only_finished_runs_are_averaged(tmp_path: Path) -> None:
         write_run(tmp_path / f"s{seed}", Recipe(rounds=2, seed=seed), accuracies, {} if seed < 2 else None)
     line = table(tmp_path)["fedavg"]
     assert (line.accuracy, line.seeds, line.uncounted) == ([92.0, 90.0], [0, 1], "1 unfinished")
-    html = page.page(load_runs([tmp_path]))
-    assert "91.00 ± 1.41" in html
-    assert "s2 does not count: unfinished, stopped after round 1 of 2" in html
+    [note] = tables.notes(tables.group_by_seed(load_runs([tmp_path])))
+    assert note.endswith("s2 does not count: unfinished, stopped after round 1 of 2")
     ax = plots.curves(tables.group_by_seed(load_runs([tmp_path]))).axes[0]
     assert {str(line.get_label()): np.asarray(line.get_ydata()).tolist() for line in ax.lines} == {
         "fedavg": [89.0, 91.0],
@@ -211,7 +146,7 @@ def test_a_diverged_run_is_marked(tmp_path: Path) -> None:
     with pytest.raises(Diverged), RunFolder.open(tmp_path / "run").locked():
         raise Diverged("client 3, round 2: 'own/w' is not finite any more")
     assert table(tmp_path)["fedavg"].uncounted == "1 diverged"
-    assert "diverged (client 3, round 2: &#x27;own/w&#x27; is not finite any more)" in page.page(load_runs([tmp_path]))
+    assert load_runs([tmp_path])[0].state == "diverged (client 3, round 2: 'own/w' is not finite any more)"
 
 
 def test_empty_folders_are_named(tmp_path: Path) -> None:
@@ -221,8 +156,7 @@ def test_empty_folders_are_named(tmp_path: Path) -> None:
     (tmp_path / "none").mkdir()
     assert len(load_runs([tmp_path / "run", tmp_path / "none"])) == 1
     assert empty_folders([tmp_path]) == [tmp_path / "none", tmp_path / "seeds" / "seed0"]
-    html = page.write([tmp_path], tmp_path / "report.html").read_text()
-    assert f"{tmp_path / 'none'} is empty: no run began there" in html
+    assert tables.notes([], empty_folders([tmp_path]))[0] == f"{tmp_path / 'none'} is empty: no run began there"
     with pytest.raises(BadInput, match="none contains no run, it is empty"):
         load_runs([tmp_path / "none"])
 
@@ -251,10 +185,6 @@ def test_long_labels_shrink_to_what_tells_runs_of_a_method_apart(unlike: Path) -
     groups = tables.group_by_seed(load_runs([unlike]))
     assert [g.label for g in groups] == ["fedavg (partition=iid)", "local", "fedavg (partition=dirichlet(0.1))"]
     assert {"clients", "lr", "model", "optimizer"} <= set(tables.unlabeled_keys(groups))
-    html = page.page(load_runs([unlike]))
-    settings = html[html.index("What differs") : html.index("Learning curves")]
-    for shown in ("<td>0.002</td>", "<td>0.5</td>", "<td>adam</td>", "<td>12</td>"):
-        assert shown in settings
 
 
 def test_stages_of_other_parameters_have_other_labels(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ import typer
 
 from fedhead.cli import analysing as analysing  # each of these modules adds its commands to the app
 from fedhead.cli import benching as benching
+from fedhead.cli import boarding as boarding
 from fedhead.cli import calibrating as calibrating
 from fedhead.cli import comparing as comparing
 from fedhead.cli import creating as creating

@@ -202,18 +202,20 @@ def report(
 ) -> None:
     """Compare runs: a table here, and one self-contained HTML page with tables and curves.
 
+    Runs that are unfinished or broken are named and count in no mean.
+
     \b
     Examples:
       fedhead report runs/*
       fedhead report runs/demo --out demo.html
     """
-    from fedhead.report import page, tables
-    from fedhead.report.runs import empty_folders, load_runs
+    from fedhead.report import content, page, tables
 
-    groups = tables.group_by_seed(load_runs(runs))
+    found = content.load(runs)
+    groups = tables.group_by_seed(found.runs)
     print_results(tables.table_rows(groups))
-    for note in tables.notes(groups, empty_folders(runs)):
+    for note in found.notes:
         print(note)
     if unlabeled := tables.unlabeled_keys(groups):
         print(f"they also differ in {', '.join(unlabeled)}: the report says how")
-    print(f"report: {page.write(runs, out)}")
+    print(f"report: {page.save(page.page(found), out)}")

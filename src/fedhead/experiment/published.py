@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 
 from fedhead.core.errors import BadInput
+from fedhead.experiment.recipe import Recipe
 from fedhead.experiment.tables import Cell
 
 
@@ -32,3 +33,32 @@ def _number(text: str) -> float | None:
     """A published value; sizes such as 22 KB in bytes."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)(?: ([KM])B)?", text.strip())
     return float(match[1]) * {None: 1, "K": 1024, "M": 1024**2}[match[2]] if match else None
+
+
+_STAGES = {"none": None, "": None, "ccvr": "ccvr", "whole-data calibration": "recalibrate"}
+_METRICS = {"accuracy": ("accuracy", "generalization"), "personal": ("personalization",)}
+
+
+def published_for(recipe: Recipe, stage: str | None, metric: str = "accuracy") -> list[str]:
+    """Return what the papers report for the data, the partition, the clients and the method of a recipe.
+
+    Models, rounds and step sizes may be others than the papers': `fedhead reproduce` sets those as well.
+
+    Args:
+        recipe: The recipe of a run.
+        stage: The stage after which is compared; None: after the rounds.
+        metric: "accuracy" or "personal".
+
+    Returns:
+        Texts such as "58.55 ± 0.98 (ccvr, table 1)", each value once.
+    """
+    asked = {"dataset": recipe.dataset, "partition": recipe.partition, "method": recipe.method}
+    places: dict[str, list[str]] = {}
+    for row in published_rows():
+        same = all(row[key] == value for key, value in asked.items()) and row["metric"] in _METRICS.get(metric, ())
+        if not same or row["stage"] not in _STAGES or _STAGES[row["stage"]] != stage or _number(row["mean"]) is None:
+            continue
+        if (_number(row["clients"]), _number(row["participation"])) == (recipe.clients, recipe.participation):
+            value = f"{row['mean']} ± {row['std']}" if row["std"] else row["mean"]
+            places.setdefault(value, []).append(f"{row['paper']}, table {row['table']}")
+    return [f"{value} ({found[0]})" for value, found in places.items()]

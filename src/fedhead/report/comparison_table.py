@@ -14,7 +14,7 @@ from typing import Literal
 from fedhead.core.errors import BadInput, unknown
 from fedhead.report import statistics
 from fedhead.report.measured import Measured
-from fedhead.report.pivot import Cell, Pivot, pivot
+from fedhead.report.pivot import Arrangement, Cell, Pivot, pivot
 
 _FEWEST = ("loss", "seconds", "bytes")  # what is better small, by a part of its name
 
@@ -100,6 +100,7 @@ def compare(
     by: Sequence[str] = (),
     level: float = 0.95,
     notes: Sequence[str] = (),
+    arrangement: Arrangement | None = None,
 ) -> ComparisonTable:
     """Compare what finished runs measured.
 
@@ -110,6 +111,7 @@ def compare(
         by: Keys of the columns; empty: by what varies.
         level: Level of the intervals.
         notes: What else a reader must know.
+        arrangement: What tells methods and settings apart, where further recipes have a part in that.
 
     Raises:
         BadInput: If there is nothing to compare, or no run has the metric, or no row is the baseline.
@@ -121,7 +123,7 @@ def compare(
         metric = next((name for name in ("accuracy", "personal", "test_loss", "personal_loss") if name in known), "")
     if metric not in known:
         raise unknown("metric of these runs", metric, known)
-    table = pivot(measured, metric, by)
+    table = pivot(measured, metric, by, arrangement)
     reference = _baseline(table, baseline)
     gains, unpaired = _gains(table, reference, level) if reference is not None else ((), [])
     better, assumed = _better(metric, measured)

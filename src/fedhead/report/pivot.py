@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 import statistics as python_statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from fedhead.core.errors import BadInput, unknown
 from fedhead.engine.metrics import Row
-from fedhead.experiment.recipe import KEYS
+from fedhead.experiment.recipe import KEYS, Recipe
 from fedhead.report import statistics
 from fedhead.report.measured import Measured, Replicate
 
@@ -71,13 +71,56 @@ class Pivot:
 
     def headings(self) -> list[str]:
         """Return a label per column: the values, with their key where a value does not say what it is."""
-        return [
-            ", ".join(text(v) if k in _PLAIN else f"{k}={text(v)}" for k, v in zip(self.keys, values, strict=True))
-            for values in self.columns
-        ]
+        return [_heading(self.keys, values) for values in self.columns]
 
 
-def pivot(measured: Sequence[Measured], metric: str, by: Sequence[str] = ()) -> Pivot:
+@dataclass(frozen=True)
+class Arrangement:
+    """What tells methods and settings of some recipes apart.
+
+    Args:
+        columns: The keys of the settings.
+        rows: The keys that labels of methods name.
+        unshown: Keys that differ too, but follow from method and setting.
+    """
+
+    columns: tuple[str, ...]
+    rows: tuple[str, ...]
+    unshown: tuple[str, ...]
+
+    def row(self, recipe: Recipe, stage: str = "") -> str:
+        """Return the label of a recipe's method, with the stage that follows."""
+        return _row_label(_kept(recipe), self.rows, stage)
+
+    def column(self, recipe: Recipe) -> str:
+        """Return the label of a recipe's setting."""
+        flat = _kept(recipe)
+        return _heading(self.columns, [flat.get(key) for key in self.columns])
+
+    def ordered(self, columns: Iterable[str]) -> list[str]:
+        """Return labels of settings in their order."""
+        return sorted(dict.fromkeys(columns), key=_natural)
+
+
+def arrange(recipes: Iterable[Recipe], by: Sequence[str] = ()) -> Arrangement:
+    """Find what tells the methods and the settings of recipes apart; see `pivot`."""
+    flat = [_kept(recipe) for recipe in recipes]
+    columns = _column_keys(flat, by)
+    rows, unshown = _row_keys(flat, columns)
+    return Arrangement(tuple(columns), tuple(rows), tuple(unshown))
+
+
+def _kept(recipe: Recipe) -> Row:
+    return {k: v for k, v in recipe.flat().items() if k not in _REPEATS}
+
+
+def _heading(keys: Sequence[str], values: Sequence[Any]) -> str:
+    return ", ".join(text(v) if k in _PLAIN else f"{k}={text(v)}" for k, v in zip(keys, values, strict=True))
+
+
+def pivot(
+    measured: Sequence[Measured], metric: str, by: Sequence[str] = (), arrangement: Arrangement | None = None
+) -> Pivot:
     """Arrange the values of a metric by method and setting.
 
     A setting in which runs differ is a column, unless each method has one value of it: then it is part of the method's
@@ -88,14 +131,14 @@ def pivot(measured: Sequence[Measured], metric: str, by: Sequence[str] = ()) -> 
         measured: What the runs measured.
         metric: Which of their values.
         by: Keys of the columns; what else differs goes to the rows, except settings of the data. Empty: by what varies.
+        arrangement: What tells methods and settings apart, where further recipes have a part in that.
 
     Raises:
         BadInput: If `by` names no key of a recipe.
     """
-    flat = {id(m.recipe): {k: v for k, v in m.recipe.flat().items() if k not in _REPEATS} for m in measured}
-    recipes = list(flat.values())
-    keys = _column_keys(recipes, by)
-    own, unshown = _row_keys(recipes, keys)
+    arrangement = arrangement or arrange([m.recipe for m in measured], by)
+    flat = {id(m.recipe): _kept(m.recipe) for m in measured}
+    keys, own, unshown = arrangement.columns, arrangement.rows, arrangement.unshown
     rows: dict[str, str] = {}
     cells: dict[tuple[str, tuple[str, ...]], dict[Replicate, Measured]] = {}
     values: dict[tuple[str, ...], tuple[Any, ...]] = {}
@@ -117,7 +160,7 @@ def pivot(measured: Sequence[Measured], metric: str, by: Sequence[str] = ()) -> 
     return Pivot(
         tuple(shown),
         tuple(rows[label] for label in shown),
-        tuple(keys),
+        keys,
         tuple(values[place] for place in order),
         {
             (i, j): Cell({replicate: m.values[metric] for replicate, m in cells[label, place].items()})
@@ -152,7 +195,8 @@ def _row_keys(recipes: Sequence[Row], columns: Sequence[str]) -> tuple[list[str]
     for key in _differing(recipes):
         if key in columns or key in ("method", "stages"):
             continue
-        concerned = [recipe for recipe in recipes if _concerns(key, recipe)]
+        methods = {recipe["method"] for recipe in recipes if key in recipe}
+        concerned = [recipe for recipe in recipes if _concerns(key, recipe, methods)]
         if _of_row(key) and key not in _differing(concerned):
             continue  # those that have it agree
         by_method = not _of_row(key) and _follows(concerned, key, ["method"])
@@ -164,11 +208,11 @@ def _of_row(key: str) -> bool:
     return key.partition(".")[0] in ("method", "stage", "stages")
 
 
-def _concerns(key: str, recipe: Row) -> bool:
-    """Whether a recipe uses a key: parameters of a method or a stage are for those alone."""
+def _concerns(key: str, recipe: Row, methods: set[str]) -> bool:
+    """Whether a recipe uses a key: parameters of a method or a stage are for those alone, defaults too."""
     if key.startswith("stage."):
         return key.removeprefix("stage.").rpartition(".")[0] in recipe["stages"]
-    return not key.startswith("method.") or key in recipe
+    return not key.startswith("method.") or recipe["method"] in methods
 
 
 def _differing(recipes: Sequence[Row]) -> list[str]:

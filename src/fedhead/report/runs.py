@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedhead.core.errors import BadInput
+from fedhead.core.special_files import read_text
 from fedhead.engine.metrics import Row, final_rows
 from fedhead.experiment.recipe import Recipe
 from fedhead.experiment.run_files import check_totals
@@ -58,6 +59,12 @@ class Run:
     def class_names(self) -> tuple[str, ...] | None:
         """Names of the classes, if they have such."""
         return self.folder.partition.class_names()
+
+    @cached_property
+    def recipe_text(self) -> str:
+        """The recipe as the run folder has it."""
+        file = self.folder.path / CONFIG
+        return read_text(file) if file.is_file() else self.recipe.to_yaml()
 
     @cached_property
     def environment(self) -> dict[str, Any]:

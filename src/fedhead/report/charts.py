@@ -1,0 +1,170 @@
+"""Charts of the page, as Plotly takes them: traces and a layout, without the colors of the page around them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from html import escape
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedhead.report.plots import COLORS
+
+DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
+SYMBOLS = ("diamond", "square", "triangle-up", "cross", "star", "hexagon", "x")
+SCALE = "Cividis"  # of heat maps: even in lightness, and the same to color-blind readers
+HEIGHT = 330
+
+
+@dataclass(frozen=True)
+class Chart:
+    """One chart.
+
+    Args:
+        data: Plotly's traces. Those of one `legendgroup` are shown and hidden together by the page's legend.
+        layout: What Plotly's layout has besides the page's colors and fonts.
+    """
+
+    data: list[dict[str, Any]]
+    layout: dict[str, Any] = field(default_factory=dict)
+
+
+class Style(NamedTuple):
+    """How one method is drawn in every chart."""
+
+    color: str
+    dash: str
+
+
+def style(number: int) -> Style:
+    """Return the style of the method with this number: colors repeat with other dashes."""
+    return Style(COLORS[number % len(COLORS)], DASHES[(number + number // len(COLORS)) % len(DASHES)])
+
+
+def text(words: str, longest: int = 60) -> str:
+    """Return a text as Plotly shows it literally, shortened in the middle where it is long.
+
+    >>> text("a < b"), text("x" * 99, 9)
+    ('a &lt; b', 'xxxxx…xxx')
+    """
+    if len(words) > longest:
+        end = (longest - 1) * 2 // 5
+        words = f"{words[: longest - 1 - end]}…{words[-end:]}"
+    return escape(words, quote=False).replace("$", "&#36;")  # between two $ Plotly would look for a formula
+
+
+def distinct(names: Sequence[str], longest: int = 16) -> list[str]:
+    """Return names as an axis shows them: shortened, and still different from each other.
+
+    >>> distinct(["a" * 20, "a" * 21, "b"], 5)
+    ['aaa…a', 'aaa…a (2)', 'b']
+    """
+    out: list[str] = []
+    for name in names:
+        short = text(name, longest)
+        same = sum(one == short or one.startswith(f"{short} (") for one in out)
+        out.append(f"{short} ({same + 1})" if same else short)
+    return out
+
+
+def lines(
+    name: str,
+    x: Sequence[float],
+    mean: Sequence[float],
+    deviation: Sequence[float] | None,
+    look: Style,
+    *,
+    thin: bool = False,
+    key: str | None = None,
+    unit: str = "",
+) -> list[dict[str, Any]]:
+    """Return the traces of a curve: its band, where it has one, and the line on top."""
+    key = key or name
+    label = text(name)
+    out: list[dict[str, Any]] = []
+    if deviation is not None and any(deviation):
+        high = [m + d for m, d in zip(mean, deviation, strict=True)]
+        low = [m - d for m, d in zip(mean, deviation, strict=True)]
+        shape = {"x": [*x, *reversed(x)], "y": [*high, *reversed(low)], "fill": "toself", "fillcolor": fade(look.color)}
+        out.append({**shape, "mode": "none", "type": "scatter", "hoverinfo": "skip", "legendgroup": key, "name": label})
+    spread = "" if deviation is None else " ± %{customdata:.2f}"
+    out.append(
+        {
+            "type": "scatter",
+            "mode": "lines+markers" if len(x) == 1 else "lines",
+            "x": list(x),
+            "y": list(mean),
+            "line": {"color": look.color, "dash": look.dash, "width": 1.2 if thin else 2.2},
+            "name": label,
+            "legendgroup": key,
+            **({} if deviation is None else {"customdata": list(deviation)}),
+            "hovertemplate": f"%{{x}}: %{{y:.4~f}}{unit}{spread}<extra>%{{fullData.name}}</extra>",
+        }
+    )
+    return out
+
+
+def heat(
+    z: Sequence[Sequence[float | None]],
+    *,
+    rows: str,
+    columns: str,
+    value: str,
+    row_names: Sequence[str] | None = None,
+    column_names: Sequence[str] | None = None,
+    bounds: tuple[float, float] | None = None,
+    scale: str | None = None,
+    height: int = HEIGHT,
+) -> Chart:
+    """Return a heat map with its axes named; cells without a number stay empty."""
+    trace: dict[str, Any] = {
+        "type": "heatmap",
+        "z": [list(row) for row in z],
+        "colorscale": scale or SCALE,
+        "colorbar": {"thickness": 12, "title": {"text": value, "side": "right"}},
+        "hoverongaps": False,
+        "hovertemplate": f"{rows} %{{y}}, {columns} %{{x}}: %{{z}}<extra></extra>",
+    }
+    if bounds is not None:
+        trace |= {"zmin": bounds[0], "zmax": bounds[1]}
+    axes: dict[str, Any] = {"xaxis": {"title": {"text": columns}}, "yaxis": {"title": {"text": rows}}}
+    for axis, key, names in (("xaxis", "x", column_names), ("yaxis", "y", row_names)):
+        axes[axis] |= {"showgrid": False, "zeroline": False}
+        if names is not None:
+            trace[key] = distinct(names)
+            axes[axis] |= {"type": "category"}
+    axes["yaxis"]["autorange"] = "reversed"
+    return Chart([trace], {**axes, "height": height})
+
+
+def axis(title: str, **more: Any) -> dict[str, Any]:
+    """Return an axis with its title."""
+    return {"title": {"text": title}, **more}
+
+
+def fade(color: str) -> str:
+    """Return a color for a band.
+
+    >>> fade("#0000ff")
+    'rgba(0,0,255,0.18)'
+    """
+    red, green, blue = (int(color[i : i + 2], 16) for i in (1, 3, 5))
+    return f"rgba({red},{green},{blue},0.18)"
+
+
+def plain(value: Any) -> Any:
+    """Return what JSON can hold, numbers with six digits: more can't be seen, and would double the page's size."""
+    if isinstance(value, Mapping):
+        return {str(k): plain(v) for k, v in value.items()}
+    if isinstance(value, np.ndarray):
+        return plain(value.tolist())
+    if isinstance(value, list | tuple):
+        return [plain(v) for v in value]
+    if isinstance(value, float | np.floating):
+        if not math.isfinite(value):
+            return None
+        short = float(f"{value:.6g}")
+        return int(short) if short.is_integer() and abs(short) < 1e15 else short
+    return int(value) if isinstance(value, np.integer) else value

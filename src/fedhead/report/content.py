@@ -1,0 +1,165 @@
+"""What the sections of a page are made of: the runs, arranged once by method and setting."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+from fedhead.engine.metrics import Row
+from fedhead.report import tables
+from fedhead.report.charts import Style, style
+from fedhead.report.comparison_table import ComparisonTable, compare
+from fedhead.report.measured import Measured, of_runs
+from fedhead.report.pivot import Arrangement, arrange
+from fedhead.report.runs import Run, empty_folders, find_runs
+
+# The metrics that every run may have, in the order in which they are offered; those of its recipe follow.
+METRICS = {
+    "accuracy": "accuracy (%)",
+    "accuracy_mean": "accuracy over the last rounds (%)",
+    "personal": "personal accuracy (%)",
+    "train_loss": "training loss",
+    "test_loss": "test loss",
+    "personal_loss": "personal test loss",
+}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One method, possibly followed by a stage, in one setting.
+
+    Args:
+        label: The method with its stage.
+        method: The method without.
+        column: The setting.
+        stage: The stage; "" for the end of the rounds.
+        runs: The finished runs, one per seed and split.
+        unfinished: Runs that were stopped, go on or diverged, one per seed and split without a finished one.
+    """
+
+    label: str
+    method: str
+    column: str
+    stage: str
+    runs: list[Run]
+    unfinished: list[Run]
+
+    def records(self) -> list[Row]:
+        """Return the final records of the finished runs, or of their stage."""
+        found = [run.result or {} for run in self.runs]
+        return found if not self.stage else [(record.get("stages") or {}).get(self.stage) or {} for record in found]
+
+
+@dataclass(frozen=True)
+class Content:
+    """What a page is about.
+
+    Args:
+        runs: The runs.
+        broken: Run folders that can't be read, with why.
+        empty: Folders in which no run began.
+        live: Whether runs may go on while the page is shown.
+    """
+
+    runs: Sequence[Run]
+    broken: Mapping[Path, str] = field(default_factory=dict)
+    empty: Sequence[Path] = ()
+    live: bool = False
+
+    @cached_property
+    def arrangement(self) -> Arrangement:
+        """What tells methods and settings apart."""
+        return arrange([run.recipe for run in self.runs])
+
+    @cached_property
+    def entries(self) -> list[Entry]:
+        """Methods and their stages by setting, each method followed by its stages."""
+        found: dict[str, dict[tuple[str, str], Entry]] = {}
+        for run in sorted(self.runs, key=lambda run: not run.finished):  # a stable sort: the finished first
+            method, column = self.arrangement.row(run.recipe), self.arrangement.column(run.recipe)
+            for stage in ("", *(((run.result or {}).get("stages") or {}) if run.finished else ())):
+                label = self.arrangement.row(run.recipe, stage)
+                entry = Entry(label, method, column, stage, [], [])
+                entry = found.setdefault(method, {}).setdefault((label, column), entry)
+                if not any(_replicate(run) == _replicate(other) for other in (*entry.runs, *entry.unfinished)):
+                    (entry.runs if run.finished else entry.unfinished).append(run)
+        order = {method: i for i, method in enumerate(dict.fromkeys(map(self._method, self.runs)))}
+        return [entry for method in sorted(found, key=lambda m: order[m]) for entry in found[method].values()]
+
+    def _method(self, run: Run) -> str:
+        return self.arrangement.row(run.recipe)
+
+    @cached_property
+    def methods(self) -> list[Entry]:
+        """The entries after the rounds."""
+        return [entry for entry in self.entries if not entry.stage]
+
+    @cached_property
+    def columns(self) -> list[str]:
+        """The settings, in their order."""
+        return self.arrangement.ordered(entry.column for entry in self.entries)
+
+    def of(self, column: str) -> list[Entry]:
+        """Return the entries of a setting."""
+        return [entry for entry in self.entries if entry.column == column]
+
+    @cached_property
+    def styles(self) -> dict[str, Style]:
+        """Color and dashes of each method, the same in every chart."""
+        return {method: style(i) for i, method in enumerate(dict.fromkeys(entry.method for entry in self.entries))}
+
+    @cached_property
+    def measured(self) -> list[Measured]:
+        """What the finished runs measured."""
+        return of_runs([run for run in self.runs if run.finished])
+
+    @cached_property
+    def metrics(self) -> dict[str, str]:
+        """The metrics of finished runs, with the words for them."""
+        values = {name for m in self.measured for name in m.values}
+        own = dict.fromkeys(name for run in self.runs for row in run.rows for name in row.get("metrics") or {})
+        last = any(run.recipe.last_rounds > 1 for run in self.runs)
+        names = [name for name in METRICS if name in values and (last or name != "accuracy_mean")]
+        return {name: worded(name) for name in [*names, *(n for n in own if n in values)]}
+
+    def compared(self, metric: str, baseline: str | None = None) -> ComparisonTable:
+        """Return the comparison of the methods by a metric."""
+        return compare(self.measured, metric, baseline, arrangement=self.arrangement)
+
+    @cached_property
+    def notes(self) -> list[str]:
+        """What a reader must know: folders that do not count, and why."""
+        found = tables.notes(tables.group_by_seed(self.runs), self.empty)
+        return [*found, *(f"{path} is broken and does not count: {_short(why)}" for path, why in self.broken.items())]
+
+
+def load(paths: Sequence[str | Path]) -> Content:
+    """Read the runs below some folders.
+
+    Raises:
+        BadInput: If there is no run that can be read.
+    """
+    found = find_runs(paths)
+    return Content(found.runs, found.broken, empty_folders(paths))
+
+
+def worded(metric: str) -> str:
+    """Return the words for a metric."""
+    return METRICS.get(metric, metric)
+
+
+def in_order(metrics: Iterable[str]) -> list[str]:
+    """Return metrics in the order in which they are offered."""
+    known = list(METRICS)
+    return sorted(dict.fromkeys(metrics), key=lambda name: known.index(name) if name in known else len(known))
+
+
+def _short(why: str) -> str:
+    """The first words of an error, of which some list all that is known."""
+    return why if len(why) <= 200 else f"{why[:199]}…"
+
+
+def _replicate(run: Run) -> tuple[int, int | None]:
+    return run.recipe.seed, run.recipe.partition_seed

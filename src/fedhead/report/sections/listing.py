@@ -1,0 +1,72 @@
+"""Every run: how far it came, its recipe, versions and seeds, and the command that repeats it."""
+
+from __future__ import annotations
+
+import shlex
+from html import escape
+
+from fedhead.report.content import Content, worded
+from fedhead.report.markup import Cell, Section, folded, identifier, table, words
+from fedhead.report.runs import Run
+
+FEW = 6  # runs whose details are listed one below the other
+
+
+def section(content: Content) -> Section | None:
+    """Return a table of all runs, those that are unfinished or broken too, and the details of each."""
+    metric = next(iter(content.metrics), "accuracy")
+    body: list[list[Cell | str]] = []
+    for run in content.runs:
+        found = run.last(metric)
+        value = Cell("–") if found is None else Cell(f"{found:.4g}", found)
+        r = run.recipe
+        body.append(
+            [
+                str(run.folder.path),
+                r.method,
+                f"{r.dataset}, {r.partition}",
+                Cell(str(r.seed), r.seed),
+                run.state,
+                Cell(f"{len(run.rows)} / {r.rounds}", len(run.rows)),
+                value,
+                _version(run),
+            ]
+        )
+    for path, why in content.broken.items():
+        body.append([str(path), "–", "–", "–", f"broken: {why[:200]}", "–", "–", "–"])
+    head = ["run", "method", "data", "seed", "state", "rounds", worded(metric), "fedhead"]
+    listed = table("runs-table", head, body, wordy=(2, 4))
+    details = "".join(_details(run) for run in content.runs)
+    if len(content.runs) > FEW:
+        details = folded("recipes", "Recipes, versions and the commands that repeat the runs", details)
+    return Section("runs", "Runs", listed + details)
+
+
+def _version(run: Run) -> str:
+    versions = run.environment.get("versions")
+    return str(versions.get("fedhead") or "–") if isinstance(versions, dict) else "–"
+
+
+def _details(run: Run) -> str:
+    env = run.environment
+    versions = env["versions"] if isinstance(env.get("versions"), dict) else {}
+    facts = [f"executor {env.get('executor', '–')}", f"device {env.get('device_name') or env.get('device', '–')}"]
+    facts += [f"precision {env['precision']}"] if env.get("precision") else []
+    facts += [
+        f"{name} {version}" for name, version in (versions.items() if isinstance(versions, dict) else ()) if version
+    ]
+    facts += [f"commit {env['commit']}"] if env.get("commit") else []
+    path = str(run.folder.path)
+    if env.get("objects"):
+        given = ", ".join(map(str, env["objects"]))
+        repeat = (
+            f"<p>Begun in Python with objects that no recipe can hold ({words(given)}): repeat it with fedhead.run.</p>"
+        )
+    else:
+        command = f"fedhead run {shlex.quote(path + '/config.yaml')} --out {shlex.quote(path + '-again')}"
+        repeat = f'<p>Repeat it:</p><pre tabindex="0">{escape(command)}</pre>'
+    return (
+        f'<details id="{identifier("run", path)}"><summary>{words(path)} – {words(run.state)}</summary>'
+        f"<p>{words(', '.join(facts))}</p>{repeat}<p>Recipe, config.yaml:</p>"
+        f'<pre tabindex="0">{escape(run.recipe_text)}</pre></details>'
+    )

@@ -1,0 +1,273 @@
+"""The page: its numbers are those of the runs, it needs nothing but itself, and no text of a user becomes markup."""
+
+import json
+import re
+import statistics
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from made_runs import confusion, make_run, measured
+from scipy import stats
+
+from fedhead.cli import call
+from fedhead.core.errors import BadInput
+from fedhead.experiment.recipe import Recipe
+from fedhead.experiment.run_folder import RunFolder
+from fedhead.report import content, page
+from fedhead.report.content import Content
+from fedhead.report.runs import find_runs
+
+AWFUL = ["<b>owl</b>", "a & b", "$x^2$", "100 %", "שלום", "x" * 200, "x" * 201, "</script>", "'", '"']
+
+
+class Reader(HTMLParser):
+    """Reads a page: its tables by their identifier, the charts, and what it would fetch."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.fetched: list[str] = []
+        self.tags: list[str] = []
+        self.tables: dict[str, list[list[str]]] = {}
+        self.charts: dict[str, dict[str, Any]] = {}
+        self._table, self._chart, self._json = "", "", ""
+        self.best: list[str] = []
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        given = dict(attributes)
+        self.tags.append(tag)
+        links = [v for k, v in attributes if k in ("src", "href", "xlink:href", "srcset", "data") and v]
+        self.fetched += [v for v in links if not v.startswith(("#", "data:"))]
+        if tag == "table":
+            self._table = given["id"] or ""
+            self.tables[self._table] = []
+        elif tag == "tr":
+            self.tables[self._table].append([])
+        elif tag in ("td", "th"):
+            self.tables[self._table][-1].append("")
+            self.best += [self._table] if "best" in (given.get("class") or "") else []
+        elif tag == "figure":
+            self._chart = given.get("id") or ""
+        elif tag == "script":
+            self._json = given.get("type") or ""
+
+    def handle_endtag(self, tag: str) -> None:
+        self._table = "" if tag == "table" else self._table
+        self._json = "" if tag == "script" else self._json
+
+    def handle_data(self, data: str) -> None:
+        if self._table and self.tables[self._table] and self.tables[self._table][-1]:
+            self.tables[self._table][-1][-1] += data.strip("\n")
+        if self._json == "application/json":
+            self.charts[self._chart] = json.loads(data)
+
+
+def read(*paths: Path) -> Reader:
+    return Reader(page.page(content.load(list(paths))).html())
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two methods, one with a stage, on two partitions with two seeds, and one run that did not finish."""
+    folder = tmp_path_factory.mktemp("page") / "runs"
+    for seed in (0, 1):
+        for alpha in (0.1, 0.5):
+            for method, stages in (("fedavg", ("ccvr",)), ("fedprox", ())):
+                recipe = Recipe(method=method, partition=f"dirichlet({alpha})", seed=seed, rounds=3, stages=stages)
+                make_run(folder / f"{method}-{alpha}-{seed}", recipe, best=80 + 10 * alpha + seed, samples=300)
+    make_run(folder / "half", Recipe(method="moon", partition="dirichlet(0.1)", rounds=3), done=2, samples=300)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def found(runs: Path) -> Reader:
+    """The page about them."""
+    return read(runs)
+
+
+def last(folder: Path, name: str) -> float:
+    return float(json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])[name])
+
+
+def test_results_are_a_pivot_of_the_numbers_in_the_run_folders(runs: Path, found: Reader) -> None:
+    head, *rows = found.tables["results-0"]
+    assert head == ["method", "dirichlet(0.1)", "dirichlet(0.5)"]
+    assert [row[0] for row in rows] == ["fedavg", "fedavg + ccvr", "fedprox", "moon"]
+    values = [last(runs / f"fedprox-0.5-{seed}", "accuracy") for seed in (0, 1)]
+    assert rows[2][2] == f"{statistics.fmean(values):.2f} ± {statistics.stdev(values):.2f}"
+    assert rows[3][1:] == ["–1 not finished", "–"]  # never in a mean
+    assert found.best.count("results-0") == 2  # one in each column
+
+
+def test_gains_are_those_of_a_paired_t_interval(runs: Path, found: Reader) -> None:
+    rows = {row[0]: row for row in found.tables["gains-0"]}
+    differences = [
+        last(runs / f"fedprox-0.1-{seed}", "accuracy") - last(runs / f"fedavg-0.1-{seed}", "accuracy")
+        for seed in (0, 1)
+    ]
+    mean, error = statistics.fmean(differences), float(stats.sem(differences))
+    low, high = stats.t.interval(0.95, 1, mean, error)
+    assert rows["fedprox"][1].startswith(f"{mean:+.2f}{low:+.2f} … {high:+.2f}, n = 2")
+
+
+def test_curves_are_the_means_over_seeds_with_stages_at_their_end(runs: Path, found: Reader) -> None:
+    charts = found.charts
+    assert {"accuracy", "train_loss", "test_loss", "personal", "f1"} <= set(charts["curve-0"])
+    traces = {t["name"]: t for t in charts["curve-0"]["accuracy"]["data"] if t["mode"] != "none"}
+    assert list(traces) == ["fedavg", "fedavg + ccvr", "fedprox", "moon, seed 0, unfinished"]
+    rows = [
+        [json.loads(line)["accuracy"] for line in (runs / f"fedavg-0.1-{s}" / "metrics.jsonl").read_text().splitlines()]
+        for s in (0, 1)
+    ]
+    assert traces["fedavg"]["y"] == pytest.approx(np.mean(rows, axis=0).tolist(), rel=1e-5)
+    after = [json.loads((runs / f"fedavg-0.1-{s}" / "result.json").read_text())["stages"]["ccvr"] for s in (0, 1)]
+    assert traces["fedavg + ccvr"]["y"] == pytest.approx([np.mean([row["accuracy"] for row in after])], rel=1e-5)
+    assert len({(t["line"]["color"], t["line"]["dash"]) for t in traces.values() if t["mode"] == "lines"}) == 3
+
+
+def test_the_page_fetches_nothing_and_is_the_same_again(runs: Path, tmp_path: Path) -> None:
+    html = page.write([runs], tmp_path / "new" / "report.html").read_text()
+    reader = Reader(html)
+    assert reader.fetched == []
+    assert not {"iframe", "object", "embed"} & set(reader.tags)
+    assert "default-src 'none'" in html
+    assert page.page(content.load([runs])).html() == html
+    ids = re.findall(r' id="([^"]+)"', html[html.index("<main>") : html.index("</main>")])
+    assert len(ids) == len(set(ids))
+
+
+def test_sections_are_there_where_their_data_are(tmp_path: Path) -> None:
+    def sections(path: Path) -> list[str]:
+        return [section.id for section in page.page(content.load([path])).sections]
+
+    made = make_run(tmp_path / "whole", Recipe(rounds=2), samples=100)
+    every = ["results", "curves", "partitions", "classes", "confusion", "clients", "traffic", "time", "runs"]
+    assert sections(made.path) == every
+    folder = RunFolder.create(tmp_path / "bare", Recipe(rounds=1))
+    assert sections(folder.path) == ["runs"]
+    with folder.locked():
+        folder.record({"round": 1, "train_loss": 2.0, "bytes_up": 0, "bytes_down": 0, "seconds": 0.1})
+    folder.finish({"bytes_up": 0, "bytes_down": 0, "seconds": 0.1})
+    assert sections(folder.path) == ["results", "curves", "traffic", "time", "runs"]
+
+
+def test_analyses_enter_the_page(tmp_path: Path) -> None:
+    path = make_run(tmp_path / "run", Recipe(rounds=2), samples=100).path
+    (path / "analysis").mkdir()
+    square = [[1.0, 0.5], [0.5, 1.0]]
+    files = {
+        "cka": {
+            "fedavg iid": {"clients": [0, 1], "means": {"fc": 0.5}, "samples": {"fc": 9}, "layers": {"fc": square}}
+        },
+        "collapse": {"fedavg iid": [{"round": 1, "nc1": 2.0, "nc2": 1.0}, {"round": 2, "nc1": 1.0, "nc2": 0.5}]},
+        "norms": {
+            "clients": [0, 1],
+            "counts": [[5, 0], [1, 4]],
+            "rounds": {"1": {"norms": square, "correlation_with_counts": 0.8}},
+            "calibration": {"before": [1.0, 2.0], "after": [1.5, 1.5], "spread_before": 1.0, "spread_after": 0.0},
+        },
+        "separability": {"a": {"distance": 1.0, "forecast": 2.0, "before": 50.0, "ccvr": 60.0, "whole_data": 65.0}},
+    }
+    for name, numbers in files.items():
+        (path / "analysis" / f"{name}.json").write_text(json.dumps(numbers))
+    (path / "analysis" / "embed.png").write_bytes(b"png")
+    found = read(path)
+    assert found.charts["separability-0"][""]["data"][0]["y"] == [10]
+    assert found.charts["collapse-0-nc1"][""]["data"][0]["mode"] == "markers"  # two points make no curve
+    assert found.charts["norms-0-calibration"][""]["data"][1]["y"] == [1.5, 1.5]
+    assert found.tables["norms-0-table"][1] == ["round 1", "0.8"]
+    assert "img" in found.tags
+    (path / "analysis" / "cka.json").write_text("[1]")
+    assert "cka.json can&#x27;t be shown" in page.page(content.load([path])).html()
+
+
+def test_words_of_the_user_do_not_become_markup(tmp_path: Path) -> None:
+    awful = "<script>alert(1)</script> & $x$ %{y} " + "y" * 200 + " שלום"
+    recipe = Recipe(rounds=2, method_parameters={"note": awful}, clients=3)
+    make_run(tmp_path / "run", recipe, names=AWFUL, samples=200)
+    make_run(tmp_path / "other", Recipe(rounds=2, clients=3), names=AWFUL, samples=200)
+    html = page.page(content.load([tmp_path])).html()
+    assert "<script>alert" not in html
+    assert "<b>owl" not in html
+    found = Reader(html)
+    row = next(row for row in found.tables["results-0"] if awful in row[0])
+    assert row[0] == f"fedavg (note={awful})"
+    names = found.charts["class-accuracy"][found.tables["results-0"][0][1]]["data"][0]["x"]
+    assert len(set(names)) == len(AWFUL)  # shortened, and still one place per class
+    assert names[0] == "&lt;b&gt;owl&lt;/b&gt;"
+
+
+def test_many_clients_and_classes(tmp_path: Path) -> None:
+    make_run(tmp_path / "run", Recipe(rounds=1, clients=1000, stages=("ccvr",)), classes=300, samples=6000)
+    html = page.page(content.load([tmp_path])).html()
+    assert len(html) < 2_500_000
+    found = Reader(html)
+    (heat,) = found.charts["partition"]["p0"]["data"]
+    assert heat["type"] == "heatmap"
+    assert len(heat["z"]) <= 120
+    counts = RunFolder.open(tmp_path / "run").partition.counts()
+    assert counts is not None
+    each = -(-1000 // len(heat["z"]))
+    shown = sum(v or 0 for row in heat["z"] for v in row) * each
+    assert shown == pytest.approx(counts.sum(), rel=0.02)
+    assert len(found.tables["confused-0"]) == 16
+
+
+def test_bubbles_have_areas_in_proportion_to_samples(tmp_path: Path) -> None:
+    path = make_run(tmp_path / "run", Recipe(rounds=1, clients=4), samples=300).path
+    counts = RunFolder.open(path).partition.counts()
+    assert counts is not None
+    dots, legend = read(path).charts["partition"]["p0"]["data"]
+    areas = {(x, y): s**2 for x, y, s in zip(dots["x"], dots["y"], dots["marker"]["size"], strict=True)}
+    assert set(areas) == {(int(k), int(c)) for k, c in zip(*np.nonzero(counts), strict=True)}
+    assert areas == pytest.approx({(k, c): 22**2 * counts[k, c] / counts.max() for k, c in areas}, rel=1e-4)
+    assert legend["text"][-1].strip() == str(counts.max())
+
+
+def test_broken_runs_and_runs_of_another_version_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_run(tmp_path / "good", Recipe(rounds=2), samples=100)
+    damaged = make_run(tmp_path / "damaged", Recipe(rounds=2, seed=1), samples=100).path
+    (damaged / "metrics.jsonl").write_text("nonsense\n")
+    newer = make_run(tmp_path / "newer", Recipe(rounds=2, seed=2), samples=100).path
+    (newer / "config.yaml").write_text((newer / "config.yaml").read_text() + "from_the_future: 3\n")
+    assert set(find_runs([tmp_path]).broken) == {damaged, newer}
+    rows = {Path(row[0]).name: row for row in read(tmp_path).tables["runs-table"][1:]}
+    assert rows["newer"][4].startswith("broken: ")
+    assert "unknown key" in rows["newer"][4]
+    assert call(["report", str(tmp_path), "--out", str(tmp_path / "r.html")]) == 0
+    assert "damaged is broken and does not count" in capsys.readouterr().out
+    with pytest.raises(BadInput, match="line 1 can't be read"):
+        page.write([damaged], tmp_path / "none.html")
+
+
+def test_a_run_that_was_kept_twice_counts_once(tmp_path: Path) -> None:
+    for name in ("first", "second"):
+        make_run(tmp_path / name, Recipe(rounds=2), samples=100)
+    found = content.load([tmp_path])
+    assert [len(entry.runs) for entry in found.entries] == [1]
+    assert "which counts once" in found.notes[0]
+
+
+def test_settings_that_labels_leave_out_have_a_table(tmp_path: Path) -> None:
+    for alpha in (0.1, 0.5):
+        for method in ("fedavg", "fedprox"):
+            lr = alpha if method == "fedavg" else 2 * alpha  # chosen for each method and partition
+            recipe = Recipe(rounds=1, method=method, partition=f"dirichlet({alpha})", lr=lr)
+            make_run(tmp_path / f"{method}{alpha}", recipe, samples=100)
+    head, *rows = read(tmp_path).tables["settings"]
+    assert head == ["method", "setting", "lr"]
+    assert ["fedprox", "dirichlet(0.5)", "1.0"] in rows
+
+
+def test_made_numbers_are_what_evaluations_record() -> None:
+    """The made runs of these tests have what the page reads of real ones."""
+    rng = np.random.default_rng(0)
+    assert {"accuracy", "per_class", "clients", "personal", "metrics", "test_loss"} <= set(measured(50.0, 3, 4, rng))
+    assert [sum(row) for row in confusion(50.0, 4, rng)] == [50] * 4
+
+
+def test_an_empty_page_says_so() -> None:
+    assert "no run yet" in page.page(Content([])).html()
