@@ -3,13 +3,13 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
-EXTRAS := dev,analysis,tensorboard,flower,ray,backbone
+EXTRAS := dev,analysis,tensorboard,flower,ray,backbone,board
 # One thread per process: two busy test workers (or clients) with many spinning threads each are far slower.
 export OMP_NUM_THREADS ?= 1
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-long test-faults test-deploy test-wheel lint
+.PHONY: help setup demo test test-slow test-long test-faults test-deploy test-wheel test-browser lint
 
 help:  ## list what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -37,6 +37,10 @@ test-deploy: $(READY)  ## drills with real Flower processes: faults, restarts, t
 
 test-wheel: $(READY)  ## the built wheel in clean environments: newest and lowest dependencies; 5 minutes
 	$(BIN)/python -m pytest -q -m wheel
+
+test-browser: $(READY)  ## the page and the board in a real browser, with checks of accessibility; needs chromium
+	@test -f build/axe-core/package/axe.min.js || { mkdir -p build/axe-core && cd build/axe-core && npm pack --silent axe-core@4.14.0 && tar xzf axe-core-4.14.0.tgz; } || echo "no npm: the check by axe-core is left out"
+	$(BIN)/python -m pytest -q -rs -m browser
 
 lint: $(READY)  ## ruff, strict mypy and the contracts on imports
 	$(BIN)/ruff check .

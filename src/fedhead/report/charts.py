@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedhead.report.plots import COLORS
+from fedhead.report.style import COLORS
 
-DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
+DASHES = ("solid", "dash", "dashdot", "dot")  # in the order of those of the figures
 SYMBOLS = ("diamond", "square", "triangle-up", "cross", "star", "hexagon", "x")
 SCALE = "Cividis"  # of heat maps: even in lightness, and the same to color-blind readers
 HEIGHT = 330
@@ -39,8 +39,8 @@ class Style(NamedTuple):
 
 
 def style(number: int) -> Style:
-    """Return the style of the method with this number: colors repeat with other dashes."""
-    return Style(COLORS[number % len(COLORS)], DASHES[(number + number // len(COLORS)) % len(DASHES)])
+    """Return the style of the method with this number, as in the figures: colors repeat with other dashes."""
+    return Style(COLORS[number % len(COLORS)], DASHES[number % len(DASHES)])
 
 
 def text(words: str, longest: int = 60) -> str:

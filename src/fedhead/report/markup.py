@@ -11,7 +11,7 @@ from html import escape
 
 from fedhead.report.charts import Chart, Style, plain
 
-_PATTERNS = {"solid": "", "dash": "7 5", "dot": "2 4", "dashdot": "7 4 2 4", "longdash": "12 5"}
+_PATTERNS = {"solid": "", "dash": "7 5", "dot": "2 4", "dashdot": "7 4 2 4"}
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ import numpy as np
 from fedhead.report.charts import Chart, axis, distinct, lines, text
 from fedhead.report.content import Content, Entry
 from fedhead.report.markup import Cell, Section, chart, choice, folded, identifier, legend, panels, table
-from fedhead.report.plots import COLORS
 from fedhead.report.runs import Run
+from fedhead.report.style import COLORS
 
 POINTS = 250  # that one curve has at most
 FOLDED = 10  # rows of a table that is shown on demand only

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from fedhead.report.charts import Chart, axis, distinct, heat, text
 from fedhead.report.content import Content
 from fedhead.report.markup import Section, chart, choice, panels
-from fedhead.report.plots import COLORS
 from fedhead.report.runs import Run
+from fedhead.report.style import COLORS
 
 BUBBLES = 40  # clients that bubbles can show
 LINES = 120  # of a heat map; of more clients several share one
