@@ -1,7 +1,8 @@
-"""Merge the pooled statistics of many clients, as they arrive: seconds and memory of the server.
+"""Merge the pooled statistics of many clients, as they arrive: seconds and memory of the server, or of a whole run.
 
-Run it with `python benchmarks/merging.py [clients] [features] [classes]`; the numbers of docs/one_round.md are those of
-1000 clients, 1280 features and 100 classes.
+Run it with `python benchmarks/merging.py [clients] [features] [classes] [--run]`; the numbers of docs/one_round.md are
+those of 1000 clients, 1280 features and 100 classes. With `--run` all clients are simulated beside the server, each
+with ten samples.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from collections.abc import Iterator
 
 import torch
 from safetensors.torch import load, save
+from torch import nn
 
+import fedhead as fh
 from fedhead.calibration import statistics_check
 from fedhead.calibration.low_rank import from_tree
 from fedhead.calibration.statistics import Statistics, from_features, merge
@@ -51,10 +54,28 @@ def measure(clients: int, features: int, classes: int) -> dict[str, float]:
         "seconds": seconds,
         "cpu_seconds": cpu_seconds,
         "ridge_seconds": time.perf_counter() - begin - seconds,
-        "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3,
+        "peak_mb": _peak(),
     }
 
 
+def measure_run(clients: int, features: int, classes: int, samples: int = 10) -> dict[str, float]:
+    """Simulate the clients and the server in one process: a run of ridge regression without rounds."""
+    y = torch.arange(clients * samples) % classes
+    x = torch.randn(len(y), features, generator=torch.Generator().manual_seed(0)) + y[:, None] / classes
+    federation = fh.Federation.from_arrays(x, y, partition="iid", clients=clients)
+    del x
+    model = fh.split(nn.Sequential(nn.Identity(), nn.Linear(features, classes)), classifier="1")
+    before, begin = _peak(), time.perf_counter()
+    stage = fh.run(federation, model, rounds=0, stages=["ridge"], device="cpu").stages["ridge"]
+    assert stage.metrics["participants"] == clients
+    return {"seconds": time.perf_counter() - begin, "peak_mb_before": before, "peak_mb": _peak()}
+
+
+def _peak() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
+
+
 if __name__ == "__main__":
-    sizes = [int(word) for word in sys.argv[1:]] + [1000, 1280, 100][len(sys.argv) - 1 :]
-    print(json.dumps(measure(*sizes)))
+    words = [word for word in sys.argv[1:] if word != "--run"]
+    sizes = [int(word) for word in words] + [1000, 1280, 100][len(words) :]
+    print(json.dumps((measure_run if "--run" in sys.argv else measure)(*sizes)))

@@ -97,6 +97,8 @@ __all__ = [
     "OutlierPolicy",
     "Output",
     "Partition",
+    "PersonalLDA",
+    "PersonalRidge",
     "Phase",
     "Predictions",
     "QuadraticHead",

@@ -63,7 +63,8 @@ def test_clients_statistics_add_up_to_those_of_the_pooled_features() -> None:
     sent = []
     for job in simulation.jobs(stage, simulation.server, simulation.states, simulation.holders, 3):
         sent += [(k, reply.send) for k, reply in zip(job.clients, Loop().run(job), strict=True)]
-    merged = stage.merge(*zip(*sent, strict=True))
+    clients, trees = zip(*sent, strict=True)
+    merged = stage.merge(Replies(clients, [1.0] * len(clients), trees))
     assert simulation.task.pool is not None
     z, y = features(simulation.task.model, simulation.server["model"], simulation.task.pool)
     for c in range(3):
@@ -121,7 +122,7 @@ def test_each_architecture_has_statistics_and_a_head_of_its_own() -> None:
     alone = [k for k in simulation.holders if simulation.assign[k] == 0]
     stage = CCVR(**SMALL).after(simulation.method)
     job = simulation.jobs(stage, simulation.server, simulation.states, alone, 3)[0]
-    merged = stage.merge(alone, [reply.send for reply in Loop().run(job)])
+    merged = stage.merge(Replies(alone, [1.0] * len(alone), [reply.send for reply in Loop().run(job)]))
     expected = stage.calibrate(models[0].double(), simulation.server["model"], merged, simulation.task.seed)
     torch.testing.assert_close(heads[0]["classifier.weight"], expected["classifier.weight"])
 

@@ -289,5 +289,13 @@ def test_settings_out_of_range_and_statistics_of_another_kind_are_refused() -> N
         QDA().fit(from_features(z, y, 2, "pooled"))
     with pytest.raises(BadInput, match="gamma above 0"):
         FedCOF(gamma=0.0).fit_clients([from_features(z, y, 2, "means")])
-    with pytest.raises(BadInput, match="one sample and so no covariance"):
+    with pytest.raises(BadInput, match="class 1 has one sample and so no covariance"):
         QDA().fit(from_features(z[:3], torch.tensor([0, 0, 1]), 2))
+
+
+def test_qda_names_the_class_whose_covariance_is_singular_also_where_others_are_absent() -> None:
+    z, y = samples(0, 60, 3, 3)
+    z[y == 2, 1] = z[y == 2, 0]
+    y = y + 1  # there is no class 0
+    with pytest.raises(BadInput, match=r"the covariance of class 3, with \d+ samples, is singular: feature 1"):
+        QDA(shrinkage=0.0, absent="never").fit(from_features(z, y, 4))

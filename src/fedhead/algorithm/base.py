@@ -111,11 +111,39 @@ class Algorithm(Checked):
             task: The task with the client's own architecture.
         """
 
-    def unlike_others(self, sent: Mapping[int, Tree]) -> dict[int, str]:
+    @property
+    def adds_up(self) -> bool:
+        """Whether the server needs only sums over clients, so that a reply is added to `add`'s total and not kept."""
+        return False
+
+    def add(self, total: Tree, sent: Tree) -> Tree:
+        """Add a reply to the sums so far; asked where `adds_up`.
+
+        Args:
+            total: The sums so far, which may be written to; empty before the first reply.
+            sent: What a client sent; it has passed `check_reply`.
+
+        Returns:
+            The new sums, as `aggregate` reads them from `Replies.total`.
+        """
+        raise NotImplementedError
+
+    def digest(self, sent: Tree) -> Tree:
+        """Return what `unlike_others` compares of a reply; all of it by default.
+
+        Args:
+            sent: What the client sent; it has passed `check_reply`.
+
+        Returns:
+            Named tensors, small where replies are large.
+        """
+        return sent
+
+    def unlike_others(self, digests: Mapping[int, Tree]) -> dict[int, str]:
         """Return which replies can't be aggregated with the others, and why; those clients are left out then.
 
         Args:
-            sent: What the clients sent, by client; each has passed `check_reply`.
+            digests: What `digest` returned, by client.
 
         Returns:
             Why a client's reply is left out, by client.

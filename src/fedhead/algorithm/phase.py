@@ -67,6 +67,8 @@ class Replies:
         clients: Numbers of the clients.
         samples: n_k, the number of training samples behind each reply.
         sent: What each client sent.
+        total: The sums of what was sent, where each reply was added as it arrived (`Algorithm.add`); `sent` is empty
+            then.
         robust_mean: What `mean` takes in place of the weighted mean, given an entry's name and what was sent under it;
             set where the run has an aggregator.
     """
@@ -74,6 +76,7 @@ class Replies:
     clients: Sequence[int]
     samples: Sequence[float]
     sent: Sequence[Tree]
+    total: Tree | None = None
     robust_mean: Callable[[str, Sequence[Tree]], Tree] | None = field(default=None, repr=False)
 
     def __len__(self) -> int:

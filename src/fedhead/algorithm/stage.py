@@ -69,6 +69,21 @@ class Stage(Algorithm):
         """Return a stage whose global model this one starts from, or None to start from that of the rounds."""
         return None
 
+    def after_earlier(self, server: Tree, calibrated: Tree, task: Task) -> Tree:
+        """Return the server's state that this stage starts from, once the earlier stage is done.
+
+        Args:
+            server: The server's state after the rounds.
+            calibrated: The server's state after the earlier stage.
+            task: Sizes and settings.
+
+        Returns:
+            The state after the rounds with the earlier stage's global model, by default.
+        """
+        earlier = self.earlier()
+        assert earlier is not None, "asked only where there is one"
+        return server.replace(model=server["model"].replace(earlier.after(self.method).global_model(calibrated, task)))
+
     def steps(self) -> dict[str, Stage]:
         """Return the intermediate states whose personal models are evaluated too.
 

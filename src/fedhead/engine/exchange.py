@@ -5,10 +5,14 @@ that are not finite. It never enters an aggregate. A transport with a `Quorum` g
 it in the record; without one, as in simulations, the failure ends the run. Numbers of the right form that no client
 could have computed (`Algorithm.check_reply`) leave out that client everywhere, and so do replies that stand out from
 the others if the run's policy is to drop them (`fedhead.engine.outliers`).
+
+Where an algorithm needs only sums over clients (`Algorithm.adds_up`), a portion of the clients is asked at a time and
+each reply is added to a total as soon as it is checked, so that memory does not grow with the number of clients.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -19,6 +23,7 @@ from fedhead.aggregators.base import Aggregator
 from fedhead.algorithm import upload
 from fedhead.algorithm.base import Algorithm
 from fedhead.algorithm.method import Method
+from fedhead.algorithm.phase import Replies
 from fedhead.algorithm.stage import Stage
 from fedhead.core.errors import BadInput, Diverged, FedheadError
 from fedhead.core.schema import Schema, schema
@@ -30,6 +35,7 @@ from fedhead.engine.outliers import Outlier
 from fedhead.engine.sampling import Cohort
 from fedhead.engine.server import aggregate
 from fedhead.engine.transport import AnyTransport, ClientReply, Quorum, Received
+from fedhead.executors.malloc import hand_back_memory
 
 
 def exchange(
@@ -63,6 +69,7 @@ def exchange(
     rule = transport.clients.aggregator if isinstance(algorithm, Method) else None  # stages have their own rules
     fewest = 1 if rule is None else rule.fewest()
     where = f"stage {algorithm.name}" if isinstance(algorithm, Stage) else f"round {round}"
+    total = Tree() if _adds_up(transport, algorithm) else None
     counted: dict[int, ClientReply] = {}
     failed: dict[int, FedheadError] = {}
     down, inclusion = 0, dict[int, float]()
@@ -73,10 +80,14 @@ def exchange(
         asked = [k for k in cohort.clients if k not in counted]
         if len({*asked, *counted}) < (fewest if cohort.dropped else 1):  # asking again would change nothing
             return server, _skipped(transport, where, cohort)
-        received = transport.exchange(algorithm, server, states, asked, round)
-        down += received.bytes_down
-        fresh, faults = _check_replies(transport, algorithm, server, received, round)
-        faults |= _unlike_others(transport, algorithm, counted | fresh)
+        ask = functools.partial(_ask, transport, algorithm, server, states, round=round)
+        fresh, faults, received, total = ask(asked, total)
+        down += received
+        unlike = _unlike_others(transport, algorithm, counted | fresh)
+        if unlike and total is not None:  # nothing can be taken out of a sum again: add up the others anew
+            fresh, more, received, total = ask([k for k in (counted | fresh) if k not in unlike], Tree())
+            counted, faults, down = {}, faults | more, down + received
+        faults |= unlike
         passed = {k: reply for k, reply in (counted | fresh).items() if k not in faults}
         counted, odd, clipped = _without_outliers(transport, algorithm, server, passed)
         faults |= odd
@@ -86,7 +97,7 @@ def exchange(
                 raise why
             transport.log(f"{where}: {transport.client_name(k)} does not count: {why}")
         if len(counted) >= max(min(quorum.replies, len({*cohort.clients, *counted})), fewest):
-            new = _aggregate(transport, algorithm, server, counted, clipped, rule, inclusion)
+            new = _aggregate(transport, algorithm, server, counted, total, clipped, rule, inclusion)
             reply_check.check_finite(new, f"{where}, the server")
             for k in sorted(counted):
                 states[k] = counted[k].kept
@@ -101,13 +112,66 @@ def exchange(
     )
 
 
+def _adds_up(transport: AnyTransport, algorithm: Algorithm) -> bool:
+    """Whether replies are added up as they arrive: nothing is to be found out about single ones later."""
+    clients = transport.clients
+    return algorithm.adds_up and clients.outliers is None and upload.exact(clients.uploads, algorithm, algorithm.sums)
+
+
+def _ask(
+    transport: AnyTransport,
+    algorithm: Algorithm,
+    server: Tree,
+    states: Any,
+    asked: list[int],
+    total: Tree | None,
+    *,
+    round: int,
+) -> tuple[dict[int, ClientReply], dict[int, FedheadError], int, Tree | None]:
+    """Ask clients, and check their replies; with a total, add them to it portion by portion.
+
+    Returns:
+        The replies that are as expected (of those that were added, a digest), why the others are not, the bytes that
+        the clients received, and the new total.
+    """
+    size = max(len(asked), 1) if total is None or transport.portion is None else transport.portion
+    passed: dict[int, ClientReply] = {}
+    failed: dict[int, FedheadError] = {}
+    down, first = 0, None
+    for begin in range(0, len(asked), size):
+        received = transport.exchange(algorithm, server, states, asked[begin : begin + size], round)
+        down += received.bytes_down
+        found, faults, first = _check_replies(transport, algorithm, server, received, round, first)
+        del received  # before the next portion is made
+        if total is not None:
+            for k in sorted(found):
+                total, found[k] = _added(transport, algorithm, total, k, found[k])
+            if len(asked) > size:
+                hand_back_memory()
+        passed |= found
+        failed |= faults
+    return passed, failed, down, total
+
+
+def _added(
+    transport: AnyTransport, algorithm: Algorithm, total: Tree, client: int, reply: ClientReply
+) -> tuple[Tree, ClientReply]:
+    """Return the total with a reply, and what is kept of the reply."""
+    sent = _decoded(transport, algorithm, {client: reply})[client]
+    return algorithm.add(total, sent), reply._replace(send=algorithm.digest(sent), added_bytes=reply.nbytes)
+
+
 def _check_replies(
-    transport: AnyTransport, algorithm: Algorithm, server: Tree, received: Received, round: int
-) -> tuple[dict[int, ClientReply], dict[int, FedheadError]]:
-    """Return the replies that are as expected, and why the others are not."""
+    transport: AnyTransport,
+    algorithm: Algorithm,
+    server: Tree,
+    received: Received,
+    round: int,
+    first: Schema | None = None,
+) -> tuple[dict[int, ClientReply], dict[int, FedheadError], Schema | None]:
+    """Return the replies that are as expected, why the others are not, and what the first one looked like."""
     passed: dict[int, ClientReply] = {}
     failed = dict(received.failures)
-    first: Schema | None = None
     for k in sorted(received.replies):
         reply = received.replies[k]
         known = transport.schema(algorithm, server, k)
@@ -125,7 +189,7 @@ def _check_replies(
             continue
         first = schema(reply.send) if first is None else first
         passed[k] = reply
-    return passed, failed
+    return passed, failed, first
 
 
 def _check_possible(transport: AnyTransport, algorithm: Algorithm, client: int, reply: ClientReply) -> None:
@@ -146,7 +210,10 @@ def _unlike_others(
     """Return why replies can't be aggregated with the others, where uploads let them be seen."""
     if not algorithm.class_rows or not upload.exact(transport.clients.uploads, algorithm, algorithm.class_rows):
         return {}
-    found = algorithm.unlike_others(_decoded(transport, algorithm, replies))
+    whole = {k: reply for k, reply in replies.items() if reply.added_bytes is None}
+    digests = {k: algorithm.digest(sent) for k, sent in _decoded(transport, algorithm, whole).items()}
+    digests |= {k: reply.send for k, reply in replies.items() if k not in whole}
+    found = algorithm.unlike_others(digests)
     return {k: reply_check.Impossible(f"client {k}: {why}") for k, why in found.items()}
 
 
@@ -176,11 +243,16 @@ def _aggregate(
     algorithm: Algorithm,
     server: Tree,
     replies: dict[int, ClientReply],
+    total: Tree | None,
     clipped: dict[int, Outlier],
     rule: Aggregator | None,
     inclusion: Mapping[int, float],
 ) -> Tree:
     task = transport.clients.task
+    if total is not None:
+        order = sorted(replies)
+        added = Replies(order, [replies[k].samples for k in order], [], total)
+        return _with_frozen(server, algorithm.aggregate(server, added, task), task.model.frozen)
     sent = _decoded(transport, algorithm, replies) | {k: outlier.sent for k, outlier in clipped.items()}
     samples = {k: r.samples for k, r in replies.items()} | {k: outlier.samples for k, outlier in clipped.items()}
     samples = {k: count / inclusion[k] if k in inclusion else count for k, count in samples.items()}
@@ -211,7 +283,7 @@ def _record(
     clipped: dict[int, Outlier],
     down: int,
 ) -> Row:
-    up = sum(reply.send.nbytes for reply in replies.values())
+    up = sum(reply.nbytes for reply in replies.values())
     record: Row = {"bytes_up": up, "bytes_down": down, "participants": len(replies)} | _train_losses(transport, replies)
     if failed:
         record["failed"] = {transport.client_name(k): str(why) for k, why in failed.items()}

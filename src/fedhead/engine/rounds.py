@@ -267,7 +267,7 @@ def run_stage(transport: AnyTransport, stage: Stage, metrics: Mapping[str, Metri
     if (earlier := stage.earlier()) is not None:
         earlier = earlier.after(transport.clients.method)
         calibrated, _, before = _stage_exchange(transport, earlier, server)
-        server = server.replace(model=server["model"].replace(earlier.global_model(calibrated, task)))
+        server = stage.after_earlier(server, calibrated, task)
     server, states, row = _stage_exchange(transport, stage, server)
     for way in ("bytes_up", "bytes_down"):
         row[way] += before[way]

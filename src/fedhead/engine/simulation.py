@@ -72,6 +72,8 @@ class Simulation(Clients, Transport[ClientStates]):
                 f"batch_size={largest} trains alike in less time"
             )
         self.server = method.init_server(self.initial[0], self.task)
+        if self.device.type == "cuda":
+            self.portion = None  # its stacks are of clients of similar sizes, taken from all of them
         self._wanted = executor
         self._validation: Pool | None = None
         self.executor: Executor = executor if isinstance(executor, Executor) else Loop()

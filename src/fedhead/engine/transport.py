@@ -29,6 +29,12 @@ class ClientReply(NamedTuple):
     samples: float  # n_k, the training samples behind it
     left_out: Sequence[int] = ()  # classes of which the client holds too few samples to send their rows
     train_loss: Tensor | None = None  # the mean loss of its steps, where it took some; on the device, no number yet
+    added_bytes: int | None = None  # bytes that were sent, where `send` was added to a total and only a digest is left
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that crossed the wire."""
+        return self.send.nbytes if self.added_bytes is None else self.added_bytes
 
 
 @dataclass(frozen=True)
@@ -73,6 +79,7 @@ class Transport(ABC, Generic[S]):
     test: Pool | None  # the global test set
     keeps_states: bool = True  # whether the clients' states of an earlier round are still there
     delivers: bool = False  # whether clients on other machines store their final models
+    portion: int | None = 16  # clients that are asked at a time where replies are added up; None: all
     quorum: Quorum | None = None  # None: every client of a cohort must reply, and the first failure ends the run
 
     @property

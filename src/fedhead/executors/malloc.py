@@ -1,4 +1,4 @@
-"""Let the C library's memory allocator keep what a training step frees, since the next step needs it again."""
+"""The C library's memory allocator: what it keeps of freed memory, and what it hands back."""
 
 from __future__ import annotations
 
@@ -22,3 +22,14 @@ def tune_malloc() -> bool:
     except (AttributeError, OSError, TypeError):
         return False
     return bool(mallopt(_MMAP_THRESHOLD, 256 << 20)) and bool(mallopt(_TRIM_THRESHOLD, 1 << 30))
+
+
+def hand_back_memory() -> None:
+    """Hand freed blocks back to the kernel, where small ones that are still in use lie between them.
+
+    Large tensors that come and go beside small ones that stay would otherwise leave more and more gaps.
+    """
+    try:
+        ctypes.CDLL(None).malloc_trim(0)
+    except (AttributeError, OSError, TypeError):  # the C library is not glibc
+        return

@@ -102,9 +102,14 @@ class CCVR(StatisticsStage):
         return reply._replace(send=reply.send.replace(head=w.part("classifier")))
 
     # -- server -----------------------------------------------------------------------------------
+    @property
+    def adds_up(self) -> bool:
+        """Factors of covariances don't add up, and the mean of heads is no plain sum."""
+        return bool(self.sums) and "classifier" in self.method.shared
+
     def new_head(self, server: Tree, replies: Replies, task: Task) -> Tree:
         """Merge the statistics (Eq. 3 and 4), draw virtual features, train the head on them."""
-        merged = self.merge(replies.clients, replies.sent)
+        merged = self.merge(replies)
         if "classifier" in self.method.shared:
             head = server["model"].part("classifier")
         else:

@@ -18,8 +18,9 @@ from fedhead.core.errors import BadInput
 from fedhead.core.inputs import Inputs
 from fedhead.core.tree import Tree, Weights
 from fedhead.models.split_model import SplitModel
-from fedhead.stages.statistics_stage import StatisticsStage
+from fedhead.stages.statistics_stage import StatisticsStage, by_architecture
 
+EVERYBODY, MEMBERS = "everybody", "members"  # in the server's state: the merged sums, and whose they are
 NEVER = -1e9  # the score of a class that is never predicted
 
 
@@ -34,6 +35,7 @@ class ClosedFormHead(StatisticsStage):
     """
 
     absent: Literal["refuse", "never"] = field(default="refuse", kw_only=True)
+    keeps_sums: bool = field(default=False, repr=False, kw_only=True)  # whether the server keeps them, as EVERYBODY
 
     def check_counts(self, count: Tensor) -> None:
         """Refuse a class without samples, unless such classes are never to be predicted."""
@@ -43,9 +45,27 @@ class ClosedFormHead(StatisticsStage):
                 f"stage.{self.name}.absent=never so that it is never predicted"
             )
 
+    @property
+    def adds_up(self) -> bool:
+        """The head needs only the sums over all clients of an architecture, where clients send sums."""
+        return bool(self.sums)
+
+    def aggregate(self, server: Tree, replies: Replies, task: Task) -> Tree:
+        """Compute the heads, and keep the sums where personal heads are to be computed from them."""
+        server = super().aggregate(server, replies, task)
+        if not self.keeps_sums:
+            return server
+        found = {name: self.merge(own) for name, own in by_architecture(replies).items()}
+        everybody = Tree({name: one.tree().replace(self.chosen(one)) for name, one in found.items()})
+        return server.replace({EVERYBODY: everybody, MEMBERS: torch.tensor(list(replies.clients))})
+
+    def chosen(self, statistics: Statistics) -> Tree:
+        """Return the settings that were chosen by the statistics, by name."""
+        return Tree()
+
     def new_head(self, server: Tree, replies: Replies, task: Task) -> Tree:
         """Merge the statistics and solve for the head."""
-        return self.as_classifier(self.fit(self.merge(replies.clients, replies.sent)), task)
+        return self.as_classifier(self.fit(self.merge(replies)), task)
 
     def as_classifier(self, head: Tree, task: Task) -> Tree:
         """Return a head under the classifier's full names, in the type of the model."""
@@ -71,15 +91,20 @@ class ClosedFormHead(StatisticsStage):
         there = torch.nonzero(statistics.count > 0).flatten()
         if not len(there):
             raise BadInput(f"{self.name}: the statistics hold no samples of any class")
-        found = self.solve(statistics.of_classes(there))
+        found = self.solve(statistics.of_classes(there), there.tolist())
         if len(there) == statistics.classes:
             return found
         rows = {name: t.new_zeros(statistics.classes, *t.shape[1:]) for name, t in found.items()}
         rows["bias"] += NEVER
         return Tree({name: t.index_copy(0, there, found[name]) for name, t in rows.items()})
 
-    def solve(self, statistics: Statistics) -> Tree:
-        """Return the head of classes that all have samples: `weight` [C, d] and `bias` [C] in float64."""
+    def solve(self, statistics: Statistics, numbers: Sequence[int]) -> Tree:
+        """Return the head of classes that all have samples: `weight` [C, d] and `bias` [C] in float64.
+
+        Args:
+            statistics: Statistics of these classes.
+            numbers: Their numbers, for error messages.
+        """
         raise NotImplementedError
 
     # -- models -----------------------------------------------------------------------------------

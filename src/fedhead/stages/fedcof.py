@@ -44,14 +44,14 @@ class FedCOF(ClosedFormHead):
 
     def new_head(self, server: Tree, replies: Replies, task: Task) -> Tree:
         """Estimate the covariances and solve for the head."""
-        self.merge(replies.clients, replies.sent)  # checks them, by client
+        self.merge(replies)  # checks them, by client
         return self.as_classifier(self.fit_clients([self.received(sent) for sent in replies.sent]), task)
 
     def fit_clients(self, parts: Sequence[Statistics]) -> Tree:
         """Return the head of the means of several clients."""
         return self.fit(second_moment_from_means(parts, self.gamma))
 
-    def solve(self, statistics: Statistics) -> Tree:
+    def solve(self, statistics: Statistics, numbers: Sequence[int]) -> Tree:
         """Return the normalized solution, which has no bias."""
         moment = statistics.second_moment()
         fix = f"set stage.{self.name}.gamma above 0"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -57,7 +58,13 @@ class LDA(GaussianHead):
         """One second moment for all classes."""
         return "pooled"
 
-    def solve(self, statistics: Statistics) -> Tree:
+    def chosen(self, statistics: Statistics) -> Tree:
+        """Return the shrinkage."""
+        samples = float(statistics.count.sum())
+        value = ledoit_wolf(statistics.within() / samples, samples) if self.shrinkage is None else self.shrinkage
+        return Tree(shrinkage=statistics.count.new_tensor(value))
+
+    def solve(self, statistics: Statistics, numbers: Sequence[int]) -> Tree:
         """Return the linear discriminants."""
         samples, mean = float(statistics.count.sum()), statistics.mean()
         covariance = self.shrunk(statistics.within() / samples, samples)

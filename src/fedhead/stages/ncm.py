@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -30,7 +31,7 @@ class NCM(ClosedFormHead):
         """Counts and sums are enough."""
         return "means"
 
-    def solve(self, statistics: Statistics) -> Tree:
+    def solve(self, statistics: Statistics, numbers: Sequence[int]) -> Tree:
         """Return the linear head of the class means."""
         mean = statistics.mean()
         if self.metric == "cosine":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -34,17 +35,19 @@ class QDA(GaussianHead):
         """A covariance per class."""
         return "full"
 
-    def solve(self, statistics: Statistics) -> Tree:
+    def solve(self, statistics: Statistics, numbers: Sequence[int]) -> Tree:
         """Return the inverse factors L_c⁻¹, the means and the constants of the classes."""
         statistics.need("full")
         d, mean = statistics.features, statistics.mean()
         factors, halves = [], []
-        for c, n in enumerate(statistics.count.tolist()):
+        for c, (number, n) in enumerate(zip(numbers, statistics.count.tolist(), strict=True)):
             if n < 2:
-                raise BadInput(f"{self.name}: a class has one sample and so no covariance; use lda, or leave it out")
+                raise BadInput(
+                    f"{self.name}: class {number} has one sample and so no covariance; use lda, or leave it out"
+                )
             moment = unpack(statistics.outer[c], d)
             covariance = self.shrunk((moment - torch.outer(statistics.sum[c], mean[c])) / n, n)
-            what = f"{self.name}: the covariance of the class with {n:g} samples"
+            what = f"{self.name}: the covariance of class {number}, with {n:g} samples,"
             factor = factorize(covariance, moment.diagonal() / n, what, self.remedy)
             factors.append(torch.linalg.solve_triangular(factor, torch.eye(d).to(factor), upper=False))
             halves.append(factor.diagonal().log().sum())  # log|Σ_c|/2

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Self
 
@@ -103,8 +103,8 @@ class Ridge(ClosedFormHead):
         """Choose λ, and solve on all samples."""
         if self.validation is None:
             return super().new_head(server, replies, task)
-        held_out = self.merge(replies.clients, [_held_out(sent) for sent in replies.sent])
-        alpha = self.choose(self.merge(replies.clients, replies.sent), held_out)
+        held_out = self.merge(replies, _held_out)
+        alpha = self.choose(self.merge(replies), held_out)
         return replace(self, alpha=alpha, validation=None).new_head(server, replies, task)
 
     def choose(self, statistics: Statistics, held_out: Statistics | None = None) -> float:
@@ -124,7 +124,11 @@ class Ridge(ClosedFormHead):
         path = RidgePath.of(Statistics(*sums), self.intercept)
         return min(path.penalties(), key=lambda alpha: squared_error(path.solve(alpha), held_out))
 
-    def solve(self, statistics: Statistics) -> Tree:
+    def chosen(self, statistics: Statistics) -> Tree:
+        """Return the penalty."""
+        return Tree(alpha=statistics.count.new_tensor(self.choose(statistics)))
+
+    def solve(self, statistics: Statistics, numbers: Sequence[int]) -> Tree:
         """Return the ridge solution."""
         if self.validation is not None:
             raise BadInput("ridge: validation needs the sums of held-out samples, which only a run collects")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import ClassVar, Self
 
@@ -53,11 +53,7 @@ class StatisticsStage(Stage):
 
     def after(self, method: Method) -> Self:
         """Refuse methods whose clients have no features in common."""
-        if not set(method.shared) & {"extractor", "classifier"}:
-            raise BadInput(
-                f"{self.name} can't follow {method.name}: its clients share neither extractor nor classifier, "
-                f"so the features of one mean nothing to another"
-            )
+        refuse_strangers(self.name, method)
         return super().after(method)
 
     # -- client -----------------------------------------------------------------------------------
@@ -102,11 +98,24 @@ class StatisticsStage(Stage):
         if int(sent["architecture"]) != architecture_number(task.model):
             raise BadInput("its statistics are those of another architecture")
 
-    def unlike_others(self, sent: Mapping[int, Tree]) -> dict[int, str]:
+    def add(self, total: Tree, sent: Tree) -> Tree:
+        """Add a client's sums to those of its architecture, in the order in which `merge` would."""
+        group, sums = str(int(sent["architecture"])), Tree({name: sent[name] for name in self.sums if name in sent})
+        if group not in total:
+            return total.replace({group: sums.clone()})
+        total[group].map(Tensor.add_, sums)
+        return total
+
+    def digest(self, sent: Tree) -> Tree:
+        """Return the size of the client's features."""
+        size = statistics_check.feature_size(self.received(sent))
+        return Tree(architecture=sent["architecture"], size=torch.tensor(size, dtype=torch.float64))
+
+    def unlike_others(self, digests: Mapping[int, Tree]) -> dict[int, str]:
         """Return whose features are far larger than those of the other clients of the architecture."""
         sizes: dict[int, dict[int, float]] = {}
-        for k, tree in sent.items():
-            sizes.setdefault(int(tree["architecture"]), {})[k] = statistics_check.feature_size(self.received(tree))
+        for k, digest in digests.items():
+            sizes.setdefault(int(digest["architecture"]), {})[k] = float(digest["size"])
         found = {}
         for group in sizes.values():
             limit = LARGER * median([size for size in group.values() if size] or [0.0])
@@ -122,22 +131,24 @@ class StatisticsStage(Stage):
 
     def aggregate(self, server: Tree, replies: Replies, task: Task) -> Tree:
         """Compute the head of each architecture from the statistics of its clients."""
-        groups: dict[int, list[int]] = {}
-        for place, reply in enumerate(replies.sent):
-            groups.setdefault(int(reply["architecture"]), []).append(place)
-        heads = Tree()
-        for group, places in groups.items():
-            heads[str(group)] = self.new_head(server, _some(replies, places), task)
-        return server.replace(calibrated=heads)
+        each = by_architecture(replies)
+        return server.replace(calibrated=Tree({name: self.new_head(server, own, task) for name, own in each.items()}))
 
     def new_head(self, server: Tree, replies: Replies, task: Task) -> Tree:
         """Return the head for clients of one architecture, as the classifier's entries by full name."""
         raise NotImplementedError
 
-    def merge(self, clients: Sequence[int], sent: Sequence[Tree]) -> Statistics:
-        """The statistics of all clients together; refuses those that no features could have, by client."""
-        sources = [f"statistics of client {k}" for k in clients]
-        return statistics_check.merge_checked(sources, lambda i: self.received(sent[i]))
+    def merge(self, replies: Replies, part: Callable[[Tree], Tree] = lambda sent: sent) -> Statistics:
+        """Return the statistics of all clients together; refuse those that no features could have, by client.
+
+        Args:
+            replies: What the clients of one architecture sent, or its total.
+            part: Selects the sums in it.
+        """
+        if replies.total is not None:  # each was checked when it was added
+            return statistics_check.check(self.received(part(replies.total)), "the merged statistics")
+        sources = [f"statistics of client {k}" for k in replies.clients]
+        return statistics_check.merge_checked(sources, lambda i: self.received(part(replies.sent[i])))
 
     # -- models -----------------------------------------------------------------------------------
     def global_model(self, server: Tree, task: Task) -> Weights | None:
@@ -154,6 +165,25 @@ class StatisticsStage(Stage):
     def under(self, w: Weights, heads: Tree, task: Task) -> Weights:
         """Return a model with the new head of its architecture."""
         return w.replace(heads[str(architecture_number(task.model))])
+
+
+def refuse_strangers(name: str, method: Method) -> None:
+    """Raise `BadInput` for a stage after a method whose clients have no features in common."""
+    if not set(method.shared) & {"extractor", "classifier"}:
+        raise BadInput(
+            f"{name} can't follow {method.name}: its clients share neither extractor nor classifier, "
+            f"so the features of one mean nothing to another"
+        )
+
+
+def by_architecture(replies: Replies) -> dict[str, Replies]:
+    """Return the replies of the clients of each architecture, or their total, by the architecture's number."""
+    if replies.total is not None:
+        return {group: replace(replies, total=sums) for group, sums in replies.total.items()}
+    groups: dict[str, list[int]] = {}
+    for place, reply in enumerate(replies.sent):
+        groups.setdefault(str(int(reply["architecture"])), []).append(place)
+    return {group: _some(replies, places) for group, places in groups.items()}
 
 
 def _some(replies: Replies, places: Sequence[int]) -> Replies:

@@ -130,6 +130,9 @@ def _tensors(path: str, value: Any) -> Iterator[tuple[str, Tensor]]:
         for name in ("received", "state", "counts", "steps", "lr", "round"):
             yield from _tensors(f"{path}.{name}", getattr(value, name))
     elif isinstance(value, Replies):
+        if value.total is not None:
+            yield from _tensors(f"{path}.total", value.total)
+            return
         for k, sent in zip(value.clients, value.sent, strict=True):
             yield from _tensors(f"{path}.sent of client {k}", sent)
 

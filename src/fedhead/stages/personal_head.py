@@ -1,0 +1,269 @@
+"""Personal heads in closed form: a client's own statistics interpolated with everybody's.
+
+In the manner of pFedFDA (McLaughlin and Su, 2024), which interpolates the means and the covariance of a client's
+features with those of all clients by a weight that the client chooses on its own samples. Here it is the sums that are
+interpolated, so that a head is the one of all samples with the client's own weighted more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fedhead.algorithm.client import Client
+from fedhead.algorithm.method import Method
+from fedhead.algorithm.phase import Reply
+from fedhead.algorithm.stage import Stage, stage
+from fedhead.algorithm.task import Task
+from fedhead.calibration.linear_system import shrink
+from fedhead.calibration.sums import batch_sums
+from fedhead.calibration.symmetric import unpack
+from fedhead.core.batch import PARTS, Batch
+from fedhead.core.inputs import Inputs
+from fedhead.core.ranges import Above, Below, Between
+from fedhead.core.tree import Tree, Weights, stack
+from fedhead.stages.closed_form import EVERYBODY, MEMBERS, NEVER, ClosedFormHead
+from fedhead.stages.lda import LDA
+from fedhead.stages.ridge import Ridge, every
+from fedhead.stages.statistics_stage import architecture_number, refuse_strangers
+
+if TYPE_CHECKING:
+    from fedhead.data.federation import Federation
+    from fedhead.models.split_model import SplitModel
+
+HEAD, SHARE = "personal_head", "own_share"  # entries of a client's state: its head, and the weight that it chose
+SHARES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99)  # the weights t that are compared; at 1 most systems are singular
+PENALTIES = (1e-6, 1e-4, 1e-2, 1.0)  # of ridge, relative to the mean eigenvalue of the second moment
+SUMS = ("count", "sum", "outer")
+
+
+@dataclass(frozen=True)
+class PersonalHead(Stage):
+    """One message up with a client's sums, one down with everybody's, and then each client computes its own head.
+
+    The sums are S(t) = (1 − t)·S + t·(N/n)·S_k, with S and N the sums and the samples of all clients, S_k and n those
+    of the client. Its weight t is the one with the least loss on a share of its samples, without which the sums are
+    taken for the choice; the head is then that of all its samples. The global model is the head of everybody's sums.
+
+    Args:
+        validation: Share of each client's samples by which it chooses its weight.
+        absent: What to do about a class that no client has samples of: refuse it, or never predict it.
+    """
+
+    validation: Annotated[float, Above(0), Below(1)] = field(default=0.2, kw_only=True)
+    absent: Literal["refuse", "never"] = field(default="refuse", kw_only=True)
+
+    objectives: ClassVar[tuple[str, ...]] = ("multiclass",)
+    broadcast: ClassVar[tuple[str, ...]] = ("model", EVERYBODY)
+
+    def earlier(self) -> ClosedFormHead:
+        """Return the stage that collects everybody's sums and computes the global head."""
+        raise NotImplementedError
+
+    def settings(self, chosen: Tree) -> list[Tree]:
+        """Return the settings of a head among which a client chooses, besides its weight.
+
+        Args:
+            chosen: What the server has chosen by everybody's sums.
+        """
+        raise NotImplementedError
+
+    def head_of(self, sums: Tree, settings: Tree) -> Tree:
+        """Return the head of weighted sums: `weight` [C, d] and `bias` [C]; it can be vectorized over clients.
+
+        Args:
+            sums: Counts, which are no whole numbers any more, sums and one second moment.
+            settings: One entry of `settings`.
+        """
+        raise NotImplementedError
+
+    def losses(self, scores: Tensor, y: Tensor, there: Tensor) -> Tensor:
+        """Return the loss of each sample, [B], by which weights are compared; `there` says which classes exist."""
+        raise NotImplementedError
+
+    def after(self, method: Method) -> Self:
+        """Refuse methods whose clients have no features in common."""
+        refuse_strangers(self.name, method)
+        return super().after(method)
+
+    def check(self, models: Sequence[SplitModel], federation: Federation) -> None:
+        """Refuse what the collecting stage refuses."""
+        super().check(models, federation)
+        self._collecting().check(models, federation)
+
+    def check_counts(self, count: Tensor) -> None:
+        """Refuse a class without samples, unless such classes are never to be predicted."""
+        self._collecting().check_counts(count)
+
+    def _collecting(self) -> ClosedFormHead:
+        return self.earlier().after(self.method)
+
+    # -- server -----------------------------------------------------------------------------------
+    def after_earlier(self, server: Tree, calibrated: Tree, task: Task) -> Tree:
+        """Keep everybody's sums beside the trained model."""
+        return server.replace({name: calibrated[name] for name in ("calibrated", EVERYBODY, MEMBERS)})
+
+    def per_client(self, server: Tree, client: int, task: Task) -> Tree:
+        """Tell a client whether its own samples are in everybody's sums."""
+        member = (server[MEMBERS] == client).any() if MEMBERS in server else torch.tensor(True)
+        return super().per_client(server, client, task).replace({MEMBERS: member.double()})
+
+    # -- client -----------------------------------------------------------------------------------
+    def start(self, client: Client) -> Weights:
+        """Start from the model of the method's next round."""
+        return super().start(client).part(*PARTS)
+
+    def finish(self, w: Weights, client: Client) -> Reply:
+        """Choose the weight on held-out samples, compute the head, and keep it."""
+        z, y, weight, held = self._features(w, client)
+        received = client.received[EVERYBODY][str(architecture_number(client.task.model))]
+        everybody = Tree({name: received[name] for name in SUMS})
+
+        def sums(marked: Tensor) -> Tree:
+            return batch_sums(z, y, marked, client.task.classes, "pooled")
+
+        own, unseen = sums(weight), sums(weight * held)
+        large = (client.counts >= client.task.min_class_count)[y]  # smaller classes were never sent
+        sent = sums(weight * held * large) * client.received[MEMBERS]
+        compared, losses = [], []
+        for share in SHARES:
+            mixed = _mixed(everybody - sent, own - unseen, share)
+            for settings in self.settings(received):
+                head = self.head_of(mixed, settings)
+                scores = z.double() @ head["weight"].mT + head["bias"]
+                each = self.losses(scores, y, everybody["count"] > 0)
+                losses.append((each * weight * held).sum().nan_to_num(torch.inf))
+                compared.append(settings.replace({SHARE: torch.full_like(losses[-1], share)}))
+        best = torch.stack(losses).argmin()[None]
+        chosen = stack(compared).map(lambda t: t.gather(0, best)[0])
+        found = self.head_of(_mixed(everybody, own, chosen[SHARE]), chosen)
+        head = self.earlier().as_classifier(found, client.task)
+        return Reply(send=Tree(), keep=client.state.replace({HEAD: head, SHARE: chosen[SHARE]}))
+
+    def _features(self, w: Weights, client: Client) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return the client's features, labels, weights (0 for padding) and which samples are held out."""
+        marked, found = every(self.validation), []
+
+        def collect(batch: Batch) -> Tree:
+            z = client.apply(w, batch.x, train=False).z
+            found.append((z, batch.y, batch.weight.double(), marked(batch).double()))
+            return Tree(count=batch.weight.sum())
+
+        client.total(collect)
+        z, y, weight, held = (torch.cat(parts) for parts in zip(*found, strict=True))
+        return z, y, weight, held
+
+    # -- models -----------------------------------------------------------------------------------
+    def global_model(self, server: Tree, task: Task) -> Weights | None:
+        """The trained extractor under the head of everybody's sums."""
+        return self._collecting().global_model(server, task)
+
+    def personal_model(self, client: Client) -> Weights:
+        """The extractor under the client's own head."""
+        return self.start(client).without("classifier").replace(client.state[HEAD])
+
+    def architecture(self, model: SplitModel) -> SplitModel:
+        """Return the model with a plain linear layer for a classifier."""
+        return self.earlier().architecture(model)
+
+    def predict(self, w: Weights, x: Inputs, client: Client) -> Tensor:
+        """Return the new head's scores, whatever classifier the client's architecture has."""
+        return self.earlier().predict(w, x, client)
+
+
+@stage("personal_lda")
+@dataclass(frozen=True)
+class PersonalLDA(PersonalHead):
+    """Linear discriminant analysis on a client's own statistics interpolated with everybody's; see `PersonalHead`.
+
+    Its weight is chosen by the cross entropy of the posteriors. The shrinkage is that of everybody's covariance.
+    """
+
+    shrinkage: Annotated[float, Between(0, 1)] | None = None  # as of `lda`; null: chosen from everybody's sums
+    priors: Literal["empirical", "uniform"] = "empirical"  # the classes' shares of all weighted samples, or all alike
+
+    def earlier(self) -> ClosedFormHead:
+        """Return linear discriminant analysis on everybody's sums."""
+        return LDA(self.shrinkage, self.priors, absent=self.absent, keeps_sums=True, method=self.method)
+
+    def settings(self, chosen: Tree) -> list[Tree]:
+        """Return the shrinkage."""
+        return [Tree(shrinkage=chosen["shrinkage"])]
+
+    def head_of(self, sums: Tree, settings: Tree) -> Tree:
+        """Return w_c = Σ⁻¹μ_c and b_c = log π_c − μ_cᵀΣ⁻¹μ_c/2, as `lda` does."""
+        count, total = sums["count"], sums["sum"]
+        there, samples = count > 0, count.sum()
+        mean = total / torch.where(there, count, 1.0)[:, None]
+        within = unpack(sums["outer"], total.shape[-1]) - total.mT @ mean
+        weight = _solve(shrink(within / samples, settings["shrinkage"]), mean.mT).mT
+        share = count / samples if self.priors == "empirical" else torch.ones_like(count)
+        prior = torch.where(there, share, 1.0).log()
+        return Tree(weight=weight, bias=torch.where(there, prior - 0.5 * (weight * mean).sum(-1), NEVER))
+
+    def losses(self, scores: Tensor, y: Tensor, there: Tensor) -> Tensor:
+        """Return the cross entropy."""
+        return F.cross_entropy(scores, y, reduction="none")
+
+
+@stage("personal_ridge")
+@dataclass(frozen=True)
+class PersonalRidge(PersonalHead):
+    """Ridge regression on a client's own statistics interpolated with everybody's; see `PersonalHead`.
+
+    Its weight is chosen by the squared error on one-hot labels, and with it the penalty λ, unless that is given: where
+    clients contradict each other, the one of everybody's sums is far too large for any of them.
+    """
+
+    alpha: Annotated[float, Above(0)] | None = None  # λ; null: chosen by each client
+    intercept: bool = True  # whether there is one
+
+    def earlier(self) -> ClosedFormHead:
+        """Return ridge regression on everybody's sums."""
+        return Ridge(self.alpha, None, self.intercept, absent=self.absent, keeps_sums=True, method=self.method)
+
+    def settings(self, chosen: Tree) -> list[Tree]:
+        """Return penalties: the given one, or that of everybody's sums and some relative to the mean eigenvalue."""
+        alpha, zero = chosen["alpha"], torch.zeros_like(chosen["alpha"])
+        relative = PENALTIES if self.alpha is None else ()
+        return [Tree(alpha=alpha, relative=zero), *(Tree(alpha=zero, relative=zero + value) for value in relative)]
+
+    def head_of(self, sums: Tree, settings: Tree) -> Tree:
+        """Return W = (G + λI)⁻¹B, as `ridge` does."""
+        count, total = sums["count"], sums["sum"]
+        samples, moment, right = count.sum(), unpack(sums["outer"], total.shape[-1]), total.mT
+        mean, share = total.sum(-2) / samples, count / samples
+        if self.intercept:
+            moment, right = moment - samples * torch.outer(mean, mean), right - torch.outer(mean, count)
+        else:
+            mean, share = torch.zeros_like(mean), torch.zeros_like(share)
+        penalty = settings["alpha"] + settings["relative"] * moment.diagonal().mean()
+        weight = _solve(moment + penalty * torch.eye(len(mean), dtype=moment.dtype, device=moment.device), right).mT
+        return Tree(weight=weight, bias=torch.where(count > 0, share - weight @ mean, NEVER))
+
+    def losses(self, scores: Tensor, y: Tensor, there: Tensor) -> Tensor:
+        """Return the squared error, of the classes that there are."""
+        labels = (y[:, None] == torch.arange(scores.shape[-1], device=y.device)).double()
+        return ((scores - labels).square() * there).sum(-1)
+
+
+def _mixed(everybody: Tree, own: Tree, share: float | Tensor) -> Tree:
+    """Return (1 − t)·S + t·(N/n)·S_k, of as many samples N as everybody's."""
+    scale = everybody["count"].sum() / own["count"].sum().clamp_min(1)
+    mixed: Tree = everybody * (1 - share) + own * (share * scale)
+    return mixed
+
+
+def _solve(matrix: Tensor, right: Tensor) -> Tensor:
+    """Return A⁻¹B for a positive definite A, scaled to a unit diagonal first; vectorizable, so it refuses nothing.
+
+    Everybody's system was refused if it is singular, and a part of it is in every other.
+    """
+    scale = matrix.diagonal().clamp_min(1e-300).sqrt()
+    factor, _ = torch.linalg.cholesky_ex(matrix / scale[:, None] / scale)
+    return torch.cholesky_solve(right / scale[:, None], factor) / scale[:, None]
