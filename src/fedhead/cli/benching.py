@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING
@@ -27,6 +28,7 @@ def bench(
     precisions: str = typer.Option("fp32,bf16", help="Among fp32, tf32, bf16."),
     device: str = typer.Option("auto", help="cpu, cuda or auto."),
     steps: int | None = typer.Option(None, min=1, help="Local steps of each client; 100 on a GPU, 20 on a CPU."),
+    profile: bool = typer.Option(False, "--profile", help="Print where the time of a round goes instead."),
     as_json: bool = typer.Option(False, "--json", help="End with one line of JSON."),
 ) -> None:
     """Measure client-steps per second by workload, executor and precision, the plain loop as 1x in the same run.
@@ -35,11 +37,20 @@ def bench(
     Examples:
       fedhead bench --device cuda
       fedhead bench --workloads simplecnn --clients 10 --executors stack --device cpu
+      fedhead bench --workloads fedetf --clients 20 --precisions bf16 --profile
     """
     from fedhead.executors import select
     from fedhead.experiment import benchmark
 
     chosen = [name for name in executors.split(",") if name != "lanes" or select.device(device).type == "cuda"]
+    if profile:
+        for workload, count, executor, precision in itertools.product(
+            workloads.split(","), _counts(clients), chosen, precisions.split(",")
+        ):
+            print(f"{workload}, {count} clients, {executor}, {precision}")
+            found = benchmark.profile_round(workload, count, executor, precision, device, steps)
+            print("\n".join(found.lines()), flush=True)
+        return
     results = benchmark.bench(
         workloads.split(","),
         _counts(clients),

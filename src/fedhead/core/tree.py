@@ -245,9 +245,13 @@ def mean(trees: list[Tree], weights: list[float]) -> Tree:
     if not total > 0:
         raise ValueError(f"a weighted mean needs weights with a positive sum, not {total}")
 
+    shares: dict[tuple[torch.dtype, torch.device], Tensor] = {}  # copied to a GPU only once
+
     def average(*rows: Tensor) -> Tensor:
-        share = torch.tensor([w / total for w in weights], dtype=rows[0].dtype, device=rows[0].device)
-        mixed: Tensor = torch.tensordot(share, torch.stack(rows), dims=1)
+        kind = (rows[0].dtype, rows[0].device)
+        if kind not in shares:
+            shares[kind] = torch.tensor([w / total for w in weights], dtype=kind[0], device=kind[1])
+        mixed: Tensor = torch.tensordot(shares[kind], torch.stack(rows), dims=1)
         return mixed
 
     return trees[0].map(average, *trees[1:])

@@ -172,14 +172,16 @@ def _check_replies(
     """Return the replies that are as expected, why the others are not, and what the first one looked like."""
     passed: dict[int, ClientReply] = {}
     failed = dict(received.failures)
+    finite = reply_check.all_finite(tree for reply in received.replies.values() for tree in _seen(reply))
     for k in sorted(received.replies):
         reply = received.replies[k]
         known = transport.schema(algorithm, server, k)
         try:
-            reply_check.check(reply.send, first if known is None else known, k, round)
+            reply_check.check_form(reply.send, first if known is None else known, k, round)
+            if not finite:  # of some client
+                for tree in _seen(reply):
+                    reply_check.check_finite(tree, f"client {k}, round {round}")
             _check_possible(transport, algorithm, k, reply)
-            if isinstance(reply.kept, Tree):  # a site checks by itself what it keeps
-                reply_check.check_finite(reply.kept, f"client {k}, round {round}")
         except Diverged as error:
             drops = transport.clients.outliers is not None and transport.clients.outliers.action == "drop"
             failed[k] = reply_check.Impossible(str(error)) if drops else error
@@ -190,6 +192,11 @@ def _check_replies(
         first = schema(reply.send) if first is None else first
         passed[k] = reply
     return passed, failed, first
+
+
+def _seen(reply: ClientReply) -> list[Tree]:
+    """What can be checked of a reply: a site checks by itself what it keeps."""
+    return [reply.send, *([reply.kept] if isinstance(reply.kept, Tree) else [])]
 
 
 def _check_possible(transport: AnyTransport, algorithm: Algorithm, client: int, reply: ClientReply) -> None:

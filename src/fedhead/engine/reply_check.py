@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -23,12 +24,15 @@ class Impossible(Refused):
 
 def check(send: Tree, expected: Schema | None, client: int, round: int) -> None:
     """Raise `Refused` for other names, shapes or types than expected, `Diverged` for numbers that are not finite."""
-    where = f"client {client}, round {round}"
-    if expected is not None:
-        odd = difference(schema(send), expected)
-        if odd is not None:
-            raise Refused(f"{where}: {odd}")
-    check_finite(send, where)
+    check_form(send, expected, client, round)
+    check_finite(send, f"client {client}, round {round}")
+
+
+def check_form(send: Tree, expected: Schema | None, client: int, round: int) -> None:
+    """Raise `Refused` for other names, shapes or types than expected."""
+    odd = None if expected is None else difference(schema(send), expected)
+    if odd is not None:
+        raise Refused(f"client {client}, round {round}: {odd}")
 
 
 def check_finite(tree: Tree, where: str) -> None:
@@ -38,9 +42,8 @@ def check_finite(tree: Tree, where: str) -> None:
         tree: What a client sent or keeps, or the server's state.
         where: How the error refers to its owner, such as "client 3, round 7".
     """
-    floats = {n: t for n, t in tree.leaves().items() if t.is_floating_point() and t.numel()}
-    if floats and not _all_finite(list(floats.values())):
-        name = next(n for n, t in floats.items() if not bool(torch.isfinite(t).all()))
+    if not all_finite([tree]):
+        name = next(n for n, t in tree.leaves().items() if not bool(torch.isfinite(t).all()))
         raise Diverged(f"{where}: {name!r} is not finite any more; a smaller learning rate (lr) is the usual fix")
 
 
@@ -59,7 +62,15 @@ def _shown(name: str) -> str:
     return printable(repr(name), 100)
 
 
-def _all_finite(tensors: list[Tensor]) -> bool:
-    """Whether all numbers are finite: the largest of each tensor decides, and a GPU is synchronized only once."""
-    largest = torch._foreach_norm(tensors, ord=math.inf)
-    return bool(torch.isfinite(torch.stack([t.double() for t in largest])).all())
+def all_finite(trees: Iterable[Tree]) -> bool:
+    """Return whether all numbers of all trees are finite: the largest of each tensor decides.
+
+    A GPU is synchronized only once for all tensors of one dtype.
+    """
+    kinds: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+    for tree in trees:
+        for t in tree.leaves().values():
+            if t.is_floating_point() and t.numel():
+                kinds.setdefault((t.dtype, t.device), []).append(t)
+    largest = [torch.stack(torch._foreach_norm(tensors, ord=math.inf)) for tensors in kinds.values()]
+    return all(bool(torch.isfinite(found).all()) for found in largest)
