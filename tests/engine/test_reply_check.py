@@ -8,7 +8,7 @@ import torch
 from fedhead.core.errors import Diverged
 from fedhead.core.schema import schema
 from fedhead.core.tree import Tree
-from fedhead.engine.reply_check import Refused, check
+from fedhead.engine.reply_check import Refused, all_finite, check
 
 ASKED = Tree(model=Tree(w=torch.zeros(2, 3), empty=torch.zeros(0)), count=torch.tensor([1, 2]))
 
@@ -41,3 +41,13 @@ def test_large_numbers_empty_tensors_and_trees_pass() -> None:
     check(ASKED.replace(model=Tree(w=torch.full((2, 3), 3e38), empty=torch.zeros(0))), schema(ASKED), 0, 1)
     check(Tree(count=torch.tensor([1])), None, 0, 1)
     check(Tree(), schema(Tree()), 0, 1)
+
+
+def test_parts_of_one_tensor_are_looked_at_as_a_whole_unless_the_rest_is_not_finite():
+    whole = torch.zeros(3, 4)
+    parts = [Tree(w=row, n=torch.tensor(3)) for row in whole.unbind()]
+    assert all_finite(parts)
+    whole[2, 1] = float("inf")
+    assert not all_finite(parts)
+    assert all_finite(parts[:2])  # the last row is somebody else's
+    assert all_finite([])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -166,3 +167,25 @@ def test_a_run_that_ends_early_or_fails_holds_up_nobody() -> None:
 
     with pytest.raises(RuntimeError, match="broken"):
         train([simulation(0, "fedavg"), simulation(1, "fedavg")], Broken(), [2, 2])
+
+
+def test_runs_are_stacked_in_the_order_of_joining_whoever_comes_first() -> None:
+    """What is compiled is found again by the first run of a stack, so the first must always be the same."""
+    runs = [simulation(seed, "fedavg") for seed in range(3)]
+    firsts: list[int] = []
+
+    class First(Stack):
+        def run(self, job: Job) -> list[Reply]:
+            firsts.append(next(i for i, run in enumerate(runs) if run.tasks[0] is job.program.task))
+            return super().run(job)
+
+    def one(number: int) -> Callable[[Executor], None]:
+        def go(member: Executor) -> None:
+            for round in range(1, ROUNDS + 1):
+                time.sleep(0.03 * ((number + round) % 3))  # in each round another one comes first
+                train_round(runs[number].using(member), round)
+
+        return go
+
+    run_together(First(), [one(number) for number in range(3)])
+    assert firsts == [0] * ROUNDS

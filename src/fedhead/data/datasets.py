@@ -21,7 +21,7 @@ from fedhead.core.component_check import check_function, first_docline
 from fedhead.core.errors import BadInput, user_code
 from fedhead.core.inputs import shape_of
 from fedhead.core.registry import Registry
-from fedhead.data import readers, targets
+from fedhead.data import read_once, readers, targets
 from fedhead.data.allocation import stratified
 from fedhead.data.arrays import Samples, inputs
 from fedhead.data.augment import Transform
@@ -91,7 +91,7 @@ class Dataset:
             BadInput: If files are missing or of another shape or size.
         """
         root = folder(data_dir)
-        data = self.read(root, part, download)
+        data = read_once.read((self.name, root, part), lambda: self.read(root, part, download))
         if self.sizes is not None and len(data.y) != self.sizes[part == "test"]:
             expected = self.sizes[part == "test"]
             raise BadInput(

@@ -65,12 +65,19 @@ def _shown(name: str) -> str:
 def all_finite(trees: Iterable[Tree]) -> bool:
     """Return whether all numbers of all trees are finite: the largest of each tensor decides.
 
-    A GPU is synchronized only once for all tensors of one dtype.
+    What a stack of clients has computed is looked at as a whole first, since thousands of small tensors take a GPU's
+    host much longer. A GPU is synchronized once per dtype.
     """
+    tensors = [t for tree in trees for t in tree.tensors() if t.is_floating_point() and t.numel()]
+    wholes = {id(whole): whole for t in tensors if (whole := t if t._base is None else t._base).is_floating_point()}
+    if len(wholes) < len(tensors) and _finite(list(wholes.values())):
+        return True
+    return _finite(tensors)  # what a tensor is a part of may hold other numbers, which do not count
+
+
+def _finite(tensors: list[Tensor]) -> bool:
     kinds: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
-    for tree in trees:
-        for t in tree.leaves().values():
-            if t.is_floating_point() and t.numel():
-                kinds.setdefault((t.dtype, t.device), []).append(t)
-    largest = [torch.stack(torch._foreach_norm(tensors, ord=math.inf)) for tensors in kinds.values()]
+    for t in tensors:
+        kinds.setdefault((t.dtype, t.device), []).append(t)
+    largest = [torch.stack(torch._foreach_norm(same, ord=math.inf)) for same in kinds.values()]
     return all(bool(torch.isfinite(found).all()) for found in largest)

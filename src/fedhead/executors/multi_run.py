@@ -25,6 +25,7 @@ T = TypeVar("T")
 
 @dataclass
 class _Request:
+    member: int
     jobs: list[Job]
     replies: list[list[Reply]] = field(default_factory=list)
     error: BaseException | None = None
@@ -46,6 +47,7 @@ class MultiRun:
         self.worker = worker
         self._condition = threading.Condition()
         self._members = 0
+        self._joined = 0
         self._waiting: list[_Request] = []
         self._same_data_cache: dict[tuple[int, int], bool] = {}
 
@@ -53,7 +55,8 @@ class MultiRun:
         """Return an executor for one more run; all runs must have joined before any of them starts."""
         with self._condition:
             self._members += 1
-        return _Member(self)
+            self._joined += 1
+        return _Member(self, self._joined)
 
     def leave(self) -> None:
         """Tell that a run has ended, so that the others no longer wait for it."""
@@ -61,9 +64,9 @@ class MultiRun:
             self._members -= 1
             self._serve_if_all_wait()
 
-    def run_all(self, jobs: list[Job]) -> list[list[Reply]]:
-        """Wait for the other runs, then train with them."""
-        request = _Request(jobs)
+    def run_all(self, member: int, jobs: list[Job]) -> list[list[Reply]]:
+        """Wait for the other runs, then train with them; `member` is the number of the run."""
+        request = _Request(member, jobs)
         with self._condition:
             self._waiting.append(request)
             self._serve_if_all_wait()
@@ -77,7 +80,8 @@ class MultiRun:
             return
         # resumed runs may be at different rounds: those behind go first until all are at the same
         behind = min(request.round for request in self._waiting)
-        requests = [request for request in self._waiting if request.round == behind]
+        # always in the same order: what is compiled for a stack is found again by its first run
+        requests = sorted((r for r in self._waiting if r.round == behind), key=lambda request: request.member)
         self._waiting = [request for request in self._waiting if request.round != behind]
         try:
             found = iter(self._train([job for request in requests for job in request.jobs]))
@@ -162,9 +166,10 @@ def run_together(worker: Executor, runs: Sequence[Callable[[Executor], T]]) -> l
 
 
 class _Member(Executor):
-    def __init__(self, multi_run: MultiRun):
+    def __init__(self, multi_run: MultiRun, number: int):
         self.name = multi_run.worker.name
         self._multi_run = multi_run
+        self._number = number
 
     def run(self, job: Job) -> list[Reply]:
         """Return the replies in the order of the job's clients."""
@@ -172,7 +177,7 @@ class _Member(Executor):
 
     def run_all(self, jobs: list[Job]) -> list[list[Reply]]:
         """Return the replies of several jobs."""
-        replies = self._multi_run.run_all(jobs)
+        replies = self._multi_run.run_all(self._number, jobs)
         self.preparing = self._multi_run.worker.preparing
         return replies
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fedhead.core.errors import FedheadError
+from fedhead.data.read_once import read_once
 from fedhead.executors import select
 from fedhead.executors.stack import largest
 from fedhead.experiment import build, environment, reopen
@@ -84,7 +85,8 @@ def measure_all(repetitions: Sequence[Repetition], context: MeasureContext) -> i
             continue  # perhaps a shorter one still fits
         context.log(f"[{_span(number, len(paths))}/{len(trainings)}] {_describe([recipes[path] for path in paths])}")
         try:
-            _measure({path: trainings[path] for path in paths}, context)
+            with read_once():
+                _measure({path: trainings[path] for path in paths}, context)
             done += len(paths)
         except FedheadError as error:
             if not done and not context.continue_on_error:

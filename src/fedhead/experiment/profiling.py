@@ -17,8 +17,8 @@ from torch.profiler import ProfilerActivity, profile
 
 # The first kind with a word in a kernel's (or, on a CPU, an operator's) name; names of the libraries differ by version.
 KINDS = {
-    "convolutions": ("conv", "fprop", "dgrad", "wgrad", "xmma", "weight_gradient", "input_gradient"),
-    "matrix products": ("gemm", "nvjet", "cutlass", "mm", "dot", "linear"),
+    "convolutions": ("conv", "fprop", "dgrad", "wgrad", "xmma", "filter_gradient", "expand", "collect"),
+    "matrix products": ("gemm", "nvjet", "cutlass", "mm", "dot", "linear", "product", "forward", "backward"),
     "copies": ("memcpy", "memset", "copy", "cat", "index", "gather", "scatter", "clone", "stack"),
     "reductions": ("triton_red", "triton_per", "reduce", "norm", "sum", "mean", "max"),
     "element-wise": ("triton_poi", "elementwise", "multi_tensor", "vectorized", "add", "mul", "sub", "div", "relu"),

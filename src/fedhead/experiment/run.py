@@ -13,6 +13,7 @@ from fedhead.core import amounts
 from fedhead.core.errors import BadInput
 from fedhead.core.tree import Tree
 from fedhead.data.federation import Federation
+from fedhead.data.read_once import read_once
 from fedhead.engine.callbacks import STOP
 from fedhead.engine.metrics import Row
 from fedhead.engine.rounds import FinishedRun, Snapshot
@@ -157,9 +158,10 @@ def execute_together(
     def one(recipe: Recipe, out: Path) -> Callable[[Executor], Row]:
         return lambda member: execute(recipe, out, replace(settings, executor=member), resume=resume, on_row=on_row)
 
-    return run_together(
-        _stack_for(recipes, settings), [one(recipe, out) for recipe, out in zip(recipes, outs, strict=True)]
-    )
+    with read_once():
+        return run_together(
+            _stack_for(recipes, settings), [one(recipe, out) for recipe, out in zip(recipes, outs, strict=True)]
+        )
 
 
 def refuse_apart(settings: Settings) -> None:
