@@ -164,6 +164,7 @@ __all__ = [
     "stages",
     "statistics",
     "statistics_of",
+    "sweep",
     "testing",
     "tune_malloc",
     "upload",

@@ -39,6 +39,7 @@ from fedhead.api.load import load as load
 from fedhead.api.load import load_all as load_all
 from fedhead.api.result import Result as Result
 from fedhead.api.run import run as run
+from fedhead.api.sweep import sweep as sweep
 from fedhead.calibration import membership
 from fedhead.calibration.collect import statistics_of as statistics_of
 from fedhead.calibration.files import load_statistics as load_statistics

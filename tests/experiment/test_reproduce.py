@@ -8,9 +8,10 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from fedhead.core.errors import BadInput
-from fedhead.experiment import measure, reproduce, table_result
+from fedhead.experiment import measure, reproduce, table_result, training_groups
 from fedhead.experiment.published import published
 from fedhead.experiment.recipe import load
 from fedhead.experiment.results import Measurement, value_at
@@ -69,7 +70,7 @@ def test_a_result_deep_in_the_result() -> None:
 def test_a_group_has_as_many_runs_as_a_stack_holds(tmp_path: Path, together: bool | None, sizes: list[int]) -> None:
     recipes = [RECIPE.override([f"seed={k}", f"partition_seed={k}"]) for k in range(5)]
     jobs = {measure.folder(tmp_path, recipe): recipe for recipe in recipes}
-    groups = list(measure._groups(jobs, together, CPU))
+    groups = training_groups.group_trainings(jobs, together, torch.device("cpu"))
     assert [len(paths) for _, paths in groups] == sizes
     assert [path for _, paths in groups for path in paths] == list(jobs)
     assert [number for number, _ in groups] == [1 + sum(sizes[:k]) for k in range(len(sizes))]
@@ -78,7 +79,7 @@ def test_a_group_has_as_many_runs_as_a_stack_holds(tmp_path: Path, together: boo
 def test_a_run_larger_than_a_stack_is_a_group_and_other_work_another(tmp_path: Path) -> None:
     recipes = [RECIPE.override(words) for words in (["clients=100"], ["clients=100", "seed=1"], ["lr=0.5"], [])]
     jobs = {measure.folder(tmp_path, recipe): recipe for recipe in recipes}
-    assert [len(paths) for _, paths in measure._groups(jobs, True, CPU)] == [1, 1, 1, 1]
+    assert [len(paths) for _, paths in training_groups.group_trainings(jobs, True, torch.device("cpu"))] == [1, 1, 1, 1]
 
 
 def test_seeds_of_a_training_lie_side_by_side_and_other_trainings_elsewhere(tmp_path: Path) -> None:
@@ -88,14 +89,14 @@ def test_seeds_of_a_training_lie_side_by_side_and_other_trainings_elsewhere(tmp_
 
 
 def test_what_a_run_was_begun_with(tmp_path: Path) -> None:
-    assert measure._begun_with(tmp_path / "run") is None
+    assert training_groups.begun_with(tmp_path / "run") is None
     (tmp_path / "run").mkdir()
-    assert measure._begun_with(tmp_path / "run") is None
+    assert training_groups.begun_with(tmp_path / "run") is None
     folder = RunFolder.create(tmp_path / "run", RECIPE)
     folder.save_environment({"executor": "loop"})
-    assert measure._begun_with(tmp_path / "run") == "loop"
+    assert training_groups.begun_with(tmp_path / "run") == "loop"
     folder.finish({})
-    assert measure._begun_with(tmp_path / "run") == ""
+    assert training_groups.begun_with(tmp_path / "run") == ""
 
 
 def test_no_seeds_at_all_are_refused(tmp_path: Path) -> None:

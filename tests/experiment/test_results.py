@@ -18,7 +18,7 @@ import pytest
 from fedhead.cli import call
 from fedhead.core.errors import BadInput, Diverged
 from fedhead.data.partition_registry import parse as parse_partition
-from fedhead.experiment import measure, tables, time_budget
+from fedhead.experiment import measure, tables, time_budget, training_groups
 from fedhead.experiment import reproduce as reproducing
 from fedhead.experiment.recipe import Recipe
 from fedhead.experiment.reproduce import drawn_seeds, reproduce, reproduce_next
@@ -70,8 +70,8 @@ def no_training(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any, **__: Any) -> None:
         raise AssertionError("something was trained")
 
-    monkeypatch.setattr(measure, "execute", refuse)
-    monkeypatch.setattr(measure, "execute_together", refuse)
+    monkeypatch.setattr(training_groups, "execute", refuse)
+    monkeypatch.setattr(training_groups, "execute_together", refuse)
 
 
 def test_a_row_per_cell_split_and_seed(tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_rows_are_on_the_disk_before_the_next_run_begins(tmp_path: Path, monkeyp
     class Killed(BaseException):
         """Stands for a machine that disappears."""
 
-    real, begun = measure.execute, list[int]()
+    real, begun = training_groups.execute, list[int]()
 
     def dies(*args: Any, **kwargs: Any) -> Any:
         begun.append(1)
@@ -146,7 +146,7 @@ def test_rows_are_on_the_disk_before_the_next_run_begins(tmp_path: Path, monkeyp
             raise Killed
         return real(*args, **kwargs)
 
-    monkeypatch.setattr(measure, "execute", dies)
+    monkeypatch.setattr(training_groups, "execute", dies)
     with pytest.raises(Killed):
         reproduce(tiny(), tmp_path / "runs", results=tmp_path, settings=CPU)
     assert len(rows(tmp_path)) == 4  # two runs, each with its stage
@@ -163,14 +163,14 @@ def test_a_row_that_was_cut_off_is_measured_again(tmp_path: Path) -> None:
 
 
 def test_runs_that_fail_leave_the_others_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = measure.execute
+    real = training_groups.execute
 
     def fails(recipe: Recipe, *args: Any, **kwargs: Any) -> Any:
         if recipe.seed == 1:
             raise Diverged("left the finite numbers")
         return real(recipe, *args, **kwargs)
 
-    monkeypatch.setattr(measure, "execute", fails)
+    monkeypatch.setattr(training_groups, "execute", fails)
     said: list[str] = []
     with pytest.raises(Diverged):
         reproduce(
@@ -339,14 +339,14 @@ def test_next_leaves_out_data_that_is_not_there_and_goes_on_after_failures(
     absent = tiny(**{"dataset: digits, subset: 120": "dataset: cifar10", "model: mlp": "model: simplecnn",
                      "model.hidden: [8], ": ""})  # fmt: skip
     _use(monkeypatch, absent=absent, there=tiny())
-    real = measure.execute
+    real = training_groups.execute
 
     def fails(recipe: Recipe, *args: Any, **kwargs: Any) -> Any:
         if recipe.partition == "dirichlet(0.5)":
             raise BadInput("something is wrong with it")
         return real(recipe, *args, **kwargs)
 
-    monkeypatch.setattr(measure, "execute", fails)
+    monkeypatch.setattr(training_groups, "execute", fails)
     said: list[str] = []
     settings = replace(CPU, data=tmp_path / "no-data")
     assert reproduce_next(tmp_path / "runs", tmp_path, 10, seeds=1, settings=settings, log=said.append) == 2

@@ -26,6 +26,7 @@ from fedhead.cli import inspecting as inspecting
 from fedhead.cli import reproducing as reproducing
 from fedhead.cli import running as running
 from fedhead.cli import statistics as statistics
+from fedhead.cli import sweeping as sweeping
 from fedhead.cli.app import app
 from fedhead.cli.output import Stopped
 from fedhead.core.errors import BadInput, FedheadError, first_line, machine_fault

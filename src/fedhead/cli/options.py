@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from fedhead.core.errors import BadInput
+
 Assignments = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Overrides; values are YAML.")]
 RecipeName = Annotated[str, typer.Argument(metavar="RECIPE", help="A built-in recipe's name, or a YAML file.")]
 DataFolder = Annotated[
@@ -40,3 +42,21 @@ class Precision(StrEnum):
     fp32 = "fp32"
     tf32 = "tf32"
     bf16 = "bf16"
+
+
+def words(text: str) -> list[str]:
+    """Return the words between commas."""
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def numbers(option: str, text: str | None) -> int | list[int] | None:
+    """Read how many, or which: a comma makes a list, "7," one of a single number."""
+    try:
+        if text is None or "," not in text:
+            return None if text is None else int(text)
+        found = [int(word) for word in words(text)]
+    except ValueError as error:
+        raise BadInput(f"{option} {text!r}: write how many (3) or which ones (7,8,9)") from error
+    if not found or min(found) < 0 or len(set(found)) < len(found):
+        raise BadInput(f"{option} {text!r}: the list needs different whole numbers of at least 0")
+    return found

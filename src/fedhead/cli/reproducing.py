@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedhead.cli.app import app
-from fedhead.cli.options import Assignments, DataFolder, Device, ExecutorName, Precision
+from fedhead.cli.options import Assignments, DataFolder, Device, ExecutorName, Precision, numbers, words
 from fedhead.cli.output import console, interruptible
 from fedhead.core.errors import BadInput
 
@@ -104,7 +104,7 @@ def reproduce(
         print(f"written: {write(_required(results, '--summary'))}")
         return
     settings = (data, device.value, executor, precision.value)
-    how_many, partitions = _numbers("--seeds", seeds), _numbers("--splits", splits)
+    how_many, partitions = numbers("--seeds", seeds), numbers("--splits", splits)
     if upcoming is not None:
         if table is not None:
             raise BadInput(f"--next chooses over all tables: leave {table!r} out, or give it without --next")
@@ -128,11 +128,11 @@ def reproduce(
         print(json.dumps(titles) if as_json else "\n".join(f"{name:<24}{title}" for name, title in titles.items()))
         return
     found = tables.load(table)
-    pick = _words(cells)
+    pick = words(cells)
     changes = dict(assignment(text) for text in assignments or ())
     if dry_run:
         listed = found.cells(scale.value, pick)
-        listed = found.varied(listed, _words(variants)) if variants else listed
+        listed = found.varied(listed, words(variants)) if variants else listed
         listed = [cell.override(changes) for cell in listed]
         lines = [" ".join([cell.name, *cell.overrides]) for cell in listed]
         print(json.dumps([_describe(cell) for cell in listed]) if as_json else "\n".join(lines))
@@ -150,7 +150,7 @@ def reproduce(
             seeds=how_many,
             splits=partitions,
             overrides=changes,
-            variants=_words(variants),
+            variants=words(variants),
             results=results,
             minutes=minutes,
             settings=Settings(*settings),
@@ -167,27 +167,10 @@ def _log(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def _words(text: str) -> list[str]:
-    return [word.strip() for word in text.split(",") if word.strip()]
-
-
 def _required(results: Path | None, who: str) -> Path:
     if results is None:
         raise BadInput(f"{who} needs the folder of results: give it with --results")
     return results
-
-
-def _numbers(option: str, text: str | None) -> int | list[int] | None:
-    """How many, or which: a comma makes a list, "7," one of a single number."""
-    try:
-        if text is None or "," not in text:
-            return None if text is None else int(text)
-        numbers = [int(word) for word in _words(text)]
-    except ValueError as error:
-        raise BadInput(f"{option} {text!r}: write how many (3) or which ones (7,8,9)") from error
-    if not numbers or min(numbers) < 0 or len(set(numbers)) < len(numbers):
-        raise BadInput(f"{option} {text!r}: the list needs different whole numbers of at least 0")
-    return numbers
 
 
 def _duration(text: str) -> float:

@@ -8,7 +8,7 @@ import json
 import re
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,14 +16,14 @@ from typing import Any
 from fedhead.core.errors import FedheadError
 from fedhead.data.read_once import read_once
 from fedhead.executors import select
-from fedhead.executors.stack import largest
 from fedhead.experiment import build, environment, reopen
 from fedhead.experiment.recipe import Recipe
 from fedhead.experiment.results import Measurement, Results, stage_recipe, value_at
-from fedhead.experiment.run import Settings, execute, execute_together, stack_is_best
+from fedhead.experiment.run import Settings
 from fedhead.experiment.run_folder import RunFolder
 from fedhead.experiment.tables import Cell, Scale
 from fedhead.experiment.time_budget import TimeBudget
+from fedhead.experiment.training_groups import begun_with, describe, group_trainings, span, train
 
 Log = Callable[[str], None]
 
@@ -77,13 +77,13 @@ def measure_all(repetitions: Sequence[Repetition], context: MeasureContext) -> i
     trainings = _trainings(repetitions, context)
     done, failures = 0, list[FedheadError]()
     recipes = {path: training.recipe for path, training in trainings.items()}
-    for number, paths in _groups(recipes, context.together, context.settings):
+    for number, paths in group_trainings(recipes, context.together, select.device(context.settings.device)):
         if context.budget.exhausted:
             break
         paths = paths[: context.budget.how_many_fit([recipes[path] for path in paths])]
         if not paths:
             continue  # perhaps a shorter one still fits
-        context.log(f"[{_span(number, len(paths))}/{len(trainings)}] {_describe([recipes[path] for path in paths])}")
+        context.log(f"[{span(number, len(paths))}/{len(trainings)}] {describe([recipes[path] for path in paths])}")
         try:
             with read_once():
                 _measure({path: trainings[path] for path in paths}, context)
@@ -120,19 +120,6 @@ def _trainings(repetitions: Sequence[Repetition], context: MeasureContext) -> di
     return trainings
 
 
-def _span(first: int, count: int) -> str:
-    return f"{first}-{first + count - 1}" if count > 1 else str(first)
-
-
-def _describe(recipes: Sequence[Recipe]) -> str:
-    partitions = ", ".join(dict.fromkeys(r.partition for r in recipes))
-    seeds = list(dict.fromkeys(str(r.seed) for r in recipes))
-    splits = list(dict.fromkeys(str(r.partition_seed) for r in recipes if r.partition_seed is not None))
-    drawn = f"seed{'s' if len(seeds) > 1 else ''} {', '.join(seeds)}"
-    drawn += f" split{'s' if len(splits) > 1 else ''} {', '.join(splits)}" if splits else ""
-    return f"{recipes[0].dataset} {partitions} {recipes[0].method} {drawn}"
-
-
 def folder(out: Path, recipe: Recipe) -> Path:
     """The run folder of a training: cells that train alike have the same one."""
     keys = {k: v for k, v in recipe.flat().items() if k != "seed"}
@@ -141,47 +128,16 @@ def folder(out: Path, recipe: Recipe) -> Path:
     return out / "runs" / f"{words.strip('-')}-{code}" / f"seed-{recipe.seed}"
 
 
-def _groups(
-    recipes: Mapping[Path, Recipe], together: bool | None, settings: Settings
-) -> Iterator[tuple[int, list[Path]]]:
-    """The runs with the number of the first: one after another, or those in groups that may train together.
-
-    Runs that differ in nothing but their seed and their split do the same work, whichever cells they belong to; a
-    group has as many of them as a stack holds clients. Groups come in the order of their first runs.
-    """
-    groups: list[list[Path]] = []
-    open_groups: dict[Any, list[Path]] = {}
-    device = select.device(settings.device)
-    joined = device.type == "cuda" if together is None else together
-    for path, recipe in recipes.items():
-        key = _shared_settings(recipe) if joined else path
-        mine = open_groups.get(key)
-        if mine is None or (len(mine) + 1) * recipe.clients > largest(device):
-            groups.append(mine := [])
-            open_groups[key] = mine
-        mine.append(path)
-    number = 1
-    for paths in groups:
-        yield number, paths
-        number += len(paths)
-
-
-def _shared_settings(recipe: Recipe) -> str:
-    """What a recipe's training has in common with those that can share its stack."""
-    apart = ("seed", "seeds", "partition", "partition_seed", "stages", "stage.")
-    return json.dumps({k: v for k, v in recipe.flat().items() if not k.startswith(apart)}, sort_keys=True)
-
-
 def _measure(trainings: Mapping[Path, Training], context: MeasureContext) -> None:
     """Run trainings that may train together and record their results, each as soon as it is known."""
-    unfinished = [path for path in trainings if _begun_with(path) != ""]
+    unfinished = [path for path in trainings if begun_with(path) != ""]
     begin = time.perf_counter()
     try:
-        _train({path: training.recipe for path, training in trainings.items()}, context.together, context.settings)
+        train({path: training.recipe for path, training in trainings.items()}, context.together, context.settings)
     finally:  # of runs that trained together, some may have ended well
         shared = (time.perf_counter() - begin) / max(1, len(unfinished))
         times = {path: (shared, len(unfinished)) if path in unfinished else None for path in trainings}
-        ended = {path: training for path, training in trainings.items() if _begun_with(path) == ""}
+        ended = {path: training for path, training in trainings.items() if begun_with(path) == ""}
         for path, training in ended.items():
             for repetition in training.repetitions:
                 if repetition.cell.stage is None:
@@ -191,26 +147,6 @@ def _measure(trainings: Mapping[Path, Training], context: MeasureContext) -> Non
         context.budget.record(trainings[path].recipe, time.perf_counter() - begin, len(unfinished))
     if failures:
         raise failures[0]
-
-
-def _train(runs: Mapping[Path, Recipe], together: bool | None, settings: Settings) -> None:
-    """Run trainings that differ in their seed and split alone, as far as they are not finished."""
-    for path in runs:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    # a run that was begun with another executor goes on with that one, alone
-    joint = {path: recipe for path, recipe in runs.items() if _begun_with(path) in (None, "stack")}
-    if len(joint) > 1 and (together or stack_is_best(next(iter(joint.values())), settings)):
-        execute_together(list(joint.values()), list(joint), settings, resume=True)
-    for path, recipe in runs.items():
-        execute(recipe, path, settings, resume=True)  # leaves a finished run as it is
-
-
-def _begun_with(path: Path) -> str | None:
-    """The executor of an unfinished run, None where there is none yet, "" for a finished one."""
-    if not RunFolder.holds_run(path):
-        return None
-    run = RunFolder.open(path)
-    return "" if run.finished else run.environment().get("executor")
 
 
 def _stages(

@@ -9,7 +9,6 @@ from typing import Any
 from fedhead.core.errors import BadInput
 from fedhead.data import datasets
 from fedhead.experiment import build, table_result, tables
-from fedhead.experiment.experiment import Experiment
 from fedhead.experiment.measure import Log, MeasureContext, Repetition, folder, measure_all
 from fedhead.experiment.published import published
 from fedhead.experiment.recipe import Recipe
@@ -18,6 +17,7 @@ from fedhead.experiment.run import Settings, refuse_apart
 from fedhead.experiment.table_result import TableResult
 from fedhead.experiment.tables import Cell, Scale, Table
 from fedhead.experiment.time_budget import TimeBudget, cost
+from fedhead.experiment.training_groups import validate
 
 
 def reproduce(
@@ -218,14 +218,10 @@ def drawn_splits(asked: int | Sequence[int] | None) -> list[int | None]:
 
 def _validate(cells: Sequence[Cell]) -> None:
     """Refuse cells that can't be run before any is; what several cells train is checked once."""
-    checked: list[Recipe] = []
+    validate({cell.name: cell.recipe(0) for cell in cells})
     for cell in cells:
-        recipe = cell.recipe(0)
         try:
-            if recipe not in checked:
-                Experiment.from_recipe(recipe)
-                checked.append(recipe)
-            build.algorithms(stage_recipe(cell, recipe))
+            build.algorithms(stage_recipe(cell, cell.recipe(0)))
         except BadInput as error:
             raise BadInput(f"{cell.name}: {error}") from error
         published(cell)

@@ -38,7 +38,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -76,6 +76,7 @@ class Cell:
     seeds: Sequence[int] = (0,)  # the paper's
     priority: int = LOWEST_PRIORITY
     overrides: Sequence[str] = ()  # key=value, what was changed of the table's own settings
+    folders: Sequence[Path] = ()  # where files that it names (`method: file.py:Name`) are looked for
 
     def recipe(self, seed: int, split: int | None = None) -> Recipe:
         """Return the training behind the cell.
@@ -85,7 +86,7 @@ class Cell:
             split: Seed of the partition; None: the table's own.
         """
         own = {} if split is None else {"partition_seed": split}
-        return Recipe.from_flat({**self.keys, **own, "seed": seed})
+        return Recipe.from_flat({**self.keys, **own, "seed": seed}, self.folders)
 
     def override(self, changes: Mapping[str, Any]) -> Cell:
         """Return the cell with other recipe keys; parameters of a stage that it does not have leave it as it is.
@@ -116,6 +117,7 @@ class Table:
     name: str
     title: str
     content: Mapping[str, Any]
+    folders: Sequence[Path] = ()  # where files that its cells name are looked for
 
     def axes(self) -> list[str]:
         """The axes, in the order of the columns."""
@@ -190,20 +192,22 @@ class Table:
         }
         stage = last.get("stage")
         own = f"stage.{stage}."
+        kept = tuple(f"stage.{name}." for name in keys.get("stages", ()))  # of the stages that every run has
+        places = {k: str(self.content[k]) for k in ("paper", "table") if k in self.content}
         return Cell(
             name=" ".join(labels.values()),
             choices=choices,
             labels=labels,
-            keys={k: v for k, v in keys.items() if not k.startswith("stage.")},
+            keys={k: v for k, v in keys.items() if not k.startswith("stage.") or k.startswith(kept)},
             stage=stage,
             parameters={k.removeprefix(own): v for k, v in keys.items() if k.startswith(own)},
             metric=last["metric"],
             value=last.get("value") or (_STAGE_VALUES if stage else _RUN_VALUES)[last["metric"]],
             deviation=last["deviation"],
-            find={"paper": str(self.content["paper"]), "table": str(self.content["table"]), "metric": last["metric"]}
-            | find,
+            find={**places, "metric": last["metric"], **find},
             seeds=list(range(seeds)) if isinstance(seeds, int) else [int(seed) for seed in seeds],
             priority=int(last.get("priority", LOWEST_PRIORITY)),
+            folders=self.folders,
         )
 
 
@@ -239,19 +243,35 @@ def parse(name: str, text: str) -> Table:
     content = read_yaml(text, name)
     if not isinstance(content, dict):
         raise BadInput(f"{name}: a table is a list of keys ({', '.join(sorted(_TABLE_KEYS))})")
-    _refuse_unknown(name, content, _TABLE_KEYS)
+    refuse_unknown(name, content, _TABLE_KEYS)
     for key in ("paper", "table", "axes"):
         if key not in content:
             raise BadInput(f"{name}: the key {key!r} is missing")
+    check_layers(name, content, _CHOICE_KEYS)
+    first = text.partition("\n")[0]
+    return Table(name, first.lstrip("# ") if first.startswith("#") else name, content)
+
+
+def check_layers(name: str, content: Mapping[str, Any], known: Set[str]) -> None:
+    """Refuse unknown keys of choices, rules and variants, and conditions on axes or choices that there are not.
+
+    Args:
+        name: What the table is called in an error.
+        content: The table, with its axes.
+        known: The keys that a choice or a rule may have.
+
+    Raises:
+        BadInput: Naming what is unknown, and the nearest that is not.
+    """
     axes = content["axes"]
     for axis, choices in axes.items():
         for choice, layer in choices.items():
-            _refuse_unknown(f"{name}, {axis} {choice}", layer or {}, _CHOICE_KEYS)
+            refuse_unknown(f"{name}, {axis} {choice}", layer or {}, known)
     for rule in content.get("rules", []):
-        _refuse_unknown(f"{name}, a rule", rule, _CHOICE_KEYS | {"when"})
+        refuse_unknown(f"{name}, a rule", rule, known | {"when"})
     variants = content.get("variants", {})
     for variant, layer in variants.items():
-        _refuse_unknown(f"{name}, variant {variant}", layer, {"when", "set"})
+        refuse_unknown(f"{name}, variant {variant}", layer, {"when", "set"})
     conditions = [layer["when"] for layer in [*content.get("rules", []), *variants.values()] if "when" in layer]
     for when in [*conditions, *content.get("skip", [])]:
         for axis, wanted in when.items():
@@ -260,11 +280,10 @@ def parse(name: str, text: str) -> Table:
             for choice in [wanted] if isinstance(wanted, str) else wanted:
                 if choice not in axes[axis]:
                     raise unknown(f"choice of {name}'s axis {axis}", choice, axes[axis])
-    first = text.partition("\n")[0]
-    return Table(name, first.lstrip("# ") if first.startswith("#") else name, content)
 
 
-def _refuse_unknown(where: str, given: Mapping[str, Any], known: set[str]) -> None:
+def refuse_unknown(where: str, given: Mapping[str, Any], known: Set[str]) -> None:
+    """Refuse keys that are not known, naming the nearest one."""
     for key in given:
         if key not in known:
             raise unknown(f"key in {where}", str(key), known)

@@ -1,0 +1,103 @@
+"""Sweeps from Python: a recipe with every combination of values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any, Literal
+
+from fedhead.api.load import load
+from fedhead.api.result_list import Results
+from fedhead.core.errors import BadInput
+from fedhead.core.log import logger
+from fedhead.executors.job import Executor
+from fedhead.experiment.run import Settings
+from fedhead.experiment.run_folder import CONFIG
+from fedhead.experiment.sweep import Engine, read_shard, run_sweep
+from fedhead.experiment.sweep_file import plan
+from fedhead.experiment.sweep_runs import sweep_cells
+
+
+def sweep(
+    recipe: str | PathLike[str],
+    axes: Mapping[str, Any] | None = None,
+    *,
+    seeds: int | Sequence[int] | None = None,
+    out: str | PathLike[str] | None = None,
+    minutes: float | None = None,
+    shard: str | None = None,
+    engine: Literal["local", "ray"] = "local",
+    cpus_per_cell: float = 1,
+    gpus_per_cell: float = 0,
+    together: bool | None = None,
+    data: str | PathLike[str] | None = None,
+    device: str = "auto",
+    executor: str | Executor = "auto",
+    precision: str = "fp32",
+    progress: bool = False,
+) -> Results:
+    """Run a recipe with every combination of values, each with every seed, in one folder that can be resumed.
+
+    Each cell and seed has its own run folder and ends as its single run would. Called again, it goes on where it was
+    stopped. A run that fails is named in a warning, and the others go on.
+
+    Args:
+        recipe: Name of a built-in recipe, a recipe's file, or a sweep's file with axes in it.
+        axes: Values by recipe key, as recipes write them: a list is an axis, all else holds for every cell. The value
+            of a key that takes a list is a list, and a list of lists is an axis of such.
+        seeds: How many seeds, or a list of them; None: the recipe's.
+        out: The sweep's folder; None: one under runs/ that is named after the recipe and the axes.
+        minutes: Begin no run that is not likely to end in this time.
+        shard: Which part of how many to run, such as "3/16"; None: all.
+        engine: "local" runs in this process, "ray" on the machines of a Ray cluster.
+        cpus_per_cell: With Ray: the CPUs that the runs of a cell get.
+        gpus_per_cell: With Ray: the GPUs, or the share of one.
+        together: Whether seeds and splits train in one stack; None: on a GPU, where a stack is fastest.
+        data: The folder of the data sets; None: the default one.
+        device: Where to compute: "auto", "cpu" or "cuda".
+        executor: What trains the clients, as in `fedhead.run`.
+        precision: "fp32", "tf32" or "bf16".
+        progress: Print a line about each run that begins.
+
+    Returns:
+        The runs that there are, finished or not, in the order of the cells, as `fedhead.load_all` returns them.
+
+    Raises:
+        BadInput: A cell can't be built, two are the same, or the folder holds something else.
+    """
+    if engine not in ("local", "ray"):
+        raise BadInput(f"engine {engine!r}: give 'local' or 'ray'")
+    part = None if shard is None else read_shard(shard)
+    table = plan(recipe if isinstance(recipe, str) else Path(recipe), axes or {})
+    settings = Settings(None if data is None else Path(data), device, executor, precision)
+    result = run_sweep(
+        table,
+        None if out is None else Path(out),
+        seeds=seeds,
+        shard=part,
+        minutes=minutes,
+        settings=settings,
+        together=together,
+        engine=make_engine(engine, cpus_per_cell, gpus_per_cell),
+        log=print if progress else lambda text: None,
+    )
+    for name, reason in result.failures.items():
+        logger.warning("%s failed: %s", name, reason)
+    paths = [result.folder / path for cell in sweep_cells(table, seeds) for path in cell.runs]
+    return Results(load(path, data=data, device=device) for path in paths if (path / CONFIG).exists())
+
+
+def make_engine(name: str, cpus: float, gpus: float) -> Engine | None:
+    """Return what runs the cells; None: this process.
+
+    Raises:
+        BadInput: Resources are given to this process, or Ray is not installed.
+    """
+    if name == "local":
+        if (cpus, gpus) != (1, 0):
+            raise BadInput("cpus and gpus per cell are resources of a Ray cluster: add --engine ray (engine='ray')")
+        return None
+    from fedhead.experiment.ray_engine import RayEngine
+
+    return RayEngine(cpus, gpus)

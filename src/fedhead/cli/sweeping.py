@@ -1,0 +1,167 @@
+"""The command that runs a recipe over axes of settings: sweep."""
+
+from __future__ import annotations
+
+import json
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedhead.cli.app import app
+from fedhead.cli.options import Assignments, DataFolder, Device, ExecutorName, Precision, numbers
+from fedhead.cli.output import console, interruptible
+from fedhead.core.errors import BadInput, FedheadError, machine_fault
+
+if TYPE_CHECKING:
+    from fedhead.experiment.sweep_table import SweepResult
+    from fedhead.experiment.tables import Table
+
+
+_GOES_ON = "the same command goes on where it stopped"
+
+
+class EngineName(StrEnum):
+    """What runs the cells."""
+
+    local = "local"
+    ray = "ray"
+
+
+@app.command()
+def sweep(
+    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="A recipe's name or file, or a sweep's file.")],
+    assignments: Assignments = None,
+    seeds: Annotated[
+        str | None, typer.Option(help="How many seeds (3), or which (7,8,9). [default: the recipe's]")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The sweep's folder. [default: runs/sweep-RECIPE-CODE, the code by the axes]")
+    ] = None,
+    minutes: Annotated[
+        float | None, typer.Option(min=0, help="Begin no run that is not likely to end in this time.")
+    ] = None,
+    shard: Annotated[
+        str | None, typer.Option(metavar="K/N", help="Only the K-th of N parts, as one job of an array.")
+    ] = None,
+    engine: Annotated[EngineName, typer.Option(help="This process, or the machines of a Ray cluster.")] = (
+        EngineName.local
+    ),
+    cpus_per_cell: Annotated[float, typer.Option(min=0, help="With Ray: the CPUs that runs of a cell get.")] = 1,
+    gpus_per_cell: Annotated[float, typer.Option(min=0, help="With Ray: the GPUs, or the share of one.")] = 0,
+    data: DataFolder = None,
+    device: Annotated[Device, typer.Option(help="Where to compute.")] = Device.auto,
+    executor: ExecutorName = "auto",
+    precision: Annotated[Precision, typer.Option(help="What to compute in.")] = Precision.fp32,
+    together: Annotated[
+        bool | None,
+        typer.Option(
+            "--together/--one-by-one",
+            help="Train a cell's seeds and splits in one stack. [default: on a GPU, where a stack is fastest]",
+            show_default=False,
+        ),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check and list the cells, run nothing.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the table, or what is listed, as JSON.")] = False,
+) -> None:
+    """Run a recipe with every combination of values, each with every seed, and print one table.
+
+    A list of values is an axis. Started again, it goes on where it was stopped, and finished runs are not run again. A
+    cell that fails is named, and the others go on. `fedhead report FOLDER` compares its runs.
+
+    \b
+    Examples:
+      fedhead sweep digits 'method=[fedavg,mine.py:FedMine]' 'partition=[dirichlet(0.1),dirichlet(0.5)]' --seeds 3
+      fedhead sweep digits 'method=[fedavg,fedprox(mu=0.01),fedprox(mu=0.1)]' rounds=5 --dry-run
+      fedhead sweep digits 'stages=[[ccvr],[ridge]]' --seeds 5 --minutes 10
+      fedhead sweep grid.yaml --out runs/grid --shard 3/16
+      fedhead sweep grid.yaml --engine ray --gpus-per-cell 0.5
+    """
+    from fedhead.api.sweep import make_engine
+    from fedhead.experiment.recipe import assignment
+    from fedhead.experiment.run import Settings
+    from fedhead.experiment.sweep import read_shard, run_sweep
+    from fedhead.experiment.sweep_file import plan
+
+    given: dict[str, Any] = {}
+    for text in assignments or ():
+        key, value = assignment(text)
+        if key in given:
+            raise BadInput(f"{key} is given twice")
+        given[key] = value
+    part = None if shard is None else read_shard(shard)
+    table, how_many = plan(recipe, given), numbers("--seeds", seeds)
+    if dry_run:
+        _list_cells(table, how_many, as_json)
+        return
+    settings = Settings(data, device.value, executor, precision.value)
+    try:
+        with interruptible(lambda: f"stopped; {_GOES_ON}"):
+            result = run_sweep(
+                table,
+                out,
+                seeds=how_many,
+                shard=part,
+                minutes=minutes,
+                settings=settings,
+                together=together,
+                engine=make_engine(engine.value, cpus_per_cell, gpus_per_cell),
+                log=lambda text: print(text, file=sys.stderr, flush=True),
+            )
+    except Exception as error:
+        if (fault := machine_fault(error)) is None:
+            raise
+        raise FedheadError(f"{fault}; {_GOES_ON}") from error
+    if as_json:
+        print((result.folder / "table.json").read_text(encoding="utf-8"), end="")
+    else:
+        _print_table(result)
+    if result.failures:
+        name, reason = next(iter(result.failures.items()))
+        more = f" ({len(result.failures) - 1} more failed)" if len(result.failures) > 1 else ""
+        raise FedheadError(f"{name}: {reason}{more}; {_GOES_ON}")
+
+
+def _list_cells(table: Table, seeds: int | list[int] | None, as_json: bool) -> None:
+    from fedhead.experiment.sweep_runs import sweep_cells
+    from fedhead.experiment.training_groups import validate
+
+    cells = sweep_cells(table, seeds)
+    validate({cell.name: next(iter(cell.runs.values())) for cell in cells})
+    if as_json:
+        entries = [
+            {
+                "cell": cell.name,
+                "choices": dict(cell.choices),
+                "runs": [str(path) for path in cell.runs],
+                "recipe": next(iter(cell.runs.values())).flat(),
+            }
+            for cell in cells
+        ]
+        print(json.dumps(entries))
+        return
+    print("\n".join(cell.name for cell in cells))
+    print(f"{len(cells)} cells, {sum(len(cell.runs) for cell in cells)} runs", file=sys.stderr)
+
+
+def _print_table(result: SweepResult) -> None:
+    from rich.table import Table as Shown
+    from rich.text import Text
+
+    from fedhead.experiment.table_result import plus_minus
+
+    shown = Shown(title=Text(result.title), title_justify="left")
+    for axis in result.axes:
+        shown.add_column(axis)
+    for column in (*result.columns, "runs"):
+        shown.add_column(column, justify="right")
+    for row in result.rows:
+        values = [plus_minus(row.mean(column), row.deviation(column)) for column in result.columns]
+        finished = str(row.runs) if row.finished == row.runs else f"{row.finished} of {row.runs}"
+        shown.add_row(*(Text(row.choices[axis]) for axis in result.axes), *values, finished)
+    console().print(shown)
+    if result.left:
+        print(f"the time is up: {result.left} runs are left")
+    print(f"written to {result.folder / 'table.csv'}; its runs are in {result.folder / 'runs'}")

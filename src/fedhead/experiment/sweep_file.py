@@ -1,0 +1,241 @@
+"""Sweeps as they are written: axes over a recipe's keys, on the command line, in Python or in a YAML file.
+
+A sweep becomes a `Table`, the same that the papers' tables are: every combination of one choice per axis is a cell.
+docs/sweeps.md describes the file.
+"""
+
+from __future__ import annotations
+
+import json
+import typing
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedhead.core.calls import read_call, rejoin
+from fedhead.core.errors import BadInput, unknown
+from fedhead.core.parameters import parameters
+from fedhead.core.special_files import read_text
+from fedhead.experiment import recipe as recipes
+from fedhead.experiment.recipe import KEYS, Recipe
+from fedhead.experiment.tables import Table, check_layers, refuse_unknown
+from fedhead.experiment.yaml_text import read_yaml
+
+_SWEEP_KEYS = {"recipe", "seeds", "base", "axes", "rules", "skip"}
+_CHOICE_KEYS = {"set", "stage", "seeds"}
+_KINDS = {"recipe": str, "base": dict, "axes": dict, "rules": list, "skip": list}
+_WORDS = {str: "text", dict: "keys with values", list: "a list"}
+_LAYER_KINDS = {"set": dict, "stage": str, "when": dict}
+_LISTS = {name for name, hint in parameters(Recipe).items() if typing.get_origin(hint) is tuple}
+_BARE = ("dataset", "partition", "model", "method", "stages")  # their values say enough without the key
+
+
+def plan(source: str | Path, given: Mapping[str, Any], folders: Sequence[Path] = ()) -> Table:
+    """Return the sweep of a recipe, or of a sweep's file, with further axes and settings.
+
+    Args:
+        source: A built-in recipe's name, a recipe's YAML file or a sweep's YAML file.
+        given: Values by recipe key. A list is an axis; the value of a key that takes a list is one, and a list of
+            lists is an axis of such. All else holds for every cell.
+        folders: Where files that values name are looked for, besides the folder of the source.
+
+    Raises:
+        BadInput: Something of it can't be read, is unknown or empty, or there is no axis.
+    """
+    for key in given:
+        _check_key(key)
+    content, base, title = _read(source)
+    fixed = {key: value for key, value in given.items() if not _is_axis(key, value)}
+    axes = dict(content.get("axes", {}))
+    for key, values in given.items():
+        if key not in fixed:
+            if key in axes:
+                raise BadInput(f"{key}: the sweep {source} has this axis already; leave one out")
+            axes[key] = axis_choices(key, values)
+    if not axes:
+        raise BadInput(f"{source}: nothing varies; give an axis, such as 'lr=[0.01,0.1]', or use fedhead run")
+    rules = list(content.get("rules", []))
+    if fixed:
+        rules.append({"when": {}, "set": _settings_of(fixed)})
+    usual = Recipe().flat()
+    keys = {k: v for k, v in base.flat().items() if k not in usual or usual[k] != v}
+    seeds = content.get("seeds", keys.pop("seeds", None) or [keys.pop("seed", 0)])
+    table = {
+        "seeds": {"full": seeds},
+        "base": {k: v for k, v in keys.items() if k not in ("seed", "seeds")} | content.get("base", {}),
+        "axes": axes,
+        "rules": rules,
+        "skip": content.get("skip", []),
+    }
+    for condition in [*(rule["when"] for rule in rules), *content.get("skip", [])]:
+        for axis, wanted in condition.items():  # choices may be written as the values that they are
+            condition[axis] = [_label(choice) for choice in (wanted if isinstance(wanted, list) else [wanted])]
+    check_layers(str(source), table, _CHOICE_KEYS)
+    _check_stages(table)
+    name = Path(source).stem
+    return Table(name, title or f"{name}: {' × '.join(axes)}", table, (*base.folders, *folders))
+
+
+def axis_choices(key: str, values: Sequence[Any]) -> dict[str, Any]:
+    """Return the choices of an axis over one recipe key, each with what it sets.
+
+    Raises:
+        BadInput: There is no value, or one twice.
+
+    >>> axis_choices("method", ["fedavg", "fedprox(mu=0.1)"])["fedprox(mu=0.1)"]
+    {'set': {'method': 'fedprox', 'method.mu': 0.1}}
+    """
+    choices: dict[str, Any] = {}
+    for value in rejoin(list(values)):
+        label = _label(value)
+        if label in choices:
+            raise BadInput(f"{key}: {value!r} is there twice; each value of an axis makes its own cell")
+        choices[label] = {"set": _settings(key, value)}
+    if not choices:
+        raise BadInput(f"{key}: the axis is empty; give at least one value, such as {key}=[a,b]")
+    return choices
+
+
+def _is_axis(key: str, value: Any) -> bool:
+    if not isinstance(value, list | tuple):
+        return False
+    return key not in _LISTS or any(isinstance(item, list | tuple) for item in value)
+
+
+def _label(value: Any) -> str:
+    """Return what a value is called as a choice.
+
+    >>> [_label(value) for value in ("fedavg", 0.1, None, ["ccvr", "ridge"], [])]
+    ['fedavg', '0.1', 'null', 'ccvr+ridge', 'none']
+    """
+    if isinstance(value, list | tuple):
+        return "+".join(map(str, value)) or "none"
+    return value if isinstance(value, str) else json.dumps(value, default=str)
+
+
+def cell_name(choices: Mapping[str, str]) -> str:
+    """Return a cell's name from its choices: an axis over a key is named where its values alone say too little.
+
+    >>> cell_name({"method": "fedprox", "method.mu": "0.1", "data": "mild"})
+    'fedprox mu=0.1 mild'
+    """
+    words = []
+    for axis, choice in choices.items():
+        is_key = axis in KEYS or axis.partition(".")[0] in ("model", "method", "stage")
+        words.append(f"{axis.removeprefix('method.')}={choice}" if is_key and axis not in _BARE else choice)
+    return " ".join(words)
+
+
+def _settings_of(given: Mapping[str, Any]) -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for key, value in given.items():
+        out |= _settings(key, value)
+    return out
+
+
+def _settings(key: str, value: Any) -> dict[str, Any]:
+    """Return the recipe keys of a value: a method may bring its parameters along, as in fedprox(mu=0.1)."""
+    if key != "method" or not isinstance(value, str) or "(" not in value:
+        return {key: list(value) if isinstance(value, tuple) else value}
+    call = read_call(value, "method")
+    if call.positional:
+        raise BadInput(f"method {value}: name the parameters, as in {call.name}(mu=0.1)")
+    return {"method": call.name, **{f"method.{word}": given for word, given in call.named.items()}}
+
+
+def _check_key(key: str) -> None:
+    """Refuse a key that no recipe has, and those that the seeds decide."""
+    if key in ("seed", "seeds"):
+        raise BadInput(f"{key}: a sweep runs every cell with the same seeds; give them with --seeds (seeds= in Python)")
+    if key not in KEYS and key.partition(".")[0] not in ("model", "method", "stage"):
+        raise unknown("key", key, [*KEYS, "model.<parameter>", "method.<parameter>", "stage.<name>.<parameter>"])
+
+
+def _check_stages(table: Mapping[str, Any]) -> None:
+    """Refuse parameters of a stage that no cell has: they would have no effect."""
+    layers = [layer or {} for choices in table["axes"].values() for layer in choices.values()]
+    layers += table["rules"]
+    settings = [table["base"], *(layer.get("set", {}) for layer in layers)]
+    stages = {layer["stage"] for layer in layers if "stage" in layer}
+    for keys in settings:
+        found = keys.get("stages", [])
+        stages |= {read_call(str(name), "stage").name for name in (found if isinstance(found, list) else [])}
+    for key in (key for keys in settings for key in keys if key.startswith("stage.")):
+        name = key.removeprefix("stage.").rpartition(".")[0]
+        if name not in stages:
+            raise unknown("stage", name, stages) if stages else BadInput(f"{key}: no cell has the stage {name!r}")
+
+
+# -- files ------------------------------------------------------------------------------------------
+def _read(source: str | Path) -> tuple[dict[str, Any], Recipe, str]:
+    """Return a sweep's content, the recipe that it is over, and its title; a recipe has no content."""
+    path = Path(source)
+    if str(source) in recipes.builtin() or not path.is_file():
+        return {}, recipes.load(source), ""
+    text = read_text(path)
+    content = read_yaml(text, str(source))
+    if not isinstance(content, dict):
+        raise BadInput(f"{source}: neither a recipe nor a sweep: write lines 'key: value', with `axes` for a sweep")
+    if "axes" not in content:
+        if sweep_only := sorted(content.keys() & (_SWEEP_KEYS - {"seeds"})):
+            raise BadInput(f"{source}: a sweep's file (it has {sweep_only[0]!r}) needs the key 'axes'")
+        return {}, recipes.load(source), ""
+    if "paper" in content:
+        raise BadInput(f"{source}: a paper's table; run those by name with fedhead reproduce, or remove `paper`")
+    refuse_unknown(str(source), content, _SWEEP_KEYS)
+    _check_kinds(str(source), content)
+    content["axes"] = {str(axis): _choices(source, str(axis), given) for axis, given in content["axes"].items()}
+    here = path.resolve().parent
+    name = content.get("recipe")
+    base = Recipe() if name is None else recipes.load(here / name if (here / name).is_file() else name)
+    first = text.partition("\n")[0]
+    title = first.lstrip("# ") if first.startswith("#") else ""
+    return content, Recipe.from_flat(base.flat(), (here, *base.folders)), title
+
+
+def _choices(source: str | Path, axis: str, given: Any) -> dict[str, Any]:
+    if isinstance(given, list):
+        _check_key(axis)
+        return axis_choices(axis, given)
+    if not isinstance(given, dict) or not given:
+        raise BadInput(f"{source}, axis {axis}: give a list of values, or choices with what each sets")
+    for choice, layer in given.items():
+        _check_layer(f"{source}, {axis} {choice}", {} if layer is None else layer)
+    return {str(choice): layer for choice, layer in given.items()}
+
+
+def _check_kinds(source: str, content: Mapping[str, Any]) -> None:
+    for key, kind in _KINDS.items():
+        if not isinstance(content.get(key, kind()), kind):
+            raise BadInput(f"{source}, {key}: {content[key]!r} is not {_WORDS[kind]}")
+    if not content["axes"]:
+        raise BadInput(f"{source}: axes is empty; give at least one")
+    for rule in content.get("rules", []):
+        _check_layer(f"{source}, a rule", rule)
+        if "when" not in rule:
+            raise BadInput(f"{source}: the rule {rule!r} lacks `when`; settings of all cells belong to `base`")
+    for condition in content.get("skip", []):
+        _check_layer(f"{source}, skip", {"when": condition})
+    for key in content.get("base", {}):
+        _check_key(str(key))
+    _check_seeds(source, content.get("seeds", 1))
+
+
+def _check_layer(where: str, layer: Any) -> None:
+    if not isinstance(layer, dict):
+        raise BadInput(f"{where}: {layer!r} is not keys with values; write {{set: {{key: value}}}}")
+    for key, kind in _LAYER_KINDS.items():
+        if not isinstance(layer.get(key, kind()), kind):
+            raise BadInput(f"{where}, {key}: {layer[key]!r} is not {_WORDS[kind]}")
+    for key in layer.get("set", {}):
+        _check_key(str(key))
+    _check_seeds(where, layer.get("seeds", 1))
+
+
+def _check_seeds(where: str, seeds: Any) -> None:
+    if type(seeds) is int and seeds >= 1:
+        return
+    listed = isinstance(seeds, list) and seeds and all(type(seed) is int and seed >= 0 for seed in seeds)
+    if listed and len(set(seeds)) == len(seeds):
+        return
+    raise BadInput(f"{where}, seeds: {seeds!r} is neither how many (3) nor a list of different ones ([7, 8, 9])")

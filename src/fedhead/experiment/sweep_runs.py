@@ -1,0 +1,196 @@
+"""The runs of a sweep: one ordinary run folder per cell and seed, in bundles that are run as a whole."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedhead.core.errors import BadInput, FedheadError, first_line, machine_fault
+from fedhead.core.user_line import user_line
+from fedhead.experiment.fork import fork, trained
+from fedhead.experiment.recipe import Recipe
+from fedhead.experiment.reproduce import drawn_seeds
+from fedhead.experiment.run import Settings
+from fedhead.experiment.run_folder import CONFIG, RunFolder
+from fedhead.experiment.sweep_file import cell_name
+from fedhead.experiment.tables import Cell, Table
+from fedhead.experiment.training_groups import group_trainings, train_joined, train_one, training_key
+
+Bundle = Mapping[Path, Recipe]  # run folders whose runs train together or alike, so that one process runs them all
+RUNS = "runs"
+_LONGEST = 100  # characters of a folder's name
+
+
+@dataclass(frozen=True)
+class SweepCell:
+    """A cell of a sweep: its choices, and a run per seed."""
+
+    name: str
+    choices: Mapping[str, str]
+    runs: Mapping[Path, Recipe]  # by their folders, relative to the sweep's
+
+
+def sweep_cells(table: Table, seeds: int | Sequence[int] | None = None) -> list[SweepCell]:
+    """Return the cells of a sweep.
+
+    Args:
+        table: The sweep.
+        seeds: How many seeds, or which; None: the sweep's own.
+
+    Raises:
+        BadInput: A cell's settings are no recipe, two cells are the same, or there is none.
+    """
+    found = table.cells()
+    if not found:
+        raise BadInput(f"{table.name}: there is no cell; `skip` leaves nothing")
+    names = [cell_name(cell.choices) for cell in found]
+    keys = [settings_of(_recipe(cell, 0, name)) for cell, name in zip(found, names, strict=True)]
+    seen: dict[str, str] = {}
+    for name, text in zip(names, keys, strict=True):
+        if (other := seen.setdefault(text, name)) is not name:
+            raise BadInput(f"the cells {other!r} and {name!r} are the same: their settings do not differ; remove one")
+    return [
+        SweepCell(
+            name,
+            cell.choices,
+            {
+                Path(RUNS) / folder / f"seed-{seed}": _recipe(cell, seed, name)
+                for seed in drawn_seeds(cell.seeds, seeds)
+            },
+        )
+        for cell, name, folder in zip(found, names, _folders(names, keys), strict=True)
+    ]
+
+
+def _recipe(cell: Cell, seed: int, name: str) -> Recipe:
+    try:
+        recipe = cell.recipe(seed)
+        if cell.stage is None or cell.stage in recipe.stages:
+            return recipe
+        with_stage = {**recipe.flat(), "stages": [*recipe.stages, cell.stage]}
+        with_stage |= {f"stage.{cell.stage}.{word}": value for word, value in cell.parameters.items()}
+        return Recipe.from_flat(with_stage, recipe.folders)
+    except BadInput as error:
+        raise BadInput(f"{name}: {error}") from error
+
+
+def settings_of(recipe: Recipe) -> str:
+    """Return what decides a cell: every setting but the seed, as one text."""
+    return json.dumps({k: v for k, v in recipe.flat().items() if k not in ("seed", "seeds")}, sort_keys=True)
+
+
+def _folders(names: Sequence[str], keys: Sequence[str]) -> list[str]:
+    """Return folders' names that can be read, with a hash where two would be the same or one is too long."""
+    plain = [re.sub(r"[^A-Za-z0-9.=+_-]+", "-", name).strip("-.") for name in names]
+    lower = [text.lower() for text in plain]  # some file systems do not tell A from a
+    codes = [hashlib.blake2b(text.encode(), digest_size=4).hexdigest() for text in keys]
+    return [
+        f"{text[:_LONGEST]}-{code}" if not text or len(text) > _LONGEST or lower.count(text.lower()) > 1 else text
+        for text, code in zip(plain, codes, strict=True)
+    ]
+
+
+def bundles(runs: Mapping[Path, Recipe], together: bool | None, device: torch.device) -> list[Bundle]:
+    """Return the runs in bundles: those that train alike, and with them those that may share a stack.
+
+    Which runs a bundle has does not depend on how far they are, so that every shard of a sweep sees the same ones.
+
+    Args:
+        runs: The runs by their folders, in the order in which they are to be run.
+        together: Whether runs train together; None: on a GPU.
+        device: Where they are to train.
+    """
+    alike: dict[str, list[Path]] = {}
+    for path, recipe in runs.items():
+        alike.setdefault(training_key(recipe), []).append(path)
+    first = {paths[0]: paths for paths in alike.values()}
+    groups = group_trainings({path: runs[path] for path in first}, together, device)
+    return [{path: runs[path] for lead in leads for path in first[lead]} for _, leads in groups]
+
+
+def trainings(bundle: Bundle) -> list[list[Path]]:
+    """Return the folders of a bundle's runs, those that train alike in one list."""
+    alike: dict[str, list[Path]] = {}
+    for path, recipe in bundle.items():
+        alike.setdefault(training_key(recipe), []).append(path)
+    return list(alike.values())
+
+
+def run_bundle(bundle: Bundle, together: bool | None, settings: Settings) -> dict[Path, str]:
+    """Run what is not finished of a bundle, each run from where it stands.
+
+    Args:
+        bundle: The runs by their folders.
+        together: Whether runs train together; None: where a stack is fastest.
+        settings: How and where to compute.
+
+    Returns:
+        Why runs failed, by their folders; the others are finished.
+
+    Raises:
+        OSError: Or another error that says that the disk is full or broken: no other run could be written either.
+    """
+    alike = trainings(bundle)
+    leads = {paths[0]: bundle[paths[0]] for paths in alike}
+    failures: dict[Path, str] = {}
+    joined = False
+    try:
+        for paths in alike:
+            _fork_new(paths[0], paths, bundle)
+        joined = train_joined(leads, together, settings)
+    except Exception as error:  # a user's own code may raise anything; below each run is asked for its own error
+        joined = True
+        _refuse_broken_disk(error)
+    for paths in alike:
+        for path in paths:
+            if joined and path in leads and (reason := _diverged(path)) is not None:
+                failures[path] = reason
+                continue
+            try:
+                _fork_new(path, paths, bundle)
+                train_one(path, bundle[path], settings)
+            except Exception as error:  # likewise
+                _refuse_broken_disk(error)
+                failures[path] = describe_error(error)
+    return failures
+
+
+def _fork_new(path: Path, alike: Sequence[Path], bundle: Bundle) -> None:
+    """Put a run that is not begun where one that trains alike ended, if there is one."""
+    if not (path / CONFIG).exists() and (source := trained(alike)) is not None:
+        fork(source, path, bundle[path])
+
+
+def _diverged(path: Path) -> str | None:
+    return RunFolder.open(path).diverged if (path / CONFIG).exists() else None
+
+
+def _refuse_broken_disk(error: Exception) -> None:
+    """Raise what no other run would survive; a run that finds too little memory is only too large itself."""
+    if (fault := machine_fault(error)) is not None and fault != "out of memory":
+        raise error
+
+
+def describe_error(error: BaseException) -> str:
+    """Return an error in one line, with the line of the user's own code that raised it."""
+    if isinstance(error, FedheadError):
+        return str(error)
+    where = user_line(error)
+    return f"{where}: {first_line(error)}" if where else first_line(error)
+
+
+def is_finished(path: Path) -> bool:
+    """Say whether a folder holds a finished run."""
+    return (path / CONFIG).exists() and RunFolder.open(path).finished
+
+
+def result_of(path: Path) -> dict[str, Any] | None:
+    """Return a run's final results; None where it has none."""
+    return RunFolder.open(path).result() if (path / CONFIG).exists() else None

@@ -1,0 +1,186 @@
+"""How sweeps are written: on the command line, in Python and in files; what is refused, in one line each."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedhead.cli import call
+from fedhead.core.errors import BadInput
+from fedhead.experiment.sweep_file import plan
+from fedhead.experiment.sweep_runs import sweep_cells
+
+GRID = """# What the learning rate does
+recipe: digits
+seeds: [3, 5]
+base: {rounds: 2, stage.ccvr.samples: 7}
+axes:
+  lr: [0.1, 0.2]
+  method: [fedavg, "fedprox(mu=0.5)"]
+  data:
+    mild: {set: {partition: dirichlet(0.5)}}
+    hard: {set: {partition: dirichlet(0.05)}, stage: ccvr}
+rules:
+  - {when: {lr: 0.2, data: hard}, set: {momentum: 0.5}}
+skip: [{method: fedavg, lr: [0.2]}]
+"""
+
+
+def grid(folder: Path, text: str = GRID) -> Path:
+    (folder / "grid.yaml").write_text(text)
+    return folder / "grid.yaml"
+
+
+def test_a_file_says_what_the_cells_are(tmp_path: Path) -> None:
+    cells = sweep_cells(plan(grid(tmp_path), {"batch_size": 16}))
+    assert [cell.name for cell in cells] == [
+        "lr=0.1 fedavg mild",
+        "lr=0.1 fedavg hard",
+        "lr=0.1 fedprox(mu=0.5) mild",
+        "lr=0.1 fedprox(mu=0.5) hard",
+        "lr=0.2 fedprox(mu=0.5) mild",
+        "lr=0.2 fedprox(mu=0.5) hard",
+    ]
+    recipes = [next(iter(cell.runs.values())) for cell in cells]
+    assert [recipe.momentum for recipe in recipes] == [0.9] * 5 + [0.5]
+    assert [recipe.stages for recipe in recipes] == [(), ("ccvr",)] * 3
+    assert recipes[1].stage_parameters == {"ccvr": {"samples": 7}}
+    assert recipes[2].method_parameters == {"mu": 0.5}
+    assert {(recipe.rounds, recipe.batch_size, recipe.seed) for recipe in recipes} == {(2, 16, 3)}
+    assert [str(path) for path in cells[3].runs] == [
+        "runs/lr=0.1-fedprox-mu=0.5-hard/seed-3",
+        "runs/lr=0.1-fedprox-mu=0.5-hard/seed-5",
+    ]
+    assert len(sweep_cells(plan(grid(tmp_path), {"weight_decay": [0.0, 0.1]}))) == 12  # a further axis
+
+
+def test_lists_that_are_values_and_lists_that_are_axes() -> None:
+    table = plan("digits", {"stages": ["ccvr", "ridge"], "model": ["mlp", ["mlp", "mlp"]]})
+    assert table.axes() == ["model"]
+    recipes = [next(iter(cell.runs.values())) for cell in sweep_cells(table)]
+    assert [recipe.stages for recipe in recipes] == [("ccvr", "ridge")] * 2
+    assert [recipe.model for recipe in recipes] == ["mlp", ("mlp", "mlp")]
+
+
+def test_folders_differ_where_names_would_not() -> None:
+    cells = sweep_cells(plan("digits", {"partition": ["dirichlet(0.1)", "dirichlet 0.1", "x" * 300]}))
+    folders = [next(iter(cell.runs)).parent.name for cell in cells]
+    assert len(set(folders)) == 3
+    assert all(len(folder) < 120 for folder in folders)
+
+
+def test_a_recipes_own_code_is_found_beside_the_file(tmp_path: Path) -> None:
+    text = "recipe: own.yaml\naxes: {method: [fedavg, mine.py:Mine]}"
+    (tmp_path / "own.yaml").write_text("rounds: 3")
+    recipe = next(iter(sweep_cells(plan(grid(tmp_path, text), {}))[1].runs.values()))
+    assert (recipe.rounds, recipe.folders[0]) == (3, tmp_path.resolve())
+
+
+def test_a_dry_run_lists_the_cells(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["sweep", "digits", "lr=[0.1,0.2]", "partition=[dirichlet(0.1, capped),iid]", "--dry-run"]
+    assert call(words) == 0
+    said = capsys.readouterr()
+    assert said.out.splitlines()[0] == "lr=0.1 dirichlet(0.1, capped)"
+    assert said.err == "4 cells, 4 runs\n"
+    assert call([*words, "--seeds", "2", "--json"]) == 0
+    assert [len(cell["runs"]) for cell in json.loads(capsys.readouterr().out)] == [2] * 4
+
+
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({"mehtod": ["fedavg"]}, "unknown key 'mehtod': did you mean 'method'"),
+    ({"lr": []}, "lr: the axis is empty"),
+    ({"lr": [0.1, 0.1]}, "lr: 0.1 is there twice"),
+    ({"lr": [0.1, -1]}, "lr=-1: lr: -1 is out of range"),
+    ({"lr": [0.1], "seed": [1, 2]}, "give them with --seeds"),
+    ({"lr": 0.1}, "nothing varies"),
+    ({"local_epochs": [1, "1"]}, "is there twice"),
+    ({"method": ["fedprox", "fedprox(mu=0.01)"], "method.mu": [0.01]}, "are the same"),
+    ({"method": ["fedprox(0.1)"]}, "name the parameters, as in fedprox"),
+    ({"lr": [0.1], "stage.ccvr.samples": 5}, "no cell has the stage 'ccvr'"),
+    ({"stages": [["ccvr"]], "stage.cvcr.samples": 5}, "unknown stage 'cvcr': did you mean 'ccvr'"),
+]
+
+
+@pytest.mark.parametrize(("given", "message"), BAD)
+def test_bad_axes_are_refused_in_one_line(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(BadInput, match=re.escape(message)) as error:
+        sweep_cells(plan("digits", given))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("- 1", "neither a recipe nor a sweep"),
+        ("recipe: digits\nbase: {lr: 1}", "needs the key 'axes'"),
+        ("axes: {}", "axes is empty"),
+        ("axes: {lr: 3}", "axis lr: give a list of values"),
+        ("axes: {lr: []}", "lr: the axis is empty"),
+        ("axes: {lt: [1, 2]}", "unknown key 'lt': did you mean 'lr'"),
+        ("axes: {data: {a: {sett: {lr: 1}}}}", "did you mean 'set'"),
+        ("axes: {data: {a: 3}}", "3 is not keys with values"),
+        ("axes: {data: {a: {set: [1]}}}", "[1] is not keys with values"),
+        ("axes: {lr: [1]}\nrules: [{set: {lr: 1}}]", "lacks `when`"),
+        ("axes: {lr: [1]}\nrules: [{when: {method: fedavg}, set: {lr: 1}}]", "unknown axis"),
+        ("axes: {lr: [1, 2]}\nskip: [{lr: 3}]", "choice of"),
+        ("axes: {lr: [1]}\nskip: [{lr: 1}]", "there is no cell"),
+        ("axes: {lr: [1]}\nseeds: 0", "seeds: 0 is neither how many"),
+        ("axes: {lr: [1]}\nseeds: [1, 1]", "[1, 1] is neither"),
+        ("axes: {lr: [1]}\nbases: {lr: 1}", "did you mean 'base'"),
+        ("axes: [1]", "axes: [1] is not keys with values"),
+        ("axes: {a: {x: {set: {lr: 1}}, y: {set: {lr: 1}}}}", "the cells 'x' and 'y' are the same"),
+        ("paper: ccvr\ntable: 2\naxes: {lr: [1]}", "run those by name with fedhead reproduce"),
+        ("axes: {lr: [1", "not valid YAML"),
+    ],
+)
+def test_bad_files_are_refused_in_one_line(text: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=re.escape(message)) as error:
+        sweep_cells(plan(grid(tmp_path, text), {}))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--shard", "0/4"], "--shard 0/4: there is no such shard; the first is 1/4"),
+        (["--shard", "5/4"], "--shard 5/4: there is no such shard"),
+        (["--shard", "three"], "write which of how many, such as 3/16"),
+        (["--seeds", "0"], "--seeds 0: at least 1"),
+        (["lr=[0.3]"], "lr is given twice"),
+        (["--gpus-per-cell", "1"], "add --engine ray"),
+        (["method.nu=3"], "method.nu"),
+    ],
+)
+def test_bad_options_are_refused_in_one_line(
+    words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(["sweep", "digits", "lr=[0.1,0.2]", *words, "--out", str(tmp_path / "out")]) == 2
+    said = capsys.readouterr().err
+    assert message in said
+    assert said.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_folders_that_hold_something_else_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["sweep", "digits", "lr=[0.1,0.2]", "--minutes", "0", "--out", str(tmp_path / "out")]
+    assert call(words) == 0
+    capsys.readouterr()
+    for change, message in (
+        (["rounds=3"], "holds another sweep: its rules differ"),
+        (["momentum=[0.1,0.2]"], "holds another sweep: its axes differ"),
+    ):
+        assert call([*words, *change]) == 2
+        assert message in capsys.readouterr().err
+    (tmp_path / "out" / "sweep.yaml").write_text("lr: 3")
+    assert call(words) == 2
+    assert "is no sweep's file" in capsys.readouterr().err
+    (tmp_path / "out" / "sweep.yaml").unlink()
+    (tmp_path / "out" / "notes.txt").write_text("mine")
+    assert call(words) == 2
+    assert "is not empty and holds no sweep" in capsys.readouterr().err
+    assert call([*words[:-1], str(tmp_path / "out" / "notes.txt")]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
