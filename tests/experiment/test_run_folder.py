@@ -17,7 +17,7 @@ from fedhead.core.errors import BadInput
 from fedhead.core.tree import Tree
 from fedhead.core.treefile import save_tree
 from fedhead.data.federation import Federation
-from fedhead.experiment import run_folder
+from fedhead.experiment import checkpoint_writer
 from fedhead.experiment.recipe import Recipe, load
 from fedhead.experiment.recorded_run import RecordedRun
 from fedhead.experiment.run_folder import (
@@ -99,7 +99,7 @@ def test_checkpoints_take_a_small_share_of_the_time_but_the_last_is_kept(
 ) -> None:
     now = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(run_folder, "save_tree", lambda *_: now.__setitem__(0, now[0] + 1))  # a second each
+    monkeypatch.setattr(checkpoint_writer, "save_tree", lambda *_: now.__setitem__(0, now[0] + 1))  # a second each
     folder = RunFolder.create(tmp_path / "run", RECIPE)
     saved = []
     for number in range(1, 46):  # rounds of a second
@@ -113,7 +113,7 @@ def test_checkpoints_take_a_small_share_of_the_time_but_the_last_is_kept(
 def test_what_a_checkpoint_counts_on_is_on_the_disk_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, order = RunFolder.create(tmp_path / "run", RECIPE), list[str]()
     monkeypatch.setattr(os, "fsync", lambda _: order.append("metrics"))
-    monkeypatch.setattr(run_folder, "save_tree", lambda *_: order.append("checkpoint"))
+    monkeypatch.setattr(checkpoint_writer, "save_tree", lambda *_: order.append("checkpoint"))
     with folder.locked():
         folder.record({"round": 1})
         folder.save_checkpoint(1, state(1), final=True)

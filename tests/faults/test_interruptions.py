@@ -20,7 +20,7 @@ from file_faults import NEEDS_SPACE, Fault, disk_full, faulty_files, kill, no_me
 from fedhead.cli import call
 from fedhead.core.errors import BadInput
 from fedhead.core.treefile import load_tree
-from fedhead.experiment import environment, run_folder
+from fedhead.experiment import checkpoint_writer, environment
 from fedhead.experiment.recipe import load
 from fedhead.experiment.run import Settings, execute
 from fedhead.experiment.run_folder import CHECKPOINT, METRICS, STAGE_STATES, RunFolder
@@ -44,7 +44,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, list
     found = environment.facts(torch.device("cpu"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(environment, "facts", lambda device: found)  # asking git takes as long as a round
-        patch.setattr(run_folder, "CHECKPOINT_SHARE", float("inf"))  # every round, however slow the disk is
+        patch.setattr(checkpoint_writer, "SHARE", float("inf"))  # every round, however slow the disk is
         with faulty_files(kill, NOWHERE, folder) as operations:
             run(folder / "run")
         yield folder / "run", list(operations)

@@ -110,6 +110,7 @@ def carry_out(
     torch.set_num_threads(chosen.threads or _threads(experiment.models))  # sums over more threads round differently
     facts = {} if "executor" in run.environment else {**environment.facts(device), "precision": chosen.precision}
     with run.writing(facts, federation):
+        run.folder.checkpoints.in_background = device.type == "cuda"  # a CPU has no time to spare
         if run.objects is not None:
             experiment = run.with_initial_weights(experiment)
         snapshot = run.snapshot(lambda state: {int(k): kept for k, kept in state["clients"].items()})

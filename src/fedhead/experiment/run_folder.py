@@ -18,9 +18,7 @@ metrics and run again, to the same numbers.
 from __future__ import annotations
 
 import json
-import math
 import os
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,6 +30,7 @@ from fedhead.core.tree import Tree, Weights
 from fedhead.core.treefile import atomic, load_metadata, load_tree, save_tree
 from fedhead.engine.rounds import is_evaluated, without_evaluation
 from fedhead.experiment import extension
+from fedhead.experiment.checkpoint_writer import CheckpointWriter
 from fedhead.experiment.folder_lock import creating, hold, in_use
 from fedhead.experiment.partition_file import PartitionFile
 from fedhead.experiment.recipe import Recipe
@@ -49,8 +48,6 @@ CONFIG, PARTITION, METRICS = "config.yaml", "partition.npz", "metrics.jsonl"
 CHECKPOINT, ENVIRONMENT, RESULT = "checkpoint.safetensors", "environment.json", "result.json"
 STAGE_STATES, DIVERGED, INITIAL = "stages.safetensors", "diverged.json", "initial.safetensors"
 FILES = (CONFIG, PARTITION, METRICS, CHECKPOINT, ENVIRONMENT, RESULT, STAGE_STATES, DIVERGED, INITIAL)
-# At most this share of a run goes into checkpoints; the rounds since the last one are run again on resuming.
-CHECKPOINT_SHARE = 0.05
 
 
 class RunFolder:
@@ -60,7 +57,7 @@ class RunFolder:
         self.path = path
         self.recipe = recipe
         self._metrics: IO[str] | None = None
-        self._saved_at, self._save_took = -math.inf, 0.0
+        self.checkpoints = CheckpointWriter(path / CHECKPOINT, before=self._sync_metrics)
 
     # -- making and opening -----------------------------------------------------------------------
     @staticmethod
@@ -150,6 +147,7 @@ class RunFolder:
                 self._write(DIVERGED, json.dumps({"reason": str(error)}) + "\n")
                 raise
             finally:
+                self.checkpoints.close()
                 if self._metrics is not None:
                     self._metrics.close()
                     self._metrics = None
@@ -203,15 +201,12 @@ class RunFolder:
             final: Whether to store it in any case.
             facts: What else a resumed run needs, as JSON can hold it.
         """
-        start = time.monotonic()
-        if not final and start - self._saved_at < self._save_took / CHECKPOINT_SHARE:
-            return False
+        return self.checkpoints.save(state, {"round": round, **(facts or {})}, final)
+
+    def _sync_metrics(self) -> None:
+        """Bring to the disk what a checkpoint counts on."""
         if self._metrics is not None:
-            os.fsync(self._metrics.fileno())  # what a checkpoint counts on must be on the disk before it
-        save_tree(self.path / CHECKPOINT, state, {"round": round, **(facts or {})})
-        self._saved_at = time.monotonic()
-        self._save_took = self._saved_at - start
-        return True
+            os.fsync(self._metrics.fileno())
 
     def checkpoint_round(self) -> int:
         """The round after which the checkpoint was taken; 0 if there is none yet."""

@@ -1,0 +1,94 @@
+"""The writer of checkpoints: not too often, and beside the training where a GPU would have to wait."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedhead.core.tree import Tree
+from fedhead.core.treefile import save_tree
+
+# At most this share of a run goes into checkpoints; the rounds since the last one are run again on resuming.
+SHARE = 0.05
+
+
+class CheckpointWriter:
+    """Saves states after rounds to one file, each in place of the last one.
+
+    Args:
+        path: The file.
+        before: Called before each is written, to bring what it counts on to the disk.
+    """
+
+    def __init__(self, path: Path, before: Callable[[], None]):
+        self.path = path
+        self.in_background = False
+        self._before = before
+        self._saved_at, self._took = -math.inf, 0.0
+        self._pool: ThreadPoolExecutor | None = None
+        self._pending: Future[None] | None = None
+
+    def save(self, state: Tree, facts: Mapping[str, Any], final: bool = False) -> bool:
+        """Save a state, if the last one is long enough ago; says whether it does.
+
+        In the background it is copied to the host at once and written by a thread; what goes wrong there is raised by
+        the next call or by `wait`.
+
+        Args:
+            state: The states of server and clients.
+            facts: What else a resumed run needs, as JSON can hold it.
+            final: Whether to save it in any case, and before this returns.
+        """
+        if final:
+            self.wait()
+        elif self._pending is not None and not self._pending.done():
+            return False
+        else:
+            self.wait()  # raises what went wrong
+            if time.monotonic() - self._saved_at < self._took / SHARE:
+                return False
+        if final or not self.in_background:
+            self._write(state, facts)
+            return True
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._pending = self._pool.submit(self._write, to_host(state), dict(facts))
+        return True
+
+    def wait(self) -> None:
+        """Wait until nothing is being written, and raise what went wrong with the last one."""
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.result()
+
+    def close(self) -> None:
+        """Wait and end the thread; what goes wrong with a checkpoint no longer matters where a run has failed."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=True)
+            self._pool = None
+
+    def _write(self, state: Tree, facts: Mapping[str, Any]) -> None:
+        begin = time.monotonic()
+        self._before()
+        save_tree(self.path, state, dict(facts))
+        self._saved_at = time.monotonic()
+        self._took = self._saved_at - begin
+
+
+def to_host(tree: Tree) -> Tree:
+    """Return a copy of a tree in the host's memory, copied in one piece per dtype: a GPU has thousands of tensors."""
+    kinds: dict[torch.dtype, list[Tensor]] = {}
+    for t in tree.tensors():
+        kinds.setdefault(t.dtype, []).append(t)
+    parts = {
+        kind: iter(torch.split(torch.cat([t.reshape(-1) for t in tensors]).cpu(), [t.numel() for t in tensors]))
+        for kind, tensors in kinds.items()
+    }
+    return tree.map(lambda t: next(parts[t.dtype]).reshape(t.shape))
