@@ -37,6 +37,8 @@ from fedhead.api.compare import compare as compare
 from fedhead.api.features import extract_features as extract_features
 from fedhead.api.load import load as load
 from fedhead.api.load import load_all as load_all
+from fedhead.api.oneshot import OneShot as OneShot
+from fedhead.api.oneshot import oneshot as oneshot
 from fedhead.api.result import Result as Result
 from fedhead.api.run import run as run
 from fedhead.api.sweep import sweep as sweep
@@ -131,6 +133,7 @@ from fedhead.models.heads import head as head
 from fedhead.models.quadratic_head import QuadraticHead as QuadraticHead
 from fedhead.models.registry import MODELS as MODELS
 from fedhead.models.registry import Body as Body
+from fedhead.models.registry import Preprocessing as Preprocessing
 from fedhead.models.registry import build as build
 from fedhead.models.registry import register as register_model
 from fedhead.models.registry import with_head as with_head

@@ -23,6 +23,7 @@ from fedhead.cli import creating as creating
 from fedhead.cli import deploying as deploying
 from fedhead.cli import exporting as exporting
 from fedhead.cli import inspecting as inspecting
+from fedhead.cli import oneshot as oneshot
 from fedhead.cli import reproducing as reproducing
 from fedhead.cli import running as running
 from fedhead.cli import statistics as statistics

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from fedhead.cli.app import app
 from fedhead.cli.options import ColumnWidth
-from fedhead.cli.output import console
-
-if TYPE_CHECKING:
-    from fedhead.report.text_table import TextTable
+from fedhead.cli.output import print_tables
 
 
 class TextFormat(StrEnum):
@@ -62,23 +59,9 @@ def compare(
         print(found.text(text_format.value), end="")
         return
     if out is None:
-        _print(found.tables())
+        print_tables(found.tables())
     for note in found.notes:
         print(note)
     for path in (out, diagram):
         if path is not None:
             print(f"written to {path}")
-
-
-def _print(tables: list[TextTable]) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
-    for number, one in enumerate(tables):
-        shown = Table(box=None, pad_edge=False, header_style="bold")
-        for column, heading in enumerate(one.head):
-            shown.add_column(Text(heading), justify="right" if column else "left")
-        for i, row in enumerate(one.body):
-            shown.add_row(*(Text(cell, style="bold" if (i, j) in one.bold else "") for j, cell in enumerate(row)))
-        console().print(Text(("\n" if number else "") + one.title, style="italic"))
-        console().print(shown)

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from fedhead.report.text_table import TextTable
+
 
 def console() -> Console:
     """The standard output; wide where it is no terminal, so that tables are not wrapped in files and pipes."""
@@ -41,6 +43,21 @@ def print_results(lines: list[Any]) -> None:
             *([line.uncounted] if more else []),
         )
     console().print(table)
+
+
+def print_tables(tables: list[TextTable]) -> None:
+    """Tables of texts, each under its title."""
+    from rich.table import Table
+    from rich.text import Text
+
+    for number, one in enumerate(tables):
+        shown = Table(box=None, pad_edge=False, header_style="bold")
+        for column, heading in enumerate(one.head):
+            shown.add_column(Text(heading), justify="right" if column else "left")
+        for i, row in enumerate(one.body):
+            shown.add_row(*(Text(cell, style="bold" if (i, j) in one.bold else "") for j, cell in enumerate(row)))
+        console().print(Text(("\n" if number else "") + one.title, style="italic"))
+        console().print(shown)
 
 
 class Stopped(Exception):

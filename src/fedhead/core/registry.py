@@ -17,6 +17,7 @@ from functools import cache
 from importlib import metadata
 from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from fedhead.core.calls import Call, read_call
@@ -76,10 +77,19 @@ class Registry(Mapping[str, T], Generic[T]):
             It is called with the object and the name that the user wrote.
         home: The modules (or packages, all modules of which are meant) that register the built-in components. They
             are imported when a component is first looked up.
+        collections: What makes a component of a name in another library's collection, by the word before the colon, as
+            in `timm:resnet18`; the maker is itself named as `module:function`.
     """
 
-    def __init__(self, kind: str, group: str, check: Callable[[Any, str], T], home: Iterable[str] = ()):
-        self.kind, self.group, self._check = kind, group, check
+    def __init__(
+        self,
+        kind: str,
+        group: str,
+        check: Callable[[Any, str], T],
+        home: Iterable[str] = (),
+        collections: Mapping[str, str] = MappingProxyType({}),
+    ):
+        self.kind, self.group, self._check, self._collections = kind, group, check, collections
         self._home: list[str] | None = list(home)  # None once it is imported
         self._held: dict[str, Any] = {}
         self._lock = threading.RLock()
@@ -149,7 +159,7 @@ class Registry(Mapping[str, T], Generic[T]):
         """Return the component of a name.
 
         Args:
-            name: A built-in name, an entry point's name, `package.module:Name` or `file.py:Name`.
+            name: A built-in name, an entry point's name, `package.module:Name`, `file.py:Name`, or `collection:name`.
             folders: Where a file is looked for, before the working directory.
 
         Raises:
@@ -222,7 +232,11 @@ class Registry(Mapping[str, T], Generic[T]):
 
     def _load(self, name: str, folders: Iterable[str | Path]) -> tuple[Any, str, EntryPoint | None]:
         """The object of a name, its module, and the entry point that it was found by."""
-        if ":" in name:
+        collection, colon, rest = name.partition(":")
+        if colon and collection in self._collections:
+            make, module = load_object(self._collections[collection], f"{self.kind} {name!r}")
+            return make(rest), module, None
+        if colon:
             return *load_object(name, f"{self.kind} {name!r}", folders), None
         self._import_home()
         held = self._held.get(name)

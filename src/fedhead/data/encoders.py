@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 from fedhead.core.calls import read_call
 from fedhead.core.errors import BadInput, unknown
 from fedhead.core.log import logger
+from fedhead.core.packages import package_folder
 from fedhead.core.parameters import parameters
 from fedhead.core.ranges import Above, AtLeast, AtMost
 from fedhead.data.arrays import Layout
@@ -73,6 +75,29 @@ def bytes_(texts: Sequence[str], length: Length = 256) -> Encoded:
     for row, text in zip(x, texts, strict=True):
         codes = np.frombuffer(text.encode()[:length], np.uint8)
         row[: len(codes)] = codes.astype(np.int64) + 1
+    return Encoded(x, "tokens")
+
+
+def wordllama(texts: Sequence[str], length: Length = 128) -> Encoded:
+    """Give the tokens of WordLlama (Llama 2's), cut at a length or filled up with the number after the last token's.
+
+    The tokenizer's file comes with the PyPI package wordllama, which `pip install 'fedhead[text]'` brings.
+
+    Args:
+        texts: The texts.
+        length: Number of tokens.
+
+    Raises:
+        BadInput: If the packages are not installed.
+    """
+    path = package_folder("wordllama", "text") / "tokenizers" / "l2_supercat_tokenizer_config.json"
+    package_folder("tokenizers", "text")
+    tokenizer: Any = import_module("tokenizers").Tokenizer.from_file(str(path))
+    tokenizer.no_padding()
+    tokenizer.enable_truncation(length)
+    x = np.full((len(texts), length), tokenizer.get_vocab_size(), np.int64)
+    for row, found in zip(x, tokenizer.encode_batch(list(texts), add_special_tokens=False), strict=True):
+        row[: len(found.ids)] = found.ids
     return Encoded(x, "tokens")
 
 
@@ -150,7 +175,7 @@ def spectrogram(sounds: Sequence[NDArray[Any]], rate: int, seconds: Seconds = 1.
 
 
 # -- by name ----------------------------------------------------------------------------------------
-TEXT: dict[str, Callable[..., Encoded]] = {"hashing": hashing, "bytes": bytes_}
+TEXT: dict[str, Callable[..., Encoded]] = {"hashing": hashing, "bytes": bytes_, "wordllama": wordllama}
 SOUND: dict[str, Callable[..., Encoded]] = {"spectrogram": spectrogram, "waveform": waveform}
 
 

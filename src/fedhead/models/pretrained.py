@@ -1,31 +1,12 @@
-"""What pretrained models have in common: files of other packages, and batch normalization that stays as it is."""
+"""Batch normalization of pretrained models, which stays as it is."""
 
 from __future__ import annotations
 
-from importlib import util
-from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-
-from fedhead.core.errors import BadInput
-
-
-def package_folder(package: str, extra: str) -> Path:
-    """Return the folder of an installed package, without importing it.
-
-    Args:
-        package: Name of the package.
-        extra: The extra of fedhead that brings it.
-
-    Raises:
-        BadInput: If it is not installed.
-    """
-    found = util.find_spec(package)
-    if found is None or not found.submodule_search_locations:
-        raise BadInput(f"the package {package} is not installed: pip install 'fedhead[{extra}]'")
-    return Path(found.submodule_search_locations[0])
 
 
 class FixedBatchNorm2d(nn.Module):
@@ -55,7 +36,7 @@ class FixedBatchNorm2d(nn.Module):
 
 
 def fix_batch_norm(module: nn.Module) -> nn.Module:
-    """Replace the BatchNorm2d layers of a module, in place, by ones that keep their running statistics.
+    """Let the BatchNorm layers of a module keep their running statistics, in place.
 
     Args:
         module: The module.
@@ -67,6 +48,19 @@ def fix_batch_norm(module: nn.Module) -> nn.Module:
         made = FixedBatchNorm2d(module.num_features, module.eps)
         made.load_state_dict({name: t for name, t in module.state_dict().items() if name != "num_batches_tracked"})
         return made
+    if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_mean is not None:
+        kind: Any = _always_evaluating(type(module))
+        module.__class__ = kind  # such as timm's, which have an activation in them
+        return module.eval()
     for name, child in module.named_children():
         setattr(module, name, fix_batch_norm(child))
     return module
+
+
+def _always_evaluating(kind: type[nn.Module]) -> type[nn.Module]:
+    """Return a subclass of a layer that is never in training mode."""
+
+    def train(self: nn.Module, mode: bool = True) -> Any:
+        return kind.train(self, False)
+
+    return type(f"Fixed{kind.__name__}", (kind,), {"train": train})

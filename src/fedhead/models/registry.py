@@ -46,12 +46,33 @@ class Body(NamedTuple):
     features: int | None = None
 
 
+class Preprocessing(NamedTuple):
+    """What the inputs of a pretrained model were in its pretraining.
+
+    Args:
+        resize: Height and width of images.
+        mean: Mean per channel that is subtracted.
+        std: Deviation per channel that is divided by.
+        encode: Encoder of texts.
+    """
+
+    resize: int | None = None
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+    encode: str | None = None
+
+
 class Architecture(NamedTuple):
     """An architecture by name."""
 
     name: str
     description: str
     builder: Callable[..., Body | SplitModel]
+
+    @property
+    def preprocessing(self) -> Preprocessing | None:
+        """What a pretrained model wants its inputs to be; None: it is not pretrained, or does not say."""
+        return getattr(self.builder, "preprocessing", None)
 
     def parameters(self) -> dict[str, Any]:
         """Everything that can be set of the model by name, with its type and ranges: the head's, and its own."""
@@ -68,7 +89,8 @@ class Architecture(NamedTuple):
 
     def make(self, shape: Shape | Mapping[str, Shape], classes: int, params: Mapping[str, Any]) -> Body | SplitModel:
         """Call the builder."""
-        if isinstance(shape, Mapping) and self.builder.__module__.startswith("fedhead."):
+        own = self.builder.__module__.startswith("fedhead.") and not getattr(self.builder, "takes_names", False)
+        if isinstance(shape, Mapping) and own:
             raise BadInput(
                 f"model {self.name} takes one array, the samples have the inputs {', '.join(shape)}: give your own "
                 "module with arguments of these names, fedhead.split(module, classifier='…')"
@@ -87,11 +109,15 @@ class Architecture(NamedTuple):
 ModelLike = str | Architecture | Callable[..., Body | SplitModel]  # what names an architecture in Python
 B = TypeVar("B", bound=Callable[..., Any])
 MODELS = Registry[Architecture](
-    "model", "fedhead.models", lambda found, name: _checked(found, name), home=["fedhead.models"]
+    "model",
+    "fedhead.models",
+    lambda found, name: _checked(found, name),
+    home=["fedhead.models"],
+    collections={"timm": "fedhead.models.timm_models:timm_model", "hf": "fedhead.models.hf_models:hf_model"},
 )
 
 
-def register(name: str, description: str = "") -> Callable[[B], B]:
+def register(name: str, description: str = "", preprocessing: Preprocessing | None = None) -> Callable[[B], B]:
     """Register an architecture under a name: a function (input_shape, parameters with defaults).
 
     It returns a `Body`, to which any head is attached, or a whole `SplitModel`; one that takes `classes` gets their
@@ -100,11 +126,18 @@ def register(name: str, description: str = "") -> Callable[[B], B]:
     Args:
         name: The name in recipes.
         description: One line for `fedhead ls models`; without it the docstring's first.
+        preprocessing: What inputs were in the pretraining of a pretrained model, for `fedhead oneshot`.
 
     Returns:
         A decorator of functions.
     """
-    return MODELS.decorator(name, description)
+    enter = MODELS.decorator(name, description)
+
+    def decorate(builder: B) -> B:
+        vars(builder)["preprocessing"] = preprocessing
+        return enter(builder)
+
+    return decorate
 
 
 def _checked(found: Any, name: str) -> Architecture:

@@ -1,0 +1,101 @@
+"""`fedhead.oneshot`: heads from one message per client, beside the same heads on pooled features."""
+
+from __future__ import annotations
+
+import csv
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import fedhead as fh
+from fedhead.api import oneshot as module
+from fedhead.cli import call
+
+BACKBONE = "mlp(hidden=[24])"
+SPLIT: dict[str, Any] = {"partition": "dirichlet(0.1)", "clients": 4}
+
+
+def test_every_head_has_its_numbers_and_equals_the_pooled_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CCVR", functools.partial(fh.CCVR, samples=50, epochs=1))
+    found = fh.oneshot("digits", BACKBONE, rounds=2, **SPLIT)
+    rows = {row["head"]: row for row in found.rows}
+    assert list(rows) == ["ncm", "ridge", "lda", "qda", "fedcof", "fedavg, 2 rounds", "fedavg, 2 rounds, ccvr"]
+    for name in ("ncm", "ridge", "lda", "qda"):
+        assert rows[name]["accuracy"] == rows[name]["pooled"]
+    assert rows["ridge"]["accuracy"] > rows["fedavg, 2 rounds"]["accuracy"] > 5
+    assert rows["ncm"]["bytes"] == 8 * 10 * 25 + 8  # counts and sums in float64, and the architecture's number
+    assert rows["ridge"]["bytes"] == rows["ncm"]["bytes"] + 8 * 24 * 25 / 2
+    for row in rows.values():
+        assert 0 <= row["worst_client"] <= 1
+        assert 0 < row["f1"] <= 1
+        assert row["seconds"] > 0
+    found.plot(tmp_path / "heads.svg")
+    assert "kB that a client sends" in (tmp_path / "heads.svg").read_text()
+    found.to_csv(tmp_path / "heads.csv")
+    with (tmp_path / "heads.csv").open() as file:
+        assert [row["head"] for row in csv.DictReader(file)] == list(rows)
+    assert "ridge" in str(found)
+    assert type(found.result.module(stage="fedcof")[-1]) is torch.nn.Linear  # type: ignore[union-attr,index]
+
+
+def test_heads_that_cannot_be_computed_are_named_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = np.random.default_rng(0).normal(size=(40, 5)).astype(np.float32)
+    y = np.arange(40) % 3
+    y[y == 2] = 1
+    y[3] = 2  # a class of one sample has no covariance
+    federation = fh.Federation.from_arrays(x, y, clients=2, test=(x, y))
+    notes = {row["head"]: row["note"] for row in fh.oneshot(federation, "mlp(hidden=[])").rows}
+    assert "one sample" in notes["qda"]
+    assert notes["ridge"] is None
+    with pytest.raises(fh.BadInput, match="one sample"):
+        fh.oneshot(federation, "mlp(hidden=[])", ["qda"])
+    monkeypatch.setattr(module, "LARGEST", 10)
+    assert "left out: messages of" in fh.oneshot(federation, "mlp(hidden=[])").rows[3]["note"]
+
+
+def test_what_a_backbone_wants_is_done_to_the_images() -> None:
+    @fh.model("tests-wants", preprocessing=fh.Preprocessing(12, (0.4, 0.5, 0.6), (0.2, 0.3, 0.4)))
+    def wants(shape: tuple[int, ...]) -> fh.Body:
+        """Average each channel."""
+        assert tuple(shape[1:]) == (12, 12)
+        return fh.Body(torch.nn.Sequential(torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten()), shape[0])
+
+    x = torch.randint(0, 256, (30, 3, 8, 8), dtype=torch.uint8)
+    federation = fh.Federation.from_arrays(x, torch.arange(30) % 2, clients=2, layout="nchw", test=0.2)
+    found = fh.oneshot(federation, "tests-wants", ["ncm"])
+    transform = fh.Transform((0.4, 0.5, 0.6), (0.2, 0.3, 0.4), resize=12)
+    torch.testing.assert_close(found.features.train.x, transform(federation.train.x).mean((2, 3)))  # type: ignore[arg-type]
+    gray = fh.oneshot("digits", "tests-wants", ["ncm"], **SPLIT)
+    assert gray.features.input_shape == (1,)
+
+
+def test_bad_input_is_refused_in_one_line() -> None:
+    with pytest.raises(fh.BadInput, match="head in closed form 'ccvr'"):
+        fh.oneshot("digits", BACKBONE, ["ccvr"])
+    with pytest.raises(fh.BadInput, match="'reisnet'"):
+        fh.oneshot("digits", "reisnet")
+    table = fh.Federation.from_arrays(torch.randn(20, 4), torch.arange(20) % 2, clients=2)
+    with pytest.raises(fh.BadInput, match="resize: 12 is for images"):
+        fh.oneshot(table, BACKBONE, resize=12)
+    with pytest.raises(fh.BadInput, match="the federation has its clients"):
+        fh.oneshot(table, BACKBONE, clients=3)
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    x = np.random.default_rng(0).integers(0, 256, (40, 6, 6), dtype=np.uint8)
+    np.savez(tmp_path / "own.npz", x=x, y=np.arange(40) % 2, site=np.arange(40) // 20)
+    words = ["oneshot", str(tmp_path / "own.npz"), "--backbone", BACKBONE, "--heads", "ncm, ridge", "--quiet"]
+    assert call([*words, "--csv", str(tmp_path / "rows.csv"), "--plot", str(tmp_path / "p.png")]) == 0
+    shown = capsys.readouterr().out
+    assert "ridge" in shown
+    assert "2 clients (natural)" in shown
+    assert (tmp_path / "p.png").exists()
+    assert call([*words, "--json"]) == 0
+    assert [row["head"] for row in json.loads(capsys.readouterr().out)["heads"]] == ["ncm", "ridge"]
+    assert call(["oneshot", "nowhere"]) == 2
+    assert "nowhere" in capsys.readouterr().err
