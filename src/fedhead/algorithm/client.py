@@ -32,6 +32,7 @@ class ClientInputs(NamedTuple):
     steps: Tensor  # K, local steps of the round
     lr: Tensor  # the round's learning rate
     round: Tensor  # the round's number, from 1
+    numbers: Tree = Tree()  # K, settings of the client's run, where runs with other numbers share its stack
 
 
 class Client:

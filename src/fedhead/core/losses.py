@@ -87,7 +87,7 @@ def distillation(logits: Tensor, target: Tensor, weight: Tensor, temperature: fl
 
 
 def balanced_softmax(
-    logits: Tensor, y: Tensor, weight: Tensor, counts: Tensor, gamma: float = 1.0, absent: str = "mask"
+    logits: Tensor, y: Tensor, weight: Tensor, counts: Tensor, gamma: float | Tensor = 1.0, absent: str = "mask"
 ) -> Tensor:
     """Compute the cross entropy with a class prior added, so that no class wins by being frequent.
 
@@ -102,9 +102,7 @@ def balanced_softmax(
         absent: How to treat a class without samples: "mask" removes it from the softmax, as n_c^γ = 0 implies;
             "one" counts it as one sample.
     """
-    if gamma == 0:  # 0⁰ = 1: no class is weighted
-        return cross_entropy(logits, y, weight)
     prior = gamma * counts.clamp_min(1).log()
-    if absent == "mask":
-        prior = prior.masked_fill(counts == 0, -torch.inf)
+    if absent == "mask":  # 0⁰ = 1: with γ = 0 no class is weighted
+        prior = prior.masked_fill((counts == 0) & (gamma > 0), -torch.inf)
     return cross_entropy(logits + prior.to(logits.dtype), y, weight)

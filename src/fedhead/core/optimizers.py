@@ -1,7 +1,8 @@
 """Optimizers as pure functions: parameters, gradients and state in, new parameters and state out.
 
 The update rules are those of `torch.optim` up to rounding, which the tests verify. `step_in_place` is the same step
-for callers that own the tensors, on a CPU: one pass over each tensor instead of four or more.
+for callers that own the tensors, on a CPU: one pass over each tensor instead of four or more. In a stack of clients,
+the learning rate, momentum and weight decay of `step` may be tensors with one number per client.
 """
 
 from __future__ import annotations
@@ -61,13 +62,13 @@ class SGD(Checked):
         """
         g = list(grads.values())
         w = list(params.values())
-        if self.weight_decay:
-            g = list(torch._foreach_add(g, w, alpha=self.weight_decay))
-        if self.momentum:
-            v = list(torch._foreach_add(g, list(state["velocity"].values()), alpha=self.momentum))
+        if _is_set(self.weight_decay):
+            g = _add(g, w, self.weight_decay)
+        if _is_set(self.momentum):
+            v = _add(g, list(state["velocity"].values()), self.momentum)
             state = Tree(velocity=Tree(zip(params, v, strict=True)))
-            g = list(torch._foreach_add(g, v, alpha=self.momentum)) if self.nesterov else v
-        w = list(torch._foreach_sub(w, list(torch._foreach_mul(g, lr))))
+            g = _add(g, v, self.momentum) if self.nesterov else v
+        w = list(torch._foreach_sub(w, _scale(g, lr)))
         return params.replace(dict(zip(params, w, strict=True))), state
 
     def step_in_place(self, params: Tree, grads: Tree, state: Tree, lr: Tensor | float) -> None:
@@ -137,10 +138,10 @@ class Adam(Checked):
         """
         b1, b2 = self.betas
         g, w = list(grads.values()), list(params.values())
-        if self.weight_decay and self.decoupled:
-            w = list(torch._foreach_mul(w, 1 - lr * self.weight_decay))
-        elif self.weight_decay:
-            g = list(torch._foreach_add(g, w, alpha=self.weight_decay))
+        if _is_set(self.weight_decay) and self.decoupled:
+            w = _scale(w, 1 - lr * self.weight_decay)
+        elif _is_set(self.weight_decay):
+            g = _add(g, w, self.weight_decay)
         t = state["step"] + 1
         m = list(torch._foreach_mul(list(state["mean"].values()), b1))
         torch._foreach_add_(m, g, alpha=1 - b1)
@@ -219,11 +220,25 @@ def clip_norm(grads: Tree, limit: float) -> Tree:
 def clone_for_in_place(params: Tree, state: Tree) -> tuple[Tree, Tree]:
     """Copy parameters and optimizer state, with equal strides, so that `step_in_place` may overwrite them."""
     own = params.clone()
+    return own, _lay_out_state(Tree({n: t.clone() for n, t in state.items()}), own)
 
-    def copy(entry: Tree) -> Tree:
-        return Tree(zip(entry, _match_strides(entry.clone(), own), strict=True))
 
-    return own, Tree({n: copy(t) if isinstance(t, Tree) else t.clone() for n, t in state.items()})
+def lay_out_alike(params: Tree, grads: Tree, state: Tree) -> tuple[Tree, Tree, Tree]:
+    """Return parameters, gradients and optimizer state with equal strides: those of the gradients, where they can be.
+
+    What has them already is not copied.
+    """
+    dense = Tree({name: g if 0 not in g.stride() else g.contiguous() for name, g in grads.items()})
+    params = Tree(zip(params, _match_strides(params, dense), strict=True))
+    grads = Tree(zip(params, _match_strides(dense, params), strict=True))
+    return params, grads, _lay_out_state(state, params)
+
+
+def _lay_out_state(state: Tree, like: Tree) -> Tree:
+    """Return an optimizer's state, of which trees have one tensor per parameter, with the strides of these."""
+    return Tree(
+        {n: Tree(zip(t, _match_strides(t, like), strict=True)) if isinstance(t, Tree) else t for n, t in state.items()}
+    )
 
 
 def _match_strides(tree: Tree, like: Tree) -> list[Tensor]:
@@ -232,6 +247,25 @@ def _match_strides(tree: Tree, like: Tree) -> list[Tensor]:
         t if t.stride() == other.stride() else torch.empty_like(other).copy_(t)
         for t, other in zip(tree.values(), like.values(), strict=True)
     ]
+
+
+def _is_set(factor: Tensor | float) -> bool:
+    """Return whether a term is there: whether its factor is not 0, or is one number per client."""
+    return isinstance(factor, Tensor) or bool(factor)
+
+
+def _add(a: list[Tensor], b: list[Tensor], factor: Tensor | float) -> list[Tensor]:
+    """Return a + factor · b; in a stack the factor may be a tensor with one number per client."""
+    if isinstance(factor, Tensor):
+        return [x + _expand_like(factor, x) * y for x, y in zip(a, b, strict=True)]
+    return list(torch._foreach_add(a, b, alpha=factor))
+
+
+def _scale(tensors: list[Tensor], factor: Tensor | float) -> list[Tensor]:
+    """Return factor · t; in a stack the factor may have one number per client."""
+    if isinstance(factor, Tensor) and factor.dim():
+        return [t * _expand_like(factor, t) for t in tensors]
+    return list(torch._foreach_mul(tensors, factor))
 
 
 def _expand_like(scalar: Tensor, like: Tensor) -> Tensor:

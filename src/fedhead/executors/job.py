@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -36,6 +37,8 @@ class Job:
         public_rows: The rows of the samples that all clients hold.
         lr: The learning rate of the round.
         round: The round, counted from 1.
+        numbers: Settings of each client's run, by name, where the job joins runs that differ in them; empty: as in the
+            program.
     """
 
     program: Program
@@ -49,6 +52,7 @@ class Job:
     public_rows: Rows
     lr: float
     round: int
+    numbers: Sequence[Mapping[str, float]] = ()
 
     def take(self, places: list[int]) -> Job:
         """Return the same job for some of its clients.
@@ -71,6 +75,7 @@ class Job:
             rows=select(self.rows),
             counts=select(self.counts),
             schedules=select(self.schedules),
+            numbers=select(list(self.numbers)) if self.numbers else (),
         )
 
     def truncated(self, steps: int) -> Job:
@@ -95,6 +100,7 @@ class Job:
         Returns:
             The client's inputs.
         """
+        assert not self.numbers, "only a stack joins runs with different numbers"
         return self._inputs(self.per_client[k], self.states[k], self.counts[k], *self._padded([k]), squeeze=True)
 
     def stacked_inputs(self) -> ClientInputs:
@@ -109,9 +115,10 @@ class Job:
         if squeeze:
             rows, mask, steps = rows[0], mask[0], steps[0]
         lr = torch.tensor(self.lr, dtype=pool.dtype, device=device)
-        return ClientInputs(
-            self.broadcast, own, state, counts, rows, mask, steps, lr, torch.tensor(self.round, device=device)
-        )
+        names = self.numbers[0] if self.numbers else ()
+        numbers = {n: torch.tensor([each[n] for each in self.numbers], dtype=pool.dtype, device=device) for n in names}
+        round = torch.tensor(self.round, device=device)
+        return ClientInputs(self.broadcast, own, state, counts, rows, mask, steps, lr, round, Tree(numbers))
 
     def _padded(self, places: list[int]) -> tuple[Tensor, Tensor, Tensor]:
         pool = self.program.pool
@@ -166,9 +173,11 @@ class Executor:
     Attributes:
         name: Name of the executor.
         preparing: Seconds spent so far on compiling and capturing, which do not count as training.
+        takes_numbers: Whether the clients of a job may differ in their settings (`Job.numbers`).
     """
 
     name: str = ""
+    takes_numbers: bool = False
     preparing: float = 0.0
 
     def __init_subclass__(cls, **settings: Any) -> None:

@@ -2,23 +2,28 @@
 
 Each run proceeds in its own thread; when it trains its clients, it waits until all other runs are ready, and one stack
 trains them all. The broadcast of each run becomes part of what its own clients receive, so that each client gets the
-same numbers as it would in a single run.
+same numbers as it would in a single run. With `mix_numbers`, runs that differ in numbers such as the learning rate or
+μ share a stack too (`executors.numbers`), up to rounding.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
 from fedhead.algorithm.phase import Reply
+from fedhead.core.errors import first_line
 from fedhead.core.inputs import shape_of, tensors_of
+from fedhead.core.log import warn_once
 from fedhead.core.schema import schema
 from fedhead.core.tree import Tree
+from fedhead.executors import numbers
 from fedhead.executors.job import Executor, Job
+from fedhead.executors.program import Program
 
 T = TypeVar("T")
 
@@ -41,10 +46,13 @@ class MultiRun:
 
     Args:
         worker: Executor that trains the stacks.
+        mix_numbers: Whether runs that differ only in numbers share a stack.
     """
 
-    def __init__(self, worker: Executor):
+    def __init__(self, worker: Executor, mix_numbers: bool = False):
         self.worker = worker
+        self._mixes = mix_numbers and worker.takes_numbers
+        self._mixed: list[_Mixed] = []
         self._condition = threading.Condition()
         self._members = 0
         self._joined = 0
@@ -101,9 +109,17 @@ class MultiRun:
             if group is None:
                 groups.append(group := [])
             group.append(index)
-        stacks = [merge_jobs([jobs[index] for index in group]) for group in groups]
+        stacks = [self._merge([jobs[index] for index in group]) for group in groups]
+        try:
+            outcome = self.worker.run_all(stacks)
+        except (RuntimeError, TypeError, ValueError) as error:
+            if not any(stack.numbers for stack in stacks):
+                raise
+            warn_once(f"runs that differ in their numbers train one after another ({first_line(error)})")
+            self._mixes = False
+            return self._train(jobs)
         replies: dict[int, list[Reply]] = {}
-        for group, found in zip(groups, self.worker.run_all(stacks), strict=True):
+        for group, found in zip(groups, outcome, strict=True):
             for index in group:
                 count = len(jobs[index].clients)
                 replies[index], found = found[:count], found[count:]
@@ -111,26 +127,63 @@ class MultiRun:
 
     def _compatible(self, a: Job, b: Job) -> bool:
         """Return whether two jobs do the same work on the same data."""
-        one, other = [
-            (job.round, job.lr, job.program.bf16, repr(job.program.algorithm), repr(job.program.uploads))
-            for job in (a, b)
-        ]
-        if one != other:
-            return False
-        mine, theirs = a.program.task, b.program.task
-        if (mine.local, mine.objective) != (theirs.local, theirs.objective):
-            return False
-        if str(mine.model) != str(theirs.model) or mine.model.fixed != theirs.model.fixed:
+        if a.round != b.round or (a.lr != b.lr and not self._mixes):
             return False
         if schema(a.broadcast.replace(a.per_client[0])) != schema(b.broadcast.replace(b.per_client[0])):
             return False
-        key = (id(a.program.pool), id(b.program.pool))
+        return self._alike(a.program, b.program)
+
+    def _alike(self, a: Program, b: Program) -> bool:
+        """Return whether clients of two programs do the same work on the same data, but for their numbers."""
+        one, other = [(p.bf16, repr(p.uploads), p.task.objective, self._work(p)) for p in (a, b)]
+        if one != other:
+            return False
+        mine, theirs = a.task.model, b.task.model
+        if str(mine) != str(theirs) or mine.fixed != theirs.fixed:
+            return False
+        key = (id(a.pool), id(b.pool))
         if key not in self._same_data_cache:
             self._same_data_cache[key] = _same_data(a, b)
         return self._same_data_cache[key]
 
+    def _work(self, program: Program) -> Any:
+        """What the clients of a stack must have in common in their algorithm and their local training."""
+        if self._mixes:
+            return numbers.describe(program.algorithm, program.task)[0]
+        return repr(program.algorithm), program.task.local
 
-def run_together(worker: Executor, runs: Sequence[Callable[[Executor], T]]) -> list[T]:
+    def _merge(self, jobs: list[Job]) -> Job:
+        """Merge jobs into one, with what differs between their runs as numbers."""
+        merged = merge_jobs(jobs)
+        if not self._mixes:
+            return merged
+        found = [numbers.describe(job.program.algorithm, job.program.task)[1] for job in jobs]
+        mixed = next((each for each in self._mixed if self._alike(each.program, merged.program)), None)
+        if mixed is None:
+            self._mixed.append(mixed := _Mixed(merged.program, found[0]))
+        mixed.names |= {name for each in found for name, value in each.items() if value != mixed.numbers[name]}
+        if any(job.lr != merged.lr for job in jobs):
+            mixed.names.add(numbers.ROUND_LR)
+        if not mixed.names:
+            return merged
+        own = [
+            {name: ({**each, numbers.ROUND_LR: job.lr})[name] for name in sorted(mixed.names)}
+            for each, job in zip(found, jobs, strict=True)
+        ]
+        spread = [mine for mine, job in zip(own, jobs, strict=True) for _ in job.clients]
+        return replace(merged, program=mixed.program, numbers=spread)
+
+
+@dataclass
+class _Mixed:
+    """Runs that differ in numbers; one program serves them all, so that a GPU's graphs are captured once."""
+
+    program: Program
+    numbers: Mapping[str, float]  # of the program
+    names: set[str] = field(default_factory=set)  # of the numbers that differ
+
+
+def run_together(worker: Executor, runs: Sequence[Callable[[Executor], T]], *, mix_numbers: bool = False) -> list[T]:
     """Run several functions concurrently, each with its own executor, and return their results.
 
     A run that fails does not stop the others; its error is raised when all have ended.
@@ -138,11 +191,12 @@ def run_together(worker: Executor, runs: Sequence[Callable[[Executor], T]]) -> l
     Args:
         worker: Executor that trains the clients of all runs.
         runs: Functions of an executor.
+        mix_numbers: Whether runs that differ only in numbers, such as the learning rate, share a stack.
 
     Returns:
         The result of each function.
     """
-    multi_run = MultiRun(worker)
+    multi_run = MultiRun(worker, mix_numbers)
     found: dict[int, T] = {}
     errors: dict[int, BaseException] = {}
 
@@ -198,8 +252,8 @@ def merge_jobs(jobs: list[Job]) -> Job:
     )
 
 
-def _same_data(a: Job, b: Job) -> bool:
-    pairs = [(a.program.pool, b.program.pool), (a.program.public, b.program.public)]
+def _same_data(a: Program, b: Program) -> bool:
+    pairs = [(a.pool, b.pool), (a.public, b.public)]
     for mine, theirs in pairs:
         if (mine is None) != (theirs is None):
             return False

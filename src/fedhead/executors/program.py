@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
+from types import MethodType
 from typing import Any
 
 from torch import Tensor
@@ -27,6 +28,7 @@ from fedhead.core.losses import mean
 from fedhead.core.optimizers import Optimizer, clip_norm
 from fedhead.core.tree import Tree, Weights
 from fedhead.data.pool import Pool
+from fedhead.executors import numbers
 
 
 @dataclass(frozen=True)
@@ -65,14 +67,24 @@ class Program:
         """The same program with another pool behind one kind of data."""
         return replace(self, pool=pool) if data == "private" else replace(self, public=pool)
 
+    def with_numbers(self, inputs: ClientInputs) -> tuple[Program, ClientInputs]:
+        """The program with the numbers of the client's run, where runs with other numbers share its stack."""
+        if not inputs.numbers:
+            return self, inputs
+        algorithm, task = numbers.with_numbers(self.algorithm, self.task, inputs.numbers)
+        lr = inputs.numbers.get(numbers.ROUND_LR, inputs.lr)
+        return replace(self, algorithm=algorithm, task=task), inputs._replace(lr=lr, numbers=Tree())
+
     def start(self, inputs: ClientInputs) -> Weights:
         """The weights before the first step."""
-        return self.algorithm.start(self.client(inputs))
+        own, inputs = self.with_numbers(inputs)
+        return own.algorithm.start(own.client(inputs))
 
     def finish(self, w: Weights, inputs: ClientInputs) -> Reply:
         """What is sent, without small classes and as the uploads leave it, and what is kept after the last step."""
-        client = self.client(inputs)
-        reply = _checked(self.algorithm.finish(w, client), self.algorithm)
+        own, inputs = self.with_numbers(inputs)
+        client = own.client(inputs)
+        reply = _checked(own.algorithm.finish(w, client), self.algorithm)
         send = without_small_classes(self.algorithm, reply.send, client)
         return reply._replace(send=upload.encode(self.uploads, self.algorithm, send, client))
 
@@ -82,9 +94,10 @@ class Program:
 
     def correct(self, g: Tree, inputs: ClientInputs, phase: Phase) -> Tree:
         """The gradient that the optimizer sees: clipped, then as the method corrects it."""
-        if self.task.local.clip_norm is not None:
-            g = clip_norm(g, self.task.local.clip_norm)
-        return self.algorithm.correct(g, self.client(inputs)) if self.corrects and phase.corrects else g
+        own, inputs = self.with_numbers(inputs)
+        if own.task.local.clip_norm is not None:
+            g = clip_norm(g, own.task.local.clip_norm)
+        return own.algorithm.correct(g, own.client(inputs)) if self.corrects and phase.corrects else g
 
     def loss(
         self, phase: Phase, padded: bool = True
@@ -97,10 +110,12 @@ class Program:
         """
 
         def loss(params: Tree, w: Weights, batch: Batch, key: Tensor, inputs: ClientInputs) -> tuple[Tensor, Tree]:
-            client = self.client(inputs, key, phase.data, batch.weight if padded else None)
+            own, inputs = self.with_numbers(inputs)
+            client = own.client(inputs, key, phase.data, batch.weight if padded else None)
+            compute = phase.loss if own is self else MethodType(phase.loss.__func__, own.algorithm)  # type: ignore[attr-defined]  # `numbers.describe` saw that it is a method of the algorithm
             followed = self.task.objective.is_plain or phase.data != "private"
             try:
-                value = reduced(phase.loss(w.replace(params), batch, client), batch, phase)
+                value = reduced(compute(w.replace(params), batch, client), batch, phase)
             except (RuntimeError, IndexError) as error:  # such as a cross entropy of a single logit
                 if followed or client.asked_objective:
                     raise

@@ -18,6 +18,7 @@ from fedhead.core.inputs import map_inputs
 from fedhead.core.optimizers import Optimizer, clone_for_in_place
 from fedhead.core.tree import Tree, Weights
 from fedhead.data.pool import Pool
+from fedhead.executors.numbers import step_in_place
 from fedhead.executors.program import Program, Vectorizer
 
 
@@ -107,11 +108,16 @@ class Step:
             if program.changes_gradients(self.phase):
                 g = self.vectorizer.correct(program, self.phase)(g, inputs)
             # A phase with its own optimizer follows the run's schedule: client.lr is the run's rate in this round.
-            lr = inputs.lr * (self.optimizer.lr / program.task.local.optimizer.lr)
-            if program.in_place:
-                self.optimizer.step_in_place(carry.params, g, carry.opt, lr)
+            own, inputs_of_run = program.with_numbers(inputs)
+            optimizer = own.task.local.optimizer if self.phase.optimizer is None else self.optimizer
+            lr = inputs_of_run.lr * (optimizer.lr / own.task.local.optimizer.lr)
+            if program.in_place and own is program:
+                optimizer.step_in_place(carry.params, g, carry.opt, lr)
                 return carry._replace(stats=stats.detach(), loss=loss_so_far)
-            params, opt = self.optimizer.step(carry.params, g, carry.opt, lr)
+            if program.in_place:
+                params, opt = step_in_place(optimizer, carry.params, g, carry.opt, lr)
+                return Carry(params, stats.detach(), opt, loss_so_far)
+            params, opt = optimizer.step(carry.params, g, carry.opt, lr)
             return Carry(params, stats.detach(), opt, loss_so_far)
 
 

@@ -1,0 +1,160 @@
+"""Numbers in which runs that share a stack may differ: learning rate, weight decay, μ, τ, …
+
+Runs that differ only in such numbers do the same work, so that their clients can train in one stack. The hooks of a
+method then see a copy of the method in which these fields are tensors with the client's own numbers. What decides the
+structure of the work (whole numbers, words, epochs, whether there is momentum) must be alike.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+from torch import Tensor
+
+from fedhead.algorithm.base import Algorithm
+from fedhead.algorithm.phase import Phase
+from fedhead.algorithm.task import LocalTraining, Task
+from fedhead.core.optimizers import SGD, Optimizer, lay_out_alike
+from fedhead.core.tree import Tree
+
+T = TypeVar("T")
+ROUND_LR = "lr"  # name of the round's learning rate among a run's numbers
+_ALGORITHM, _LOCAL = "algorithm", "local"
+_OF_LR = ("lr_decay", "schedule", "warmup_rounds")  # reach a client only as the round's learning rate
+
+
+def describe(algorithm: Algorithm, task: Task) -> tuple[str, dict[str, float]]:
+    """Return what runs must have in common to share a stack, as a text, and the numbers in which they may differ.
+
+    Args:
+        algorithm: The method or stage.
+        task: Sizes and settings.
+
+    Returns:
+        The text, and the numbers by name, such as `algorithm.mu` and `local.optimizer.lr`.
+    """
+    numbers: dict[str, float] = {}
+    parts: list[Any] = [_masked(algorithm, _ALGORITHM, numbers)]
+    phases = algorithm.phases(task)
+    if any(getattr(phase.loss, "__self__", None) is not algorithm for phase in phases):
+        parts.append(dict(numbers))  # a loss that is no method of the algorithm keeps the numbers it was made with
+    parts += [repr(dataclasses.replace(phase, loss=_name(phase))) for phase in phases]
+    return repr([*parts, _masked_local(task.local, numbers)]), numbers
+
+
+def _name(phase: Phase) -> Any:
+    return getattr(phase.loss, "__qualname__", repr(phase.loss))
+
+
+def _masked(part: Any, path: str, numbers: dict[str, float]) -> Any:
+    """Describe a dataclass without its numbers, which are entered into `numbers`."""
+    fields = [field.name for field in dataclasses.fields(part) if field.init]
+    if vars(part).keys() - set(fields):
+        return repr(part)  # it has computed something of its numbers
+    found: list[Any] = [type(part)]
+    for name in fields:
+        value = getattr(part, name)
+        if type(value) is float:
+            numbers[f"{path}.{name}"] = value
+            found.append((name, float))
+        elif dataclasses.is_dataclass(value):
+            found.append((name, _masked(value, f"{path}.{name}", numbers)))
+        else:
+            found.append((name, repr(value)))
+    return found
+
+
+def _masked_local(local: LocalTraining, numbers: dict[str, float]) -> Any:
+    optimizer = local.optimizer
+    found: list[Any] = [type(optimizer)]
+    for field in dataclasses.fields(optimizer):
+        value = getattr(optimizer, field.name)
+        # without momentum the optimizer's state has no velocity
+        if field.name in ("lr", "weight_decay") or (field.name == "momentum" and value):
+            numbers[f"{_LOCAL}.optimizer.{field.name}"] = value
+        else:
+            found.append((field.name, value))
+    if local.clip_norm is not None:
+        numbers[f"{_LOCAL}.clip_norm"] = local.clip_norm
+    apart = {*_OF_LR, "optimizer", *(["clip_norm"] if local.clip_norm is not None else [])}
+    found += [(f.name, getattr(local, f.name)) for f in dataclasses.fields(local) if f.name not in apart]
+    return found
+
+
+def with_numbers(algorithm: Algorithm, task: Task, numbers: Mapping[str, Tensor]) -> tuple[Algorithm, Task]:
+    """Return copies of the algorithm and of the task in which these settings are tensors.
+
+    Args:
+        algorithm: The method or stage.
+        task: Sizes and settings.
+        numbers: The tensors, by the names that `describe` gives.
+    """
+    local = task.local
+    for name, value in numbers.items():
+        part, _, path = name.partition(".")
+        if part == _ALGORITHM:
+            algorithm = _set(algorithm, path, value)
+        elif part == _LOCAL:
+            local = _set(local, path, value)
+    return algorithm, task if local is task.local else _set(task, "local", local)
+
+
+def _set(part: T, path: str, value: Any) -> T:
+    """Return a copy of a dataclass with another value at a path of fields; its range was checked as a number."""
+    name, dot, rest = path.partition(".")
+    changed = copy.copy(part)
+    object.__setattr__(changed, name, _set(getattr(part, name), rest, value) if dot else value)
+    return changed
+
+
+def step_in_place(optimizer: Optimizer, params: Tree, grads: Tree, state: Tree, lr: Tensor) -> tuple[Tree, Tree]:
+    """Take one step of a stack of clients by their runs' own optimizers, which overwrites `params` and `state`.
+
+    Args:
+        optimizer: The optimizer, of whose settings some are tensors with one number per client.
+        params: Parameters, with a client axis.
+        grads: Their gradients.
+        state: The optimizer's state.
+        lr: Learning rate of each client, or of all.
+
+    Returns:
+        The parameters and the state, which lie in memory as the gradients do: the same tensors but in the first step.
+    """
+    params, grads, state = lay_out_alike(params, grads, state)
+    clients = len(next(iter(params.values())))
+    own = {name: value for name, value in vars(optimizer).items() if isinstance(value, Tensor)} | {"lr": lr}
+    runs: dict[tuple[float, ...], list[int]] = {}  # clients by their numbers
+    for k, numbers in enumerate(zip(*(value.expand(clients).tolist() for value in own.values()), strict=True)):
+        runs.setdefault(numbers, []).append(k)
+    # Adam counts the steps of each client
+    groups = [(numbers, [k]) for numbers, mine in runs.items() for k in mine]
+    each = [tree.map(_by_client) for tree in (params, grads, state)]
+    for numbers, mine in list(runs.items()) if isinstance(optimizer, SGD) else groups:
+        one = copy.copy(optimizer)
+        for name, number in zip(own, numbers, strict=True):
+            object.__setattr__(one, name, number)
+        w, g, kept = (_of_clients(tree, mine) for tree in each)
+        one.step_in_place(w, g, kept, one.lr)
+    return params, state
+
+
+def _by_client(t: Tensor) -> tuple[Tensor, ...]:
+    """Return each client's numbers in the order in which they lie in memory, as the fused kernels want them."""
+    flat = t if t.dim() == 1 else t.as_strided((len(t), t[0].numel()), (t.stride(0), 1))
+    return flat.unbind()
+
+
+def _of_clients(tree: Tree, clients: Sequence[int]) -> Tree:
+    """Return the tensors of some clients, of a tree that holds a list of them in place of each tensor."""
+    found: dict[str, Any] = {}
+    for name, value in tree.items():
+        if isinstance(value, Tree):
+            found[name] = _of_clients(value, clients)
+        elif len(clients) == 1:
+            found[name] = value[clients[0]]
+        else:
+            found |= {f"{name}.{k}": value[k] for k in clients}
+    return Tree(found)
