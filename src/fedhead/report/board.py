@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from starlette.applications import Starlette
     from starlette.requests import Request
     from starlette.responses import Response
+    from uvicorn import Server
 
 SECONDS = 2.0  # between two questions of a page for news
 SHARE = 0.1  # of the time goes into making pages at most: the runs need the machine too
@@ -142,16 +143,21 @@ def serve(paths: Sequence[Path], host: str = "127.0.0.1", port: int = 8080) -> N
         if not path.is_dir():
             raise BadInput(f"{path} is no folder: give one in which runs are or will be, such as runs/")
     hosts = ["localhost", "127.0.0.1", "[::1]", host] if _is_loopback(host) else ["*"]
-    app = application(paths, hosts)
-    import uvicorn
-
+    server = server_of(application(paths, hosts))
     listening = _listen(host, port)
     shown = f"[{host}]" if ":" in host else host
     print(f"board: http://{shown}:{listening.getsockname()[1]}/  (Ctrl-C ends it)", flush=True)
     if not _is_loopback(host):
         print("it can be read by everyone who reaches this address", flush=True)
     with listening:
-        uvicorn.Server(uvicorn.Config(app, log_level="warning")).run(sockets=[listening])
+        server.run(sockets=[listening])
+
+
+def server_of(app: Starlette) -> Server:
+    """Return a server of the board, which has nothing to start and speaks HTTP alone."""
+    import uvicorn
+
+    return uvicorn.Server(uvicorn.Config(app, log_level="warning", ws="none", lifespan="off", server_header=False))
 
 
 def _is_loopback(host: str) -> bool:

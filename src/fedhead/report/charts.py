@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedhead.report.style import COLORS
+from fedhead.report.text_table import shorten
 
 DASHES = ("solid", "dash", "dashdot", "dot")  # in the order of those of the figures
 SYMBOLS = ("diamond", "square", "triangle-up", "cross", "star", "hexagon", "x")
@@ -47,19 +48,18 @@ def text(words: str, longest: int = 60) -> str:
     """Return a text as Plotly shows it literally, shortened in the middle where it is long.
 
     >>> text("a < b"), text("x" * 99, 9)
-    ('a &lt; b', 'xxxxx…xxx')
+    ('a &lt; b', 'xxxx…xxxx')
     """
-    if len(words) > longest:
-        end = (longest - 1) * 2 // 5
-        words = f"{words[: longest - 1 - end]}…{words[-end:]}"
-    return escape(words, quote=False).replace("$", "&#36;")  # between two $ Plotly would look for a formula
+    return escape(shorten(words, longest), quote=False).replace(
+        "$", "&#36;"
+    )  # between two $ Plotly would look for a formula
 
 
 def distinct(names: Sequence[str], longest: int = 16) -> list[str]:
     """Return names as an axis shows them: shortened, and still different from each other.
 
     >>> distinct(["a" * 20, "a" * 21, "b"], 5)
-    ['aaa…a', 'aaa…a (2)', 'b']
+    ['aa…aa', 'aa…aa (2)', 'b']
     """
     out: list[str] = []
     for name in names:

@@ -132,7 +132,10 @@ class Content:
     def notes(self) -> list[str]:
         """What a reader must know: folders that do not count, and why."""
         found = tables.notes(tables.group_by_seed(self.runs), self.empty)
-        return [*found, *(f"{path} is broken and does not count: {_short(why)}" for path, why in self.broken.items())]
+        return [
+            *found,
+            *(f"{path} is broken and does not count: {first_words(why)}" for path, why in self.broken.items()),
+        ]
 
 
 def load(paths: Sequence[str | Path]) -> Content:
@@ -156,9 +159,9 @@ def in_order(metrics: Iterable[str]) -> list[str]:
     return sorted(dict.fromkeys(metrics), key=lambda name: known.index(name) if name in known else len(known))
 
 
-def _short(why: str) -> str:
-    """The first words of an error, of which some list all that is known."""
-    return why if len(why) <= 200 else f"{why[:199]}…"
+def first_words(why: str) -> str:
+    """Return the first words of an error, of which some list all that is known."""
+    return why if len(why) <= 180 else f"{why[:179]}…"
 
 
 def _replicate(run: Run) -> tuple[int, int | None]:

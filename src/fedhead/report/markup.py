@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from html import escape
 
 from fedhead.report.charts import Chart, Style, plain
+from fedhead.report.text_table import shorten
+
+LONGEST = 100  # characters of a label that are shown
 
 _PATTERNS = {"solid": "", "dash": "7 5", "dot": "2 4", "dashdot": "7 4 2 4"}
 
@@ -61,13 +64,18 @@ class Cell:
     html: str = ""
 
 
-def words(user_text: object) -> str:
+def words(user_text: object, longest: int = LONGEST) -> str:
     """Return a text as HTML; its direction, left to right or right to left, does not change that of its surroundings.
+
+    A very long one is shortened, and whole where the pointer rests on it.
 
     >>> words("a < b")
     '<bdi>a &lt; b</bdi>'
     """
-    return f"<bdi>{escape(str(user_text))}</bdi>"
+    text = str(user_text)
+    short = shorten(text, longest)
+    title = f' title="{escape(text)}"' if short != text else ""
+    return f"<bdi{title}>{escape(short)}</bdi>"
 
 
 def table(
@@ -102,8 +110,8 @@ def _cell(cell: Cell | str, column: int, wordy: bool) -> str:
     names = [name for name, there in (("best", cell.best), ("text", wordy)) if there and column]
     attributes += f' class="{" ".join(names)}"' if names else ""
     attributes += "" if cell.value is None else f' data-value="{cell.value!r}"'
-    note = f"<small>{words(cell.note)}</small>" if cell.note else ""
-    return f"<{tag}{attributes}>{cell.html or words(cell.text)}{note}</{tag}>"
+    note = f"<small>{words(cell.note, 200)}</small>" if cell.note else ""
+    return f"<{tag}{attributes}>{cell.html or words(cell.text, 200 if wordy else LONGEST)}{note}</{tag}>"
 
 
 def chart(id: str, group: str, charts: Mapping[str, Chart], label: str, title: str = "", caption: str = "") -> str:
@@ -153,16 +161,11 @@ def choice(group: str, label: str, names: Mapping[str, str] | Sequence[str]) -> 
     shown = names if isinstance(names, Mapping) else {name: name for name in names}
     if len(shown) < 2:
         return ""
-    options = "".join(f'<option value="{escape(k)}">{escape(text_of(v))}</option>' for k, v in shown.items())
+    options = "".join(f'<option value="{escape(k)}">{escape(shorten(v, 90))}</option>' for k, v in shown.items())
     return (
         f'<div class="controls"><label for="{group}-choice">{escape(label)}</label>'
         f'<select id="{group}-choice" data-choose="{escape(group)}">{options}</select></div>'
     )
-
-
-def text_of(label: str, longest: int = 90) -> str:
-    """Return a label that fits a selection."""
-    return label if len(label) <= longest else f"{label[: longest - 1]}…"
 
 
 def blocks(group: str, contents: Mapping[str, str]) -> str:
@@ -196,7 +199,7 @@ def _sample(look: Style) -> str:
 
 def notes(lines: Iterable[str]) -> str:
     """Return a list of remarks, nothing where there are none."""
-    items = "".join(f"<li>{words(line)}</li>" for line in lines)
+    items = "".join(f"<li>{words(line, 400)}</li>" for line in lines)
     return f'<ul class="notes">{items}</ul>' if items else ""
 
 

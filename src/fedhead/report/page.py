@@ -101,8 +101,8 @@ def page(content: Content) -> Page:
     seeds = sorted({r.seed for r in recipes})
     said = f"seeds {', '.join(map(str, seeds[:8]))}{' …' if len(seeds) > 8 else ''}" if seeds else "no run yet"
     header = (
-        f"<h1>{markup.words(title or 'fedhead')}</h1><p>Runs: {', '.join(counts)}; {said}. Accuracies in per cent; "
-        f"only finished runs count in means.</p>{markup.notes(content.notes)}"
+        f"<h1>{markup.words(title or 'fedhead', 200)}</h1><p>Runs: {', '.join(counts)}; {said}. Accuracies in per "
+        f"cent; only finished runs count in means.</p>{markup.notes(content.notes)}"
     )
     return Page(title or "no run yet", header, every(content))
 

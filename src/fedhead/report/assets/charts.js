@@ -39,7 +39,9 @@ fedhead.draw = (figure) => {
   });
   const layout = fedhead.merged(fedhead.theme(), chart.layout);
   layout.uirevision = name;  // zoom stays while data arrive, not when something else is chosen
-  const config = { responsive: true, displaylogo: false, modeBarButtonsToRemove: ["lasso2d", "select2d"] };
+  // a double click shows everything again; what a plot began with is forgotten once new data have arrived
+  const unused = ["lasso2d", "select2d"];
+  const config = { responsive: true, displaylogo: false, doubleClick: "autosize", modeBarButtonsToRemove: unused };
   Plotly.react(plot, data, layout, config);
   figure.drawn = true;
 };

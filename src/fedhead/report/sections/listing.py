@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from html import escape
 
-from fedhead.report.content import Content, worded
+from fedhead.report.content import Content, first_words, worded
 from fedhead.report.markup import Cell, Section, folded, identifier, table, words
 from fedhead.report.runs import Run
 
@@ -33,7 +33,7 @@ def section(content: Content) -> Section | None:
             ]
         )
     for path, why in content.broken.items():
-        body.append([str(path), "–", "–", "–", f"broken: {why[:200]}", "–", "–", "–"])
+        body.append([str(path), "–", "–", "–", f"broken: {first_words(why)}", "–", "–", "–"])
     head = ["run", "method", "data", "seed", "state", "rounds", worded(metric), "fedhead"]
     listed = table("runs-table", head, body, wordy=(2, 4))
     details = "".join(_details(run) for run in content.runs)
@@ -66,7 +66,7 @@ def _details(run: Run) -> str:
         command = f"fedhead run {shlex.quote(path + '/config.yaml')} --out {shlex.quote(path + '-again')}"
         repeat = f'<p>Repeat it:</p><pre tabindex="0">{escape(command)}</pre>'
     return (
-        f'<details id="{identifier("run", path)}"><summary>{words(path)} – {words(run.state)}</summary>'
-        f"<p>{words(', '.join(facts))}</p>{repeat}<p>Recipe, config.yaml:</p>"
+        f'<details id="{identifier("run", path)}"><summary>{words(path)} – {words(run.state, 300)}</summary>'
+        f"<p>{words(', '.join(facts), 1000)}</p>{repeat}<p>Recipe, config.yaml:</p>"
         f'<pre tabindex="0">{escape(run.recipe_text)}</pre></details>'
     )

@@ -1,0 +1,199 @@
+"""The page in a real browser: what a reader does works, nothing is fetched, nothing overlaps, everyone can read it."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from browsing import AXE, SCREENSHOTS, Opened
+from made_runs import make_run
+
+from fedhead.experiment.recipe import Recipe
+from fedhead.report import page as report_page
+
+pytestmark = [pytest.mark.browser, pytest.mark.filterwarnings("default")]
+Visit = Callable[..., Opened]
+
+# Texts of one chart that cover each other, by more than the blank edge of their boxes.
+OVERLAPS = """() => {
+  const found = [];
+  for (const svg of document.querySelectorAll("figure.chart:not([hidden]) .plot")) {
+    const texts = [...svg.querySelectorAll("text")].filter((t) => t.textContent.trim() && t.getClientRects().length);
+    const rotated = (t) => [t, t.parentNode].some((one) => /rotate/.test(one.getAttribute("transform")));
+    const boxes = texts.filter((t) => !rotated(t)).map((t) => [t.textContent, t.getBoundingClientRect()]);
+    boxes.forEach(([a, p], i) => boxes.slice(i + 1).forEach(([b, q]) => {
+      const wide = Math.min(p.right, q.right) - Math.max(p.left, q.left);
+      const high = Math.min(p.bottom, q.bottom) - Math.max(p.top, q.top);
+      if (wide > 2 && high > 4) found.push(`${svg.parentNode.id}: ${a} / ${b}`);
+    }));
+  }
+  return found;
+}"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1280, 2560])
+def test_every_width_and_scheme_is_readable(visit: Visit, report: Path, width: int, scheme: str) -> None:
+    opened = visit(report.as_uri(), width, scheme)
+    opened.draw_all()
+    SCREENSHOTS.mkdir(parents=True, exist_ok=True)
+    opened.tab.screenshot(path=SCREENSHOTS / f"sweep-{width}-{scheme}.png", full_page=True)
+    assert opened.complaints == []
+    assert opened.asked_others(report.as_uri()) == []
+    assert opened.tab.evaluate("document.documentElement.scrollWidth") <= width
+    assert opened.tab.evaluate(OVERLAPS) == []
+    if not AXE.exists():
+        pytest.skip("axe-core is not there: `make test-browser` fetches it with npm")
+    opened.tab.evaluate(AXE.read_text(encoding="utf-8"))
+    found = opened.tab.evaluate("axe.run(document).then((found) => found.violations)")
+    assert [(v["id"], v["nodes"][0]["html"][:200]) for v in found] == []
+
+
+def test_hover_shows_the_numbers_of_the_run_folders(visit: Visit, report: Path, sweep: Path) -> None:
+    opened = visit(report.as_uri())
+    opened.draw_all()
+    opened.tab.locator("#curve-1").scroll_into_view_if_needed()
+    place = opened.tab.evaluate(
+        """() => {
+          const plot = document.querySelector("#curve-1 .plot"), {xaxis, yaxis} = plot._fullLayout;
+          const trace = plot.data.find((t) => t.name === "scaffold" && t.mode === "lines");
+          const box = plot.getBoundingClientRect(), last = trace.x.length - 1;
+          const [x, y] = [xaxis.d2p(trace.x[last]), yaxis.d2p(trace.y[last])];
+          return [box.left + xaxis._offset + x, box.top + yaxis._offset + y];
+        }"""
+    )
+    opened.tab.mouse.move(*place)
+    opened.tab.wait_for_timeout(300)
+    shown = opened.tab.locator("#curve-1 .hoverlayer").text_content()
+    folders = [sweep / f"scaffold-0.1-{seed}" for seed in range(3)]
+    values = [json.loads((f / "metrics.jsonl").read_text().splitlines()[-1])["accuracy"] for f in folders]
+    assert "scaffold" in shown
+    assert f"{statistics.fmean(values):.3f}" in shown  # four digits, of which the last may be rounded twice
+    assert f"{statistics.stdev(values):.2f}" in shown
+
+
+def test_the_legend_hides_shows_and_isolates_by_mouse_and_keyboard(visit: Visit, report: Path) -> None:
+    tab = visit(report.as_uri()).tab
+    shown = "document.querySelector('#curve-0 .plot').data.filter(t => t.visible === true)"
+    visible = f"[...new Set({shown}.map(t => t.legendgroup))]"
+    buttons = tab.locator("#curves .legend button")
+    tab.locator("#curve-0").scroll_into_view_if_needed()
+    tab.wait_for_selector("#curve-0 .main-svg")
+    buttons.filter(has_text="moon").click()
+    assert tab.evaluate(visible) == ["fedavg", "fedetf", "fedprox", "scaffold"]
+    assert buttons.filter(has_text="moon").get_attribute("aria-pressed") == "false"
+    buttons.filter(has_text="fedetf").dblclick()
+    assert tab.evaluate(visible) == ["fedetf"]
+    buttons.filter(has_text="fedetf").dblclick()
+    assert len(tab.evaluate(visible)) == 5
+    buttons.filter(has_text="scaffold").focus()
+    tab.keyboard.press("Enter")
+    assert "scaffold" not in tab.evaluate(visible)
+    tab.keyboard.press("Shift+Enter")
+    assert tab.evaluate(visible) == ["scaffold"]
+
+
+def test_tables_are_sorted_and_filtered(visit: Visit, report: Path) -> None:
+    tab = visit(report.as_uri()).tab
+    names = "[...document.querySelector('#results-0').tBodies[0].rows].map(r => r.cells[0].textContent)"
+    column = "[...document.querySelector('#results-0').tBodies[0].rows].map(r => Number(r.cells[2].dataset.value))"
+    before = tab.evaluate(names)
+    head = tab.locator("#results-0 thead th").nth(2)
+    head.get_by_role("button").click()
+    assert tab.evaluate(column) == sorted(tab.evaluate(column), reverse=True)
+    assert head.get_attribute("aria-sort") == "descending"
+    head.get_by_role("button").focus()
+    tab.keyboard.press("Enter")
+    assert tab.evaluate(column) == sorted(tab.evaluate(column))
+    tab.locator("#results-0 thead th").first.get_by_role("button").click()
+    assert tab.evaluate(names) == sorted(before)
+    tab.locator("#runs-table-filter").fill("moon 0.05")
+    shown = tab.locator("#runs-table tbody tr:visible")
+    assert shown.count() == 3
+    assert all("moon-0.05" in text for text in shown.all_inner_texts())
+
+
+def test_zoom_stays_when_colors_change_and_is_taken_back(visit: Visit, report: Path) -> None:
+    tab = visit(report.as_uri()).tab
+    tab.locator("#curve-0").scroll_into_view_if_needed()
+    tab.wait_for_selector("#curve-0 .main-svg")
+    spans = "document.querySelector('#curve-0 .plot')._fullLayout.xaxis.range"
+    whole = tab.evaluate(spans)
+    box = tab.locator("#curve-0 .nsewdrag").bounding_box()
+    assert box is not None
+    tab.mouse.move(box["x"] + 100, box["y"] + 50)
+    tab.mouse.down()
+    tab.mouse.move(box["x"] + 250, box["y"] + 150, steps=5)
+    tab.mouse.up()
+    zoomed = tab.evaluate(spans)
+    assert zoomed[0] > whole[0]
+    assert zoomed[1] < whole[1]
+    ink = "getComputedStyle(document.querySelector('#curve-0 .xtick text')).fill"
+    before = tab.evaluate(ink)
+    tab.evaluate("document.getElementById('theme').click()")  # a click of Playwright would scroll the page
+    tab.wait_for_timeout(200)
+    assert tab.evaluate(spans) == zoomed
+    assert tab.evaluate(ink) != before
+    assert tab.evaluate("document.documentElement.dataset.theme") == "dark"
+    tab.mouse.dblclick(box["x"] + 100, box["y"] + 50)
+    tab.wait_for_timeout(400)
+    assert tab.evaluate(spans) == whole
+
+
+def test_choices_and_permalinks(visit: Visit, report: Path) -> None:
+    opened = visit(report.as_uri() + "#partitions")
+    tab = opened.tab
+    tab.wait_for_timeout(400)
+    assert abs(tab.locator("#partitions h2").bounding_box()["y"]) < 300
+    tab.locator("#results-choice").select_option("test_loss")
+    assert tab.locator("#results-1").is_hidden()
+    assert "test loss" in tab.locator("#results table:visible caption").inner_text()
+    tab.locator("#curves-choice").select_option("f1")
+    tab.wait_for_selector("#curve-0 .main-svg")
+    assert tab.evaluate("document.querySelector('#curve-0 .plot')._fullLayout.yaxis.title.text") == "f1"
+    tab.locator("#gains h2 a").click()
+    assert tab.url.endswith("#gains")
+    assert opened.complaints == []
+
+
+def test_every_control_is_reached_by_the_keyboard(visit: Visit, report: Path) -> None:
+    tab = visit(report.as_uri()).tab
+    reached = set()
+    for _ in range(60):
+        tab.keyboard.press("Tab")
+        reached.add(tab.evaluate("document.activeElement.id || document.activeElement.tagName"))
+    assert {"theme", "results-choice", "results-0-by-1", "gains-choice", "curves-choice", "curves-legend-0"} <= reached
+
+
+def test_awful_words_and_many_clients_hold(visit: Visit, tmp_path: Path) -> None:
+    awful = "<img src=x onerror=alert(1)> & $a$ %{x} " + "w" * 200 + " שלום"
+    names = ["<b>cat</b>", "a & b", "$x^2$", "100 %", "שלום", "x" * 200, "مرحبا", "7", "8", "9"]
+    make_run(tmp_path / "a", Recipe(rounds=4, stages=("ccvr",)), names=names)
+    make_run(tmp_path / "b", Recipe(rounds=4, method_parameters={"note": awful}), names=names, best=85)
+    make_run(tmp_path / "c", Recipe(rounds=2, clients=1000), classes=300, samples=20000)
+    make_run(tmp_path / "d", Recipe(rounds=9, method="moon"), done=3, names=names)
+    file = report_page.write([tmp_path], tmp_path / "report.html")
+    for width in (390, 1280):
+        opened = visit(file.as_uri(), width)
+        opened.draw_all()
+        opened.tab.screenshot(path=SCREENSHOTS / f"awful-{width}.png", full_page=True)
+        assert opened.complaints == []
+        assert opened.tab.evaluate("document.documentElement.scrollWidth") <= width
+        assert opened.tab.evaluate("document.querySelectorAll('img').length") == 0
+        assert (
+            opened.tab.locator("#results-0 tbody th bdi[title]").first.get_attribute("title")
+            == f"fedavg (note={awful})"
+        )
+
+
+def test_print_shows_every_chart(visit: Visit, report: Path, tmp_path: Path) -> None:
+    opened = visit(report.as_uri())
+    opened.tab.pdf(path=tmp_path / "report.pdf")
+    drawn: Any = opened.tab.evaluate("[...document.querySelectorAll('figure.chart')].map((f) => Boolean(f.drawn))")
+    assert drawn
+    assert all(drawn)
+    assert (tmp_path / "report.pdf").stat().st_size > 50_000

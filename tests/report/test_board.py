@@ -1,0 +1,101 @@
+"""The board: the page over HTTP, up to date with the run folders, for this machine alone."""
+
+import http.client
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from made_runs import make_run
+
+from fedhead.cli import call
+from fedhead.core.errors import BadInput
+from fedhead.experiment.recipe import Recipe
+from fedhead.experiment.run_folder import RunFolder
+from fedhead.report import board
+
+pytest.importorskip("starlette", reason="fedhead[board] is not installed")
+pytest.importorskip("uvicorn", reason="fedhead[board] is not installed")
+
+
+@pytest.fixture
+def port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """A board about the folder, and its port."""
+    monkeypatch.setattr(board, "SHARE", 1e9)  # every question is answered anew
+    server = board.server_of(board.application([tmp_path]))
+    listening = board._listen("127.0.0.1", 0)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+    thread.start()
+    yield int(listening.getsockname()[1])
+    server.should_exit = True
+    thread.join()
+    listening.close()
+
+
+def ask(port: int, path: str, host: str = "127.0.0.1") -> tuple[int, str]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    connection.request("GET", path, headers={"Host": host})
+    answer = connection.getresponse()
+    found = answer.status, answer.read().decode()
+    connection.close()
+    return found
+
+
+def sections(port: int) -> dict[str, str]:
+    status, text = ask(port, "/sections")
+    assert status == 200
+    return {section["id"]: section["html"] for section in json.loads(text)["sections"]}
+
+
+def test_the_board_follows_runs_from_their_first_file_to_their_end(tmp_path: Path, port: int) -> None:
+    status, html = ask(port, "/")
+    assert status == 200
+    assert "no run yet" in html
+    assert 'data-live="2000"' in html
+    folder = make_run(tmp_path / "run", Recipe(rounds=4), done=3, samples=100)
+    found = sections(port)
+    assert 'value="3"' in found["progress"]
+    assert "running" in found["progress"]
+    assert "Training loss by client and round" in found["progress"]
+    row = {"round": 4, "accuracy": 12.5, "train_loss": 1.0, "bytes_up": 0, "bytes_down": 0, "seconds": 0.5}
+    with RunFolder.open(folder.path).locked() as held:
+        held.record({**row, "failed": {"3": "out of memory"}})
+    found = sections(port)
+    assert 'value="4"' in found["progress"]
+    assert "12.5" in found["progress"]
+    assert "failed: 3: out of memory" in found["progress"]
+    folder.finish({"bytes_up": 0, "bytes_down": 0, "seconds": 2.0, "stages": {}})
+    found = sections(port)
+    assert "progress" not in found
+    assert "12.50" in found["results"]
+    (folder.path / "metrics.jsonl").write_text("nonsense\n")
+    assert "broken: " in sections(port)["runs"]
+
+
+def test_only_this_machine_is_answered(port: int) -> None:
+    assert ask(port, "/", host="attacker.example")[0] == 400
+    assert ask(port, "/../etc/passwd")[0] == 404
+
+
+def test_unchanged_runs_are_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_run(tmp_path / "run", Recipe(rounds=2), samples=100)
+    watched = board.Watched([tmp_path])
+    first = watched.page()
+    monkeypatch.setattr(board, "load_run", lambda place: pytest.fail("it was read again"))
+    monkeypatch.setattr(watched, "_next", 0.0)
+    assert watched.page() is first
+
+
+def test_what_can_not_be_served_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(BadInput, match="nowhere is no folder"):
+        board.serve([tmp_path / "nowhere"])
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert call(["board", str(tmp_path), "--port", str(port)]) == 2
+    assert "select another --port" in capsys.readouterr().err
+    with pytest.raises(BadInput, match=r"is no address of this machine|can.t listen"):
+        board.serve([tmp_path], host="203.0.113.7")
