@@ -151,7 +151,7 @@ def test_choices_and_permalinks(visit: Visit, report: Path) -> None:
     assert abs(tab.locator("#partitions h2").bounding_box()["y"]) < 300
     tab.locator("#results-choice").select_option("test_loss")
     assert tab.locator("#results-1").is_hidden()
-    assert "test loss" in tab.locator("#results table:visible caption").inner_text()
+    assert "test loss" in tab.locator("#results .caption:visible").inner_text()
     tab.locator("#curves-choice").select_option("f1")
     tab.wait_for_selector("#curve-0 .main-svg")
     assert tab.evaluate("document.querySelector('#curve-0 .plot')._fullLayout.yaxis.title.text") == "f1"

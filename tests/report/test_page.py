@@ -13,6 +13,7 @@ import pytest
 from made_runs import confusion, make_run, measured
 from scipy import stats
 
+import fedhead as fh
 from fedhead.cli import call
 from fedhead.core.errors import BadInput
 from fedhead.experiment.recipe import Recipe
@@ -272,3 +273,19 @@ def test_made_numbers_are_what_evaluations_record() -> None:
 
 def test_an_empty_page_says_so() -> None:
     assert "no run yet" in page.page(Content([])).html()
+
+
+def test_notebooks_show_results_inline(tmp_path: Path) -> None:
+    federation = fh.Federation.from_arrays(
+        np.random.default_rng(0).random((60, 4)), np.arange(60) % 3, clients=3, test=0.3
+    )
+    settings: dict[str, Any] = {"rounds": 2, "stages": [fh.CCVR()], "executor": "loop"}
+    result = fh.run(federation, "mlp(hidden=[4])", fh.FedAvg(), **settings)
+    shown = result.show()
+    assert shown._repr_html_().startswith('<iframe style="width:100%;height:640px')
+    found = Reader(shown.save(tmp_path / "report.html").read_text())
+    assert [row[0] for row in found.tables["results-0"]] == ["method", "fedavg", "fedavg + ccvr"]
+    assert found.tables["results-0"][1][1] == f"{result.accuracy:.2f}"
+    assert "partition" in found.charts
+    make_run(tmp_path / "runs" / "one", Recipe(rounds=2), samples=100)
+    assert "results" in [section.id for section in fh.load_all(str(tmp_path / "runs" / "*")).show().page.sections]

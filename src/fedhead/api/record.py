@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
+    from fedhead.report.inline import Report
+    from fedhead.report.runs import Run
+
 
 @dataclass(frozen=True)
 class Record:
@@ -131,6 +134,29 @@ class RecordedResult(RunMetrics):
         values = frame[metric].dropna()
         after = {name: row[metric] for name, row in self.stage_rows.items() if row.get(metric) is not None}
         return plots.curve(values.index.tolist(), values.tolist(), metric, after)
+
+    def show(self) -> Report:
+        """Return the report's page about this run, which notebooks show inline: curves, classes, clients, partition.
+
+        Returns:
+            The page; `save` writes it to a file.
+        """
+        from fedhead.report.inline import Report
+
+        return Report([self.as_run()])
+
+    def as_run(self) -> Run:
+        """Return the run as reports take it."""
+        from fedhead.experiment.run_folder import RunFolder
+        from fedhead.report.runs import UnsavedRun, load_run
+
+        if self.path is not None:
+            return load_run(self.path)
+        record, final = self.record, self._final_rows()
+        last = {name: value for row in final for name, value in row.items() if value is not None}
+        result = {**last, "preparing": record.preparing, "stages": record.stage_rows}
+        names = None if record.class_names is None else tuple(record.class_names)
+        return UnsavedRun(RunFolder(Path("unsaved"), record.recipe), self.rows, result, record.counts, names)
 
     def compare(self, other: RecordedResult, level: float = 0.95) -> Comparison:
         """Compare the clients' own accuracies with those of another run, client by client.

@@ -14,6 +14,8 @@ from fedhead.report.measured import Replicate
 if TYPE_CHECKING:
     import pandas as pd
 
+    from fedhead.report.inline import Report
+
 
 class Results(list[Result]):
     """Several runs, as `fedhead.load_all` returns them."""
@@ -60,6 +62,16 @@ class Results(list[Result]):
         once = len(set(seeds)) == len(seeds)
         named = [{str(r.seed) if once and r in sides[0] else str(r): v for r, v in side.items()} for side in sides]
         return paired(metric, "seed", named[0], named[1], level)
+
+    def show(self) -> Report:
+        """Return the report's page about these runs, which notebooks show inline.
+
+        Returns:
+            The page; `save` writes it to a file.
+        """
+        from fedhead.report.inline import Report
+
+        return Report([result.as_run() for result in self])
 
     def _repr_html_(self) -> str:
         table = self.table

@@ -96,10 +96,11 @@ def table(
     rows = "\n".join(
         "<tr>" + "".join(_cell(cell, j, j in wrapped) for j, cell in enumerate(line)) + "</tr>" for line in body
     )
-    above = f"<caption>{escape(caption)}</caption>" if caption else ""
-    label = escape(caption or " ".join(head))
+    # not a <caption>: that would be as wide as the table, and cut off where the table is
+    above = f'<p class="caption" id="{id}-caption">{escape(caption)}</p>' if caption else ""
+    named = f'aria-labelledby="{id}-caption"' if caption else f'aria-label="{escape(" ".join(head))}"'
     return (
-        f'<div class="wide" tabindex="0" role="region" aria-label="{label}"><table class="sortable" id="{id}">{above}'
+        f'{above}<div class="wide" tabindex="0" role="region" {named}><table class="sortable" id="{id}" {named}>'
         f"<thead><tr>{top}</tr></thead>\n<tbody>\n{rows}\n</tbody></table></div>"
     )
 

@@ -72,6 +72,29 @@ class Run:
         return self.folder.environment()
 
 
+@dataclass(frozen=True)
+class UnsavedRun(Run):
+    """A run that has no folder: what `fedhead.run` returned without `out`.
+
+    Args:
+        split: Training samples by client and class.
+        names: Names of the classes, if they have such.
+    """
+
+    split: NDArray[np.int64] | None = None
+    names: tuple[str, ...] | None = None
+
+    @cached_property
+    def counts(self) -> NDArray[np.int64] | None:
+        """Training samples by client and class."""
+        return self.split
+
+    @cached_property
+    def class_names(self) -> tuple[str, ...] | None:
+        """Names of the classes, if they have such."""
+        return self.names
+
+
 class FoundRuns(NamedTuple):
     """The runs below some folders, and the run folders that can't be read, with why."""
 
