@@ -165,6 +165,11 @@ def test_bad_options_are_refused_in_one_line(
     assert not (tmp_path / "out").exists()
 
 
+def test_a_sweeps_file_is_no_recipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(["run", str(grid(tmp_path)), "--out", str(tmp_path / "out")]) == 2
+    assert "carry it out with fedhead sweep" in capsys.readouterr().err
+
+
 def test_folders_that_hold_something_else_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["sweep", "digits", "lr=[0.1,0.2]", "--minutes", "0", "--out", str(tmp_path / "out")]
     assert call(words) == 0

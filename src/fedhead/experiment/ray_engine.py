@@ -82,9 +82,7 @@ class RayEngine:
                 ray.shutdown()
 
     def _run(self, queue: BundleQueue, out: Path, settings: Settings, together: bool | None) -> None:
-        ray = self._ray
-        from ray.exceptions import RayError, RayTaskError
-
+        ray, errors = self._ray, self._ray.exceptions
         remote = ray.remote(run_streaming).options(
             num_cpus=self.cpus, num_gpus=self.gpus, max_retries=0, num_returns="streaming"
         )
@@ -115,10 +113,10 @@ class RayEngine:
                 except StopIteration:
                     del running[stream]
                     queue.ended(task.bundle, time.perf_counter() - task.begin, task.failures)
-                except RayTaskError as error:  # the task itself failed, such as on a full disk
+                except errors.RayTaskError as error:  # the task itself failed, such as on a full disk
                     del running[stream]
                     self._give_up(task, queue, describe_error(error.cause or error))
-                except RayError as error:  # its worker or machine is gone
+                except errors.RayError as error:  # its worker or machine is gone
                     del running[stream]
                     task.losses += 1
                     if task.losses > _LOSSES:

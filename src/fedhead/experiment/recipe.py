@@ -182,6 +182,8 @@ class Recipe:
         keys = read_yaml(text, source)
         if not isinstance(keys, dict):
             raise BadInput(f"{source}: a recipe is a list of lines 'key: value', this is {type(keys).__name__}")
+        if "axes" in keys:
+            raise BadInput(f"{source}: a sweep's file, which describes many runs: carry it out with fedhead sweep")
         try:
             return cls.from_flat({str(k): v for k, v in keys.items()}, folders)
         except BadInput as error:

@@ -1,0 +1,159 @@
+"""Sweeps over Ray, with a stand-in for Ray: what workers send makes the folder, and a lost one's runs go on.
+
+`make test-long` has the same with Ray itself (test_sweep_killed.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from fedhead.core.errors import BadInput
+from fedhead.experiment import environment, ray_engine, ray_worker
+from fedhead.experiment.ray_engine import RayEngine
+from fedhead.experiment.run import Settings, execute
+from fedhead.experiment.run_folder import CHECKPOINT, RunFolder
+from fedhead.experiment.run_transfer import place, read_files
+from fedhead.experiment.sweep import run_sweep
+from fedhead.experiment.sweep_file import plan
+from fedhead.experiment.sweep_runs import sweep_cells
+
+LOOP = Settings(executor="loop", device="cpu")
+TABLE = plan("digits", {"lr": [0.1, 0.2], "clients": 3, "rounds": 2, "local_epochs": 1, "subset": 60})
+
+
+class RayError(Exception):
+    """A worker is gone."""
+
+
+class RayTaskError(RayError):
+    """A task raised an error."""
+
+    cause: BaseException | None = None
+
+
+class Ray:
+    """What the engine uses of Ray, in this process.
+
+    Args:
+        lost: How many of the first tasks lose their worker after they have sent something.
+        cpus: What the cluster has.
+    """
+
+    exceptions = SimpleNamespace(RayError=RayError, RayTaskError=RayTaskError)
+
+    def __init__(self, lost: int = 0, cpus: float = 2):
+        self.lost, self.cpus, self.begun, self.most = lost, cpus, 0, 0
+
+    def remote(self, function: Callable[..., Iterator[Any]]) -> Any:
+        def submit(*arguments: Any) -> Iterator[Any]:
+            self.begun += 1
+            return self.stream(function(*arguments), self.begun <= self.lost)
+
+        return SimpleNamespace(options=lambda **resources: SimpleNamespace(remote=submit))
+
+    @staticmethod
+    def stream(sent: Iterator[Any], loses: bool) -> Iterator[Any]:
+        for one in sent:
+            yield one
+            if loses:
+                raise RayError
+
+    def wait(self, streams: list[Any], num_returns: int) -> tuple[list[Any], list[Any]]:
+        self.most = max(self.most, len(streams))
+        return streams[:num_returns], streams[num_returns:]
+
+    def __getattr__(self, name: str) -> Any:
+        context = SimpleNamespace(get_job_id=lambda: "test")
+        answers = {"is_initialized": True, "cluster_resources": {"CPU": self.cpus}, "get_runtime_context": context}
+        return (lambda one: one) if name == "get" else lambda *_, **__: answers.get(name)
+
+
+@pytest.fixture
+def with_ray(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Ray], RayEngine]:
+    """Return a function that makes an engine on a stand-in for Ray."""
+    monkeypatch.setattr(environment, "_commit", lambda: None)  # asking git takes longer than these runs
+    monkeypatch.setattr(ray_worker, "EVERY", 60.0)  # a stand-in's worker does not die: it sends when it has ended
+    monkeypatch.setattr(ray_worker.tempfile, "gettempdir", lambda: str(tmp_path / "worker"))
+
+    def make(ray: Ray) -> RayEngine:
+        monkeypatch.setattr(ray_engine, "importlib", SimpleNamespace(import_module=lambda name: ray))
+        return RayEngine()
+
+    return make
+
+
+def test_a_lost_worker_s_runs_go_on_and_none_is_trained_twice(
+    with_ray: Callable[[Ray], RayEngine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record, trained = RunFolder.record, list[int]()
+    monkeypatch.setattr(RunFolder, "record", lambda self, row: trained.append(row["round"]) or record(self, row))
+    ray, said = Ray(lost=1), list[str]()
+    result = run_sweep(TABLE, tmp_path / "sweep", settings=LOOP, engine=with_ray(ray), log=said.append)
+    assert [row.finished for row in result.rows] == [1, 1]
+    assert (ray.begun, ray.most, trained) == (3, 2, [1, 2, 1, 2])
+    assert "a worker was lost (RayError): its runs go on from their checkpoints" in said
+    path, recipe = next(iter(sweep_cells(TABLE)[0].runs.items()))
+    alone = execute(recipe, tmp_path / "alone", LOOP)
+    found = RunFolder.open(tmp_path / "sweep" / path).result() or {}
+    assert (found["accuracy"], found["run"]) == (alone["accuracy"], str(tmp_path / "sweep" / path))
+    assert list((tmp_path / "worker").iterdir()) == []
+
+
+def test_a_cell_that_loses_every_worker_fails_and_the_others_go_on(
+    with_ray: Callable[[Ray], RayEngine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_engine, "_LOSSES", 1)
+    monkeypatch.setattr(ray_engine, "place", lambda files, folder: None)  # nothing arrives
+    result = run_sweep(TABLE, tmp_path / "sweep", settings=LOOP, engine=with_ray(Ray(lost=4)))
+    assert list(result.failures) == ["lr=0.1, seed 0", "lr=0.2, seed 0"]
+    assert result.failures["lr=0.1, seed 0"] == "its worker was lost 2 times, RayError"
+
+
+def test_a_worker_goes_on_from_the_checkpoint_that_it_is_sent(
+    with_ray: Callable[[Ray], RayEngine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_ray(Ray())
+    recipe = next(iter(sweep_cells(TABLE)[0].runs.values()))
+    record = RunFolder.record
+
+    def stop(self: RunFolder, row: Any) -> None:
+        if row["round"] == 2:
+            raise KeyboardInterrupt
+        record(self, row)
+
+    monkeypatch.setattr(RunFolder, "record", stop)
+    with pytest.raises(KeyboardInterrupt):
+        execute(recipe, tmp_path / "stopped", LOOP)
+    assert (tmp_path / "stopped" / CHECKPOINT).exists()
+    trained: list[int] = []
+    monkeypatch.setattr(RunFolder, "record", lambda self, row: trained.append(row["round"]) or record(self, row))
+    held = {"run": read_files(tmp_path / "stopped")}
+    for changed, failures in ray_worker.run_streaming("name", {"run": recipe}, held, None, LOOP):
+        assert not failures
+        for files in changed.values():
+            place(files, tmp_path / "stopped")
+    assert trained == [2]
+    monkeypatch.undo()
+    assert RunFolder.open(tmp_path / "stopped").finished
+
+
+def test_what_ray_can_not_give_is_refused(
+    with_ray: Callable[[Ray], RayEngine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = with_ray(Ray(cpus=0.5))
+    with pytest.raises(BadInput, match=r"--cpus-per-cell 1: the Ray cluster has 0.5 CPUs in all"):
+        run_sweep(TABLE, tmp_path / "a", settings=LOOP, engine=engine)
+    with pytest.raises(BadInput, match="--device cuda: with Ray a cell has the GPUs that it is given"):
+        run_sweep(TABLE, tmp_path / "b", settings=Settings(device="cuda"), engine=engine)
+
+    def missing(name: str) -> None:
+        raise ImportError(name)
+
+    monkeypatch.setattr(ray_engine, "importlib", SimpleNamespace(import_module=missing))
+    with pytest.raises(BadInput, match=r"--engine ray needs Ray: pip install 'fedhead\[ray\]'"):
+        RayEngine()
