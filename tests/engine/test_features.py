@@ -16,6 +16,10 @@ from fedhead.data.arrays import Samples
 from fedhead.engine.features import FeatureExtractor
 from fedhead.engine.rounds import run
 from fedhead.engine.simulation import Simulation
+from fedhead.experiment.recipe import load
+from fedhead.experiment.reopen import reopen
+from fedhead.experiment.run import Settings, execute
+from fedhead.testing.inprocess import InProcessFederation
 
 
 @pytest.fixture(scope="module")
@@ -153,3 +157,33 @@ def test_features_of_a_federation(digits: fh.Federation, tmp_path: Path) -> None
     assert ridge.personal == through.personal
     with pytest.raises(fh.BadInput, match="can't take inputs of shape"):
         fh.extract_features(fh.Federation.from_arrays(torch.randn(8, 3), torch.arange(8) % 2, clients=2), model)
+
+
+def test_a_run_folder_is_resumed_on_features_and_analysed_without_them(tmp_path: Path) -> None:
+    words = ["clients=2", "subset=60", "model.hidden=[6]", "freeze=[extractor]", f"cache_features={tmp_path / 'kept'}"]
+    whole = execute(load("digits", [*words, "rounds=2"]), tmp_path / "whole", Settings(executor="loop"))
+    execute(load("digits", [*words, "rounds=1"]), tmp_path / "part", Settings(executor="loop"))
+    longer = execute(load("digits", [*words, "rounds=2"]), tmp_path / "part", Settings(executor="loop"), resume=True)
+    assert longer["accuracy"] == whole["accuracy"]
+    assert len(list((tmp_path / "kept").iterdir())) == 2  # training and test samples, found again each time
+    opened = reopen(tmp_path / "part")
+    assert opened.simulation.pool.x.dim() == 4  # type: ignore[union-attr]  # images, for the layers of the extractor
+    assert opened.simulation.task.model.kept_width is None
+
+
+def test_sites_keep_features_and_resize_as_a_simulation_does(tmp_path: Path) -> None:
+    x = torch.randint(0, 256, (24, 1, 6, 6), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    y = torch.arange(24) % 3
+    held = fh.Federation.from_arrays(x, y, clients=2, test=(x[:9], y[:9]), layout="nchw", resize=8)
+    model = fh.build("mlp(hidden=[5])", held.input_shape, 3)
+    for p in model.extractor.parameters():
+        p.requires_grad_(False)
+    settings: dict[str, Any] = {"rounds": 2, "local": fh.LocalTraining(), "cache_features": "memory"}
+    world = InProcessFederation(held, {"own": model}, fh.FedAvg(), settings, tmp_path)
+    found = run(world.transport(world.grid()))
+    expected = run(Simulation(held, [model], fh.FedAvg(), **settings))
+    through = run(Simulation(held, [model], fh.FedAvg(), rounds=2, local=fh.LocalTraining()))
+    assert found.accuracy == expected.accuracy == through.accuracy
+    for name, t in expected.server["model"].items():
+        torch.testing.assert_close(found.server["model"][name], t, atol=1e-6, rtol=1e-6)
+        torch.testing.assert_close(through.server["model"][name], t, atol=1e-5, rtol=0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +101,8 @@ def reopen(path: str | Path, data: str | Path | None = None, device: str = "auto
     """
     number, state = checkpoint_state(RunFolder.open(path).path)
     folder, experiment = open_experiment(path)
+    # analyses look into the extractor's layers, which kept features pass by
+    experiment = replace(experiment, recipe=replace(experiment.recipe, cache_features=None))
     simulation = restored(folder, experiment, experiment.federation(data), state, device)
     return Trained(folder.path, experiment, simulation, number)
 
