@@ -65,6 +65,17 @@ def test_an_onnx_file_gives_the_same_scores(run: fh.Result, tmp_path: Path) -> N
         np.testing.assert_allclose(scores, run.scores(x[:count], stage="ccvr"), atol=1e-5)
 
 
+def test_an_onnx_file_holds_a_quadratic_head(tmp_path: Path) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime", reason="an optional extra")
+    pytest.importorskip("onnxscript", reason="an optional extra")
+    found = fh.run(federation(), fh.split(Net(), classifier="fc"), rounds=0, stages=[fh.QDA(shrinkage=0.5)])
+    session = onnxruntime.InferenceSession(str(found.export(tmp_path / "model.onnx", normalize=True, stage="qda")))
+    x = found.trained.clients.federation.test.x
+    for count in (1, 7):
+        (scores,) = session.run(None, {"x": x[:count].numpy()})
+        np.testing.assert_allclose(scores, found.scores(x[:count], stage="qda"), rtol=1e-5, atol=1e-4)
+
+
 @pytest.mark.parametrize("normalize", [True, False])
 def test_an_exported_program_gives_the_same_scores(run: fh.Result, tmp_path: Path, normalize: bool) -> None:
     path = run.export(tmp_path / "model.pt2", normalize=normalize, client=1, stage="finetune")

@@ -16,6 +16,7 @@ from fedhead.core.treefile import load_tree
 from fedhead.deploy import certificates, processes
 from fedhead.deploy.local_federation import LocalFederation
 from fedhead.deploy.project import Project
+from fedhead.experiment.run import Settings, execute
 from fedhead.experiment.run_folder import CHECKPOINT
 
 pytestmark = [pytest.mark.deploy, pytest.mark.timeout(900)]
@@ -61,6 +62,25 @@ def test_tls_and_keys_equal_simulation_and_strangers_are_refused(
     told = (project.private / "server.log").read_text()
     assert told.count(" is here with ") == 3
     assert "left out" not in told
+
+
+def test_one_round_over_tls_gives_the_heads_of_a_simulation(tmp_path: Path, federations: list[LocalFederation]) -> None:
+    """Heads in closed form, personal ones among them, without any round: nothing but one message each way."""
+    given = [*SMALL, "rounds=0", "client_test=0.2", "stages=[ridge, personal_lda]", "stage.ridge.absent=never"]
+    project = Project.init(tmp_path / "demo", "digits", SITES, [*given, "stage.personal_lda.absent=never"])
+    certificates.write(project.certs, ["127.0.0.1"], SITES)
+    begin = time.monotonic()
+    federation = LocalFederation(project, secure=True)
+    federations.append(federation)
+    federation.up()
+    federation.watch()
+    print(f"one round over TLS: {time.monotonic() - begin:.1f} s from start to result")
+    outcome = json.loads((project.path / "run" / "result.json").read_text())
+    alone = execute(project.server().recipe_of_run(), tmp_path / "alone", Settings(), on_row=lambda row: None)
+    for name in ("ridge", "personal_lda"):
+        for value in ("accuracy", "personal"):
+            assert outcome["stages"][name][value] == pytest.approx(alone["stages"][name][value])
+    assert outcome["stages"]["personal_lda"]["personal"] is not None
 
 
 def _strangers(federation: LocalFederation, folder: Path) -> dict[str, subprocess.Popen[bytes]]:

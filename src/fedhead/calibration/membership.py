@@ -11,6 +11,7 @@ import hashlib
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from fedhead.calibration.statistics import Statistics, check_same_model, merge
 from fedhead.core.errors import BadInput
@@ -53,6 +54,37 @@ def remove(total: Statistics, part: Statistics) -> Statistics:
         BadInput: If they are not in the total, would leave negative counts, or are of another model or transform.
     """
     total, part = with_members(total), with_members(part)
+    if strangers := part.members - total.members:
+        check_counts_left(total, part)
+        raise BadInput(
+            f"the statistics {min(strangers)} are not in the total: they were never added, were removed before, or "
+            "were recomputed since; give the file that was added"
+        )
+    return replace(subtract(total, part), members=total.members - part.members)
+
+
+def subtract(total: Statistics, part: Statistics) -> Statistics:
+    """Return a total without a part of it, whoever is in either.
+
+    Args:
+        total: Statistics of several clients.
+        part: Statistics of some of them.
+
+    Raises:
+        BadInput: If that would leave negative counts, or the two are of different models or transforms.
+    """
+    count = check_counts_left(total, part)
+    there = (count > 0)[:, None]
+    outer = total.outer - part.outer
+    if outer.dim() == 2:
+        outer = torch.where(there, outer, 0.0)  # what is left of a class without samples is a rounding error
+    elif not bool(there.any()):
+        outer = torch.zeros_like(outer)
+    return replace(total, count=count, sum=torch.where(there, total.sum - part.sum, 0.0), outer=outer)
+
+
+def check_counts_left(total: Statistics, part: Statistics) -> Tensor:
+    """Return the counts that a subtraction leaves, and raise `BadInput` for negative ones or another model's."""
     check_same_model(total, part)
     count = total.count - part.count
     for c in torch.nonzero(count < 0).flatten().tolist():
@@ -60,19 +92,7 @@ def remove(total: Statistics, part: Statistics) -> Statistics:
             f"removing {float(part.count[c]):g} samples of class {c} from {float(total.count[c]):g} would leave "
             "negative counts: these statistics are not part of the total"
         )
-    if strangers := part.members - total.members:
-        raise BadInput(
-            f"the statistics {min(strangers)} are not in the total: they were never added, were removed before, or "
-            "were recomputed since; give the file that was added"
-        )
-    there = (count > 0)[:, None]
-    outer = total.outer - part.outer
-    if outer.dim() == 2:
-        outer = torch.where(there, outer, 0.0)  # what is left of a class without samples is a rounding error
-    elif not bool(there.any()):
-        outer = torch.zeros_like(outer)
-    left = torch.where(there, total.sum - part.sum, 0.0)
-    return replace(total, count=count, sum=left, outer=outer, members=total.members - part.members)
+    return count
 
 
 def with_members(statistics: Statistics) -> Statistics:

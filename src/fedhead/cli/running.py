@@ -22,10 +22,11 @@ if TYPE_CHECKING:
     from fedhead.engine.metrics import Row
     from fedhead.experiment.recipe import Recipe
 
-# What the demo compares: FedAvg, with CCVR after it, and FedETF.
+# What the demo compares: FedAvg, with CCVR after it, FedETF, and one message per client without any round of training.
 DEMO = {
     "fedavg": ["method=fedavg", "stages=[ccvr]", "stage.ccvr.samples=500"],
     "fedetf": ["method=fedetf"],
+    "one-round": ["rounds=0", "last_rounds=1", "model.hidden=[512]", "stages=[ridge]"],
 }
 
 
@@ -63,6 +64,7 @@ def run(
       fedhead run my.yaml 'stages=[ccvr]' --out runs/mine --device cuda
       fedhead run my.yaml 'stages=[ccvr]' --out runs/mine --resume
       fedhead run digits 'seeds=[0, 1, 2]' --together
+      fedhead run my.yaml test=leave-one-site-out
       fedhead run digits clients=3 rounds=3 --transport flower
     """
     from fedhead.deploy import local_run
@@ -86,7 +88,7 @@ def run(
     if together and over_flower:
         raise BadInput("--together joins runs in one stack, in this process: leave out --transport flower")
     execute = local_run.execute if over_flower else simulate
-    folders = seed_folders(found, out)
+    folders = seed_folders(found, out, data)
     finished, resumed = _done(folders) if resume else (0, [])
     last: Row = {}
 
@@ -145,7 +147,12 @@ def _unused(path: Path) -> Path:
 
 def _print_result(result: Row) -> None:
     runs = result.get("runs", [result])
-    many = f"  ({len(runs)} seeds)" if "runs" in result else ""
+    left_out = len(runs) > 1 and len({one["seed"] for one in runs}) == 1
+    many = f"  ({len(runs)} {'clients left out in turn' if left_out else 'seeds'})" if "runs" in result else ""
+    for one in runs if left_out else []:
+        own = {"accuracy": one["accuracy"], **{name: stage["accuracy"] for name, stage in one["stages"].items()}}
+        shown = [f"{name} {_percent([value])}" for name, value in own.items() if value is not None]
+        print(f"{Path(one['run']).name:<11} {', '.join(shown)}")
     print(f"accuracy    {_percent([r['accuracy'] for r in runs])}{many}")
     if result["personal"] is not None:
         print(f"personal    {_percent([r['personal'] for r in runs])}{many}")
@@ -198,7 +205,7 @@ def demo(
     out = out or _unused(Path("runs") / "demo")
     shorter = [] if rounds is None else [f"rounds={rounds}"]
     recipes = [
-        (name, load("digits", [*assignments, *shorter, f"seed={seed}"]))
+        (name, load("digits", [*shorter, *assignments, f"seed={seed}"]))
         for name, assignments in DEMO.items()
         for seed in range(seeds)
     ]

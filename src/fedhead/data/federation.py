@@ -19,6 +19,7 @@ from fedhead.data.datasets import Dataset
 from fedhead.data.from_arrays import CLIENTS
 from fedhead.data.from_datasets import FromDatasets
 from fedhead.data.labels import Classes
+from fedhead.data.leave_out import leave_out
 from fedhead.data.partition import Natural
 from fedhead.data.partition_registry import PartitionLike
 from fedhead.data.partition_registry import parse as parse_partition
@@ -214,6 +215,23 @@ class Federation(FromDatasets):
             objective=objective,
         )
         return fitted.prepare(made.with_client_test(client_test, seed), "refuse", augment, normalize, resize)
+
+    def leave_out(self, client: int) -> Self:
+        """Return the federation of the other clients, with all samples of one client as the global test set.
+
+        Means and deviations that came from all clients' samples (`normalize="standard"`, `missing="mean"`) are computed
+        anew without that client's, which are in no part of the training data any more.
+
+        Args:
+            client: Number of the client.
+
+        Returns:
+            A federation of one client fewer, without clients' own test sets.
+
+        Raises:
+            BadInput: If there is no such client, it has no samples, or no other client has any.
+        """
+        return leave_out(self, client)
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the federation to an .npz file, from which `load` makes the same.

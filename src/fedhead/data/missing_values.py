@@ -37,6 +37,13 @@ class MissingValues:
         indicators = missing[:, torch.tensor(self.indicated, dtype=torch.int64)]
         return torch.cat([torch.where(missing, torch.tensor(self.mean).to(x), x), indicators.to(x)], 1)
 
+    def undo(self, filled: Tensor) -> Tensor:
+        """Return a filled table with NaN where values were missing, [N, F]."""
+        x = filled[:, : len(self.mean)].clone()
+        for place, feature in enumerate(self.indicated):
+            x[:, feature] = torch.where(filled[:, len(self.mean) + place] == 1, torch.nan, x[:, feature])
+        return x
+
     def fits(self, x: Tensor) -> bool:
         """Return whether samples are as they were before filling, and not filled already."""
         return is_table(x) and x.shape[1] == len(self.mean)

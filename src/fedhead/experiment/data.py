@@ -15,6 +15,7 @@ from fedhead.data.datasets import is_path as is_path
 from fedhead.data.federation import Federation
 from fedhead.data.named_transforms import check_kind
 from fedhead.data.partition_registry import parse as parse_partition
+from fedhead.experiment import leave_one_out
 from fedhead.experiment.recipe import Recipe
 
 
@@ -48,6 +49,7 @@ def federation(recipe: Recipe, data: str | Path | None = None) -> Federation:
     Raises:
         BadInput: If the data can't be found, read or partitioned.
     """
+    left_out = leave_one_out.left_out(recipe)
     own = is_path(recipe.dataset)
     if own and recipe.public is not None:
         raise BadInput("public: your own data comes with its own public samples only in Python (public=(x, y))")
@@ -66,7 +68,7 @@ def federation(recipe: Recipe, data: str | Path | None = None) -> Federation:
         public_samples=recipe.public_samples,
         **_reading(recipe),
     )
-    return with_validation(made, recipe)
+    return with_validation(made if left_out is None else made.leave_out(left_out), recipe)
 
 
 def with_validation(federation: Federation, recipe: Recipe) -> Federation:
@@ -79,6 +81,8 @@ def with_validation(federation: Federation, recipe: Recipe) -> Federation:
 def _reading(recipe: Recipe) -> dict[str, Any]:
     """How the user's own data is read: only what the recipe says."""
     keys = {name: getattr(recipe, name) for name in ("layout", "size", "encode", "missing", "test", "objective")}
+    if leave_one_out.is_asked(recipe):
+        del keys["test"]
     return {name: value for name, value in keys.items() if value is not None}
 
 

@@ -1,4 +1,4 @@
-"""A recipe with a list of seeds: one run per seed, and their means."""
+"""A recipe of several runs: one per seed, or one per client that is left out; and their means."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedhead.core.errors import Diverged
+from fedhead.core.errors import BadInput, Diverged
 from fedhead.engine.metrics import Row
+from fedhead.experiment import data as experiment_data
+from fedhead.experiment import leave_one_out
 from fedhead.experiment.recipe import Recipe
 from fedhead.experiment.run import Settings, execute, execute_together
 from fedhead.experiment.run_folder import RunFolder
@@ -16,8 +18,19 @@ from fedhead.experiment.run_folder import RunFolder
 MEANS = ("accuracy", "accuracy_mean", "personal")  # results that are averaged over seeds
 
 
-def seed_folders(recipe: Recipe, out: Path) -> dict[Path, Recipe]:
-    """Return the run folder of each seed with its recipe; without a list of seeds `out` itself."""
+def seed_folders(recipe: Recipe, out: Path, data: str | Path | None = None) -> dict[Path, Recipe]:
+    """Return the run folder of each seed, or of each client that is left out, with its recipe; of one run `out` itself.
+
+    Args:
+        recipe: What to run.
+        out: The run folder, or the folder that holds them.
+        data: The folder of the data sets, which are read where each client is left out in turn; None: the default one.
+    """
+    if recipe.test == leave_one_out.ALL:
+        if recipe.seeds:
+            raise BadInput(f"seeds: test={leave_one_out.ALL} is several runs already; give one seed")
+        clients = len(experiment_data.federation(recipe.override(["test=null"]), data))
+        return {out / name: one for name, one in leave_one_out.recipes(recipe, clients).items()}
     if not recipe.seeds:
         return {out: recipe}
     return {out / f"seed{seed}": recipe.override([f"seed={seed}"]) for seed in recipe.seeds}
@@ -53,11 +66,11 @@ def execute_seeds(
     Raises:
         Diverged: If no seed has a result.
     """
-    folders = seed_folders(recipe, out)
-    if not recipe.seeds:
+    folders = seed_folders(recipe, out, settings.data)
+    if list(folders) == [out]:
         return execute(recipe, out, settings, resume=resume, on_row=on_row)
     results: list[Row] = []
-    diverged: dict[int, Diverged] = {}
+    diverged: dict[str, Diverged] = {}
     if together:
         try:
             results = execute_together(list(folders.values()), list(folders), settings, resume=resume, on_row=on_row)
@@ -68,13 +81,19 @@ def execute_seeds(
             try:
                 results.append(execute(one, folder, settings, resume=resume, on_row=on_row))
             except Diverged as error:
-                diverged[one.seed] = error
+                diverged[_which(one)] = error
     if not results:
         raise next(iter(diverged.values()))
-    return {"run": str(out), **averaged(results), "diverged": {str(seed): str(why) for seed, why in diverged.items()}}
+    return {"run": str(out), **averaged(results), "diverged": {which: str(why) for which, why in diverged.items()}}
 
 
-def _ended(folders: Mapping[Path, Recipe], error: Diverged) -> tuple[list[Row], dict[int, Diverged]]:
+def _which(recipe: Recipe) -> str:
+    """Return what tells a run from the others."""
+    client = leave_one_out.left_out(recipe)
+    return str(recipe.seed) if client is None else f"{recipe.seed} without client {client}"
+
+
+def _ended(folders: Mapping[Path, Recipe], error: Diverged) -> tuple[list[Row], dict[str, Diverged]]:
     """Return the results of the runs that ended well, and why the others have none."""
     results, diverged = [], {}
     for path, recipe in folders.items():
@@ -82,7 +101,7 @@ def _ended(folders: Mapping[Path, Recipe], error: Diverged) -> tuple[list[Row], 
         if (found := folder.result()) is not None:
             results.append(found)
         elif (reason := folder.diverged) is not None:
-            diverged[recipe.seed] = Diverged(reason)
+            diverged[_which(recipe)] = Diverged(reason)
         else:
             raise error  # this one was stopped by something else
     return results, diverged
