@@ -66,6 +66,13 @@ def test_lists_that_are_values_and_lists_that_are_axes() -> None:
     assert [recipe.model for recipe in recipes] == ["mlp", ("mlp", "mlp")]
 
 
+def test_parameters_hold_whichever_axis_comes_first() -> None:
+    table = plan("digits", {"method.mu": [0.1, 0.2], "method": ["fedprox", "moon"]})
+    cells = sweep_cells(table)
+    assert [cell.name for cell in cells] == ["fedprox mu=0.1", "fedprox mu=0.2", "moon mu=0.1", "moon mu=0.2"]
+    assert [next(iter(cell.runs.values())).method_parameters["mu"] for cell in cells] == [0.1, 0.2] * 2
+
+
 def test_folders_differ_where_names_would_not() -> None:
     cells = sweep_cells(plan("digits", {"partition": ["dirichlet(0.1)", "dirichlet 0.1", "x" * 300]}))
     folders = [next(iter(cell.runs)).parent.name for cell in cells]
@@ -74,8 +81,8 @@ def test_folders_differ_where_names_would_not() -> None:
 
 
 def test_a_recipes_own_code_is_found_beside_the_file(tmp_path: Path) -> None:
-    text = "recipe: own.yaml\naxes: {method: [fedavg, mine.py:Mine]}"
-    (tmp_path / "own.yaml").write_text("rounds: 3")
+    text = "recipe: own.yaml\nbase: {method: moon}\naxes: {method: [fedavg, mine.py:Mine], lr: [0.1]}"
+    (tmp_path / "own.yaml").write_text("rounds: 3\nmethod: fedprox\nmethod.mu: 0.3")  # whose parameter goes with it
     recipe = next(iter(sweep_cells(plan(grid(tmp_path, text), {}))[1].runs.values()))
     assert (recipe.rounds, recipe.folders[0]) == (3, tmp_path.resolve())
 
@@ -131,6 +138,7 @@ def test_bad_axes_are_refused_in_one_line(given: dict[str, Any], message: str) -
         ("axes: {lr: [1]}\nseeds: 0", "seeds: 0 is neither how many"),
         ("axes: {lr: [1]}\nseeds: [1, 1]", "[1, 1] is neither"),
         ("axes: {lr: [1]}\nbases: {lr: 1}", "did you mean 'base'"),
+        ("base: {method.mu: 1}\naxes: {method: [fedprox, moon]}", "base: method.mu has no effect"),
         ("axes: [1]", "axes: [1] is not keys with values"),
         ("axes: {a: {x: {set: {lr: 1}}, y: {set: {lr: 1}}}}", "the cells 'x' and 'y' are the same"),
         ("paper: ccvr\ntable: 2\naxes: {lr: [1]}", "run those by name with fedhead reproduce"),

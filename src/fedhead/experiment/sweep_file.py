@@ -18,7 +18,7 @@ from fedhead.core.parameters import parameters
 from fedhead.core.special_files import read_text
 from fedhead.experiment import recipe as recipes
 from fedhead.experiment.recipe import KEYS, Recipe
-from fedhead.experiment.tables import Table, check_layers, refuse_unknown
+from fedhead.experiment.tables import Table, check_layers, overlay, refuse_unknown
 from fedhead.experiment.yaml_text import read_yaml
 
 _SWEEP_KEYS = {"recipe", "seeds", "base", "axes", "rules", "skip"}
@@ -30,14 +30,13 @@ _LISTS = {name for name, hint in parameters(Recipe).items() if typing.get_origin
 _BARE = ("dataset", "partition", "model", "method", "stages")  # their values say enough without the key
 
 
-def plan(source: str | Path, given: Mapping[str, Any], folders: Sequence[Path] = ()) -> Table:
+def plan(source: str | Path, given: Mapping[str, Any]) -> Table:
     """Return the sweep of a recipe, or of a sweep's file, with further axes and settings.
 
     Args:
         source: A built-in recipe's name, a recipe's YAML file or a sweep's YAML file.
         given: Values by recipe key. A list is an axis; the value of a key that takes a list is one, and a list of
             lists is an axis of such. All else holds for every cell.
-        folders: Where files that values name are looked for, besides the folder of the source.
 
     Raises:
         BadInput: Something of it can't be read, is unknown or empty, or there is no axis.
@@ -62,8 +61,9 @@ def plan(source: str | Path, given: Mapping[str, Any], folders: Sequence[Path] =
     seeds = content.get("seeds", keys.pop("seeds", None) or [keys.pop("seed", 0)])
     table = {
         "seeds": {"full": seeds},
-        "base": {k: v for k, v in keys.items() if k not in ("seed", "seeds")} | content.get("base", {}),
-        "axes": axes,
+        "base": overlay({k: v for k, v in keys.items() if k not in ("seed", "seeds")}, content.get("base", {})),
+        # a method drops the parameters that came before it: axes over parameters come last
+        "axes": dict(sorted(axes.items(), key=lambda axis: axis[0].startswith(("model.", "method.")))),
         "rules": rules,
         "skip": content.get("skip", []),
     }
@@ -73,7 +73,12 @@ def plan(source: str | Path, given: Mapping[str, Any], folders: Sequence[Path] =
     check_layers(str(source), table, _CHOICE_KEYS)
     _check_stages(table)
     name = Path(source).stem
-    return Table(name, title or f"{name}: {' × '.join(axes)}", table, (*base.folders, *folders))
+    found = Table(name, title or f"{name}: {' × '.join(table['axes'])}", table, base.folders)
+    cells = found.cells()
+    for key in content.get("base", {}):
+        if key.startswith(("model.", "method.")) and not any(key in cell.keys for cell in cells):
+            raise BadInput(f"{source}, base: {key} has no effect: the choices name others; use `rules`")
+    return found
 
 
 def axis_choices(key: str, values: Sequence[Any]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,10 +90,10 @@ def settings_of(recipe: Recipe) -> str:
 def _folders(names: Sequence[str], keys: Sequence[str]) -> list[str]:
     """Return folders' names that can be read, with a hash where two would be the same or one is too long."""
     plain = [re.sub(r"[^A-Za-z0-9.=+_-]+", "-", name).strip("-.") for name in names]
-    lower = [text.lower() for text in plain]  # some file systems do not tell A from a
+    alike = Counter(text.lower() for text in plain)  # some file systems do not tell A from a
     codes = [hashlib.blake2b(text.encode(), digest_size=4).hexdigest() for text in keys]
     return [
-        f"{text[:_LONGEST]}-{code}" if not text or len(text) > _LONGEST or lower.count(text.lower()) > 1 else text
+        f"{text[:_LONGEST]}-{code}" if not text or len(text) > _LONGEST or alike[text.lower()] > 1 else text
         for text, code in zip(plain, codes, strict=True)
     ]
 

@@ -100,7 +100,7 @@ def write(result: SweepResult) -> None:
             "choices": dict(row.choices),
             "finished": row.finished,
             "runs": row.runs,
-            **{
+            "results": {
                 column: {"values": list(values), "mean": row.mean(column), "deviation": row.deviation(column)}
                 for column, values in row.values.items()
             },

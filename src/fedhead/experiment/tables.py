@@ -104,7 +104,7 @@ class Cell:
         texts = [f"{k}={v if isinstance(v, str) else json.dumps(v)}" for k, v in mine.items()]
         return replace(
             self,
-            keys=_overlay(dict(self.keys), {k: v for k, v in mine.items() if not k.startswith("stage.")}),
+            keys=overlay(dict(self.keys), {k: v for k, v in mine.items() if not k.startswith("stage.")}),
             parameters={**self.parameters, **parameters},
             overrides=[*self.overrides, *texts],
         )
@@ -176,11 +176,11 @@ class Table:
         keys: dict[str, Any] = dict(self.content.get("base", {}))
         find: dict[str, str] = {}
         for layer in layers:
-            keys = _overlay(keys, layer.get("set", {}))
+            keys = overlay(keys, layer.get("set", {}))
             find |= {k: str(v) for k, v in layer.get("find", {}).items()}
         if scale == "small":
             for small in [self.content.get("small", {}), *(layer.get("small", {}) for layer in layers)]:
-                keys = _overlay(keys, small)
+                keys = overlay(keys, small)
         seeds = self.content.get("seeds", {}).get(scale, 3 if scale == "full" else 1)
         for layer in layers if scale == "full" else []:
             seeds = layer.get("seeds", seeds)
@@ -215,7 +215,7 @@ def _matches(when: Mapping[str, Any], choices: Mapping[str, str]) -> bool:
     return all(choices[axis] in ([wanted] if isinstance(wanted, str) else wanted) for axis, wanted in when.items())
 
 
-def _overlay(keys: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+def overlay(keys: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """Keys with others on top; another model or method takes its own parameters along."""
     for part, stays in (("model", _COMMON_PARAMETERS), ("method", frozenset[str]())):
         if over.get(part, keys.get(part)) != keys.get(part):
