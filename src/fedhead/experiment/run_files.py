@@ -167,6 +167,11 @@ def _by_name(value: Any) -> bool:
     return value is None or (isinstance(value, dict) and all(map(_measured, value.values())))
 
 
+def _square(value: Any) -> bool:
+    lines = isinstance(value, list) and all(isinstance(row, list) and len(row) == len(value) for row in value)
+    return value is None or (lines and all(_number(one) for row in value for one in row))
+
+
 def _stages(value: Any) -> bool:
     return isinstance(value, dict) and all(
         isinstance(row, dict) and all(fits(row[name]) for name, fits in _KINDS.items() if name in row)
@@ -180,5 +185,6 @@ _KINDS: dict[str, Callable[[Any], bool]] = {
     **dict.fromkeys(("participants", *_TOTALS), _number),
     **dict.fromkeys(("clients", "per_class", "client_test_loss"), _several),
     **dict.fromkeys(("metrics", "client_bytes", "steps", "client_train_loss", "personal_metrics"), _by_name),
+    "confusion": _square,
     "stages": _stages,
 }

@@ -144,6 +144,29 @@ def axis(title: str, **more: Any) -> dict[str, Any]:
     return {"title": {"text": title}, **more}
 
 
+def round_axis(last: int) -> dict[str, Any]:
+    """Return an axis of rounds, whose ticks are whole numbers."""
+    return axis("round", **({"dtick": 1} if last <= 12 else {}))
+
+
+def mark(
+    name: str, x: float, values: Sequence[float], look: Style, symbol: str, key: str, unit: str = ""
+) -> dict[str, Any]:
+    """Return the mark of a stage: its mean, with an error bar over seeds."""
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "x": [x],
+        "y": [float(np.mean(values))],
+        "error_y": {"array": [float(np.std(values, ddof=1)) if len(values) > 1 else 0.0], "thickness": 1},
+        "marker": {"color": look.color, "size": 10, "symbol": symbol, "line": {"width": 1, "color": "#888"}},
+        "name": text(name),
+        "legendgroup": key,
+        "cliponaxis": False,
+        "hovertemplate": f"%{{y:.4~f}}{unit}<extra>%{{fullData.name}}</extra>",
+    }
+
+
 def fade(color: str) -> str:
     """Return a color for a band.
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fedhead.engine.metrics import Row
 from fedhead.report import tables
-from fedhead.report.charts import Style, style
+from fedhead.report.charts import SYMBOLS, Style, style
 from fedhead.report.comparison_table import ComparisonTable, compare
 from fedhead.report.measured import Measured, of_runs
 from fedhead.report.pivot import Arrangement, arrange
@@ -109,6 +109,12 @@ class Content:
     def styles(self) -> dict[str, Style]:
         """Color and dashes of each method, the same in every chart."""
         return {method: style(i) for i, method in enumerate(dict.fromkeys(entry.method for entry in self.entries))}
+
+    @cached_property
+    def symbols(self) -> dict[str, str]:
+        """The mark of each stage, the same in every chart."""
+        stages = dict.fromkeys(entry.stage for entry in self.entries if entry.stage)
+        return {stage: SYMBOLS[i % len(SYMBOLS)] for i, stage in enumerate(stages)}
 
     @cached_property
     def measured(self) -> list[Measured]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedhead.core.special_files import read_text
-from fedhead.report.charts import Chart, axis, heat, lines, style, text
+from fedhead.report.charts import Chart, axis, heat, lines, round_axis, style, text
 from fedhead.report.content import Content
 from fedhead.report.markup import Cell, Section, chart, choice, identifier, legend, notes, panels, table, words
 
@@ -123,10 +123,12 @@ def _collapse(numbers: Mapping[str, Any], id: str, where: str) -> str:
             found = [(row["round"], row[key]) for row in rows if key in row]
             if found:
                 traces = lines(name, [r for r, _ in found], [v for _, v in found], None, style(i))
-                traces[0]["mode"] = "lines+markers" if len(found) > 2 else "markers"  # two points make no curve
+                traces[0] |= {"mode": "lines+markers" if len(found) > 2 else "markers"}  # two points make no curve
+                traces[0]["marker"] = {"color": style(i).color, "size": 8}
                 data += traces
         if data:
-            layout = {"xaxis": axis("round"), "height": 260}
+            last = max(x for trace in data for x in trace["x"])
+            layout = {"xaxis": round_axis(last), "height": 260}
             figures.append(chart(f"{id}-{key}", id, {"": Chart(data, layout)}, title, title))
     shown = legend(id, {name: style(i) for i, name in enumerate(numbers)})
     return f"<h3>{words(where)}</h3>" + shown + panels(figures)
@@ -142,7 +144,7 @@ def _separability(numbers: Mapping[str, Any], id: str, where: str) -> str:
             "y": [row[key] - row["before"] for row in numbers.values()],
             "text": [text(name) for name in numbers],
             "name": name,
-            "marker": {"color": style(i).color, "size": 10, "symbol": ("circle", "diamond")[i]},
+            "marker": {"color": style(i).color, "size": 9 + 6 * i, "symbol": ("circle", "diamond-open")[i]},
             "hovertemplate": "%{text}: distance %{x:.3f}, gain %{y:.2f}<extra>%{fullData.name}</extra>",
         }
         for i, (name, key) in enumerate(gains.items())

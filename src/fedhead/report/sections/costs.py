@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
 import numpy as np
 
-from fedhead.report.charts import Chart, axis, distinct, lines, text
+from fedhead.engine.metrics import Row
+from fedhead.report.charts import Chart, axis, distinct, lines, mark, round_axis, text
 from fedhead.report.content import Content, Entry
 from fedhead.report.markup import Cell, Section, chart, choice, folded, identifier, legend, panels, table
 from fedhead.report.runs import Run
@@ -22,13 +24,7 @@ def traffic_section(content: Content) -> Section | None:
     """Return the accuracy over what was sent and received, one panel per setting, and a table of the totals."""
     figures = []
     for number, column in enumerate(content.columns):
-        data = []
-        for entry in (entry for entry in content.methods if entry.column == column):
-            for metric in ("accuracy", "personal"):
-                megabytes, values = _against(entry, metric)
-                if megabytes:
-                    data += lines(entry.method, megabytes, values, None, content.styles[entry.method], unit=" %")
-                    break
+        data = [trace for entry in content.of(column) for trace in _against_traffic(content, entry)]
         if data:
             layout = {
                 "xaxis": axis("MB sent and received by all clients", rangemode="tozero"),
@@ -41,7 +37,7 @@ def traffic_section(content: Content) -> Section | None:
     for entry in content.methods:
         if not entry.runs:
             continue
-        total = statistics.fmean(sum(r["bytes_up"] + r["bytes_down"] for r in run.rows) / 1e6 for run in entry.runs)
+        total = statistics.fmean(_megabytes(run.rows) for run in entry.runs)
         part = sum(r.get("participants", 0) for run in entry.runs for r in run.rows)
         each = 1e3 * total * len(entry.runs) / part if part else None
         cells = [Cell(f"{total:,.2f}", total), Cell("–" if each is None else f"{each:,.1f}", each)]
@@ -53,6 +49,29 @@ def traffic_section(content: Content) -> Section | None:
     found = folded("traffic-numbers", "The numbers", found) if len(body) > FOLDED else found
     shown = legend("traffic", content.styles) + panels(figures) if figures else ""
     return Section("traffic", "Bytes against accuracy", shown + found)
+
+
+def _against_traffic(content: Content, entry: Entry) -> list[dict[str, Any]]:
+    """Return the accuracy of an entry over its traffic: a line over the rounds, or the mark of a stage after them."""
+    look = content.styles[entry.method]
+    for metric in ("accuracy", "personal"):
+        if entry.stage:
+            found = [
+                (run, row) for run, row in zip(entry.runs, entry.records(), strict=True) if row.get(metric) is not None
+            ]
+            if found:
+                x = statistics.fmean(_megabytes([*run.rows, row]) for run, row in found)
+                values = [row[metric] for _, row in found]
+                return [mark(entry.label, x, values, look, content.symbols[entry.stage], entry.method, " %")]
+            continue
+        megabytes, means = _against(entry, metric)
+        if megabytes:
+            return lines(entry.method, megabytes, means, None, look, unit=" %")
+    return []
+
+
+def _megabytes(rows: Sequence[Row]) -> float:
+    return float(sum(row.get("bytes_up", 0) + row.get("bytes_down", 0) for row in rows)) / 1e6
 
 
 def _against(entry: Entry, metric: str) -> tuple[list[float], list[float]]:
@@ -100,7 +119,8 @@ def _round_seconds(content: Content, column: str) -> Chart | None:
             step = -(-shortest // POINTS)
             look = content.styles[entry.method]
             data += lines(entry.method, range(1, shortest + 1, step), seconds[::step], None, look, unit=" s")
-    layout = {"xaxis": axis("round"), "yaxis": axis("seconds", rangemode="tozero")}
+    last = max((len(run.rows) for entry in content.of(column) for run in entry.runs), default=0)
+    layout = {"xaxis": round_axis(last), "yaxis": axis("seconds", rangemode="tozero")}
     return Chart(data, layout) if data else None
 
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
 from fedhead.engine.metrics import Row
-from fedhead.report.charts import HEIGHT, SYMBOLS, Chart, Style, axis, lines, text
-from fedhead.report.content import METRICS, Content, Entry, in_order, worded
+from fedhead.report.charts import HEIGHT, Chart, axis, lines, mark, round_axis, text
+from fedhead.report.content import METRICS, Content, in_order, worded
 from fedhead.report.markup import Section, chart, choice, identifier, legend, panels
 from fedhead.report.runs import Run
 
@@ -39,19 +37,22 @@ def section(content: Content) -> Section | None:
 
 
 def _stages(content: Content) -> str:
-    found = dict.fromkeys(stage for run in content.runs for stage in run.recipe.stages)
-    return f"; marks at the end: after {', '.join(map(text, found))}" if found else ""
+    return f"; marks at the end: after {', '.join(map(text, content.symbols))}" if content.symbols else ""
 
 
 def _panel(content: Content, column: str, metric: str, history: dict[int, dict[int, dict[str, float]]]) -> Chart | None:
     data = []
-    stages = list(dict.fromkeys(stage for run in content.runs for stage in run.recipe.stages))
+    last = 0
     for entry in content.of(column):
         look = content.styles[entry.method]
         if entry.stage:
-            number = list(content.styles).index(entry.method)
-            data += _mark(entry, metric, look, SYMBOLS[stages.index(entry.stage) % len(SYMBOLS)], number)
+            found = [value for record in entry.records() if (value := _numbers(record).get(metric)) is not None]
+            # side by side: marks of equal height would hide each other
+            place = 1 + 0.015 * (1 + list(content.styles).index(entry.method))
+            x = place * max(len(run.rows) for run in entry.runs)
+            data += [mark(entry.label, x, found, look, content.symbols[entry.stage], entry.method)] if found else []
             continue
+        last = max([last, *(len(run.rows) for run in (*entry.runs, *entry.unfinished))])
         rounds, values = _aligned([history[id(run)] for run in entry.runs], metric)
         if len(rounds):
             spread = values.std(axis=0, ddof=1).tolist() if len(values) > 1 else None
@@ -63,30 +64,7 @@ def _panel(content: Content, column: str, metric: str, history: dict[int, dict[i
                 data += lines(name, rounds.tolist(), values[0].tolist(), None, look, thin=True, key=entry.method)
     if not data:
         return None
-    return Chart(data, {"xaxis": axis("round"), "yaxis": axis(worded(metric)), "height": HEIGHT})
-
-
-def _mark(entry: Entry, metric: str, look: Style, symbol: str, number: int) -> list[dict[str, Any]]:
-    """Return the mark of a stage at the end of its method's curve."""
-    found = [value for record in entry.records() if (value := _numbers(record).get(metric)) is not None]
-    if not found:
-        return []
-    deviation = float(np.std(found, ddof=1)) if len(found) > 1 else 0.0
-    last = max(len(run.rows) for run in entry.runs)
-    return [
-        {
-            "type": "scatter",
-            "mode": "markers",
-            "x": [last * (1 + 0.015 * (number + 1))],  # side by side: marks of equal height hide each other
-            "y": [float(np.mean(found))],
-            "error_y": {"array": [deviation], "thickness": 1},
-            "marker": {"color": look.color, "size": 10, "symbol": symbol, "line": {"width": 1, "color": "#888"}},
-            "name": text(entry.label),
-            "legendgroup": entry.method,
-            "cliponaxis": False,
-            "hovertemplate": "%{y:.4~f}<extra>%{fullData.name}</extra>",
-        }
-    ]
+    return Chart(data, {"xaxis": round_axis(last), "yaxis": axis(worded(metric)), "height": HEIGHT})
 
 
 def _numbers(row: Row) -> dict[str, float]:

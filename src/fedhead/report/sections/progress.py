@@ -90,12 +90,12 @@ def _clients(runs: list[Run]) -> str:
     charts: dict[str, Chart] = {}
     for run in runs:
         rows = [row for row in run.rows[-ROUNDS:] if row.get("client_train_loss")]
-        clients = sorted({int(k) for row in rows for k in row["client_train_loss"]})[:CLIENTS]
+        clients = sorted({k for row in rows for k in row["client_train_loss"]}, key=lambda k: (len(k), k))[:CLIENTS]
         if rows and clients:
-            z = [[row["client_train_loss"].get(str(k)) for row in rows] for k in clients]
+            z = [[row["client_train_loss"].get(k) for row in rows] for k in clients]
             height = min(160 + 9 * len(clients), 620)
             names: dict[str, Any] = {
-                "row_names": [str(k) for k in clients],
+                "row_names": clients,
                 "column_names": [str(row["round"]) for row in rows],
             }
             charts[str(run.folder.path)] = heat(
