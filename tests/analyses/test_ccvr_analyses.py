@@ -211,7 +211,7 @@ def test_classes_in_the_plane_are_named_as_far_as_colors_can_be_told_apart(class
     assert [tuple(c) for c in dots.to_rgba(dots.get_array())[:classes]] == shown
 
 
-@pytest.mark.parametrize("kind", ["cka", "norms", "separability", "embed", "inversion"])
+@pytest.mark.parametrize("kind", ["cka", "norms", "separability", "embed", "inversion", "amounts", "virtual"])
 def test_every_analysis_from_the_command_line(run: Path, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert kind in ANALYSES
     assert call(["analyse", kind, str(run), "--samples", "40", "--device", "cpu", "--json"]) == 0
@@ -222,6 +222,13 @@ def test_every_analysis_from_the_command_line(run: Path, kind: str, capsys: pyte
         (only,) = numbers.values()
         assert set(only["means"]) == {"extractor.1", "extractor.2", "classifier"}
         assert all(0 <= v <= 1 for v in only["means"].values())
+    if kind == "inversion":
+        assert len(numbers["classes"]) == 3  # as in the paper
+        assert set(numbers["error"]) == {str(c) for c in numbers["classes"]}
+    if kind in ("amounts", "virtual"):
+        (only,) = numbers.values()
+        assert only["features"][-1] == 40 or (kind == "amounts" and only["features"][-1] < 40)  # no class has more
+        assert len(only["accuracy"]) == len(only["features"])
     if kind == "norms":
         assert set(numbers["rounds"]) == {"1", "3"}
         assert np.shape(numbers["rounds"]["1"]["norms"]) == np.shape(numbers["counts"])

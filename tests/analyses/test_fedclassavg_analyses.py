@@ -19,6 +19,7 @@ from fedhead.core.errors import BadInput
 from fedhead.experiment.reopen import Trained, reopen
 from fedhead.experiment.run import Settings, execute
 from fedhead.models.registry import build
+from fedhead.report.runs import load_run
 
 
 @pytest.fixture(scope="module")
@@ -92,10 +93,22 @@ def test_conductance_compares_the_clients_that_are_right(run: Trained) -> None:
     assert numbers["clients"] == right
     assert all(len(v) == 24 for v in numbers["conductance"].values())
     assert -1 <= numbers["rank_correlation"] <= 1
+    assert numbers["one_model"] is False
+
+
+def test_conductance_says_that_clients_share_one_model(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    recipe = RECIPE.override(["method=fedavg", "model=mlp(hidden=[8])", "rounds=1"])
+    execute(recipe, tmp_path / "run", Settings(device="cpu", executor="loop"))
+    with caplog.at_level("WARNING", logger="fedhead"):
+        report = ANALYSES["conductance"].run([reopen(tmp_path / "run", device="cpu")], AnalysisOptions(samples=20))
+    (numbers,) = report.numbers.values()
+    assert (numbers["one_model"], numbers["rank_correlation"]) == (True, pytest.approx(1.0))
+    assert "use one model (fedavg)" in caplog.text
+    assert "(one model for all clients)" in report.figures[""].axes[0].get_title()
 
 
 def test_curves_count_local_epochs(run: Trained) -> None:
-    (numbers,) = ANALYSES["curves"].run([run], AnalysisOptions()).numbers.values()
+    (numbers,) = ANALYSES["curves"].run([load_run(run.path)], AnalysisOptions()).numbers.values()
     assert numbers["epochs"] == [1, 2]
     last = json.loads((run.path / "result.json").read_text())
     assert numbers["mean"][-1] == pytest.approx(last["personal"])
@@ -103,7 +116,7 @@ def test_curves_count_local_epochs(run: Trained) -> None:
 
 
 def test_labels_are_the_federations_counts(run: Trained) -> None:
-    (numbers,) = ANALYSES["labels"].run([run], AnalysisOptions()).numbers.values()
+    (numbers,) = ANALYSES["labels"].run([load_run(run.path)], AnalysisOptions()).numbers.values()
     assert numbers["counts"] == run.simulation.federation.counts().tolist()
 
 

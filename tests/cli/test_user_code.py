@@ -41,7 +41,7 @@ def test_an_error_in_a_hook_is_one_line_and_the_fixed_code_goes_on(
     assert call(["analyse", "bad.py:fails", "run"]) == 1
     assert capsys.readouterr().err.startswith("error: fails (bad.py, line 11): ZeroDivisionError: division by zero")
     assert call(["analyse", "bad.py:works", "run"]) == 0
-    assert capsys.readouterr().out == "written to run/analysis/works.json\n"
+    assert capsys.readouterr().out == f"{'value':<30}1\nwritten to run/analysis/works.json\n"
 
 
 def test_the_whole_traceback_on_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -198,7 +198,7 @@ def test_stages_of_other_parameters_have_other_labels(tmp_path: Path) -> None:
 def test_curves_keep_their_room_however_long_the_labels_are(unlike: Path) -> None:
     groups = [replace(g, label=f"{g.label} {'and=more, ' * 40}") for g in tables.group_by_seed(load_runs([unlike]))]
     figure = plots.curves(groups)
-    plots.inline_svg(figure)  # lays it out; a layout that fails is a warning, and so an error here
+    figure.draw_without_rendering()  # lays it out; a layout that fails is a warning, and so an error here
     budget = figure.axes[0].get_window_extent()
     assert budget.width > 0.8 * figure.bbox.width
     assert budget.height > 2 * figure.dpi

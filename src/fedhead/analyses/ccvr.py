@@ -57,8 +57,8 @@ def analyze_cka(runs: Sequence[Trained], options: AnalysisOptions) -> AnalysisRe
         }
         for name, each in found.items()
     }
-    maps = plots.heat_maps({layer: first.layers[layer].numpy() for layer in shown}, first.clients)
-    means = plots.layer_means({name: each.means() for name, each in found.items()})
+    maps = plots.heat_maps({layer: first.layers[layer].numpy() for layer in shown}, first.clients, options.width)
+    means = plots.layer_means({name: each.means() for name, each in found.items()}, options.width)
     return AnalysisReport(numbers, {"": maps, "-means": means})
 
 
@@ -67,7 +67,7 @@ def analyze_cka(runs: Sequence[Trained], options: AnalysisOptions) -> AnalysisRe
 )
 def analyze_norms(runs: Sequence[Trained], options: AnalysisOptions) -> AnalysisReport:
     """Compute the norms of the local classifiers in chosen rounds, which are run again, and after the last round."""
-    run = _only(runs, "norms")
+    run = only(runs, "norms")
     after_last = run.round + 1
     late = [r for r in options.rounds if not 1 <= r <= after_last]
     if late:
@@ -86,7 +86,7 @@ def analyze_norms(runs: Sequence[Trained], options: AnalysisOptions) -> Analysis
             "norms": found.tolist(),
             "correlation_with_counts": norms.correlation(found, counts),
         }
-    shown = {"": plots.by_client_and_class(maps, clients)}
+    shown = {"": plots.by_client_and_class(maps, clients, options.width)}
     if run.simulation.method.global_model(run.simulation.server, run.simulation.task) is not None:
         before = norms.classifier_norms(client_models.global_weights(run.simulation))
         calibrated = run.run(own_stage(run, CCVR)).weights
@@ -98,7 +98,7 @@ def analyze_norms(runs: Sequence[Trained], options: AnalysisOptions) -> Analysis
             "spread_before": norms.spread(before),
             "spread_after": norms.spread(after),
         }
-        shown["-calibration"] = plots.norms_before_after(before.numpy(), after.numpy())
+        shown["-calibration"] = plots.norms_before_after(before.numpy(), after.numpy(), options.width)
     return AnalysisReport(numbers, shown)
 
 
@@ -130,7 +130,8 @@ def analyze_separability(runs: Sequence[Trained], options: AnalysisOptions) -> A
         "all real data": [r["whole_data"] - r["before"] for r in rows],
         "forecast": [r["forecast"] for r in rows],
     }
-    return AnalysisReport(numbers, {"": plots.separability([r["distance"] for r in rows], gains, list(numbers))})
+    fig = plots.separability([r["distance"] for r in rows], gains, list(numbers), options.width)
+    return AnalysisReport(numbers, {"": fig})
 
 
 @analysis(
@@ -138,7 +139,7 @@ def analyze_separability(runs: Sequence[Trained], options: AnalysisOptions) -> A
 )
 def analyze_embedding(runs: Sequence[Trained], options: AnalysisOptions) -> AnalysisReport:
     """Embed test features in the plane with three colorings."""
-    run = _only(runs, "embed")
+    run = only(runs, "embed")
     simulation = run.simulation
     if simulation.test is None:
         raise BadInput(f"{run.path} has no test samples to show")
@@ -165,13 +166,16 @@ def analyze_embedding(runs: Sequence[Trained], options: AnalysisOptions) -> Anal
         "accuracy_after": 100 * float((after == y).double().mean()),
     }
     names = simulation.federation.names or [str(c) for c in range(simulation.task.classes)]
-    return AnalysisReport(numbers, {"": plots.embeddings(place.numpy(), colors, names)})
+    return AnalysisReport(numbers, {"": plots.embeddings(place.numpy(), colors, names, options.width)})
 
 
 @analysis("inversion", "inputs reconstructed from a raw feature and from means of features (CCVR, Fig. 8, 9)")
 def analyze_inversion(runs: Sequence[Trained], options: AnalysisOptions) -> AnalysisReport:
-    """Reconstruct a training sample from its feature and from means over its class by gradient descent."""
-    run = _only(runs, "inversion")
+    """Reconstruct training samples of three classes from their features and from means over their class.
+
+    As in the paper there are three samples: one of each of the classes that the largest client has most of.
+    """
+    run = only(runs, "inversion")
     simulation = run.simulation
     shape = simulation.federation.input_shape
     if len(shape) != 3:
@@ -179,27 +183,29 @@ def analyze_inversion(runs: Sequence[Trained], options: AnalysisOptions) -> Anal
     client = max(simulation.holders, key=lambda k: len(simulation.federation.rows[k]))
     rows = torch.from_numpy(simulation.federation.rows[client])
     y = simulation.pool.y.cpu()[rows]
-    common = int(y.bincount().argmax())
-    mine = rows[y == common][: options.samples or 50].to(simulation.device)
-    found = inversion.inversions(
-        simulation.task.model,
-        client_models.global_weights(simulation),
-        simulation.pool.view(mine, None),
-        seed=options.seed,
-    )
-    titles = ["original", *("its feature" if n == 1 else f"mean of {n}" for n in found.numbers)]
-    images = [found.original, *found.found]
-    numbers = {
-        "client": client,
-        "class": common,
-        "features_in_the_mean": list(found.numbers),
-        "error": found.errors(),
-    }
-    shown = {title: image.cpu().numpy() for title, image in zip(titles, images, strict=True)}
-    return AnalysisReport(numbers, {"": plots.images(shown)})
+    held = y.bincount()
+    chosen = [int(c) for c in held.argsort(descending=True, stable=True)[:3] if held[c] > 0]
+    w, names = client_models.global_weights(simulation), simulation.federation.names
+    shown: dict[str, dict[str, Any]] = {}
+    numbers: dict[str, Any] = {"client": client, "classes": chosen, "features_in_the_mean": {}, "error": {}}
+    for c in chosen:
+        mine = rows[y == c][: options.samples or 50].to(simulation.device)
+        inputs = simulation.pool.view(mine, None)
+        found = inversion.inversions(simulation.task.model, w, inputs, seed=options.seed)
+        titles = ["original", *("its feature" if n == 1 else f"mean of {n}" for n in found.numbers)]
+        images = zip(titles, [found.original, *found.found], strict=True)
+        shown[str(names[c]) if names else f"class {c}"] = {title: image.cpu().numpy() for title, image in images}
+        numbers["features_in_the_mean"][str(c)] = list(found.numbers)
+        numbers["error"][str(c)] = found.errors()
+    return AnalysisReport(numbers, {"": plots.images(shown, options.width)})
 
 
-def _only(runs: Sequence[Trained], name: str) -> Trained:
+def only(runs: Sequence[Trained], name: str) -> Trained:
+    """Return the one run that an analysis takes.
+
+    Raises:
+        BadInput: If there are several.
+    """
     if len(runs) != 1:
         raise BadInput(f"{name} takes one run at a time, {len(runs)} were given")
     return runs[0]

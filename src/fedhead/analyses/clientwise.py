@@ -1,23 +1,19 @@
-"""Analyses of clients with their own models, also of different architectures (FedClassAvg, Fig. 2 to 9)."""
+"""Analyses of clients with their own models, also of different architectures (FedClassAvg, Fig. 8 and 9)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
 from fedhead.analyses import client_models, clientwise_plots, conductance, embed
 from fedhead.analyses.personal import agreement, outputs, personal_models
 from fedhead.analyses.registry import AnalysisOptions, AnalysisReport, analysis, by_label
-from fedhead.core import amounts
 from fedhead.core.errors import BadInput
+from fedhead.core.log import warn_once
 from fedhead.data.pool import Pool
-from fedhead.experiment import build
 from fedhead.experiment.reopen import Trained
-from fedhead.experiment.run_folder import RunFolder
-from fedhead.report.plots import bubbles
 
 
 @analysis("features", "t-SNE of all clients' features together, colored by class and by client (FedClassAvg, Fig. 8)")
@@ -45,7 +41,9 @@ def analyze_features(runs: Sequence[Trained], options: AnalysisOptions) -> Analy
             "client": client.tolist(),
             "neighbors_of_the_same_class": agreement(z, y, client),
         }
-    return AnalysisReport(numbers, {"": clientwise_plots.embeddings(embeddings, runs[0].simulation.task.classes)})
+    return AnalysisReport(
+        numbers, {"": clientwise_plots.embeddings(embeddings, runs[0].simulation.task.classes, options.width)}
+    )
 
 
 @analysis(
@@ -54,7 +52,7 @@ def analyze_features(runs: Sequence[Trained], options: AnalysisOptions) -> Analy
 def analyze_conductance(runs: Sequence[Trained], options: AnalysisOptions) -> AnalysisReport:
     """Rank the conductances of features for the test image that most clients classify correctly."""
     numbers: dict[str, Any] = {}
-    maps = {}
+    maps, same = {}, []
     for name, run in by_label(runs).items():
         models, test = personal_models(run.simulation, run.round + 1), _test(run)
         rows = embed.sample_rows(test.y, options.samples or 200, options.seed)
@@ -71,47 +69,24 @@ def analyze_conductance(runs: Sequence[Trained], options: AnalysisOptions) -> An
             raise BadInput(f"{run.path}: clients' features differ in dimension, so their ranks can't be compared")
         similar = conductance.similarity(found)
         order = torch.stack([conductance.ranks(v) for v in found.values()])
-        maps[f"{name}, class {int(truth)}"] = (order.numpy(), chosen)
+        label = f"{name}, class {int(truth)}"
+        maps[label] = (order.numpy(), chosen)
+        equal = all(torch.equal(v, found[chosen[0]]) for v in found.values())
+        if equal and len(chosen) > 1:
+            same.append(label)
+            warn_once(
+                f"conductance: all clients of {run.path} use one model ({run.recipe.method}), so their columns are "
+                "equal; compare clients with their own models"
+            )
         numbers[name] = {
             "sample": int(rows[best]),
             "class": int(truth),
             "clients": chosen,
             "conductance": {str(k): v.tolist() for k, v in found.items()},
             "rank_correlation": similar,
+            "one_model": equal,
         }
-    return AnalysisReport(numbers, {"": clientwise_plots.rank_maps(maps)})
-
-
-@analysis("curves", "accuracy of the clients over local epochs, mean and deviation (FedClassAvg, Fig. 4 to 7)")
-def analyze_curves(runs: Sequence[Trained], options: AnalysisOptions) -> AnalysisReport:
-    """Plot learning curves against local epochs, so that methods with more epochs per round compare fairly."""
-    numbers: dict[str, Any] = {}
-    for name, run in by_label(runs).items():
-        rows = [row for row in RunFolder.open(run.path).metrics() if row.get("clients")]
-        if not rows:
-            raise BadInput(f"{run.path} has no clients' accuracies: set client_test in the recipe, such as matched")
-        local = build.local(run.recipe)
-        if local.steps is not None:
-            raise BadInput(f"{run.path} counts local steps, and the curves are over local epochs")
-        each = [[a for a in row["clients"] if a is not None] for row in rows]
-        numbers[name] = {
-            "epochs": [row["round"] * amounts.mean(local.epochs) for row in rows],
-            "mean": [float(np.mean(a)) for a in each],
-            "deviation": [float(np.std(a, ddof=1)) if len(a) > 1 else 0.0 for a in each],
-        }
-    return AnalysisReport(numbers, {"": clientwise_plots.curves(numbers)})
-
-
-@analysis("labels", "how many samples of each class every client holds (FedClassAvg, Fig. 2 and 3)")
-def analyze_labels(runs: Sequence[Trained], options: AnalysisOptions) -> AnalysisReport:
-    """Plot the label distribution over clients, one figure per run."""
-    plots, numbers = {}, {}
-    for i, (name, run) in enumerate(by_label(runs).items()):
-        federation = run.simulation.federation
-        counts = federation.counts()
-        numbers[name] = {"counts": counts.tolist()}
-        plots["" if i == 0 else f"-{i + 1}"] = bubbles(counts, federation.names, name)
-    return AnalysisReport(numbers, plots)
+    return AnalysisReport(numbers, {"": clientwise_plots.rank_maps(maps, same, options.width)})
 
 
 def _test(run: Trained) -> Pool:

@@ -2,35 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
-from matplotlib.figure import Figure
 
-from fedhead.analyses import collapse, embed
+from fedhead.analyses import collapse, embed, geometry_plots
 from fedhead.analyses.registry import AnalysisOptions, AnalysisReport, analysis, by_label
 from fedhead.core.errors import BadInput
 from fedhead.engine.rounds import train_round
+from fedhead.engine.server import evaluate_global_model
 from fedhead.experiment.reopen import Trained, fresh
-from fedhead.report.plots import COLORS
-
-Curve = Sequence[Mapping[str, float]]
-TITLES = {
-    "nc1": "NC1: variance within classes\nover that between them",
-    "nc2": "NC2: error of the\nprototypes' simplex",
-    "nc3": "NC3: cosine of classifier\nand prototypes",
-    "prototype_consistency": "consistency of the\nclients' prototypes",
-    "classifier_consistency": "consistency of the\nclients' classifiers",
-}
 
 
 @analysis("collapse", "neural collapse and the clients' consistency, in chosen rounds and at the end (FedETF, Fig. 5)")
 def analyze_collapse(runs: Sequence[Trained], options: AnalysisOptions) -> AnalysisReport:
     """Measure NC1 to NC3 and consistency; earlier rounds are run again, with the same numbers."""
     numbers = {name: collapse_over_rounds(run, options.rounds) for name, run in by_label(runs).items()}
-    return AnalysisReport(numbers, {"": curves(numbers)})
+    return AnalysisReport(numbers, {"": geometry_plots.collapse(numbers, options.width)})
 
 
 def collapse_over_rounds(run: Trained, rounds: Sequence[int]) -> list[dict[str, float]]:
@@ -68,37 +57,23 @@ def analyze_classifiers(runs: Sequence[Trained], options: AnalysisOptions) -> An
             "place": points.tolist(),
             "class": labels.tolist(),
         }
-    return AnalysisReport(numbers, {"": classifiers(panels)})
+    return AnalysisReport(numbers, {"": geometry_plots.classifiers(panels, options.width)})
 
 
-# -- figures ----------------------------------------------------------------------------------------------------------
-def curves(runs: Mapping[str, Curve]) -> Figure:
-    """Plot each metric over the rounds, one panel per metric, one line per run."""
-    fig = Figure(figsize=(3.2 * len(TITLES), 3.2), layout="constrained")
-    for points, (key, title) in enumerate(TITLES.items()):
-        ax = fig.add_subplot(1, len(TITLES), points + 1)
-        for i, (name, rows) in enumerate(runs.items()):
-            present = [row for row in rows if key in row]
-            x, y = [row["round"] for row in present], [row[key] for row in present]
-            ax.plot(x, y, ".-", color=COLORS[i % len(COLORS)], label=name)
-        ax.set(xlabel="round")
-        ax.set_title(title, fontsize=9)
-        if points == 0:
-            ax.legend(frameon=False, fontsize=8)
-    return fig
-
-
-def classifiers(runs: Mapping[str, tuple[Any, Any, Any]]) -> Figure:
-    """Plot the cosines as a map and the embedded vectors, colored by class, one row per run."""
-    fig = Figure(figsize=(7.2, 3.4 * len(runs)), layout="constrained")
-    for row, (name, (cosines, points, labels)) in enumerate(runs.items()):
-        left = fig.add_subplot(len(runs), 2, 2 * row + 1)
-        shown = left.imshow(cosines, vmin=-1, vmax=1, cmap="coolwarm")
-        left.set(title=name, xlabel="client", ylabel="client")
-        fig.colorbar(shown, ax=left, label="mean cosine over classes")
-        right = fig.add_subplot(len(runs), 2, 2 * row + 2)
-        x, y = np.asarray(points).T
-        dots = right.scatter(x, y, c=labels, s=14, cmap="nipy_spectral", vmin=-0.5, vmax=labels.max() + 0.5)
-        right.set(title="classifier vectors, by class", xticks=[], yticks=[])
-        fig.colorbar(dots, ax=right, label="class")
-    return fig
+@analysis("dimension", "accuracy and collapse against the dimension of the features, over runs (FedETF, Fig. 6a)")
+def analyze_dimension(runs: Sequence[Trained], options: AnalysisOptions) -> AnalysisReport:
+    """Measure accuracy and neural collapse of the global models of runs whose features differ in dimension."""
+    found: dict[int, list[dict[str, float]]] = {}
+    for run in runs:
+        simulation = run.simulation
+        row = evaluate_global_model(
+            simulation.method, simulation.server, simulation.task, simulation.test, simulation.bf16
+        )
+        accuracy = row["accuracy"]
+        if not isinstance(accuracy, float):
+            raise BadInput(f"{run.path} has no global model or no test samples")
+        measured = {"accuracy": accuracy, **collapse.measure(simulation)._asdict()}
+        found.setdefault(simulation.task.model.features, []).append(measured)
+    numbers = {d: {key: sum(e[key] for e in each) / len(each) for key in each[0]} for d, each in sorted(found.items())}
+    fig = geometry_plots.dimension(numbers, options.width)
+    return AnalysisReport({str(d): {**values, "runs": len(found[d])} for d, values in numbers.items()}, {"": fig})

@@ -1,4 +1,4 @@
-"""Commands that analyze trained runs: analyse, forecast."""
+"""Commands that analyze trained runs: analyse, figure, forecast."""
 
 from __future__ import annotations
 
@@ -9,26 +9,34 @@ from typing import Annotated
 import typer
 
 from fedhead.cli.app import app
-from fedhead.cli.options import DataFolder, Device
+from fedhead.cli.options import ColumnWidth, DataFolder, Device
 from fedhead.core.errors import BadInput
+
+Kind = Annotated[
+    str | None,
+    typer.Argument(metavar="[KIND]", help="Which: a name, or file.py:function; none: list the names."),
+]
+Runs = Annotated[list[Path] | None, typer.Argument(metavar="[RUN]...", help="Run folders, or folders that hold some.")]
+SampleCount = Annotated[int | None, typer.Option(min=2, help="How many samples to use.")]
+Rounds = Annotated[str, typer.Option(help="norms, collapse: rounds to run again: 1,5-10.")]
+Seed = Annotated[int, typer.Option(min=0, help="Decides what is drawn.")]
+MetricName = Annotated[str, typer.Option(help="learning: which metric.")]
 
 
 @app.command()
 def analyse(
-    kind: Annotated[
-        str | None,
-        typer.Argument(metavar="[KIND]", help="Which analysis: a name, or file.py:function; none: list the names."),
-    ] = None,
-    runs: Annotated[list[Path] | None, typer.Argument(metavar="[RUN]...", help="Run folders.")] = None,
-    samples: Annotated[int | None, typer.Option(min=2, help="How many samples to use.")] = None,
-    rounds: Annotated[str, typer.Option(help="norms, collapse: rounds to run again: 1,5-10.")] = "1",
-    seed: Annotated[int, typer.Option(min=0, help="Decides what is drawn.")] = 0,
+    kind: Kind = None,
+    runs: Runs = None,
+    samples: SampleCount = None,
+    rounds: Rounds = "1",
+    seed: Seed = 0,
+    metric: MetricName = "accuracy",
     out: Annotated[Path | None, typer.Option(help="Where to write. [default: analysis/ in the first run]")] = None,
     data: DataFolder = None,
     device: Annotated[Device, typer.Option(help="Where to compute.")] = Device.auto,
     as_json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
 ) -> None:
-    """Analyze a trained run: KIND.json and KIND.png are written into its folder.
+    """Analyze a trained run: its numbers are printed, KIND.json and KIND.png are written into its folder.
 
     Local models are those of the round after the last, for which every client trains once more.
 
@@ -41,35 +49,71 @@ def analyse(
       fedhead analyse features runs/local runs/fedclassavg
       fedhead analyse collapse runs/fedavg runs/fedetf --rounds 1-10
     """
+    from fedhead.analyses.carry_out import analyze, lines
     from fedhead.analyses.registry import ANALYSES, AnalysisOptions
     from fedhead.core.treefile import atomic
-    from fedhead.experiment.reopen import reopen
-    from fedhead.experiment.run_folder import RunFolder
-    from fedhead.report.plots import save
+    from fedhead.report.style import save
 
     if kind is None:
         for name, entry in ANALYSES.items():
             print(f"{name:<14}{entry.description}")
         return
-    if not runs:
-        raise BadInput(f"fedhead analyse {kind} needs a run: give its folder")
-    recipes = [RunFolder.open(run).recipe for run in runs]
-    found = ANALYSES.find(kind, [folder for recipe in recipes for folder in recipe.folders])
-    for run, recipe in zip(runs, recipes, strict=True):
-        if recipe.objective not in (None, "multiclass") and found.run.__module__.startswith("fedhead."):
-            raise BadInput(f"analysis {kind} compares classes, {run} has objective={recipe.objective}: it can't follow")
-    trained = [reopen(path, data, device.value) for path in runs]
-    report = found.run(trained, AnalysisOptions(samples, _numbers(rounds), seed))
-    folder, kind = out or runs[0] / "analysis", kind.rpartition(":")[2]
+    options = AnalysisOptions(samples, _numbers(rounds), seed, metric)
+    places, report = analyze(kind, runs or [], options, data, device.value, "analyse")
+    folder, kind = out or places[0] / "analysis", kind.rpartition(":")[2]
     folder.mkdir(parents=True, exist_ok=True)
     with atomic(folder / f"{kind}.json") as draft:
         draft.write_text(json.dumps(report.numbers, indent=1) + "\n", encoding="utf-8")
-    for ending, figure in report.figures.items():
-        save(figure, folder / f"{kind}{ending}.png")
+    for ending, drawn in report.figures.items():
+        save(drawn, folder / f"{kind}{ending}.png")
     if as_json:
         print(json.dumps(report.numbers))
-    else:
-        print(f"written to {', '.join([f'{folder / kind}.json', *(f'{kind}{e}.png' for e in report.figures)])}")
+        return
+    for line in lines(report.numbers):
+        print(line)
+    print(f"written to {', '.join([f'{folder / kind}.json', *(f'{kind}{e}.png' for e in report.figures)])}")
+
+
+@app.command()
+def figure(
+    kind: Kind = None,
+    runs: Runs = None,
+    out: Annotated[Path | None, typer.Option(help="The .pdf, .png or .svg to write. [default: KIND.pdf]")] = None,
+    width: ColumnWidth = 2,
+    samples: SampleCount = None,
+    rounds: Rounds = "1",
+    seed: Seed = 0,
+    metric: MetricName = "accuracy",
+    data: DataFolder = None,
+    device: Annotated[Device, typer.Option(help="Where to compute.")] = Device.auto,
+) -> None:
+    """Draw a figure of the papers for your own runs, ready for print: 3.3 or 6.9 inches wide, text of at least 7 pt.
+
+    A kind is an analysis (`fedhead analyse`), or one of its further figures, such as cka-means.
+
+    \b
+    Examples:
+      fedhead figure
+      fedhead figure learning runs/* --out curves.pdf
+      fedhead figure labels runs/noniid --width 1 --out split.pdf
+      fedhead figure cka-means runs/iid runs/noniid --width 1 --out cka.pdf
+    """
+    from fedhead.analyses.carry_out import analyze, figures, kinds
+    from fedhead.analyses.registry import AnalysisOptions
+    from fedhead.report.style import WIDTHS, save
+
+    if kind is None:
+        for name, description in kinds().items():
+            print(f"{name:<20}{description}")
+        return
+    options = AnalysisOptions(samples, _numbers(rounds), seed, metric, WIDTHS[width])
+    path = out or Path(f"{kind.rpartition(':')[2]}.pdf")
+    for ending, drawn in figures(
+        kind, lambda name: analyze(name, runs or [], options, data, device.value, "figure")[1]
+    ):
+        place = path.with_name(f"{path.stem}{ending}{path.suffix}")
+        save(drawn, place)
+        print(f"written to {place}")
 
 
 @app.command()

@@ -33,6 +33,11 @@ class Run:
         return self.folder.recipe
 
     @property
+    def path(self) -> Path:
+        """The run folder."""
+        return self.folder.path
+
+    @property
     def finished(self) -> bool:
         """Whether the run came to its end."""
         return self.result is not None

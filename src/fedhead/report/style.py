@@ -1,20 +1,26 @@
-"""The one style of fedhead's figures: colors, dashes, fonts and widths, for print and for pages."""
+"""The one style of fedhead's figures: colors, dashes, fonts, widths, legends and panels."""
 
 from __future__ import annotations
 
 import functools
+import math
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
 import matplotlib
 from matplotlib.figure import Figure
 from matplotlib.textpath import TextPath
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from fedhead.core.errors import BadInput
 from fedhead.report.text_table import shorten
+
+if TYPE_CHECKING:
+    from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -75,6 +81,7 @@ def line(number: int) -> dict[str, Any]:
     }
 
 
+@functools.lru_cache(maxsize=1024)
 def text_width(text: str, size: float = 8) -> float:
     """Return the width of a text in inches, in the style's font."""
     with _quiet():
@@ -83,11 +90,76 @@ def text_width(text: str, size: float = 8) -> float:
 
 def fitting(text: str, width: float, size: float = 8) -> str:
     """Return a text of one line that is not wider than this in inches, with … in the middle where it was."""
-    text = "".join(c if c.isprintable() else "?" for c in " ".join(text.split()))
-    longest = len(text)
+    text = "".join(c if c.isprintable() else "?" for c in " ".join(text[:1000].split()))
+    measured = text_width(text, size)
+    if measured <= width:
+        return text
+    longest = max(3, int(len(text) * width / measured))
     while longest > 3 and text_width(shorten(text, longest), size) > width:
-        longest = max(3, int(0.95 * longest) - 1)
+        longest = max(3, min(longest - 1, int(0.95 * longest)))
     return shorten(text, longest)
+
+
+def legend_below(fig: Figure, handles: Sequence[Artist], labels: Sequence[str], title: str | None = None) -> None:
+    """Add a legend below everything, in as many columns as fit; the figure grows by its height.
+
+    Args:
+        fig: A figure with constrained layout.
+        handles: What is explained.
+        labels: One text each; what is wider than the figure is cut in its middle.
+        title: Title of the legend.
+    """
+    width = float(fig.get_figwidth())
+    texts = [fitting(label, width - 0.7, 7) for label in labels]
+    columns = max(1, min(len(texts), int((width - 0.1) / (max(text_width(text, 7) for text in texts) + 0.6))))
+    lines = math.ceil(len(texts) / columns) + (title is not None)
+    fig.set_figheight(fig.get_figheight() + 0.16 * lines + 0.08)
+    fig.legend(handles, texts, loc="outside lower center", ncols=columns, title=title)
+
+
+def across(count: int, width: float, most: int) -> int:
+    """Return how many panels are in a row: up to `most` in two columns, half as many in one."""
+    return min(count, max(1, round(most * width / WIDTHS[2])))
+
+
+def panels(
+    count: int, width: float, most: int, height: float | None = None, legend: bool = False
+) -> tuple[Figure, list[Axes]]:
+    """Return a figure with so many axes, in rows of equal panels.
+
+    Args:
+        count: How many.
+        width: Width of the figure in inches.
+        most: Panels in one row of a figure of two columns; one column has half as many.
+        height: Height of a row in inches; None: as wide as a panel.
+        legend: Whether a panel keeps a part of its width for a scale.
+    """
+    columns = across(count, width, most)
+    rows = math.ceil(count / columns)
+    each = height or width / columns * (0.8 if legend else 1.0)
+    fig = Figure(figsize=(width, min(each * rows, 60.0)), layout="constrained")
+    return fig, [fig.add_subplot(rows, columns, i + 1) for i in range(count)]
+
+
+def log_scale(ax: Axes) -> None:
+    """Make the x axis logarithmic, with plain numbers at 1, 2 and 5 of each power of ten."""
+    ax.set_xscale("log")
+    ax.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    ax.xaxis.set_minor_formatter(NullFormatter())
+
+
+def without_axes(ax: Axes) -> None:
+    """Leave out ticks and frame, where places have no meaning, as in an embedding."""
+    ax.set(xticks=[], yticks=[])
+    ax.spines[:].set_visible(False)
+
+
+def thin_ticks(ax: Axes, axis: Literal["x", "y"], labels: Sequence[str], most: int = 12) -> None:
+    """Name every place of an axis, or only so many that they do not touch."""
+    every = max(1, math.ceil(len(labels) / most))
+    places = range(0, len(labels), every)
+    (ax.set_xticks if axis == "x" else ax.set_yticks)(list(places), [labels[i] for i in places])
 
 
 @contextmanager
@@ -117,6 +189,7 @@ def save(fig: Figure, path: str | Path, dpi: int = 200) -> None:
     metadata = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(path.suffix.lower(), {})
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        fig.patch.set_alpha(1)  # figures for a page are transparent
         with _quiet():
             fig.savefig(path, dpi=dpi, facecolor="white", metadata=metadata)
     except OSError as error:
