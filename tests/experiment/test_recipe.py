@@ -13,7 +13,7 @@ from ruamel.yaml import YAML
 import fedhead
 from fedhead.core.errors import BadInput
 from fedhead.data.federation import Federation
-from fedhead.experiment import build
+from fedhead.experiment import build, tables
 from fedhead.experiment import data as recipe_data
 from fedhead.experiment.recipe import KEYS, Recipe, builtin, describe, load
 from fedhead.experiment.yaml_text import read_yaml
@@ -227,3 +227,11 @@ def test_an_optimizer_means_the_same_in_python_as_in_recipes(settings: dict[str,
     if isinstance(settings.get("optimizer", "sgd"), str):
         with pytest.raises(BadInput):
             build.local(Recipe(**settings))
+
+
+@pytest.mark.parametrize(("name", "table"), [("ccvr-iid", "ccvr/table2"), ("fedetf-iid", "fedetf/table1")])
+def test_iid_runs_of_the_papers_figures_differ_from_their_tables_in_the_partition(name: str, table: str) -> None:
+    keys = {k: v for k, v in tables.load(table).cells()[0].keys.items() if not k.startswith(("stage", "method."))}
+    found, other = load(name).flat(), Recipe.from_flat(keys).flat()
+    assert found["partition"] == "iid"
+    assert {k for k in found if found[k] != other[k]} <= {"partition", "seed", "stages"}
