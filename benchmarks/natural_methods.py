@@ -126,47 +126,35 @@ def of_clients(rows: Rows, file: str, method: str) -> list[float]:
     return [fmean(values) for values in zip(*found, strict=True)]
 
 
-def mean_of(rows: Rows, file: str, method: str, column: str) -> float | None:
+def mean_of(rows: Rows, file: str, method: str, column: str) -> float:
     """Return the mean of a column over seeds."""
-    found = [float(row[column]) for row in rows if (row["file"], row["method"]) == (file, method)]
-    return fmean(found) if found else None
+    return fmean(float(row[column]) for row in rows if (row["file"], row["method"]) == (file, method))
 
 
-def difference(values: list[float]) -> str:
-    """Return a mean difference with its 95 % t-interval."""
-    found = interval(values)
-    return f"{fmean(values):+.1f}" + ("" if found is None else f" ({found[0]:+.1f} … {found[1]:+.1f})")
+def shown(mean: str, differences: list[float]) -> str:
+    """Return a mean and the 95 % t-interval of differences from the baseline."""
+    found = interval(differences)
+    return mean if found is None or not any(differences) else f"{mean} ({found[0]:+.1f} … {found[1]:+.1f})"
 
 
 def tables(rows: Rows) -> str:
-    """Return the accuracies by file and the summary over files, in Markdown."""
+    """Return the accuracies by file, and the mean differences over files, in Markdown."""
     files, methods = sorted({row["file"] for row in rows}), list(dict.fromkeys(row["method"] for row in rows))
     lines = [f"| method | {' | '.join(files)} |", "|---|" + "--:|" * len(files)]
     for method in methods:
         cells = []
         for file in files:
-            own = of_clients(rows, file, method)
-            gap = interval([a - b for a, b in zip(own, of_clients(rows, file, BASELINE), strict=True)]) if own else None
-            mark = "" if gap is None else " ↑" if gap[0] > 0 else " ↓" if gap[1] < 0 else ""
-            cells.append(f"{fmean(own):.1f}{mark}" if own else "–")
+            own, base = of_clients(rows, file, method), of_clients(rows, file, BASELINE)
+            cells.append(shown(f"{fmean(own):.1f}", [a - b for a, b in zip(own, base, strict=True)]) if own else "–")
         lines.append(f"| {method} | {' | '.join(cells)} |")
-    lines += ["", f"| method | files | mean client − {BASELINE} | worst client − {BASELINE} | ↑ | ↓ |"]
-    lines.append("|---|--:|--:|--:|--:|--:|")
+    lines += ["", f"| method | files | mean client − {BASELINE} | worst client − {BASELINE} |", "|---|--:|--:|--:|"]
     for method in methods:
         there = [file for file in files if of_clients(rows, file, method)]
-        if method == BASELINE:
-            continue
-        gaps = {
-            column: [
-                float(mean_of(rows, file, method, column) or 0) - float(mean_of(rows, file, BASELINE, column) or 0)
-                for file in there
-            ]
-            for column in ("mean_client", "worst_client")
-        }
-        row = next(line for line in lines if line.startswith(f"| {method} |"))
-        marks = f"{row.count('↑')} | {row.count('↓')}"
-        shown = f"{difference(gaps['mean_client'])} | {difference(gaps['worst_client'])}"
-        lines.append(f"| {method} | {len(there)} | {shown} | {marks} |")
+        cells = []
+        for column in ("mean_client", "worst_client"):
+            gaps = [mean_of(rows, file, method, column) - mean_of(rows, file, BASELINE, column) for file in there]
+            cells.append(shown(f"{fmean(gaps):+.1f}", gaps))
+        lines.append(f"| {method} | {len(there)} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

@@ -122,6 +122,23 @@ def test_ncm_is_scikit_learns(seed: int, n: int, d: int, classes: int, clients: 
     near(z.square().sum(1, keepdim=True) - 2 * scores, distances.numpy())
 
 
+@settings(max_examples=6, deadline=None)
+@given(**{**SPLITS, "clients": st.integers(1, 1000)}, stage=st.sampled_from([NCM, Ridge, LDA, QDA]))  # all but FedCOF
+def test_any_number_of_clients_gives_the_head_of_one_that_holds_all(
+    seed: int, n: int, d: int, classes: int, clients: int, features: str, stage: type[ClosedFormHead]
+) -> None:
+    z, y = samples(seed, n, d, classes, features)
+    y = y + 1  # nobody holds class 0, nor the last one
+    given = {Ridge: {"alpha": 1.0}, NCM: {}}.get(stage, {"shrinkage": 0.2})
+    made = stage(absent="never", **given)
+    found = made.fit(federated(made, z, y, classes + 2, clients, seed))
+    whole = made.fit(from_features(z, y, classes + 2, made.kind))
+    present = stage(**given).fit(from_features(z, y - 1, classes, made.kind))
+    for name, t in whole.items():
+        near(found[name], t.numpy())
+        near(t[1:-1], present[name].numpy())  # classes without samples change nothing for the others
+
+
 def test_the_cosine_of_class_means() -> None:
     z, y = samples(0, 40, 3, 3)
     head = NCM(metric="cosine").fit(from_features(z, y, 3, "means"))
