@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
-EXTRAS := dev,analysis,tensorboard,flower,ray,backbone,board
+EXTRAS := dev,analysis,tensorboard,flower,ray,backbone,board,tune
 # One thread per process: two busy test workers (or clients) with many spinning threads each are far slower.
 export OMP_NUM_THREADS ?= 1
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt

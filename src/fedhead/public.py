@@ -112,6 +112,8 @@ from fedhead.experiment.loggers.mlflow import MLflow as MLflow
 from fedhead.experiment.loggers.tensorboard import TensorBoard as TensorBoard
 from fedhead.experiment.loggers.wandb import WandB as WandB
 from fedhead.experiment.reopen import Trained as Trained
+from fedhead.experiment.tune import TuneResult as TuneResult
+from fedhead.experiment.tune import tune as tune
 from fedhead.methods import METHODS as METHODS
 from fedhead.methods.clsprox import ClsProx as ClsProx
 from fedhead.methods.ditto import Ditto as Ditto

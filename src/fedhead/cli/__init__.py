@@ -28,6 +28,7 @@ from fedhead.cli import reproducing as reproducing
 from fedhead.cli import running as running
 from fedhead.cli import statistics as statistics
 from fedhead.cli import sweeping as sweeping
+from fedhead.cli import tuning as tuning
 from fedhead.cli.app import app
 from fedhead.cli.output import Stopped
 from fedhead.core.errors import BadInput, FedheadError, first_line, machine_fault

@@ -140,12 +140,14 @@ def parts(
     public: Dataset | None,
     public_samples: int | None,
     seed: int,
-) -> tuple[Samples, Samples, Samples | None]:
+    with_test: bool = True,
+) -> tuple[Samples, Samples | None, Samples | None]:
     """Return the training, test and public samples that `Federation.load` asks for."""
-    train, test = entry.load(data_dir, download=download)
+    train = entry.part("train", data_dir, download)
+    test = entry.part("test", data_dir, download) if with_test else None
     if samples is not None:
         train = train.take(stratified(train.y.numpy(), samples, seed))
-    if test_samples is not None:
+    if test_samples is not None and test is not None:
         test = test.take(stratified(test.y.numpy(), test_samples, seed))
     if public is None:
         return train, test, None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import Any, Self
@@ -152,6 +153,7 @@ class Federation(FromDatasets):
         public: str | Dataset | Callable[[], Any] | None = None,
         public_samples: int | None = None,
         resize: int | None = None,
+        with_test: bool = True,
         **settings: Any,
     ) -> Self:
         """Load a registered data set (`fedhead ls datasets`), an .npz file or a folder of images.
@@ -175,6 +177,7 @@ class Federation(FromDatasets):
             public_samples: Their number; by default 3000 of another data set and a fifth of the same.
             resize: Height and width that images are resized to on the compute device (bicubic); by default they keep
                 their size.
+            with_test: Whether to read the test samples; without, the federation has no test set.
             **settings: Further arguments of `from_npz` or `from_folder`, for files and folders only; `objective` also
                 for registered data sets.
 
@@ -192,6 +195,8 @@ class Federation(FromDatasets):
                     "public and test_samples are for registered data sets; give public=(x, y) in from_arrays"
                 )
             made = cls._from_path(Path(str(source)), partition, clients, {**common, **settings})
+            if not with_test:
+                made = replace(made, test=None, client_test=None)
             return made if samples is None else made.subset(samples, seed)
         objective = settings.pop("objective", "multiclass")
         if settings:
@@ -200,7 +205,7 @@ class Federation(FromDatasets):
         datasets.check_objective(entry, objective)
         other = None if public is None else datasets.get(public)
         train, test, shared = datasets.parts(
-            entry, data_dir, download, samples, test_samples, other, public_samples, seed
+            entry, data_dir, download, samples, test_samples, other, public_samples, seed, with_test
         )
         rule = parse_partition("iid" if partition is None else partition)
         made = cls._assembled(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
 import torch
 
 from fedhead.core.errors import BadInput
@@ -39,12 +40,13 @@ class Inputs:
         return OBJECTIVES[self.objective].outputs(self.classes)
 
 
-def federation(recipe: Recipe, data: str | Path | None = None) -> Federation:
+def federation(recipe: Recipe, data: str | Path | None = None, with_test: bool = True) -> Federation:
     """Return the recipe's data with its clients.
 
     Args:
         recipe: What names the data set or is a path to it, and says how it is read and partitioned.
         data: The folder of the data sets; None: the default one.
+        with_test: Whether to read the test samples.
 
     Raises:
         BadInput: If the data can't be found, read or partitioned.
@@ -66,9 +68,42 @@ def federation(recipe: Recipe, data: str | Path | None = None) -> Federation:
         resize=recipe.resize,
         public=None if recipe.public is None else datasets.get(recipe.public, recipe.folders),
         public_samples=recipe.public_samples,
+        with_test=with_test,
         **_reading(recipe),
     )
     return with_validation(made if left_out is None else made.leave_out(left_out), recipe)
+
+
+def search_federation(
+    recipe: Recipe, share: float, data: str | Path | None = None, personal: bool = False
+) -> Federation:
+    """Return the recipe's data for a search: its test set is a share of each client's training samples.
+
+    The data set's own test samples are not read, and those that clients hold for their own tests are left out.
+
+    Args:
+        recipe: What names the data set and says how it is partitioned.
+        share: Share of each client's training samples that the search tests on.
+        data: The folder of the data sets; None: the default one.
+        personal: Whether each client's own model is tested too, on the client's share.
+
+    Raises:
+        BadInput: If the data can't be found, read or partitioned, or the share leaves no sample to test on.
+    """
+    rule = _client_test(recipe)
+    kept = recipe.client_test if isinstance(rule, client_test.Fraction) else None  # `matched` takes test samples only
+    training = federation(replace(recipe, client_test=kept, validation=None), data, with_test=False)
+    held = with_validation(training, replace(recipe, validation=share))
+    assert held.validation is not None, "with_validation refuses a share that is nothing"
+    ends = np.cumsum([len(rows) for rows in held.validation])
+    own = [np.arange(end - len(rows), end) for rows, end in zip(held.validation, ends, strict=True)]
+    return replace(
+        held,
+        test=held.train.take(np.concatenate(held.validation)),
+        client_test=own if personal else None,
+        client_test_from="test",
+        validation=held.validation if recipe.callbacks else None,
+    )
 
 
 def with_validation(federation: Federation, recipe: Recipe) -> Federation:

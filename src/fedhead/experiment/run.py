@@ -107,7 +107,7 @@ def carry_out(
     """
     device = select.device(settings.device)
     chosen = _as_begun(run, settings, device)
-    torch.set_num_threads(chosen.threads or _threads(experiment.models))  # sums over more threads round differently
+    torch.set_num_threads(chosen.threads or threads_for(experiment.models))  # sums over more threads round differently
     facts = {} if "executor" in run.environment else {**environment.facts(device), "precision": chosen.precision}
     with run.writing(facts, federation):
         run.folder.checkpoints.in_background = device.type == "cuda"  # a CPU has no time to spare
@@ -224,7 +224,7 @@ def _executor(asked: str | Executor, recipe: Recipe) -> str | Executor:
     return select.own(asked, recipe.folders)
 
 
-def _threads(models: Sequence[SplitModel]) -> int:
+def threads_for(models: Sequence[SplitModel]) -> int:
     """One thread for small models without convolutions: their steps are too short to be shared, and waiting costs."""
     small = all(sum(p.numel() for p in model.parameters()) < 1_000_000 for model in models)
     convolves = any(isinstance(m, torch.nn.modules.conv._ConvNd) for model in models for m in model.modules())

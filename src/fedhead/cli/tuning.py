@@ -1,0 +1,147 @@
+"""The command that searches for the settings of a recipe: tune."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedhead.cli.app import app
+from fedhead.cli.options import Assignments, DataFolder, Device, Precision
+from fedhead.cli.output import interruptible
+from fedhead.core.errors import BadInput
+
+if TYPE_CHECKING:
+    from fedhead.experiment.study import TrialRecord
+
+
+class Sampler(StrEnum):
+    """How values are chosen."""
+
+    tpe = "tpe"
+    gp = "gp"
+    random = "random"
+
+
+class Pruner(StrEnum):
+    """Which trials end early."""
+
+    median = "median"
+    halving = "halving"
+    none = "none"
+
+
+class Direction(StrEnum):
+    """Which values are good."""
+
+    maximize = "maximize"
+    minimize = "minimize"
+
+
+@app.command()
+def tune(
+    recipe: Annotated[
+        str | None, typer.Argument(metavar="RECIPE", help="A built-in recipe's name, or a YAML file.")
+    ] = None,
+    assignments: Assignments = None,
+    out: Annotated[Path | None, typer.Option(help="The study's folder. [default: runs/tune-RECIPE]")] = None,
+    trials: Annotated[int, typer.Option(help="How many trials the study is to have, of all processes together.")] = 20,
+    objective: Annotated[
+        str, typer.Option(help="accuracy, personal, loss, personal_loss or a metric, on validation samples.")
+    ] = "accuracy",
+    direction: Annotated[Direction | None, typer.Option(help="[default: as the objective says]")] = None,
+    sampler: Annotated[Sampler, typer.Option(help="TPE, a Gaussian process, or random values.")] = Sampler.tpe,
+    pruner: Annotated[Pruner, typer.Option(help="Which trials end early.")] = Pruner.median,
+    validation: Annotated[
+        float | None, typer.Option(help="Share of each client's training samples to test on. [default: 0.15]")
+    ] = None,
+    together: Annotated[
+        int | None, typer.Option(help="Trials side by side. [default: 8 where a stack is fastest, else 1]")
+    ] = None,
+    minutes: Annotated[float | None, typer.Option(help="Begin no trial after so many minutes.")] = None,
+    final: Annotated[
+        bool, typer.Option("--final", help="Then train the best setting on all training samples, in OUT/final.")
+    ] = False,
+    plot: Annotated[bool, typer.Option("--plot", help="Save figures of the study as PNG and PDF.")] = False,
+    show: Annotated[
+        Path | None, typer.Option("--show", help="Draw the figures of a study's folder; search no more.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the sampler.")] = 0,
+    data: DataFolder = None,
+    device: Annotated[Device, typer.Option(help="Where to compute.")] = Device.auto,
+    precision: Annotated[Precision, typer.Option(help="What to compute in.")] = Precision.fp32,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print no line per trial.")] = False,
+) -> None:
+    """Search for the settings of a recipe that are best on validation samples; test samples are never read.
+
+    A range makes a key searched: log(low, high), uniform(low, high), int(low, high), choice(a, b, c). The same command
+    goes on with a study that was stopped, and joins one that another process works on.
+
+    \b
+    Examples:
+      fedhead tune digits 'lr=log(1e-3, 1)' 'momentum=choice(0, 0.9)' --trials 30 --final
+      fedhead tune digits method=fedprox 'method.mu=log(1e-4, 1)' --objective f1 --sampler gp --out runs/mu
+      fedhead tune --show runs/mu
+    """
+    from fedhead.experiment.run import Settings
+    from fedhead.experiment.tune import OBJECTIVES
+    from fedhead.experiment.tune import tune as search
+    from fedhead.report import tuning_plots
+
+    lowest = direction is Direction.minimize or (
+        direction is None and OBJECTIVES.get(objective, ("", ""))[1] == "minimize"
+    )
+    if show is not None:
+        for path in tuning_plots.save(show, not lowest):
+            print(path)
+        return
+    if recipe is None:
+        raise BadInput("tune needs a recipe, as in fedhead tune digits 'lr=log(1e-3, 1)' (or --show FOLDER)")
+    folder = out or Path("runs") / f"tune-{Path(recipe).stem}"
+
+    def tell(trial: TrialRecord) -> None:
+        if not quiet:
+            chosen = " ".join(f"{key}={_short(value)}" for key, value in trial.values.items())
+            value = "–" if trial.value is None else f"{trial.value:.4f}"
+            print(f"trial {trial.number:<4} {trial.state:<9} {value:>9}  {chosen}", file=sys.stderr)
+
+    def stopped() -> str:
+        return f"stopped; go on with: {shlex.join(['fedhead', *sys.argv[1:]])}"
+
+    with interruptible(stopped):
+        found = search(
+            recipe,
+            *(assignments or []),
+            out=folder,
+            trials=trials,
+            objective=objective,
+            direction=None if direction is None else direction.value,
+            sampler=sampler.value,
+            pruner=pruner.value,
+            validation=validation,
+            together=together,
+            minutes=minutes,
+            final=final,
+            seed=seed,
+            settings=Settings(data, device.value, "auto", precision.value),
+            on_trial=tell,
+        )
+    print(f"best        {objective} {found.value:.4f} on validation samples")
+    best = max((t for t in found.trials if t.state == "complete" and t.value == found.value), key=lambda t: -t.number)
+    for key, value in best.values.items():
+        print(f"{key:<11} {_short(value)}")
+    print(f"recipe      {folder / 'best.yaml'}\ntrials      {folder / 'trials.csv'}")
+    if found.final is not None:
+        shown = {name: found.final[name] for name in ("accuracy", "personal") if found.final[name] is not None}
+        print("final       " + ", ".join(f"{name} {value:.2f} %" for name, value in shown.items()))
+    if plot:
+        for path in tuning_plots.save(folder, not lowest):
+            print(f"figure      {path}")
+
+
+def _short(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

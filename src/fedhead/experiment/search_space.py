@@ -1,0 +1,100 @@
+"""Search spaces: `key=log(1e-4, 1e-1)` among the assignments of a recipe says what a search may choose from."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedhead.core.calls import read_call
+from fedhead.core.errors import BadInput
+from fedhead.experiment.recipe import Recipe
+
+KINDS = ("log", "uniform", "int", "choice")
+
+
+@dataclass(frozen=True)
+class Dimension:
+    """One key of a recipe that is searched.
+
+    Args:
+        key: The key.
+        kind: `log` or `uniform` (numbers between two bounds), `int` (whole numbers), or `choice` (any of some values).
+        values: The two bounds, or the values to choose from.
+    """
+
+    key: str
+    kind: str
+    values: tuple[Any, ...]
+
+    def __str__(self) -> str:
+        return f"{self.key}={self.kind}({', '.join(map(_text, self.values))})"
+
+    def check(self) -> None:
+        """Raise `BadInput` for a range that is empty, or values that can't be searched."""
+        if self.kind == "choice":
+            if not self.values:
+                raise BadInput(f"{self}: there is nothing to choose from; give values, such as choice(0.1, 0.01)")
+            if len({_text(value) for value in self.values}) < len(self.values):
+                raise BadInput(f"{self}: a value is given twice")
+            return
+        numbers = int if self.kind == "int" else (int, float)
+        if len(self.values) != 2 or not all(isinstance(v, numbers) and not isinstance(v, bool) for v in self.values):
+            what = "whole numbers" if self.kind == "int" else "numbers"
+            raise BadInput(f"{self}: give two {what}, the lowest and the highest, such as {self.kind}(1, 10)")
+        low, high = self.values
+        if not (math.isfinite(low) and math.isfinite(high) and low < high):
+            raise BadInput(f"{self}: the range is empty; give the lowest number first, then the highest")
+        if self.kind == "log" and low <= 0:
+            raise BadInput(f"{self}: a logarithmic range has positive bounds only; use uniform, or a bound above 0")
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def read_space(assignments: Sequence[str]) -> tuple[list[Dimension], list[str]]:
+    """Separate what is searched from plain assignments.
+
+    Args:
+        assignments: Texts such as `lr=log(1e-4, 1e-1)` and `rounds=5`.
+
+    Returns:
+        The dimensions, and the other assignments.
+
+    Raises:
+        BadInput: If a dimension can't be read, is empty, or is given twice.
+
+    >>> space, others = read_space(["lr=log(1e-4, 1e-1)", "rounds=5", "method=choice(fedavg, fedprox)"])
+    >>> [str(one) for one in space], others
+    (['lr=log(0.0001, 0.1)', 'method=choice(fedavg, fedprox)'], ['rounds=5'])
+    """
+    space: list[Dimension] = []
+    others: list[str] = []
+    for text in assignments:
+        key, equals, value = text.partition("=")
+        if not equals or value.partition("(")[0].strip() not in KINDS or not value.rstrip().endswith(")"):
+            others.append(text)
+            continue
+        call = read_call(value, key.strip())
+        if call.named:
+            raise BadInput(f"{text}: {next(iter(call.named))}= is not known here; write {call.name}(value, value)")
+        space.append(Dimension(key.strip(), call.name, call.positional))
+        space[-1].check()
+    twice = [one.key for one in space if sum(other.key == one.key for other in space) > 1]
+    if twice:
+        raise BadInput(f"{twice[0]}: it is searched twice; give one range for it")
+    return space, others
+
+
+def with_values(recipe: Recipe, values: dict[str, Any]) -> Recipe:
+    """Return a recipe with the values that a search has chosen.
+
+    Args:
+        recipe: The recipe that is searched.
+        values: Values by key. A chosen method, model or list of stages comes first, with its parameters on top.
+    """
+    first = sorted(values, key=lambda key: "." in key)
+    return recipe.override([f"{key}={json.dumps(values[key])}" for key in first])

@@ -1,0 +1,328 @@
+"""A study: the trials of a search in an SQLite file, which several processes share and which can be resumed."""
+
+from __future__ import annotations
+
+import csv
+import errno
+import io
+import json
+import os
+import uuid
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedhead.core.errors import BadInput, FedheadError, first_line, unknown
+from fedhead.experiment.recipe import Recipe
+from fedhead.experiment.search_space import Dimension, with_values
+
+FILE, TRIALS, BEST = "study.db", "trials.csv", "best.yaml"
+_NAME = "fedhead"
+_BETWEEN_WORKERS = 7919  # between the seeds of two workers
+
+
+def optuna() -> Any:
+    """Return the package Optuna, or raise `BadInput` where it is not installed."""
+    try:
+        import optuna as found
+    except ImportError as error:
+        raise BadInput(f"tuning needs Optuna ({error}): pip install 'fedhead[tune]'") from error
+    found.logging.set_verbosity(found.logging.WARNING)
+    return found
+
+
+@dataclass(frozen=True)
+class TrialRecord:
+    """A trial of a study.
+
+    Args:
+        number: Its number, from 0.
+        state: `complete`, `pruned`, `running`, `failed` or `waiting`.
+        value: What was reached; of a pruned trial the last value that was reported.
+        rounds: The rounds that were trained.
+        seconds: How long it took.
+        values: What was chosen, by key.
+        reason: Why it ended early.
+    """
+
+    number: int
+    state: str
+    value: float | None
+    rounds: int
+    seconds: float | None
+    values: Mapping[str, Any]
+    reason: str = ""
+
+
+class Study:
+    """The study in a folder, begun or joined.
+
+    Args:
+        folder: The folder.
+        recipe: What is searched.
+        space: The keys that are searched, and what they may be.
+        objective: What is measured.
+        direction: `maximize` or `minimize`.
+        sampler: How values are chosen: `tpe`, `gp` or `random`.
+        pruner: Which trials end early: by the `median` of others in the same round, by successive `halving`, or `none`.
+        seed: Seed of the sampler.
+        share: Share of the clients' training samples that is tested on.
+
+    Raises:
+        BadInput: If the folder holds a study of another recipe or space, or Optuna is not installed.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        recipe: Recipe,
+        space: Sequence[Dimension],
+        *,
+        objective: str,
+        direction: str,
+        sampler: str,
+        pruner: str,
+        seed: int,
+        share: float,
+    ):
+        self.folder, self.recipe, self.space = folder, recipe, tuple(space)
+        self.maximizes = direction == "maximize"
+        found = optuna()
+        samplers, pruners = _samplers(found), _pruners(found)
+        for kind, name, known in (("sampler", sampler, samplers), ("pruner", pruner, pruners)):
+            if name not in known:
+                raise unknown(kind, name, known)
+        about: Any = {
+            "recipe": recipe.flat(),
+            "space": [str(one) for one in space],
+            "objective": objective,
+            "direction": direction,
+            "validation": share,
+        }
+        folder.mkdir(parents=True, exist_ok=True)
+        with self._storage_errors(), self.locked():
+            from sqlalchemy.pool import NullPool
+
+            # connections are closed after each use: trials run in threads, which end before the study does
+            storage = self._storage = found.storages.RDBStorage(
+                f"sqlite:///{folder / FILE}",
+                engine_kwargs={"connect_args": {"timeout": 120}, "poolclass": NullPool},
+            )
+            self._study = found.create_study(
+                storage=storage, study_name=_NAME, direction=direction, load_if_exists=True
+            )
+            about = json.loads(json.dumps(about))
+            _refuse_other(folder, self._study.user_attrs.get("about", about), about)
+            self._study.set_user_attr("about", about)
+            workers = folder / "workers"
+            workers.mkdir(exist_ok=True)
+            joined = len(list(workers.iterdir()))  # each worker draws other values
+            self._worker = uuid.uuid4().hex
+            self._alive = (workers / self._worker).open("w")
+            _lock(self._alive)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # Optuna calls some samplers and options experimental
+                self._study.sampler = samplers[sampler](seed + _BETWEEN_WORKERS * joined)
+                self._study.pruner = pruners[pruner]()
+
+    def close(self) -> None:
+        """Let go of the study's files."""
+        self._storage.remove_session()
+        self._storage.engine.dispose()
+        self._alive.close()
+
+    # -- trials -----------------------------------------------------------------------------------
+    def ask(self, count: int, most: int) -> list[Any]:
+        """Begin trials; first those that a worker had begun that is no longer there.
+
+        Args:
+            count: How many.
+            most: How many trials the study is to have in all.
+
+        Returns:
+            Optuna's trials; none when the study has enough.
+        """
+        with self._storage_errors(), self.locked(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            self._give_up_lost()
+            taken = sum(one.state in ("complete", "pruned", "running") for one in self.trials())
+            begun = [self._study.ask() for _ in range(max(0, min(count, most - taken)))]
+            for trial in begun:
+                trial.set_user_attr("worker", self._worker)
+                self.values(trial)
+            return begun
+
+    def values(self, trial: Any) -> dict[str, Any]:
+        """Return what the sampler has chosen for a trial, by key."""
+        chosen: dict[str, Any] = {}
+        for one in self.space:
+            if one.kind == "choice":
+                texts = [json.dumps(value) for value in one.values]
+                chosen[one.key] = json.loads(trial.suggest_categorical(one.key, texts))
+            elif one.kind == "int":
+                chosen[one.key] = trial.suggest_int(one.key, *one.values)
+            else:
+                chosen[one.key] = trial.suggest_float(one.key, *map(float, one.values), log=one.kind == "log")
+        return chosen
+
+    def tell(self, trial: Any, value: float | None, reason: str = "") -> None:
+        """Record the end of a trial: its value, or, without one, that it was pruned.
+
+        Args:
+            trial: The trial.
+            value: What it reached.
+            reason: Why it ended early.
+        """
+        with self._storage_errors(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            if reason:
+                trial.set_user_attr("reason", reason)
+            if value is None:
+                self._study.tell(trial, state=optuna().trial.TrialState.PRUNED)
+            else:
+                self._study.tell(trial, value)
+
+    def _give_up_lost(self) -> None:
+        """End the trials of workers that were killed, and let their values be tried again."""
+        states = optuna().trial.TrialState
+        for trial in self._study.get_trials(deepcopy=False, states=(states.RUNNING,)):
+            worker = self.folder / "workers" / str(trial.user_attrs.get("worker", ""))
+            if trial.user_attrs.get("worker") == self._worker or _is_held(worker):
+                continue
+            self._study.tell(trial.number, state=states.FAIL)
+            if len(trial.params) == len(self.space):
+                self._study.enqueue_trial(trial.params)
+
+    # -- results ----------------------------------------------------------------------------------
+    def trials(self) -> list[TrialRecord]:
+        """Return all trials, in order."""
+        return [_record(trial, self.space) for trial in self._study.get_trials(deepcopy=False)]
+
+    @property
+    def best(self) -> TrialRecord | None:
+        """The best of the complete trials, the first of several; None while there is none."""
+        done = [one for one in self.trials() if one.state == "complete" and one.value is not None]
+        sign = 1 if self.maximizes else -1
+        return max(done, key=lambda one: (sign * (one.value or 0.0), -one.number), default=None)
+
+    def write(self) -> None:
+        """Write the table of the trials, and the best setting as a recipe."""
+        with self._storage_errors(), self.locked():
+            _replace(self.folder / TRIALS, table(self.trials(), self.space))
+            if (best := self.best) is not None:
+                _replace(self.folder / BEST, with_values(self.recipe, dict(best.values)).to_yaml())
+
+    # -- files ------------------------------------------------------------------------------------
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Let one worker at a time begin trials and write files."""
+        with (self.folder / ".lock").open("w") as file:
+            _lock(file, wait=True)
+            yield
+
+    @contextmanager
+    def _storage_errors(self) -> Iterator[None]:
+        """Say in one line what is wrong with the study's file."""
+        from sqlalchemy.exc import SQLAlchemyError
+
+        try:
+            yield
+        except (SQLAlchemyError, optuna().exceptions.StorageInternalError) as error:
+            cause = error.__cause__ or error
+            if "full" in str(cause) or "I/O error" in str(cause):
+                full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.folder / FILE))
+                raise FedheadError(
+                    f"{full}: make room, then give the same command again, which goes on with the study"
+                ) from full
+            raise BadInput(f"{self.folder / FILE} can't be used as a study ({first_line(cause)})") from error
+
+
+def table(trials: Sequence[TrialRecord], space: Sequence[Dimension]) -> str:
+    """Return trials as the text of a CSV file, one row each."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(["trial", "state", "value", "rounds", "seconds", *(one.key for one in space), "reason"])
+    for one in trials:
+        chosen = [one.values.get(key.key, "") for key in space]
+        seconds = "" if one.seconds is None else round(one.seconds, 2)
+        value = "" if one.value is None else one.value
+        writer.writerow([one.number, one.state, value, one.rounds, seconds, *chosen, one.reason])
+    return out.getvalue()
+
+
+_STATES = {"COMPLETE": "complete", "PRUNED": "pruned", "RUNNING": "running", "FAIL": "failed", "WAITING": "waiting"}
+
+
+def _record(trial: Any, space: Sequence[Dimension]) -> TrialRecord:
+    kinds = {one.key: one.kind for one in space}
+    values = {
+        key: json.loads(value) if kinds.get(key) == "choice" else value
+        for key, value in trial.params.items()
+        if key in kinds
+    }
+    last = max(trial.intermediate_values, default=0)
+    value = trial.value if trial.state.name == "COMPLETE" else trial.intermediate_values.get(last)
+    seconds = None if trial.duration is None else trial.duration.total_seconds()
+    return TrialRecord(
+        trial.number, _STATES[trial.state.name], value, last, seconds, values, trial.user_attrs.get("reason", "")
+    )
+
+
+def _samplers(found: Any) -> dict[str, Any]:
+    return {
+        "tpe": lambda seed: found.samplers.TPESampler(seed=seed, multivariate=True),
+        "gp": lambda seed: found.samplers.GPSampler(seed=seed),
+        "random": lambda seed: found.samplers.RandomSampler(seed=seed),
+    }
+
+
+def _pruners(found: Any) -> dict[str, Any]:
+    return {
+        "median": lambda: found.pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=1),
+        "halving": found.pruners.SuccessiveHalvingPruner,
+        "none": found.pruners.NopPruner,
+    }
+
+
+def _refuse_other(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    for name in now:
+        if before.get(name) == now[name]:
+            continue
+        if name == "recipe":
+            keys = [key for key in now[name] if before[name].get(key) != now[name][key]]
+            keys += [key for key in before[name] if key not in now[name]]
+            what = f"recipe, which differs in {keys[0]}"
+        else:
+            what = f"{name}: {before.get(name)}, not {now[name]}"
+        raise BadInput(f"{folder} holds a study of another {what}; give the same command to join it, or another --out")
+
+
+def _replace(path: Path, text: str) -> None:
+    """Write a file in one step, so that readers never see half of it."""
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        part.write_text(text, encoding="utf-8")
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _lock(file: Any, wait: bool = False) -> None:
+    import fcntl
+
+    fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+
+
+def _is_held(path: Path) -> bool:
+    """Return whether the worker whose file this is still runs."""
+    if not path.is_file():
+        return False
+    with path.open("r+") as file:
+        try:
+            _lock(file)
+        except BlockingIOError:
+            return True
+    return False
