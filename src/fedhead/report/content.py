@@ -137,7 +137,8 @@ class Content:
     @cached_property
     def notes(self) -> list[str]:
         """What a reader must know: folders that do not count, and why."""
-        found = tables.notes(tables.group_by_seed(self.runs), self.empty)
+        counted = [run for run in self.runs if run.finished or not self.live]  # those that go on are no mistake
+        found = tables.notes(tables.group_by_seed(counted), self.empty)
         return [
             *found,
             *(f"{path} is broken and does not count: {first_words(why)}" for path, why in self.broken.items()),
