@@ -8,13 +8,16 @@ import pytest
 import torch
 from small import federation, network
 
+import fedhead as fh
 from fedhead.algorithm.phase import Reply
 from fedhead.algorithm.task import LocalTraining
 from fedhead.core.errors import BadInput
 from fedhead.engine.simulation import Simulation
-from fedhead.executors import select
+from fedhead.executors import compile_choice, select
+from fedhead.executors.client_round import phase_runs
 from fedhead.executors.job import Executor, Job
 from fedhead.executors.loop import Loop
+from fedhead.executors.stack import VmapVectorizer
 from fedhead.methods import METHODS
 
 
@@ -120,11 +123,11 @@ def test_only_long_runs_are_compiled() -> None:
 
 def test_few_steps_of_a_large_model_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     made = simulation()  # 30 steps of 4 samples
-    flops = select.forward_flops(made.jobs_of_round(1)[0].program)
+    flops = compile_choice.forward_flops(made.jobs_of_round(1)[0].program)
     assert flops > 0
-    monkeypatch.setattr(select, "COMPILED_FROM_FLOPS", 30 * 4 * flops)
+    monkeypatch.setattr(compile_choice, "FROM_FLOPS", 30 * 4 * flops)
     assert select.pays_to_compile(made)
-    monkeypatch.setattr(select, "COMPILED_FROM_FLOPS", 30 * 4 * flops + 1)
+    monkeypatch.setattr(compile_choice, "FROM_FLOPS", 30 * 4 * flops + 1)
     assert not select.pays_to_compile(made)
 
 
@@ -157,3 +160,22 @@ def test_devices_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
         select.device("cuda0")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert select.device("auto").type == select.device("cuda").type == "cuda"
+
+
+def test_a_stage_is_compiled_only_if_it_takes_long_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = simulation()
+    stage = fh.FineTune()
+    (job,) = made.jobs(stage, made.server, made.states, made.holders, 2)
+    order = sorted(range(len(job.clients)), key=lambda k: -len(job.schedules[k][0]))
+    job = job.take(order)
+    run = next(phase_runs(job.program, job.stacked_inputs(), job.stacked_batches(), VmapVectorizer()))
+    steps = len(stage.phases(made.task)) * sum(len(mine[0]) for mine in job.schedules)
+    monkeypatch.setattr(compile_choice, "FROM_STEPS", steps)
+    assert compile_choice.pays_for(run)
+    monkeypatch.setattr(compile_choice, "FROM_STEPS", steps + 1)
+    assert not compile_choice.pays_for(run)
+
+    (job,) = made.jobs_of_round(1)
+    job = job.take(sorted(range(len(job.clients)), key=lambda k: -len(job.schedules[k][0])))
+    trained = next(phase_runs(job.program, job.stacked_inputs(), job.stacked_batches(), VmapVectorizer()))
+    assert compile_choice.pays_for(trained)  # its step serves all rounds

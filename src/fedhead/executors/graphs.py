@@ -24,6 +24,7 @@ from fedhead.core.cuda_graphs import capture
 from fedhead.core.errors import first_line
 from fedhead.core.log import warn_once
 from fedhead.executors.compile import compile_step
+from fedhead.executors.compile_choice import pays_for
 from fedhead.executors.slots import Plan, Turn, choose_slots, plan
 from fedhead.executors.steps import Carry, PhaseBatches, PhaseRun, draw_batch, rows
 
@@ -34,7 +35,7 @@ class Graphs:
     """A trainer that keeps one runner per kind of stack, up to a maximum number.
 
     Args:
-        compile: Whether to compile the steps.
+        compile: Whether to compile the steps; those of a stage only if it takes long enough.
         slots: How many clients train at a time; none: as many as take the least time for the first round.
         max_runners: Maximum number of runners to keep.
     """
@@ -55,7 +56,7 @@ class Graphs:
         runner = self._runners.get(key)
         if runner is None:
             slots = self.slots or choose_slots(phase_run.batches.lengths())
-            runner = self._runners[key] = GraphRunner(self, phase_run, slots)
+            runner = self._runners[key] = GraphRunner(self, phase_run, slots, self.compile and pays_for(phase_run))
             while len(self._runners) > self._max_runners:
                 self._runners.popitem(last=False)
         self._runners.move_to_end(key)
@@ -71,14 +72,15 @@ class GraphRunner:
     """Static tensors for one kind of stack, and the graphs that work on them.
 
     Args:
-        owner: Says whether to compile, and counts the seconds of preparation.
+        owner: Counts the seconds of preparation.
         phase_run: A phase to be trained, as an example of those to come.
         slots: How many clients train at a time.
+        compile: Whether to compile its steps.
     """
 
-    def __init__(self, owner: Graphs, phase_run: PhaseRun, slots: int):
+    def __init__(self, owner: Graphs, phase_run: PhaseRun, slots: int, compile: bool = True):
         step, batches, carry, w, inputs = phase_run
-        self.owner, self.step, self.slots = owner, step, slots
+        self.owner, self.step, self.slots, self.compile = owner, step, slots, compile
         first = torch.arange(slots, device=batches.key.device) % len(batches.key)
         self.carry = static_copy(rows(carry, first))
         self.w = static_copy(w.map(lambda t: t[first]))
@@ -165,7 +167,7 @@ class GraphRunner:
         """Return the step, compiled if requested, after warm-up calls whose changes are undone."""
         before = [t.clone() for t in arguments[: self._changed]]
         call = function
-        if self.owner.compile:
+        if self.compile and self.owner.compile:
             try:
                 call = compile_step(function, arguments, self._changed)
             except Exception as error:  # if the compiler fails, the uncompiled step gives the same result

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -16,12 +15,12 @@ from fedhead.core.component_check import check_class
 from fedhead.core.errors import BadInput, first_line, unknown
 from fedhead.core.log import warn_once
 from fedhead.core.registry import Registry
+from fedhead.executors import compile_choice
 from fedhead.executors.client_round import local_round
 from fedhead.executors.graphs import Graphs
 from fedhead.executors.job import Executor, Job
 from fedhead.executors.lanes import Lanes
 from fedhead.executors.loop import Loop
-from fedhead.executors.program import Program
 from fedhead.executors.stack import Stack, VmapVectorizer
 from fedhead.executors.stack_errors import CannotStack
 
@@ -59,11 +58,6 @@ def device(name: str) -> torch.device:
     return torch.device(name)
 
 
-# From which on compiling the step of a run (half a minute) pays on a GPU: client-steps, or floating-point operations of
-# their forward passes (10,000 steps of ResNet-20 with batches of 128).
-COMPILED_FROM = 200_000
-COMPILED_FROM_FLOPS = 1e14
-
 TIMED_FOR = 0.1  # seconds that an executor is timed for, at least
 
 
@@ -100,11 +94,8 @@ def _made(name: str, simulation: Trainable, compile: bool | None = None) -> Exec
 
 def pays_to_compile(simulation: Trainable, runs: int = 1) -> bool:
     """Return whether a run, or several that train together, takes long enough to compile its step first."""
-    steps = runs * client_steps(simulation)
-    if steps >= COMPILED_FROM:
-        return True
     program = simulation.jobs_of_round(1)[0].program
-    return steps * simulation.task.local.batch_size * forward_flops(program) >= COMPILED_FROM_FLOPS
+    return compile_choice.pays(runs * client_steps(simulation), simulation.task.local.batch_size, program)
 
 
 def client_steps(simulation: Trainable) -> float:
@@ -114,17 +105,6 @@ def client_steps(simulation: Trainable) -> float:
         return task.rounds * task.participation * amounts.mean(local.steps) * task.clients
     batches = sum(-(-size // local.batch_size) for size in task.sizes)
     return task.rounds * task.participation * amounts.mean(local.epochs) * batches
-
-
-def forward_flops(program: Program) -> int:
-    """Return the floating-point operations of a forward pass of one sample, as far as torch can count them."""
-    from torch.utils.flop_counter import FlopCounterMode
-
-    pool, model = program.pool, copy.deepcopy(program.task.model).to(program.pool.device).eval()
-    batch = pool.batch(torch.zeros(1, dtype=torch.int64, device=pool.device), torch.ones(1, device=pool.device))
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
-        model(batch.x)
-    return int(counter.get_total_flops())
 
 
 def executor(name: str | Executor, simulation: Trainable, folders: Iterable[str | Path] = ()) -> Executor:

@@ -1,0 +1,51 @@
+"""When it pays to compile a step on a GPU, which takes half a minute or more."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+
+from fedhead.algorithm.stage import Stage
+from fedhead.executors.program import Program
+from fedhead.executors.steps import PhaseRun
+
+# From which on it pays: client-steps, or floating-point operations of their forward passes (10,000 steps of ResNet-20
+# with batches of 128).
+FROM_STEPS = 200_000
+FROM_FLOPS = 1e14
+
+
+def pays(client_steps: float, batch_size: int, program: Program) -> bool:
+    """Return whether so many steps of a program take long enough to compile them first.
+
+    Args:
+        client_steps: Number of steps, of all clients.
+        batch_size: Samples per step.
+        program: What the clients do.
+    """
+    return client_steps >= FROM_STEPS or client_steps * batch_size * forward_flops(program) >= FROM_FLOPS
+
+
+def pays_for(phase_run: PhaseRun) -> bool:
+    """Return whether a phase is worth compiling in a run that is.
+
+    A method's step serves all rounds; a stage is carried out once, and often takes less time than its compilation.
+    """
+    program = phase_run.step.program
+    if not isinstance(program.algorithm, Stage):
+        return True
+    phases = len(program.algorithm.phases(program.task))  # some stages repeat a phase many times
+    steps = phases * sum(phase_run.batches.lengths())
+    return pays(steps, phase_run.batches.rows.shape[-1], program)
+
+
+def forward_flops(program: Program) -> int:
+    """Return the floating-point operations of a forward pass of one sample, as far as torch can count them."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    pool, model = program.pool, copy.deepcopy(program.task.model).to(program.pool.device).eval()
+    batch = pool.batch(torch.zeros(1, dtype=torch.int64, device=pool.device), torch.ones(1, device=pool.device))
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(batch.x)
+    return int(counter.get_total_flops())
