@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import textwrap
@@ -19,6 +20,7 @@ import torch
 
 import fedhead as fh
 from fedhead.cli import call
+from fedhead.core.errors import machine_fault
 from fedhead.data.augment import Transform
 from fedhead.data.datasets import Dataset
 from fedhead.experiment.data import Inputs, search_federation
@@ -26,8 +28,10 @@ from fedhead.experiment.experiment import Experiment
 from fedhead.experiment.recipe import Recipe, load
 from fedhead.experiment.run import execute
 from fedhead.experiment.search_space import with_values
+from fedhead.experiment.study import Study
 
 pytest.importorskip("optuna")
+from sqlalchemy.exc import OperationalError
 
 
 def _read(root: Path, part: str, download: bool) -> fh.Samples:
@@ -183,6 +187,17 @@ def test_a_study_of_another_recipe_is_refused(planted: Recipe, tmp_path: Path) -
         fh.tune(replace(planted, batch_size=8), "lr=log(0.01, 0.1)", out=tmp_path, trials=2, objective="loss")
     with pytest.raises(fh.BadInput, match="another space"):
         fh.tune(planted, "lr=log(0.01, 0.2)", out=tmp_path, trials=2, objective="loss")
+
+
+def test_a_full_disk_is_said_in_one_line(planted: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: Study, *words: object) -> None:
+        with self._storage_errors():
+            raise OperationalError("INSERT", {}, sqlite3.OperationalError("database or disk is full"))
+
+    monkeypatch.setattr(Study, "tell", full)
+    with pytest.raises(fh.FedheadError, match="goes on with the study") as caught:
+        fh.tune(planted, "lr=log(0.01, 0.1)", out=tmp_path, trials=1, objective="loss")
+    assert machine_fault(caught.value) is not None  # which the command line answers with exit code 3
 
 
 def test_without_optuna_the_extra_is_named(planted: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
