@@ -179,3 +179,20 @@ def test_a_stage_is_compiled_only_if_it_takes_long_itself(monkeypatch: pytest.Mo
     job = job.take(sorted(range(len(job.clients)), key=lambda k: -len(job.schedules[k][0])))
     trained = next(phase_runs(job.program, job.stacked_inputs(), job.stacked_batches(), VmapVectorizer()))
     assert compile_choice.pays_for(trained)  # its step serves all rounds
+
+
+@pytest.mark.parametrize("name", ["cuda:", "cuda:x", "gpu", "cuda:-1", "CUDA"])
+def test_names_of_no_device(name: str) -> None:
+    with pytest.raises(BadInput, match="unknown device"):
+        select.device(name)
+
+
+def test_the_number_of_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    chosen: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    assert select.device("cuda:1") == torch.device("cuda", 1)
+    assert chosen == [torch.device("cuda", 1)]  # streams and graphs belong to the current GPU
+    with pytest.raises(BadInput, match="cuda:2: torch sees 2 GPU"):
+        select.device("cuda:2")

@@ -59,9 +59,9 @@ def test_a_resumed_run_tells_of_all_rounds_and_keeps_its_threads(tmp_path: Path)
 def test_small_models_without_convolutions_take_one_thread() -> None:
     torch.set_num_threads(2)
     large = build("mlp", (1, 30, 30), 10, hidden=[1200])
-    assert run._threads([perceptron()]) == 1
-    assert run._threads([perceptron(), network("group")]) == 2  # it convolves
-    assert run._threads([large, perceptron()]) == 2  # more than a million weights
+    assert run.threads_for([perceptron()]) == 1
+    assert run.threads_for([perceptron(), network("group")]) == 2  # it convolves
+    assert run.threads_for([large, perceptron()]) == 2  # more than a million weights
 
 
 def test_what_a_run_was_begun_with_holds_unless_something_else_is_asked_for(tmp_path: Path) -> None:

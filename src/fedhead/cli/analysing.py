@@ -33,7 +33,7 @@ def analyse(
     metric: MetricName = "accuracy",
     out: Annotated[Path | None, typer.Option(help="Where to write. [default: analysis/ in the first run]")] = None,
     data: DataFolder = None,
-    device: Annotated[Device, typer.Option(help="Where to compute.")] = Device.auto,
+    device: Device = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
 ) -> None:
     """Analyze a trained run: its numbers are printed, KIND.json and KIND.png are written into its folder.
@@ -59,7 +59,7 @@ def analyse(
             print(f"{name:<14}{entry.description}")
         return
     options = AnalysisOptions(samples, _numbers(rounds), seed, metric)
-    places, report = analyze(kind, runs or [], options, data, device.value, "analyse")
+    places, report = analyze(kind, runs or [], options, data, device, "analyse")
     folder, kind = out or places[0] / "analysis", kind.rpartition(":")[2]
     folder.mkdir(parents=True, exist_ok=True)
     with atomic(folder / f"{kind}.json") as draft:
@@ -85,7 +85,7 @@ def figure(
     seed: Seed = 0,
     metric: MetricName = "accuracy",
     data: DataFolder = None,
-    device: Annotated[Device, typer.Option(help="Where to compute.")] = Device.auto,
+    device: Device = "auto",
 ) -> None:
     """Draw a figure of the papers for your own runs, ready for print: 3.3 or 6.9 inches wide, text of at least 7 pt.
 
@@ -108,9 +108,7 @@ def figure(
         return
     options = AnalysisOptions(samples, _numbers(rounds), seed, metric, WIDTHS[width])
     path = out or Path(f"{kind.rpartition(':')[2]}.pdf")
-    for ending, drawn in figures(
-        kind, lambda name: analyze(name, runs or [], options, data, device.value, "figure")[1]
-    ):
+    for ending, drawn in figures(kind, lambda name: analyze(name, runs or [], options, data, device, "figure")[1]):
         place = path.with_name(f"{path.stem}{ending}{path.suffix}")
         save(drawn, place)
         print(f"written to {place}")
@@ -120,7 +118,7 @@ def figure(
 def forecast(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
     data: DataFolder = None,
-    device: Annotated[Device, typer.Option(help="Where to compute.")] = Device.auto,
+    device: Device = "auto",
     seed: Annotated[int, typer.Option(min=0, help="Decides the virtual features.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the forecast as JSON.")] = False,
 ) -> None:
@@ -134,7 +132,7 @@ def forecast(
     from fedhead.analyses.separability import forecast as expect
     from fedhead.experiment.reopen import reopen
 
-    simulation = reopen(run, data, device.value).simulation
+    simulation = reopen(run, data, device).simulation
     head = global_weights(simulation).part("classifier")
     found = expect(simulation.task.model, head, train_statistics(simulation), seed=seed)
     if as_json:

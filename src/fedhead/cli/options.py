@@ -15,18 +15,11 @@ RecipeName = Annotated[str, typer.Argument(metavar="RECIPE", help="A built-in re
 DataFolder = Annotated[
     Path | None, typer.Option("--data", help="The folder of the data sets. [default: $FEDHEAD_DATA]")
 ]
+Device = Annotated[str, typer.Option(help="Where to compute: auto, cpu, cuda, or one of several GPUs as in cuda:1.")]
 ColumnWidth = Annotated[int, typer.Option(min=1, max=2, help="Columns of a page that a figure spans: 3.3 or 6.9 in.")]
 ExecutorName = Annotated[
     str, typer.Option(help="loop: clients one by one; stack; lanes: one GPU stream each; auto; or your own.")
 ]
-
-
-class Device(StrEnum):
-    """Where to compute."""
-
-    auto = "auto"
-    cpu = "cpu"
-    cuda = "cuda"
 
 
 class TransportName(StrEnum):

@@ -58,7 +58,7 @@ def reproduce(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Where its runs go. [default: runs/PAPER/TABLE]")] = None,
     data: DataFolder = None,
-    device: Annotated[Device, typer.Option(help="Where to compute.")] = Device.auto,
+    device: Device = "auto",
     executor: ExecutorName = "auto",
     precision: Annotated[Precision, typer.Option(help="What to compute in.")] = Precision.fp32,
     together: Annotated[
@@ -103,7 +103,7 @@ def reproduce(
 
         print(f"written: {write(_required(results, '--summary'))}")
         return
-    settings = (data, device.value, executor, precision.value)
+    settings = (data, device, executor, precision.value)
     how_many, partitions = numbers("--seeds", seeds), numbers("--splits", splits)
     if upcoming is not None:
         if table is not None:

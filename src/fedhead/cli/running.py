@@ -40,7 +40,7 @@ def run(
         bool, typer.Option("--allow-changed-code", help="Resume although your own code has changed since.")
     ] = False,
     data: DataFolder = None,
-    device: Annotated[Device, typer.Option(help="Where to compute.")] = Device.auto,
+    device: Device = "auto",
     executor: ExecutorName = "auto",
     precision: Annotated[Precision, typer.Option(help="What to compute in.")] = Precision.fp32,
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads. [default: by the model's size]")] = None,
@@ -79,7 +79,7 @@ def run(
         raise BadInput("--resume needs --out: name the run folder that is to go on")
     found = load(recipe, assignments or [])
     loggers = tuple(make_logger(text, found.folders) for text in logger or [])
-    settings = Settings(data, device.value, executor, precision.value, threads, loggers, allow_changed_code)
+    settings = Settings(data, device, executor, precision.value, threads, loggers, allow_changed_code)
     name = f"{Path(recipe).stem}-{found.method.rpartition(':')[2]}"
     out = out or _unused(Path("runs") / (name if found.seeds else f"{name}-seed{found.seed}"))
     if together and not found.seeds:
@@ -98,7 +98,7 @@ def run(
             return f"stopped {at}; nothing was written"
         options = {
             "--data": data,
-            "--device": None if device is Device.auto else device.value,
+            "--device": None if device == "auto" else device,
             "--executor": None if executor == "auto" else executor,
             "--precision": None if precision is Precision.fp32 else precision.value,
             "--transport": transport.value if over_flower else None,

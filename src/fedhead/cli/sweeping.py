@@ -52,7 +52,7 @@ def sweep(
     cpus_per_cell: Annotated[float, typer.Option(min=0, help="With Ray: the CPUs that runs of a cell get.")] = 1,
     gpus_per_cell: Annotated[float, typer.Option(min=0, help="With Ray: the GPUs, or the share of one.")] = 0,
     data: DataFolder = None,
-    device: Annotated[Device, typer.Option(help="Where to compute.")] = Device.auto,
+    device: Device = "auto",
     executor: ExecutorName = "auto",
     precision: Annotated[Precision, typer.Option(help="What to compute in.")] = Precision.fp32,
     together: Annotated[
@@ -96,7 +96,7 @@ def sweep(
     if dry_run:
         _list_cells(table, how_many, as_json)
         return
-    settings = Settings(data, device.value, executor, precision.value)
+    settings = Settings(data, device, executor, precision.value)
     try:
         with interruptible(lambda: f"stopped; {_GOES_ON}"):
             result = run_sweep(

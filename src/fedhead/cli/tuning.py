@@ -72,7 +72,7 @@ def tune(
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the sampler.")] = 0,
     data: DataFolder = None,
-    device: Annotated[Device, typer.Option(help="Where to compute.")] = Device.auto,
+    device: Device = "auto",
     precision: Annotated[Precision, typer.Option(help="What to compute in.")] = Precision.fp32,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print no line per trial.")] = False,
 ) -> None:
@@ -127,7 +127,7 @@ def tune(
             minutes=minutes,
             final=final,
             seed=seed,
-            settings=Settings(data, device.value, "auto", precision.value),
+            settings=Settings(data, device, "auto", precision.value),
             on_trial=tell,
         )
     print(f"best        {objective} {found.value:.4f} on validation samples")

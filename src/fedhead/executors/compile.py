@@ -71,8 +71,12 @@ def compile_step(function: InPlace, arguments: list[Tensor], changed: int) -> In
 def warm_up(function: InPlace, arguments: list[Tensor]) -> Iterator[None]:
     """Run the step once uncompiled in a background thread, which compiles the custom kernels it uses."""
 
+    where = arguments[0].device
+
     def run() -> None:
         with suppress(Exception):  # it will fail again in the caller's thread
+            if where.type == "cuda":
+                torch.cuda.set_device(where)
             function(*arguments)
 
     thread = threading.Thread(target=run, name="warm-up")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -48,14 +49,28 @@ class Trainable(Protocol):
 
 
 def device(name: str) -> torch.device:
-    """The device of a name: cpu, cuda, or auto (the GPU where there is one)."""
+    """Return the device of a name, and make it the one that this thread computes on.
+
+    Args:
+        name: cpu, cuda, a GPU by its number as in cuda:1, or auto (the GPU where there is one).
+
+    Raises:
+        BadInput: For another name, or where there is no such GPU.
+    """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if name not in ("cpu", "cuda"):
-        raise unknown("device", name, ["cpu", "cuda", "auto"])
-    if name == "cuda" and not torch.cuda.is_available():
-        raise BadInput("device cuda: no GPU is visible to torch; use cpu or auto")
-    return torch.device(name)
+    if name == "cpu":
+        return torch.device(name)
+    if re.fullmatch(r"cuda(:\d+)?", name) is None:
+        raise unknown("device", name, ["cpu", "cuda", "cuda:1", "auto"])
+    if not torch.cuda.is_available():
+        raise BadInput(f"device {name}: no GPU is visible to torch; use cpu or auto")
+    chosen = torch.device(name)
+    if chosen.index is not None:
+        if chosen.index >= torch.cuda.device_count():
+            raise BadInput(f"device {name}: torch sees {torch.cuda.device_count()} GPU, numbered from 0")
+        torch.cuda.set_device(chosen)  # streams and graphs belong to the thread's current GPU
+    return chosen
 
 
 TIMED_FOR = 0.1  # seconds that an executor is timed for, at least

@@ -196,22 +196,24 @@ def _as_begun(run: RecordedRun, settings: Settings, device: torch.device) -> Set
     """Return the settings of the run: those it was begun with, if it was begun before."""
     begun = run.environment
     if "executor" not in begun:
-        return replace(settings, device=device.type, executor=_executor(settings.executor, run.recipe))
+        return replace(settings, device=str(device), executor=_executor(settings.executor, run.recipe))
     for name in ("executor", "device", "precision"):
         value = getattr(settings, name)
         asked = value.name if isinstance(value, Executor) else value
+        if name == "device":
+            asked = asked.partition(":")[0]  # whichever GPU
         if asked not in ("auto", begun[name]) and not (name == "precision" and asked == "fp32"):
             raise BadInput(
                 f"{run.out} was begun with {name} {begun[name]}, and another one rounds differently: "
                 f"leave --{name} out to resume, or start a new run"
             )
-    if begun["device"] == "cuda":
-        select.device("cuda")  # refuses where there is none
+    if begun["device"] == "cuda" and device.type != "cuda":
+        device = select.device("cuda")  # refuses where there is none
     executor = settings.executor if isinstance(settings.executor, Executor) else begun["executor"]
     return replace(
         settings,
         executor=_executor(executor, run.recipe),
-        device=begun["device"],
+        device=str(device) if device.type == begun["device"] else begun["device"],
         precision=begun["precision"],
         threads=begun["threads"],
     )
