@@ -3,13 +3,14 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
-EXTRAS := dev,analysis,tensorboard,flower,ray,backbone,board,tune
+EXTRAS := dev,analysis,tensorboard,flower,ray,backbone,board,tune,docs
 # One thread per process: two busy test workers (or clients) with many spinning threads each are far slower.
 export OMP_NUM_THREADS ?= 1
+export NO_MKDOCS_2_WARNING ?= 1
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-long test-faults test-deploy test-wheel test-browser lint
+.PHONY: help setup demo test test-slow test-long test-faults test-deploy test-wheel test-browser lint docs
 
 help:  ## list what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -47,6 +48,9 @@ lint: $(READY)  ## ruff, strict mypy and the contracts on imports
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+docs: $(READY)  ## the guide as a static site in site/, warnings as errors
+	$(BIN)/mkdocs build --strict
 
 # torch comes first and by its exact version: asked for by a range, pip would take the newest build there is.
 $(READY): pyproject.toml constraints.txt

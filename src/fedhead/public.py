@@ -164,5 +164,6 @@ from fedhead.stages.recalibrate import Recalibrate as Recalibrate
 from fedhead.stages.ridge import Ridge as Ridge
 
 executor = EXECUTORS.decorator
+"""Register an executor under a name, for recipes and the command line."""
 model = register_model
 statistics = membership  # fedhead.statistics.add and remove

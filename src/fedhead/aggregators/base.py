@@ -64,6 +64,7 @@ AGGREGATORS = Registry[type[Aggregator]](
     lambda found, name: check_class(found, name, Aggregator, needs=["combine"]),
     home=["fedhead.aggregators"],
 )
+"""The aggregators by name."""
 G = TypeVar("G", bound=type[Aggregator])
 
 

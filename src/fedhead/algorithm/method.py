@@ -123,6 +123,7 @@ class Method(Algorithm):
 METHODS = Registry[type[Method]](
     "method", "fedhead.methods", lambda found, name: check_class(found, name, Method), home=["fedhead.methods"]
 )
+"""The methods by name."""
 
 
 def method(name: str) -> Callable[[A], A]:

@@ -48,7 +48,7 @@ class Phase:
 class Reply(NamedTuple):
     """What a client ends a round with.
 
-    Args:
+    Attributes:
         send: What is sent to the server.
         keep: The client's new state, which stays with it.
         losses: The mean loss of the local steps under `train`; the engine fills it in.

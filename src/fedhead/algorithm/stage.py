@@ -122,6 +122,7 @@ class Stage(Algorithm):
 STAGES = Registry[type[Stage]](
     "stage", "fedhead.stages", lambda found, name: check_class(found, name, Stage), home=["fedhead.stages"]
 )
+"""The stages by name."""
 
 
 def stage(name: str) -> Callable[[A], A]:

@@ -87,6 +87,7 @@ class Upload(Checked):
 UPLOADS = Registry[type[Upload]](
     "upload", "fedhead.uploads", lambda found, name: check_class(found, name, Upload), home=[__name__]
 )
+"""The uploads by name."""
 U = TypeVar("U", bound=type[Upload])
 
 

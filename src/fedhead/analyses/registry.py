@@ -39,7 +39,7 @@ class AnalysisOptions:
 class AnalysisReport(NamedTuple):
     """The results of an analysis.
 
-    Args:
+    Attributes:
         numbers: Anything that JSON can represent.
         figures: Matplotlib figures by the suffix of the file's name, "" for the main one; none by default.
     """
@@ -77,6 +77,7 @@ ANALYSES = Registry[Analysis](
         "fedhead.analyses.records",
     ],
 )
+"""The analyses by name."""
 
 
 def analysis(name: str, description: str = "", reads: Reads = "models") -> Callable[[F], F]:

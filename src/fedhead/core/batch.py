@@ -9,6 +9,7 @@ from torch import Tensor
 from fedhead.core.inputs import Inputs
 
 PARTS = ("extractor", "projection", "classifier")  # the named parts of every model, in order
+"""The parts of a model, as methods name them."""
 
 
 class Batch(NamedTuple):
@@ -16,7 +17,7 @@ class Batch(NamedTuple):
 
     All batches have the same size: the last batch of an epoch is padded with rows of weight 0.
 
-    Args:
+    Attributes:
         x: Inputs, augmented and normalized, [B, ...]: a tensor, or named tensors.
         y: Labels, [B].
         weight: 1 for a sample, 0 for padding, [B].
@@ -34,7 +35,7 @@ class Batch(NamedTuple):
 class Output(NamedTuple):
     """The outputs of a model for a batch of B samples.
 
-    Args:
+    Attributes:
         h: Features of the extractor, [B, ...].
         z: Projected features, the input of the classifier, [B, d].
         logits: Scores of the classes, [B, C].

@@ -25,7 +25,7 @@ _IMAGES: dict[str, tuple[int, ...]] = {"nhw": (0, 1, 2), "nhwc": (0, 3, 1, 2), "
 class Samples(NamedTuple):
     """Stored inputs and labels, on the CPU.
 
-    Args:
+    Attributes:
         x: Images, uint8 [N, C, H, W]; tokens, int64 [N, …]; features, float32 [N, …]; or several of them by name.
         y: Labels, int64 [N]; targets that are no classes, float32 [N, T].
     """

@@ -194,6 +194,7 @@ def _from_function(function: Callable[[], Any], name: str) -> Dataset:
 
 C = TypeVar("C")
 DATASETS = Registry[Dataset]("dataset", "fedhead.datasets", _checked)
+"""The data sets by name."""
 
 
 def _digits(root: Path, part: Part, download: bool) -> Samples:

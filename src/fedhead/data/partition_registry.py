@@ -60,6 +60,7 @@ class PartitionEntry(NamedTuple):
 
 P = TypeVar("P")
 PARTITIONS = Registry[PartitionEntry]("partition", "fedhead.partitions", lambda found, name: _checked(found, name))
+"""The partitions by name."""
 
 
 def partition(name: str) -> Callable[[P], P]:

@@ -35,8 +35,10 @@ class Action(enum.Flag):
     KEEP = enum.auto()
 
 
-STOP = Action.STOP  # train no further
-KEEP = Action.KEEP  # end with the models of this round, unless a later one is kept
+STOP = Action.STOP
+"""What a callback returns to end training after this round."""
+KEEP = Action.KEEP
+"""What a callback returns to end with the models of this round, unless a later one is kept."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,7 @@ CALLBACKS = Registry[type[Callback]](
     lambda found, name: check_class(found, name, Callback, needs=["after_round"]),
     home=["fedhead.engine.callbacks"],
 )
+"""The callbacks by name."""
 
 
 def callback(name: str) -> Callable[[C], C]:

@@ -110,6 +110,7 @@ METRICS = Registry[MetricFunction](
         "fedhead.engine.regression_metrics",
     ],
 )
+"""The metrics by name."""
 
 
 def metric(name: str, better: Better | None = None, tasks: Sequence[str] | None = None) -> Callable[[C], C]:

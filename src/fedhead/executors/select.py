@@ -28,6 +28,7 @@ from fedhead.executors.stack_errors import CannotStack
 EXECUTORS = Registry[type[Executor]](
     "executor", "fedhead.executors", lambda found, name: check_class(found, name, Executor, needs=["run"])
 )
+"""The executors by name."""
 BUILT_IN = {"loop": Loop, "stack": Stack, "lanes": Lanes}
 for _name, _executor in BUILT_IN.items():
     EXECUTORS.register(_name, _executor)

@@ -26,6 +26,7 @@ HEADS = Registry[Callable[..., nn.Module]](
         found, name, "head", CALLED_WITH, "a torch module", filled_in=("key", "scale"), base=nn.Module
     ),
 )
+"""The heads by name."""
 C = TypeVar("C")
 
 

@@ -33,7 +33,7 @@ RUN_DECIDES = ("name", "input_shape", "classes", "seed", "folders")  # of what `
 class Body(NamedTuple):
     """The parts of an architecture except its classifier.
 
-    Args:
+    Attributes:
         extractor: Maps inputs to features h.
         width: Dimension of h.
         projection: Maps h to z; None: the identity.
@@ -49,7 +49,7 @@ class Body(NamedTuple):
 class Preprocessing(NamedTuple):
     """What the inputs of a pretrained model were in its pretraining.
 
-    Args:
+    Attributes:
         resize: Height and width of images.
         mean: Mean per channel that is subtracted.
         std: Deviation per channel that is divided by.
@@ -115,6 +115,7 @@ MODELS = Registry[Architecture](
     home=["fedhead.models"],
     collections={"timm": "fedhead.models.timm_models:timm_model", "hf": "fedhead.models.hf_models:hf_model"},
 )
+"""The models by name."""
 
 
 def register(name: str, description: str = "", preprocessing: Preprocessing | None = None) -> Callable[[B], B]:

@@ -66,6 +66,7 @@ SAMPLERS = Registry[type[Sampler]](
     lambda found, name: check_class(found, name, Sampler, needs=["select"]),
     home=["fedhead.samplers"],
 )
+"""The samplers by name."""
 S = TypeVar("S", bound=type[Sampler])
 
 

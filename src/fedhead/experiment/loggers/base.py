@@ -106,6 +106,7 @@ LOGGERS = Registry[type[Logger]](
     lambda found, name: check_class(found, name, Logger),
     home=["fedhead.experiment.loggers"],
 )
+"""The loggers by name."""
 
 
 def logger(name: str) -> Callable[[C], C]:

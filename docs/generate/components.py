@@ -1,0 +1,234 @@
+"""One page per method and stage, from its class: docstring, parameters, hooks, what crosses the wire, an example."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import io
+import tokenize
+import typing
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from wire import MODEL, look
+
+from fedhead.algorithm.base import Algorithm
+from fedhead.algorithm.method import METHODS, Method
+from fedhead.algorithm.stage import STAGES, Stage
+from fedhead.core.objectives import NAMES as OBJECTIVES
+from fedhead.core.parameters import parameters
+from fedhead.core.ranges import Range
+
+# Beside `fedhead run digits method=NAME`: what a method or stage can't do without.
+NEEDS = {
+    "ktpfl": ["public=digits", "client_test=0.2"],
+    "fedproto": ["client_test=0.2"],
+    "local": ["client_test=0.2"],
+    "finetune": ["client_test=0.2"],
+    "finetune_ccvr": ["client_test=0.2"],
+    "finetune_etf": ["method=fedetf", "client_test=0.2"],
+    "personal_lda": ["client_test=0.2"],
+    "personal_ridge": ["client_test=0.2"],
+}
+PARAGRAPH = "\n\n"
+HOOKS = {word for base in (Algorithm, Method, Stage) for word, value in vars(base).items() if inspect.isfunction(value)}
+HOOKS -= {"check", "check_reply", "check_head", "check_counts", "digest", "unlike_others", "add", "after"}
+
+
+def pages() -> dict[str, str]:
+    """Return the text of every page by its address."""
+    kinds: list[tuple[str, Mapping[str, type[Algorithm]]]] = [("methods", METHODS), ("stages", STAGES)]
+    found = {}
+    for folder, registry in kinds:
+        builtin = {
+            name: registry[name] for name in sorted(registry) if registry[name].__module__.startswith("fedhead.")
+        }
+        found[f"{folder}/index.md"] = _overview(folder, builtin)
+        for name, cls in builtin.items():
+            found[f"{folder}/{name}.md"] = _page(folder, name, cls)
+    return found
+
+
+def example(folder: str, name: str) -> list[str]:
+    """Return the arguments of `fedhead run` in a component's example."""
+    needs = NEEDS.get(name, [])
+    if folder == "methods":
+        return ["digits", f"method={name}", "rounds=5", *needs]
+    return ["digits", "rounds=5", *needs, f"stages=[{name}]"]
+
+
+def _overview(folder: str, classes: Mapping[str, type[Algorithm]]) -> str:
+    title = {"methods": "Methods", "stages": "Stages after training"}[folder]
+    rows = [f"| [`{name}`]({name}.md) | {_first_line(cls)} |" for name, cls in classes.items()]
+    more = {
+        "methods": "Which one to take is on [its own page](../choosing.md); your own method is "
+        "[one file](../../CONTRIBUTING.md#adding-a-method).",
+        "stages": "A stage follows the rounds of any method that it can be used with. [Stages](../stages.md) explains "
+        "them and how to write one.",
+    }[folder]
+    return "\n".join([f"# {title}", "", more, "", "| name | what it does |", "|---|---|", *rows, ""])
+
+
+def _page(folder: str, name: str, cls: type[Algorithm]) -> str:
+    text = inspect.getdoc(cls) or ""
+    text, _, _ = text.partition("\nArgs:")  # they are in the table of parameters
+    arguments = [f"'{word}'" if "[" in word or "(" in word else word for word in example(folder, name)]
+    python = f"fh.{cls.__name__}()"
+    call = f"fh.run(federation, model, {python}, rounds=5)" if folder == "methods" else f"result.calibrate({python})"
+    lines = [
+        f"# {name}",
+        "",
+        text.strip(),
+        "",
+        *_facts(folder, cls),
+        "",
+        "```console",
+        f"$ fedhead run {' '.join(arguments)} --out runs/{name}",
+        "```",
+        "",
+        f"In Python: `{call}`, see [`fh.{cls.__name__}`][fedhead.{cls.__name__}].",
+        "",
+        "## Parameters",
+        "",
+        *_parameters(folder, name, cls),
+        "",
+        "## What it changes",
+        "",
+        *_hooks(cls),
+        "",
+        "## What crosses the wire",
+        "",
+        *_wire(folder, name, cls),
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _facts(folder: str, cls: type[Algorithm]) -> list[str]:
+    facts = []
+    if cls.head is not None:
+        facts.append(f"- It needs a model with the `{cls.head}` head, which models given by name get automatically.")
+    if set(cls.objectives) != set(OBJECTIVES):
+        facts.append(f"- Objectives: {', '.join(f'`{name}`' for name in cls.objectives)}.")
+    if cls.oracle:
+        facts.append("- It needs all clients' data in one place, which only simulations have.")
+    if cls.sums:
+        facts.append(f"- Sent as plain sums over clients: {', '.join(f'`{name}`' for name in cls.sums)}.")
+    return facts
+
+
+def _parameters(folder: str, name: str, cls: type[Algorithm]) -> list[str]:
+    hints = parameters(cls)
+    if not hints:
+        return ["None."]
+    prefix = "method." if folder == "methods" else f"stage.{name}."
+    defaults = {field.name: field.default for field in dataclasses.fields(cls)}
+    comments = _comments(cls)
+    rows = [
+        f"| `{prefix}{word}` | `{_plain(defaults[word])}` | {_cell(allowed(hint))} | {_cell(comments.get(word, ''))} |"
+        for word, hint in hints.items()
+    ]
+    return ["| parameter | default | allowed | meaning |", "|---|---|---|---|", *rows]
+
+
+def allowed(hint: Any) -> str:
+    """Say which values a type hint with ranges allows."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Annotated:
+        ranges = [str(part) for part in arguments[1:] if isinstance(part, Range)]
+        return ", ".join([allowed(arguments[0]), *ranges])
+    if origin is Literal:
+        return ", ".join(f"`{_plain(choice)}`" for choice in arguments)
+    if hint is type(None):
+        return "`null`"
+    if arguments and origin is not tuple:
+        return " or ".join(map(allowed, arguments))
+    return {bool: "`true`, `false`", int: "whole number", float: "number", str: "text"}.get(hint, f"`{hint}`")
+
+
+def _comments(cls: type[Algorithm]) -> dict[str, str]:
+    """What the source says beside or above each field, and the `Args` of the docstring."""
+    found: dict[str, str] = {}
+    for base in reversed(cls.__mro__):
+        if dataclasses.is_dataclass(base) and base.__module__.startswith("fedhead."):
+            found |= _arguments(inspect.getdoc(base) or "") | _fields(inspect.getsource(base))
+    return found
+
+
+def _fields(source: str) -> dict[str, str]:
+    lines = source.splitlines()
+    comments = {
+        token.start[0] - 1: token.string.lstrip("# ")
+        for token in tokenize.generate_tokens(io.StringIO(source).readline)
+        if token.type == tokenize.COMMENT
+    }
+    found = {}
+    for number, line in enumerate(lines):
+        word, colon, _ = line.strip().partition(":")
+        if not (colon and word.isidentifier() and line.startswith("    ") and not line.startswith("     ")):
+            continue
+        above = []
+        while (before := number - len(above) - 1) in comments and lines[before].strip().startswith("#"):
+            above.insert(0, comments[before])
+        text = comments.get(number) or " ".join(above)
+        if text:
+            found[word] = text
+    return found
+
+
+def _arguments(docstring: str) -> dict[str, str]:
+    _, _, section = docstring.partition("\nArgs:\n")
+    found: dict[str, str] = {}
+    word = ""
+    for line in section.splitlines():
+        if not line.startswith("    "):
+            break
+        if line[4] != " ":
+            word, _, text = line.strip().partition(": ")
+            found[word] = text
+        else:
+            found[word] += " " + line.strip()
+    return found
+
+
+def _hooks(cls: type[Algorithm]) -> list[str]:
+    """What the class computes, and the hooks that its bases override, as their docstrings say it."""
+    rows: dict[str, str] = {}
+    for base in cls.__mro__:
+        if base.__module__.startswith(("fedhead.algorithm", "fedhead.core", "builtins")):
+            break
+        for word, value in vars(base).items():
+            if inspect.isfunction(value) and not word.startswith("_") and (base is cls or word in HOOKS):
+                rows.setdefault(word, inspect.getdoc(value) or "")
+    if not rows:
+        return ["Nothing: the defaults of every method are FedAvg's."]
+    text = [f"| `{word}` | {_cell(doc.partition(PARAGRAPH)[0])} |" for word, doc in rows.items()]
+    return ["| hook | computes |", "|---|---|", *text]
+
+
+def _wire(folder: str, name: str, cls: type[Algorithm]) -> list[str]:
+    method = name if folder == "methods" else "fedetf" if cls.head == "etf" else "fedavg"
+    wire = look(method=method, rounds=1) if folder == "methods" else look(method=method, rounds=0, stages=[name])
+    if not wire.sent:
+        return ["Clients send nothing."]
+    intro = f"For one client and one exchange, with `{MODEL}` on the digits (4,810 weights, 64 features, 10 classes)"
+    rows = [("the client receives", wire.received), ("sends", wire.sent), ("keeps", wire.kept)]
+    return [f"{intro}:", "", "| | entries, and how many numbers each has |", "|---|---|", *map(_wire_row, rows)]
+
+
+def _wire_row(row: tuple[str, Mapping[str, int]]) -> str:
+    label, entries = row
+    return f"| {label} | {', '.join(f'`{word}` {size:,}' for word, size in entries.items()) or '–'} |"
+
+
+def _first_line(cls: type[Algorithm]) -> str:
+    return _cell((inspect.getdoc(cls) or "").partition("\n")[0])
+
+
+def _plain(value: Any) -> str:
+    """The value as a recipe writes it."""
+    return {"True": "true", "False": "false", "None": "null"}.get(str(value), str(value))
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
