@@ -130,6 +130,34 @@ def test_curves_are_the_means_over_seeds_with_stages_at_their_end(runs: Path, fo
     assert len({(t["line"]["color"], t["line"]["dash"]) for t in traces.values() if t["mode"] == "lines"}) == 3
 
 
+def test_classes_have_their_mean_over_the_seeds_in_which_they_were_tested(tmp_path: Path) -> None:
+    for seed, per_class in enumerate([[60.0, None, 10.0], [70.0, None, None]]):
+        folder = make_run(tmp_path / str(seed), Recipe(seed=seed, rounds=1), samples=100, finish=False)
+        folder.finish({"accuracy": 50.0, "per_class": per_class, "stages": {}})
+    (chart,) = read(tmp_path).charts["class-accuracy"].values()
+    (trace,) = chart["data"]
+    assert trace["y"] == [65, None, 10]
+
+
+def test_traffic_and_time_are_means_over_seeds(found: Reader) -> None:
+    traffic = {tuple(row[:2]): row[2:] for row in found.tables["traffic-table"]}
+    assert traffic["fedavg", "dirichlet(0.1)"] == ["1.32", "44.0"]  # 3 rounds of 440 kB, among 10 clients
+    head, *rows = found.tables["time-table"]
+    spent = dict(zip(head, rows[0], strict=True))
+    assert (spent["preparation"], spent["stage ccvr"]) == ("2.00", "1.50")
+    assert float(spent["all"]) == pytest.approx(3.5 + float(spent["rounds"]), abs=0.02)
+
+
+def test_equal_differences_have_no_interval_and_are_not_called_one_pair(tmp_path: Path) -> None:
+    for method, accuracy in (("fedavg", 50.0), ("fedprox", 60.0)):
+        for seed in (0, 1):
+            folder = make_run(tmp_path / f"{method}{seed}", Recipe(method=method, seed=seed, rounds=1), finish=False)
+            row = {"round": 1, "accuracy": accuracy, "bytes_up": 1, "bytes_down": 1, "seconds": 0.1}
+            (folder.path / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+            folder.finish({"accuracy": accuracy, "stages": {}})
+    assert read(tmp_path).tables["gains-0"][1] == ["fedprox", "+10.00all equal: none"]
+
+
 def test_the_page_fetches_nothing_and_is_the_same_again(runs: Path, tmp_path: Path) -> None:
     html = page.write([runs], tmp_path / "new" / "report.html").read_text()
     reader = Reader(html)

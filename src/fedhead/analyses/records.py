@@ -13,6 +13,7 @@ from fedhead.core import amounts
 from fedhead.core.errors import BadInput
 from fedhead.experiment import build
 from fedhead.report import plots, tables
+from fedhead.report.histories import aligned, values_by_round
 from fedhead.report.runs import Run
 
 
@@ -22,15 +23,15 @@ def analyze_learning(runs: Sequence[Run], options: AnalysisOptions) -> AnalysisR
     groups = tables.group_by_seed(runs)
     numbers: dict[str, Any] = {}
     for group in groups:
-        found = [plots.values_by_round(run.rows, options.metric) for run in group.runs]
-        common = sorted(set.intersection(*(set(each) for each in found))) if found else []
-        if common:
+        having = [run for run in group.runs if values_by_round(run.rows, options.metric)]
+        rounds, values = aligned([run.rows for run in having], options.metric)
+        if len(rounds):
             numbers[group.label] = {
-                "seeds": [run.recipe.seed for run in group.runs],
-                "rounds": common,
-                "mean": [float(np.mean([each[r] for each in found])) for r in common],
+                "seeds": [run.recipe.seed for run in having],
+                "rounds": rounds.tolist(),
+                "mean": [float(np.mean(each)) for each in values.T],
             }
-    if not numbers and not any(plots.values_by_round(run.rows, options.metric) for run in runs):
+    if not numbers and not any(values_by_round(run.rows, options.metric) for run in runs):
         raise BadInput(f"none of the runs has {options.metric}")
     return AnalysisReport(numbers, {"": plots.curves(groups, options.metric, options.width)})
 

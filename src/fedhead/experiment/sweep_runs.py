@@ -108,10 +108,7 @@ def bundles(runs: Mapping[Path, Recipe], together: bool | None, device: torch.de
         together: Whether runs train together; None: on a GPU.
         device: Where they are to train.
     """
-    alike: dict[str, list[Path]] = {}
-    for path, recipe in runs.items():
-        alike.setdefault(training_key(recipe), []).append(path)
-    first = {paths[0]: paths for paths in alike.values()}
+    first = {paths[0]: paths for paths in trainings(runs)}
     groups = group_trainings({path: runs[path] for path in first}, together, device)
     return [{path: runs[path] for lead in leads for path in first[lead]} for _, leads in groups]
 

@@ -61,12 +61,11 @@ class SweepResult:
     @property
     def columns(self) -> list[str]:
         """What was measured: accuracy, then what some run has besides."""
-        found = dict.fromkeys(column for row in self.rows for column, values in row.values.items() if any_of(values))
+        found = dict.fromkeys(column for row in self.rows for column, values in row.values.items() if _any(values))
         return list(dict.fromkeys(["accuracy", *found]))
 
 
-def any_of(values: Sequence[float | None]) -> bool:
-    """Say whether there is a value."""
+def _any(values: Sequence[float | None]) -> bool:
     return any(value is not None for value in values)
 
 

@@ -17,6 +17,7 @@ DASHES = ("solid", "dash", "dashdot", "dot")  # in the order of those of the fig
 SYMBOLS = ("diamond", "square", "triangle-up", "cross", "star", "hexagon", "x")
 SCALE = "Cividis"  # of heat maps: even in lightness, and the same to color-blind readers
 HEIGHT = 330
+POINTS = 250  # that one curve has at most
 
 
 @dataclass(frozen=True)
@@ -50,9 +51,8 @@ def text(words: str, longest: int = 60) -> str:
     >>> text("a < b"), text("x" * 99, 9)
     ('a &lt; b', 'xxxx…xxxx')
     """
-    return escape(shorten(words, longest), quote=False).replace(
-        "$", "&#36;"
-    )  # between two $ Plotly would look for a formula
+    escaped = escape(shorten(words, longest), quote=False)
+    return escaped.replace("$", "&#36;")  # between two $ Plotly would look for a formula
 
 
 def distinct(names: Sequence[str], longest: int = 16) -> list[str]:

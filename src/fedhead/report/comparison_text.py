@@ -8,12 +8,12 @@ import json
 from typing import Any
 
 from fedhead.report.comparison_table import ComparisonTable, Gain
+from fedhead.report.metric_names import metric_label
 from fedhead.report.pivot import text
 from fedhead.report.statistics import Ranking
 from fedhead.report.text_table import TextTable, beyond_latin
 
 SUFFIXES = {".md": "markdown", ".csv": "csv", ".tex": "latex", ".json": "json"}
-WORDS = {"accuracy": "accuracy (%)", "personal": "personal accuracy (%)", "accuracy_mean": "mean accuracy (%)"}
 
 
 def tables(found: ComparisonTable) -> list[TextTable]:
@@ -32,7 +32,7 @@ def _values(found: ComparisonTable) -> TextTable:
     body = [[row, *(found.cell(i, j) for j in range(len(pivot.columns)))] for i, row in enumerate(pivot.rows)]
     bold = frozenset((i, j + 1) for j in range(len(pivot.columns)) for i in found.best(j))
     by = f" by {', '.join(pivot.keys)}" if len(pivot.columns) > 1 else ""
-    title = f"{WORDS.get(found.metric, found.metric)}{by}{over}{'' if found.better == 'max' else ', low is good'}"
+    title = f"{metric_label(found.metric)}{by}{over}{'' if found.better == 'max' else ', low is good'}"
     return TextTable(title, ["method", *pivot.headings()], body, bold)
 
 
@@ -50,8 +50,8 @@ def _gains(found: ComparisonTable) -> TextTable:
             body.append([pivot.rows[gain.row], *setting, "0", *["–"] * 4])
             continue
         ends = gain.paired.interval
-        lacking = "one pair: none" if gain.paired.count == 1 else "all equal: none"
-        between = lacking if ends is None else " … ".join(found.number(end, sign=True) for end in ends)
+        shown = [found.number(end, sign=True) for end in ends or ()]
+        between = " … ".join(shown) or gain.paired.why_no_interval
         body.append(
             [
                 pivot.rows[gain.row],

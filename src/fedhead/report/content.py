@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -12,18 +12,9 @@ from fedhead.report import tables
 from fedhead.report.charts import SYMBOLS, Style, style
 from fedhead.report.comparison_table import ComparisonTable, compare
 from fedhead.report.measured import Measured, of_runs
+from fedhead.report.metric_names import METRICS, metric_label
 from fedhead.report.pivot import Arrangement, arrange
 from fedhead.report.runs import Run, empty_folders, find_runs
-
-# The metrics that every run may have, in the order in which they are offered; those of its recipe follow.
-METRICS = {
-    "accuracy": "accuracy (%)",
-    "accuracy_mean": "accuracy over the last rounds (%)",
-    "personal": "personal accuracy (%)",
-    "train_loss": "training loss",
-    "test_loss": "test loss",
-    "personal_loss": "personal test loss",
-}
 
 
 @dataclass(frozen=True)
@@ -123,12 +114,12 @@ class Content:
 
     @cached_property
     def metrics(self) -> dict[str, str]:
-        """The metrics of finished runs, with the words for them."""
+        """The metrics of finished runs, with the labels that are shown."""
         values = {name for m in self.measured for name in m.values}
         own = dict.fromkeys(name for run in self.runs for row in run.rows for name in row.get("metrics") or {})
         last = any(run.recipe.last_rounds > 1 for run in self.runs)
         names = [name for name in METRICS if name in values and (last or name != "accuracy_mean")]
-        return {name: worded(name) for name in [*names, *(n for n in own if n in values)]}
+        return {name: metric_label(name) for name in [*names, *(n for n in own if n in values)]}
 
     def compared(self, metric: str, baseline: str | None = None) -> ComparisonTable:
         """Return the comparison of the methods by a metric."""
@@ -153,17 +144,6 @@ def load(paths: Sequence[str | Path]) -> Content:
     """
     found = find_runs(paths)
     return Content(found.runs, found.broken, empty_folders(paths))
-
-
-def worded(metric: str) -> str:
-    """Return the words for a metric."""
-    return METRICS.get(metric, metric)
-
-
-def in_order(metrics: Iterable[str]) -> list[str]:
-    """Return metrics in the order in which they are offered."""
-    known = list(METRICS)
-    return sorted(dict.fromkeys(metrics), key=lambda name: known.index(name) if name in known else len(known))
 
 
 def first_words(why: str) -> str:

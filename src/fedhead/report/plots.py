@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -11,6 +11,8 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
+from fedhead.report.histories import aligned
+from fedhead.report.metric_names import metric_label
 from fedhead.report.style import COLORS, DASHES, INK, WIDTHS, fitting, legend_below, line, styled, thin_ticks
 from fedhead.report.style import save as save
 
@@ -19,12 +21,6 @@ if TYPE_CHECKING:
 
     from fedhead.report.tables import Group
 
-_AXES = {
-    "accuracy": "accuracy (%)",
-    "personal": "personal accuracy (%)",
-    "train_loss": "training loss",
-    "test_loss": "test loss",
-}
 _MANY = 40  # clients or classes beyond which bubbles become a heat map
 
 
@@ -43,11 +39,9 @@ def curves(groups: Sequence[Group], metric: str = "accuracy", width: float = WID
     for i, g in enumerate(groups):
         lines = [(g.label, [run.rows for run in g.runs], 1.3)]
         for run in g.unfinished:
-            lines.append(
-                (f"{g.label}, seed {run.recipe.seed}, {run.state.partition(' ')[0].strip(',')}", [run.rows], 0.6)
-            )
+            lines.append((f"{g.label}, seed {run.recipe.seed}, {run.status}", [run.rows], 0.6))
         for label, histories, thickness in lines:
-            rounds, values = _aligned(histories, metric)
+            rounds, values = aligned(histories, metric)
             if not len(rounds):
                 continue
             mean, look = values.mean(axis=0), line(i)
@@ -56,7 +50,7 @@ def curves(groups: Sequence[Group], metric: str = "accuracy", width: float = WID
             if len(values) > 1:
                 deviation = values.std(axis=0, ddof=1)
                 ax.fill_between(rounds, mean - deviation, mean + deviation, color=look["color"], alpha=0.18, lw=0)
-    ax.set(xlabel="round", ylabel=_AXES.get(metric, metric))
+    ax.set(xlabel="round", ylabel=metric_label(metric))
     ax.grid()
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     if ax.lines:  # below the curves, so that it never hides them, however long the labels are
@@ -79,25 +73,12 @@ def curve(rounds: Sequence[int], values: Sequence[float], name: str, after: Mapp
     ax.plot(rounds, values, color=COLORS[0], marker="o" if len(rounds) == 1 else "")
     for i, (stage, value) in enumerate(after.items(), 1):
         ax.axhline(value, color=COLORS[i % len(COLORS)], ls=DASHES[i % len(DASHES)], lw=1.0, label=f"after {stage}")
-    ax.set(xlabel="round", ylabel=f"{name} (%)" if name in ("accuracy", "personal") else name)
+    ax.set(xlabel="round", ylabel=metric_label(name))
     ax.grid()
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     if after:
         legend_below(fig, ax.lines[1:], [str(drawn.get_label()) for drawn in ax.lines[1:]])
     return fig
-
-
-def _aligned(histories: list[list[dict[str, Any]]], metric: str) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return the rounds in which every run has the metric, and its values [runs, rounds]."""
-    found = [f for rows in histories if (f := values_by_round(rows, metric))]
-    common = sorted(set.intersection(*(set(f) for f in found))) if found else []
-    return np.array(common), np.array([[f[r] for r in common] for f in found])
-
-
-def values_by_round(rows: Sequence[Mapping[str, Any]], metric: str) -> dict[int, float]:
-    """Return the values of a metric, or of any number that rounds record, by round."""
-    found = {r["round"]: r.get(metric, (r.get("metrics") or {}).get(metric)) for r in rows}
-    return {number: value for number, value in found.items() if value is not None}
 
 
 @styled

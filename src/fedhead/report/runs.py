@@ -43,12 +43,19 @@ class Run:
         return self.result is not None
 
     @property
-    def state(self) -> str:
-        """Say how far the run came."""
+    def status(self) -> str:
+        """How far the run came, in one word: finished, diverged or unfinished."""
         if self.finished:
             return "finished"
-        if (reason := self.folder.diverged) is not None:
-            return f"diverged ({reason})"
+        return "unfinished" if self.folder.diverged is None else "diverged"
+
+    @property
+    def state(self) -> str:
+        """How far the run came, with why or where it ended."""
+        if self.status == "finished":
+            return "finished"
+        if self.status == "diverged":
+            return f"diverged ({self.folder.diverged})"
         return f"unfinished, stopped after round {self.rows[-1]['round'] if self.rows else 0} of {self.recipe.rounds}"
 
     def last(self, name: str) -> Any:
@@ -176,7 +183,7 @@ def empty_folders(paths: Iterable[str | Path]) -> list[Path]:
     out: dict[Path, None] = {}
     for path in map(Path, paths):
         below = sorted(p for pattern in ("*", "*/*") for p in path.glob(pattern))
-        inside = [p for p in below if not (p.parent / "config.yaml").exists() and ".flower" not in str(p)]
+        inside = [p for p in below if not (p.parent / CONFIG).exists() and ".flower" not in str(p)]
         out |= dict.fromkeys(p for p in [path, *inside] if _empty(p))
     return list(out)
 

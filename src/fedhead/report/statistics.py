@@ -43,6 +43,11 @@ class Paired:
     p_t: float | None
     p_wilcoxon: float | None
 
+    @property
+    def why_no_interval(self) -> str:
+        """What a table says in place of an interval that is None."""
+        return "one pair: none" if self.count == 1 else "all equal: none"
+
 
 @dataclass(frozen=True)
 class Matched(Generic[K]):

@@ -34,12 +34,8 @@ class TableRow:
     label: str
     accuracy: list[float]
     personal: list[float]
-    per_class: list[list[float | None]]
     seeds: list[int]
     uncounted: str  # what else there is, such as "1 unfinished, 1 diverged"
-    megabytes: float | None  # total traffic, mean over seeds
-    client_kilobytes: float | None  # traffic of one client in one round
-    seconds: float | None
 
 
 def group_by_seed(runs: Sequence[Run]) -> list[Group]:
@@ -154,33 +150,26 @@ def table_rows(groups: Iterable[Group]) -> list[TableRow]:
             if finished:
                 prefix = f"stage.{stage}."
                 own = {k.removeprefix(prefix): v for k, v in g.stage_settings.items() if k.startswith(prefix)}
-                out.append(_table_row(f"{g.label} + {_label(stage, own)}", finished, metrics, training=False))
+                out.append(_table_row(f"{g.label} + {_label(stage, own)}", finished, metrics))
     return out
 
 
 def _uncounted(runs: Sequence[Run]) -> str:
     """Count runs without a result by why they have none."""
-    counts = {word: sum(run.state.startswith(word) for run in runs) for word in ("unfinished", "diverged")}
+    counts = {word: sum(run.status == word for run in runs) for word in ("unfinished", "diverged")}
     return ", ".join(f"{count} {word}" for word, count in counts.items() if count)
 
 
 _METRICS = ("accuracy", "personal", "per_class")
 
 
-def _table_row(label: str, runs: list[Run], metrics: list[Row], training: bool = True, uncounted: str = "") -> TableRow:
-    traffic = [sum(row["bytes_up"] + row["bytes_down"] for row in run.rows) / 1e6 for run in runs]
-    took_part = sum(row.get("participants", 0) for run in runs for row in run.rows)
-    seconds = [sum(row["seconds"] for row in run.rows) for run in runs]
+def _table_row(label: str, runs: list[Run], metrics: list[Row], uncounted: str = "") -> TableRow:
     return TableRow(
         label=label,
         accuracy=[f["accuracy"] for f in metrics if f["accuracy"] is not None],
         personal=[f["personal"] for f in metrics if f["personal"] is not None],
-        per_class=[f["per_class"] for f in metrics if f["per_class"]],
         seeds=[run.recipe.seed for run in runs],
         uncounted=uncounted,
-        megabytes=statistics.fmean(traffic) if training and traffic else None,
-        client_kilobytes=1e3 * sum(traffic) / took_part if training and took_part else None,
-        seconds=statistics.fmean(seconds) if training and seconds else None,
     )
 
 
@@ -194,12 +183,3 @@ def mean_std(values: Sequence[float]) -> str:
         return "–"
     mean = f"{statistics.fmean(values):.2f}"
     return f"{mean} ± {statistics.stdev(values):.2f}" if len(values) > 1 else mean
-
-
-def class_means(row: TableRow) -> list[float | None]:
-    """Return the accuracy of each class, averaged over seeds."""
-    out: list[float | None] = []
-    for column in zip(*row.per_class, strict=True):
-        present = [v for v in column if v is not None]
-        out.append(statistics.fmean(present) if present else None)
-    return out

@@ -10,13 +10,12 @@ from typing import Any
 import numpy as np
 
 from fedhead.engine.metrics import Row
-from fedhead.report.charts import Chart, axis, distinct, lines, mark, round_axis, text
+from fedhead.report.charts import POINTS, Chart, axis, distinct, lines, mark, round_axis, text
 from fedhead.report.content import Content, Entry
 from fedhead.report.markup import Cell, Section, chart, choice, folded, identifier, legend, panels, table
 from fedhead.report.runs import Run
 from fedhead.report.style import COLORS
 
-POINTS = 250  # that one curve has at most
 FOLDED = 10  # rows of a table that is shown on demand only
 
 

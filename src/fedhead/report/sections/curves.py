@@ -2,32 +2,27 @@
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
-
 from fedhead.engine.metrics import Row
-from fedhead.report.charts import HEIGHT, Chart, axis, lines, mark, round_axis, text
-from fedhead.report.content import METRICS, Content, in_order, worded
+from fedhead.report.charts import HEIGHT, POINTS, Chart, axis, lines, mark, round_axis, text
+from fedhead.report.content import Content
+from fedhead.report.histories import aligned
 from fedhead.report.markup import Section, chart, choice, identifier, legend, panels
-from fedhead.report.runs import Run
-
-POINTS = 250  # that one curve has at most
+from fedhead.report.metric_names import METRICS, in_order, metric_label
 
 
 def section(content: Content) -> Section | None:
     """Return the curves of every metric that rounds recorded, of which the reader chooses."""
-    history = {id(run): {row["round"]: _numbers(row) for row in run.rows} for run in content.runs}
-    order = in_order(name for rounds in history.values() for found in rounds.values() for name in found)
+    order = in_order(name for run in content.runs for row in run.rows for name in _numbers(row))
     if not order:
         return None
     figures = []
     for number, column in enumerate(content.columns):
-        charts = {name: found for name in order if (found := _panel(content, column, name, history)) is not None}
+        charts = {name: found for name in order if (found := _panel(content, column, name)) is not None}
         if charts:
             title = column if len(content.columns) > 1 else ""
             label = f"Learning curves, {column}"
             figures.append(chart(identifier("curve", number), "curves", charts, label, title))
-    shown = {name: worded(name) for name in order}
+    shown = {name: metric_label(name) for name in order}
     stages = _stages(content)
     remark = (
         f"<p>Line: mean over seeds; band: one standard deviation{stages}. Thin lines: runs that did not finish.</p>"
@@ -40,7 +35,7 @@ def _stages(content: Content) -> str:
     return f"; marks at the end: after {', '.join(map(text, content.symbols))}" if content.symbols else ""
 
 
-def _panel(content: Content, column: str, metric: str, history: dict[int, dict[int, dict[str, float]]]) -> Chart | None:
+def _panel(content: Content, column: str, metric: str) -> Chart | None:
     data = []
     last = 0
     for entry in content.of(column):
@@ -53,37 +48,21 @@ def _panel(content: Content, column: str, metric: str, history: dict[int, dict[i
             data += [mark(entry.label, x, found, look, content.symbols[entry.stage], entry.method)] if found else []
             continue
         last = max([last, *(len(run.rows) for run in (*entry.runs, *entry.unfinished))])
-        rounds, values = _aligned([history[id(run)] for run in entry.runs], metric)
+        rounds, values = aligned([run.rows for run in entry.runs], metric, POINTS)
         if len(rounds):
             spread = values.std(axis=0, ddof=1).tolist() if len(values) > 1 else None
             data += lines(entry.method, rounds.tolist(), values.mean(axis=0).tolist(), spread, look)
         for run in entry.unfinished:
-            rounds, values = _aligned([history[id(run)]], metric)
-            name = f"{entry.method}, seed {run.recipe.seed}, {_why(run)}"
+            rounds, values = aligned([run.rows], metric, POINTS)
+            name = f"{entry.method}, seed {run.recipe.seed}, {run.status}"
             if len(rounds):
                 data += lines(name, rounds.tolist(), values[0].tolist(), None, look, thin=True, key=entry.method)
     if not data:
         return None
-    return Chart(data, {"xaxis": round_axis(last), "yaxis": axis(worded(metric)), "height": HEIGHT})
+    return Chart(data, {"xaxis": round_axis(last), "yaxis": axis(metric_label(metric)), "height": HEIGHT})
 
 
 def _numbers(row: Row) -> dict[str, float]:
     """Return what a round or a stage measured."""
     found = {name: row[name] for name in METRICS if row.get(name) is not None}
     return found | {name: value for name, value in (row.get("metrics") or {}).items() if value is not None}
-
-
-def _why(run: Run) -> str:
-    return run.state.partition(" ")[0].strip(",")
-
-
-def _aligned(
-    histories: list[dict[int, dict[str, float]]], metric: str
-) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Return the rounds in which every run has the metric, and its values [runs, rounds]; long ones are thinned."""
-    found = [{r: values[metric] for r, values in rounds.items() if metric in values} for rounds in histories]
-    found = [one for one in found if one]
-    common = sorted(set.intersection(*(set(one) for one in found))) if found else []
-    if len(common) > POINTS:
-        common = [common[i] for i in np.unique(np.linspace(0, len(common) - 1, POINTS).round().astype(int))]
-    return np.array(common, dtype=np.int64), np.array([[one[r] for r in common] for one in found], dtype=np.float64)

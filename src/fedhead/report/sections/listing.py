@@ -5,8 +5,9 @@ from __future__ import annotations
 import shlex
 from html import escape
 
-from fedhead.report.content import Content, first_words, worded
+from fedhead.report.content import Content, first_words
 from fedhead.report.markup import Cell, Section, folded, identifier, table, words
+from fedhead.report.metric_names import metric_label
 from fedhead.report.runs import Run
 
 FEW = 6  # runs whose details are listed one below the other
@@ -34,7 +35,7 @@ def section(content: Content) -> Section | None:
         )
     for path, why in content.broken.items():
         body.append([str(path), "–", "–", "–", f"broken: {first_words(why)}", "–", "–", "–"])
-    head = ["run", "method", "data", "seed", "state", "rounds", worded(metric), "fedhead"]
+    head = ["run", "method", "data", "seed", "state", "rounds", metric_label(metric), "fedhead"]
     listed = table("runs-table", head, body, wordy=(2, 4))
     details = "".join(_details(run) for run in content.runs)
     if len(content.runs) > FEW:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from fedhead.experiment.published import published_for
 from fedhead.report.comparison_table import ComparisonTable
-from fedhead.report.content import Content, Entry, worded
+from fedhead.report.content import Content, Entry
 from fedhead.report.markup import Cell, Section, blocks, choice, table
+from fedhead.report.metric_names import metric_label
 
 BASELINES = 8  # among which a reader chooses
 
@@ -42,8 +43,8 @@ def _pivot(content: Content, metric: str, id: str) -> str:
     count = "" if found.count is None else f"; n = {found.count} in every cell"
     order = "lowest" if found.better == "min" else "highest"
     caption = (
-        f"{worded(metric)}, mean ± standard deviation over the seeds that finished{count}; bold: the {order} of its "
-        "column, with all ties"
+        f"{metric_label(metric)}, mean ± standard deviation over the seeds that finished{count}; bold: the {order} of "
+        "its column, with all ties"
     )
     return table(id, ["method", *content.columns], body, caption)
 
@@ -96,7 +97,7 @@ def _gains(found: ComparisonTable, id: str) -> str:
                 line.append("–")
                 continue
             paired = gain.paired
-            note, sure = "1 pair: no interval", False
+            note, sure = paired.why_no_interval, False
             if paired.interval is not None:
                 low, high = paired.interval
                 sure = low > 0 or high < 0
@@ -105,8 +106,8 @@ def _gains(found: ComparisonTable, id: str) -> str:
             line.append(Cell(found.number(paired.mean, sign=True), paired.mean, sure, note))
         body.append(line)
     caption = (
-        f"{worded(found.metric)} minus that of {found.pivot.rows[found.baseline]}: mean of the differences of the same "
-        f"seed and split, its {found.level:.0%} interval, and p of the paired t-test, corrected by Holm over this "
-        "table; bold: the interval leaves out 0"
+        f"{metric_label(found.metric)} minus that of {found.pivot.rows[found.baseline]}: mean of the differences of "
+        f"the same seed and split, its {found.level:.0%} interval, and p of the paired t-test, corrected by Holm over "
+        "this table; bold: the interval leaves out 0"
     )
     return table(id, ["method", *found.pivot.headings()], body, caption)

@@ -1,0 +1,36 @@
+"""Values of a metric over the rounds: of one run, and of several in the rounds that they have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def values_by_round(rows: Sequence[Mapping[str, Any]], metric: str) -> dict[int, float]:
+    """Return the values of a metric, or of any number that rounds record, by round."""
+    found = {r["round"]: r.get(metric, (r.get("metrics") or {}).get(metric)) for r in rows}
+    return {number: value for number, value in found.items() if value is not None}
+
+
+def aligned(
+    histories: Sequence[Sequence[Mapping[str, Any]]], metric: str, most: int | None = None
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Return the rounds in which every run has a metric, and its values; runs that never have it do not count.
+
+    Args:
+        histories: The records of each run's rounds.
+        metric: Which value.
+        most: How many rounds are kept, evenly spread; None: all.
+
+    Returns:
+        The rounds, and the values [runs, rounds].
+    """
+    found = [values for rows in histories if (values := values_by_round(rows, metric))]
+    common = sorted(set.intersection(*map(set, found))) if found else []
+    if most is not None and len(common) > most:
+        common = [common[i] for i in np.unique(np.linspace(0, len(common) - 1, most).round().astype(int))]
+    table = np.array([[each[r] for r in common] for each in found], dtype=np.float64)
+    return np.array(common, dtype=np.int64), table
