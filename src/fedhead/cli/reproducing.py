@@ -14,6 +14,7 @@ import typer
 from fedhead.cli.app import app
 from fedhead.cli.options import Assignments, DataFolder, Device, ExecutorName, Precision, numbers, words
 from fedhead.cli.output import console, interruptible
+from fedhead.cli.several_devices import Devices, run_on_each
 from fedhead.core.errors import BadInput
 
 if TYPE_CHECKING:
@@ -59,6 +60,10 @@ def reproduce(
     out: Annotated[Path | None, typer.Option(help="Where its runs go. [default: runs/PAPER/TABLE]")] = None,
     data: DataFolder = None,
     device: Device = "auto",
+    devices: Devices = None,
+    shard: Annotated[
+        str | None, typer.Option(metavar="K/N", help="Only the K-th of N parts, as one job of an array.")
+    ] = None,
     executor: ExecutorName = "auto",
     precision: Annotated[Precision, typer.Option(help="What to compute in.")] = Precision.fp32,
     together: Annotated[
@@ -108,6 +113,8 @@ def reproduce(
     if upcoming is not None:
         if table is not None:
             raise BadInput(f"--next chooses over all tables: leave {table!r} out, or give it without --next")
+        if devices is not None or shard is not None:
+            raise BadInput("--next chooses by what is missing now: --devices and --shard are for one table")
         from fedhead.experiment.reproduce import reproduce_next
         from fedhead.experiment.run import Settings
 
@@ -139,7 +146,12 @@ def reproduce(
         return
     from fedhead.experiment.reproduce import reproduce as run_table
     from fedhead.experiment.run import Settings
+    from fedhead.experiment.sweep import read_shard
 
+    if devices is not None:
+        with interruptible(lambda: _STOPPED):
+            run_on_each(devices, device=device, shard=shard)
+        minutes = 0  # all is done: what follows only prints the table
     folder = out or Path("runs") / (table if scale is Scale.full else f"{table}-small")
     with interruptible(lambda: _STOPPED):
         result = run_table(
@@ -155,6 +167,7 @@ def reproduce(
             minutes=minutes,
             settings=Settings(*settings),
             together=together,
+            shard=None if shard is None else read_shard(shard),
             log=_log,
         )
     if as_json:

@@ -13,6 +13,7 @@ import typer
 from fedhead.cli.app import app
 from fedhead.cli.options import Assignments, DataFolder, Device, ExecutorName, Precision, numbers
 from fedhead.cli.output import console, interruptible
+from fedhead.cli.several_devices import Devices, run_on_each
 from fedhead.core.errors import BadInput, FedheadError, machine_fault
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ def sweep(
     gpus_per_cell: Annotated[float, typer.Option(min=0, help="With Ray: the GPUs, or the share of one.")] = 0,
     data: DataFolder = None,
     device: Device = "auto",
+    devices: Devices = None,
     executor: ExecutorName = "auto",
     precision: Annotated[Precision, typer.Option(help="What to compute in.")] = Precision.fp32,
     together: Annotated[
@@ -97,6 +99,12 @@ def sweep(
         _list_cells(table, how_many, as_json)
         return
     settings = Settings(data, device, executor, precision.value)
+    if devices is not None:
+        if engine is EngineName.ray:
+            raise BadInput("--devices are those of this machine: leave --engine ray out")
+        with interruptible(lambda: f"stopped; {_GOES_ON}"):
+            run_on_each(devices, device=device, shard=shard)
+        minutes = 0  # all is done: what follows only prints the table
     try:
         with interruptible(lambda: f"stopped; {_GOES_ON}"):
             result = run_sweep(

@@ -59,6 +59,7 @@ class MeasureContext:
     together: bool | None = None  # train seeds and splits of a method in one stack; None: on a GPU where that is best
     log: Log = lambda _: None
     continue_on_error: bool = False  # whether the other runs are measured even if the first one fails
+    shard: tuple[int, int] | None = None  # which part of how many to run, (3, 16) for the third of sixteen
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,9 @@ def measure_all(repetitions: Sequence[Repetition], context: MeasureContext) -> i
     A run that fails is named and the others go on; its error is raised at the end, or at once if it is the first.
     """
     trainings = _trainings(repetitions, context)
+    if context.shard is not None:
+        own = _own_part(repetitions, context, *context.shard)
+        trainings = {path: training for path, training in trainings.items() if path in own}
     done, failures = 0, list[FedheadError]()
     recipes = {path: training.recipe for path, training in trainings.items()}
     for number, paths in group_trainings(recipes, context.together, select.device(context.settings.device)):
@@ -98,6 +102,13 @@ def measure_all(repetitions: Sequence[Repetition], context: MeasureContext) -> i
     if done < len(trainings):
         context.log(f"the time is up: {len(trainings) - done} of {len(trainings)} runs are left")
     return len(trainings) - done
+
+
+def _own_part(repetitions: Sequence[Repetition], context: MeasureContext, number: int, count: int) -> set[Path]:
+    """Return the folders of a part of all trainings; whether they are measured already does not matter."""
+    every = {folder(context.out, r.recipe): r.recipe for r in repetitions}
+    groups = group_trainings(every, context.together, select.device(context.settings.device))
+    return {path for place, (_, paths) in enumerate(groups) if place % count == number - 1 for path in paths}
 
 
 def _trainings(repetitions: Sequence[Repetition], context: MeasureContext) -> dict[Path, Training]:

@@ -34,6 +34,7 @@ def reproduce(
     minutes: float | None = None,
     settings: Settings | None = None,
     together: bool | None = None,
+    shard: tuple[int, int] | None = None,
     log: Log = lambda _: None,
 ) -> TableResult:
     """Run what is not there yet of a table, and write table.json and table.csv into the folder `out`.
@@ -54,6 +55,7 @@ def reproduce(
         settings: Device, executor, precision and data folder.
         together: Whether seeds and splits of a method train in one stack, each to its own single run's results;
             None: on a GPU, where a stack is fastest.
+        shard: Which part of how many to run, (3, 16) for the third of sixteen; None: all.
         log: Called with a line about each run that begins.
 
     Returns:
@@ -75,7 +77,7 @@ def reproduce(
         cells = changed
     _validate(cells)
     planned = [r for cell in cells for r in repetitions(table.name, cell, scale, seeds, splits)]
-    context = MeasureContext(out, Results(results), settings, TimeBudget(minutes), together, log)
+    context = MeasureContext(out, Results(results), settings, TimeBudget(minutes), together, log, shard=shard)
     planned.sort(key=lambda r: (r.recipe.seed, r.split))  # so that a table that is stopped early has every cell
     left = measure_all(planned, context)
     found: dict[str, list[Measurement]] = {}
