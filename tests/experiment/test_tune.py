@@ -29,6 +29,7 @@ from fedhead.experiment.recipe import Recipe, load
 from fedhead.experiment.run import execute
 from fedhead.experiment.search_space import with_values
 from fedhead.experiment.study import Study
+from fedhead.report import tuning_plots
 
 pytest.importorskip("optuna")
 from sqlalchemy.exc import OperationalError
@@ -205,6 +206,16 @@ def test_without_optuna_the_extra_is_named(planted: Recipe, tmp_path: Path, monk
     with pytest.raises(fh.BadInput, match=r"fedhead\[tune\]"):
         fh.tune(planted, "lr=log(0.01, 0.1)", out=tmp_path / "s", trials=1)
     assert not (tmp_path / "s").exists()
+
+
+@pytest.mark.parametrize(("objective", "high"), [("accuracy", True), ("loss", False), ("ece", False), ("f1", True)])
+def test_figures_take_low_values_for_good_where_the_objective_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, objective: str, high: bool
+) -> None:
+    seen: list[bool] = []
+    monkeypatch.setattr(tuning_plots, "save", lambda folder, maximizes: seen.append(maximizes) or [])
+    assert call(["tune", "--show", str(tmp_path), "--objective", objective]) == 0
+    assert seen == [high]
 
 
 @pytest.mark.slow

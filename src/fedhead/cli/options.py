@@ -20,6 +20,16 @@ ColumnWidth = Annotated[int, typer.Option(min=1, max=2, help="Columns of a page 
 ExecutorName = Annotated[
     str, typer.Option(help="loop: clients one by one; stack; lanes: one GPU stream each; auto; or your own.")
 ]
+Minutes = Annotated[float | None, typer.Option(min=0, help="Begin no run that is not likely to end in this time.")]
+Shard = Annotated[str | None, typer.Option(metavar="K/N", help="Only the K-th of N parts, as one job of an array.")]
+Together = Annotated[
+    bool | None,
+    typer.Option(
+        "--together/--one-by-one",
+        help="Train a method's seeds and splits in one stack. [default: on a GPU, where a stack is fastest]",
+        show_default=False,
+    ),
+]
 
 
 class TransportName(StrEnum):
@@ -35,6 +45,9 @@ class Precision(StrEnum):
     fp32 = "fp32"
     tf32 = "tf32"
     bf16 = "bf16"
+
+
+PrecisionName = Annotated[Precision, typer.Option(help="What to compute in.")]
 
 
 def words(text: str) -> list[str]:

@@ -60,6 +60,9 @@ def print_tables(tables: list[TextTable]) -> None:
         console().print(shown)
 
 
+GOES_ON = "the same command goes on where it stopped"
+
+
 class Stopped(Exception):
     """The user interrupted a command; the message says how to go on."""
 

@@ -12,17 +12,26 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedhead.cli.app import app
-from fedhead.cli.options import Assignments, DataFolder, Device, ExecutorName, Precision, numbers, words
-from fedhead.cli.output import console, interruptible
+from fedhead.cli.options import (
+    Assignments,
+    DataFolder,
+    Device,
+    ExecutorName,
+    Minutes,
+    Precision,
+    PrecisionName,
+    Shard,
+    Together,
+    numbers,
+    words,
+)
+from fedhead.cli.output import GOES_ON, console, interruptible
 from fedhead.cli.several_devices import Devices, run_on_each
 from fedhead.core.errors import BadInput
 
 if TYPE_CHECKING:
     from fedhead.experiment.table_result import TableResult
     from fedhead.experiment.tables import Cell
-
-
-_STOPPED = "stopped; the same command goes on where it stopped"
 
 
 class Scale(StrEnum):
@@ -48,9 +57,7 @@ def reproduce(
     results: Annotated[
         Path | None, typer.Option(help="Keep each result in this folder's CSV file; what it holds is not run again.")
     ] = None,
-    minutes: Annotated[
-        float | None, typer.Option(min=0, help="Begin no run that is not likely to end in this time.")
-    ] = None,
+    minutes: Minutes = None,
     upcoming: Annotated[
         str | None,
         typer.Option(
@@ -61,19 +68,10 @@ def reproduce(
     data: DataFolder = None,
     device: Device = "auto",
     devices: Devices = None,
-    shard: Annotated[
-        str | None, typer.Option(metavar="K/N", help="Only the K-th of N parts, as one job of an array.")
-    ] = None,
+    shard: Shard = None,
     executor: ExecutorName = "auto",
-    precision: Annotated[Precision, typer.Option(help="What to compute in.")] = Precision.fp32,
-    together: Annotated[
-        bool | None,
-        typer.Option(
-            "--together/--one-by-one",
-            help="Train a method's seeds and splits in one stack. [default: on a GPU, where a stack is fastest]",
-            show_default=False,
-        ),
-    ] = None,
+    precision: PrecisionName = Precision.fp32,
+    together: Together = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check and list the cells, run nothing.")] = False,
     summary: Annotated[
         bool, typer.Option("--summary", help="Write the --results folder's README.md and figure, run nothing.")
@@ -118,7 +116,7 @@ def reproduce(
         from fedhead.experiment.reproduce import reproduce_next
         from fedhead.experiment.run import Settings
 
-        with interruptible(lambda: _STOPPED):
+        with interruptible(lambda: f"stopped; {GOES_ON}"):
             reproduce_next(
                 out or Path("runs") / "next",
                 _required(results, "--next"),
@@ -149,11 +147,11 @@ def reproduce(
     from fedhead.experiment.sweep import read_shard
 
     if devices is not None:
-        with interruptible(lambda: _STOPPED):
+        with interruptible(lambda: f"stopped; {GOES_ON}"):
             run_on_each(devices, device=device, shard=shard)
         minutes = 0  # all is done: what follows only prints the table
     folder = out or Path("runs") / (table if scale is Scale.full else f"{table}-small")
-    with interruptible(lambda: _STOPPED):
+    with interruptible(lambda: f"stopped; {GOES_ON}"):
         result = run_table(
             found,
             folder,

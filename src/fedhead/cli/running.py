@@ -13,7 +13,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedhead.cli.app import app
-from fedhead.cli.options import Assignments, DataFolder, Device, ExecutorName, Precision, RecipeName, TransportName
+from fedhead.cli.options import (
+    Assignments,
+    DataFolder,
+    Device,
+    ExecutorName,
+    Precision,
+    PrecisionName,
+    RecipeName,
+    TransportName,
+)
 from fedhead.cli.output import interruptible, print_results
 from fedhead.core.errors import BadInput, Diverged
 from fedhead.report.progress import progress
@@ -42,7 +51,7 @@ def run(
     data: DataFolder = None,
     device: Device = "auto",
     executor: ExecutorName = "auto",
-    precision: Annotated[Precision, typer.Option(help="What to compute in.")] = Precision.fp32,
+    precision: PrecisionName = Precision.fp32,
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads. [default: by the model's size]")] = None,
     transport: Annotated[
         TransportName, typer.Option(help="All clients in this process, or one process per client, on Flower.")

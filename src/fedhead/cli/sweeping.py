@@ -11,17 +11,25 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedhead.cli.app import app
-from fedhead.cli.options import Assignments, DataFolder, Device, ExecutorName, Precision, numbers
-from fedhead.cli.output import console, interruptible
+from fedhead.cli.options import (
+    Assignments,
+    DataFolder,
+    Device,
+    ExecutorName,
+    Minutes,
+    Precision,
+    PrecisionName,
+    Shard,
+    Together,
+    numbers,
+)
+from fedhead.cli.output import GOES_ON, console, interruptible
 from fedhead.cli.several_devices import Devices, run_on_each
 from fedhead.core.errors import BadInput, FedheadError, machine_fault
 
 if TYPE_CHECKING:
     from fedhead.experiment.sweep_table import SweepResult
     from fedhead.experiment.tables import Table
-
-
-_GOES_ON = "the same command goes on where it stopped"
 
 
 class EngineName(StrEnum):
@@ -41,12 +49,8 @@ def sweep(
     out: Annotated[
         Path | None, typer.Option(help="The sweep's folder. [default: runs/sweep-RECIPE-CODE, the code by the axes]")
     ] = None,
-    minutes: Annotated[
-        float | None, typer.Option(min=0, help="Begin no run that is not likely to end in this time.")
-    ] = None,
-    shard: Annotated[
-        str | None, typer.Option(metavar="K/N", help="Only the K-th of N parts, as one job of an array.")
-    ] = None,
+    minutes: Minutes = None,
+    shard: Shard = None,
     engine: Annotated[EngineName, typer.Option(help="This process, or the machines of a Ray cluster.")] = (
         EngineName.local
     ),
@@ -56,15 +60,8 @@ def sweep(
     device: Device = "auto",
     devices: Devices = None,
     executor: ExecutorName = "auto",
-    precision: Annotated[Precision, typer.Option(help="What to compute in.")] = Precision.fp32,
-    together: Annotated[
-        bool | None,
-        typer.Option(
-            "--together/--one-by-one",
-            help="Train a cell's seeds and splits in one stack. [default: on a GPU, where a stack is fastest]",
-            show_default=False,
-        ),
-    ] = None,
+    precision: PrecisionName = Precision.fp32,
+    together: Together = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check and list the cells, run nothing.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the table, or what is listed, as JSON.")] = False,
 ) -> None:
@@ -102,11 +99,11 @@ def sweep(
     if devices is not None:
         if engine is EngineName.ray:
             raise BadInput("--devices are those of this machine: leave --engine ray out")
-        with interruptible(lambda: f"stopped; {_GOES_ON}"):
+        with interruptible(lambda: f"stopped; {GOES_ON}"):
             run_on_each(devices, device=device, shard=shard)
         minutes = 0  # all is done: what follows only prints the table
     try:
-        with interruptible(lambda: f"stopped; {_GOES_ON}"):
+        with interruptible(lambda: f"stopped; {GOES_ON}"):
             result = run_sweep(
                 table,
                 out,
@@ -121,7 +118,7 @@ def sweep(
     except Exception as error:
         if (fault := machine_fault(error)) is None:
             raise
-        raise FedheadError(f"{fault}; {_GOES_ON}") from error
+        raise FedheadError(f"{fault}; {GOES_ON}") from error
     if as_json:
         print((result.folder / "table.json").read_text(encoding="utf-8"), end="")
     else:
@@ -129,7 +126,7 @@ def sweep(
     if result.failures:
         name, reason = next(iter(result.failures.items()))
         more = f" ({len(result.failures) - 1} more failed)" if len(result.failures) > 1 else ""
-        raise FedheadError(f"{name}: {reason}{more}; {_GOES_ON}")
+        raise FedheadError(f"{name}: {reason}{more}; {GOES_ON}")
 
 
 def _list_cells(table: Table, seeds: int | list[int] | None, as_json: bool) -> None:

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedhead.cli.app import app
-from fedhead.cli.options import Assignments, DataFolder, Device, Precision
+from fedhead.cli.options import Assignments, DataFolder, Device, Precision, PrecisionName
 from fedhead.cli.output import interruptible
 from fedhead.core.errors import BadInput
 
 if TYPE_CHECKING:
-    from fedhead.experiment.study import TrialRecord
+    from fedhead.experiment.trials import TrialRecord
 
 
 class Sampler(StrEnum):
@@ -73,7 +73,7 @@ def tune(
     seed: Annotated[int, typer.Option(min=0, help="Seed of the sampler.")] = 0,
     data: DataFolder = None,
     device: Device = "auto",
-    precision: Annotated[Precision, typer.Option(help="What to compute in.")] = Precision.fp32,
+    precision: PrecisionName = Precision.fp32,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print no line per trial.")] = False,
 ) -> None:
     """Search for the settings of a recipe that are best on validation samples; test samples are never read.
@@ -87,16 +87,15 @@ def tune(
       fedhead tune digits method=fedprox 'method.mu=log(1e-4, 1)' --objective f1 --sampler gp --out runs/mu
       fedhead tune --show runs/mu
     """
+    from fedhead.experiment.recipe import Recipe
     from fedhead.experiment.run import Settings
-    from fedhead.experiment.tune import OBJECTIVES
+    from fedhead.experiment.tune import direction_of
     from fedhead.experiment.tune import tune as search
     from fedhead.report import tuning_plots
 
-    lowest = direction is Direction.minimize or (
-        direction is None and OBJECTIVES.get(objective, ("", ""))[1] == "minimize"
-    )
     if show is not None:
-        for path in tuning_plots.save(show, not lowest):
+        shown = direction.value if direction is not None else direction_of(objective, Recipe())
+        for path in tuning_plots.save(show, shown == "maximize"):
             print(path)
         return
     if recipe is None:
@@ -131,15 +130,14 @@ def tune(
             on_trial=tell,
         )
     print(f"best        {objective} {found.value:.4f} on validation samples")
-    best = max((t for t in found.trials if t.state == "complete" and t.value == found.value), key=lambda t: -t.number)
-    for key, value in best.values.items():
+    for key, value in found.best.values.items():
         print(f"{key:<11} {_short(value)}")
     print(f"recipe      {folder / 'best.yaml'}\ntrials      {folder / 'trials.csv'}")
     if found.final is not None:
-        shown = {name: found.final[name] for name in ("accuracy", "personal") if found.final[name] is not None}
-        print("final       " + ", ".join(f"{name} {value:.2f} %" for name, value in shown.items()))
+        accuracies = {name: found.final[name] for name in ("accuracy", "personal") if found.final[name] is not None}
+        print("final       " + ", ".join(f"{name} {value:.2f} %" for name, value in accuracies.items()))
     if plot:
-        for path in tuning_plots.save(folder, not lowest):
+        for path in tuning_plots.save(folder, found.direction == "maximize"):
             print(f"figure      {path}")
 
 

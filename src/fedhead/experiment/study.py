@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import csv
 import errno
-import io
 import json
 import os
 import uuid
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fedhead.core.errors import BadInput, FedheadError, first_line, unknown
+from fedhead.core.treefile import atomic
 from fedhead.experiment.recipe import Recipe
 from fedhead.experiment.search_space import Dimension, with_values
+from fedhead.experiment.trials import TRIALS, TrialRecord, record, to_csv
 
-FILE, TRIALS, BEST = "study.db", "trials.csv", "best.yaml"
+FILE, BEST = "study.db", "best.yaml"
 _NAME = "fedhead"
 _BETWEEN_WORKERS = 7919  # between the seeds of two workers
 
@@ -32,29 +31,6 @@ def optuna() -> Any:
         raise BadInput(f"tuning needs Optuna ({error}): pip install 'fedhead[tune]'") from error
     found.logging.set_verbosity(found.logging.WARNING)
     return found
-
-
-@dataclass(frozen=True)
-class TrialRecord:
-    """A trial of a study.
-
-    Args:
-        number: Its number, from 0.
-        state: `complete`, `pruned`, `running`, `failed` or `waiting`.
-        value: What was reached; of a pruned trial the last value that was reported.
-        rounds: The rounds that were trained.
-        seconds: How long it took.
-        values: What was chosen, by key.
-        reason: Why it ended early.
-    """
-
-    number: int
-    state: str
-    value: float | None
-    rounds: int
-    seconds: float | None
-    values: Mapping[str, Any]
-    reason: str = ""
 
 
 class Study:
@@ -199,7 +175,7 @@ class Study:
     # -- results ----------------------------------------------------------------------------------
     def trials(self) -> list[TrialRecord]:
         """Return all trials, in order."""
-        return [_record(trial, self.space) for trial in self._study.get_trials(deepcopy=False)]
+        return [record(trial, self.space) for trial in self._study.get_trials(deepcopy=False)]
 
     @property
     def best(self) -> TrialRecord | None:
@@ -211,9 +187,11 @@ class Study:
     def write(self) -> None:
         """Write the table of the trials, and the best setting as a recipe."""
         with self._storage_errors(), self.locked():
-            _replace(self.folder / TRIALS, table(self.trials(), self.space))
+            with atomic(self.folder / TRIALS) as draft:
+                draft.write_text(to_csv(self.trials(), self.space), encoding="utf-8")
             if (best := self.best) is not None:
-                _replace(self.folder / BEST, with_values(self.recipe, dict(best.values)).to_yaml())
+                with atomic(self.folder / BEST) as draft:
+                    draft.write_text(with_values(self.recipe, dict(best.values)).to_yaml(), encoding="utf-8")
 
     # -- files ------------------------------------------------------------------------------------
     @contextmanager
@@ -238,37 +216,6 @@ class Study:
                     f"{full}: make room, then give the same command again, which goes on with the study"
                 ) from full
             raise BadInput(f"{self.folder / FILE} can't be used as a study ({first_line(cause)})") from error
-
-
-def table(trials: Sequence[TrialRecord], space: Sequence[Dimension]) -> str:
-    """Return trials as the text of a CSV file, one row each."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(["trial", "state", "value", "rounds", "seconds", *(one.key for one in space), "reason"])
-    for one in trials:
-        chosen = [one.values.get(key.key, "") for key in space]
-        seconds = "" if one.seconds is None else round(one.seconds, 2)
-        value = "" if one.value is None else one.value
-        writer.writerow([one.number, one.state, value, one.rounds, seconds, *chosen, one.reason])
-    return out.getvalue()
-
-
-_STATES = {"COMPLETE": "complete", "PRUNED": "pruned", "RUNNING": "running", "FAIL": "failed", "WAITING": "waiting"}
-
-
-def _record(trial: Any, space: Sequence[Dimension]) -> TrialRecord:
-    kinds = {one.key: one.kind for one in space}
-    values = {
-        key: json.loads(value) if kinds.get(key) == "choice" else value
-        for key, value in trial.params.items()
-        if key in kinds
-    }
-    last = max(trial.intermediate_values, default=0)
-    value = trial.value if trial.state.name == "COMPLETE" else trial.intermediate_values.get(last)
-    seconds = None if trial.duration is None else trial.duration.total_seconds()
-    return TrialRecord(
-        trial.number, _STATES[trial.state.name], value, last, seconds, values, trial.user_attrs.get("reason", "")
-    )
 
 
 def _samplers(found: Any) -> dict[str, Any]:
@@ -298,16 +245,6 @@ def _refuse_other(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any
         else:
             what = f"{name}: {before.get(name)}, not {now[name]}"
         raise BadInput(f"{folder} holds a study of another {what}; give the same command to join it, or another --out")
-
-
-def _replace(path: Path, text: str) -> None:
-    """Write a file in one step, so that readers never see half of it."""
-    part = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        part.write_text(text, encoding="utf-8")
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def _lock(file: Any, wait: bool = False) -> None:

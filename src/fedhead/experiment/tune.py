@@ -26,13 +26,15 @@ from fedhead.experiment.experiment import Experiment
 from fedhead.experiment.recipe import Recipe, load
 from fedhead.experiment.run import Settings, execute, threads_for
 from fedhead.experiment.search_space import Dimension, read_space, with_values
-from fedhead.experiment.study import Study, TrialRecord
+from fedhead.experiment.study import Study
 from fedhead.experiment.time_budget import TimeBudget
+from fedhead.experiment.trials import TrialRecord
 
+Direction = Literal["maximize", "minimize"]
 TOGETHER = 8  # trials side by side by default, where a stack is fastest
 VALIDATION = 0.15  # share of each client's training samples, as in the experiments of CCVR
 # Objectives that every run has, by their name in a round's record, and which values are good.
-OBJECTIVES: Mapping[str, tuple[str, str]] = {
+OBJECTIVES: Mapping[str, tuple[str, Direction]] = {
     "accuracy": ("accuracy", "maximize"),
     "loss": ("test_loss", "minimize"),
     "personal": ("personal", "maximize"),
@@ -52,16 +54,24 @@ class TuneResult:
     Args:
         folder: The study's folder.
         recipe: The best setting; `best.yaml` in the folder holds the same.
-        value: What it reached on validation samples.
+        best: The trial that reached the best value, the first of several.
+        direction: Whether high or low values are good, `maximize` or `minimize`.
         trials: All trials.
         final: Results of the final training on all training samples, tested on the test samples; None: there was none.
     """
 
     folder: Path
     recipe: Recipe
-    value: float
+    best: TrialRecord
+    direction: Direction
     trials: list[TrialRecord]
     final: Row | None = None
+
+    @property
+    def value(self) -> float:
+        """What the best setting reached on validation samples."""
+        assert self.best.value is not None, "of a complete trial"
+        return self.best.value
 
 
 def tune(
@@ -70,7 +80,7 @@ def tune(
     out: str | Path,
     trials: int = 20,
     objective: str = "accuracy",
-    direction: Literal["maximize", "minimize"] | None = None,
+    direction: Direction | None = None,
     sampler: str = "tpe",
     pruner: str = "median",
     validation: float | None = None,
@@ -126,12 +136,13 @@ def tune(
         raise BadInput("seeds: a trial trains one seed; give seed=0 in place of the list")
     share = check("validation", validation or base.validation or VALIDATION, Annotated[float, Above(0), Below(1)])
     search = _Search.make(base, space, objective, share, settings)
+    direction = direction or search.direction
     study = Study(
         Path(out),
         base,
         space,
         objective=objective,
-        direction=direction or search.direction,
+        direction=direction,
         sampler=sampler,
         pruner=pruner,
         seed=seed,
@@ -149,10 +160,30 @@ def tune(
         best, all_trials = study.best, study.trials()
     if best is None:
         raise Diverged(f"{out}: no trial has a result; search smaller learning rates, or look at its trials.csv")
-    assert best.value is not None, "of a complete trial"
     chosen = with_values(base, dict(best.values))
     result = execute(chosen, Path(out) / "final", replace(settings, executor="auto"), resume=True) if final else None
-    return TuneResult(Path(out), chosen, best.value, all_trials, result)
+    return TuneResult(Path(out), chosen, best, direction, all_trials, result)
+
+
+def direction_of(objective: str, recipe: Recipe) -> Direction:
+    """Return whether high or low values of an objective are good.
+
+    Args:
+        objective: One of `OBJECTIVES`, or a metric.
+        recipe: Whose folders and objective decide what a metric's name means.
+
+    Raises:
+        BadInput: If there is no such metric.
+
+    >>> direction_of("personal_loss", Recipe()), direction_of("f1", Recipe())
+    ('minimize', 'maximize')
+    """
+    if objective in OBJECTIVES:
+        return OBJECTIVES[objective][1]
+    found = metric_registry.find([objective], recipe.folders, recipe.objective or "multiclass")
+    if objective not in found:
+        raise unknown("objective", objective, [*OBJECTIVES, *found])
+    return "minimize" if found[objective].better == "min" else "maximize"
 
 
 class _Pruned(Exception):
@@ -165,7 +196,7 @@ class _Search:
 
     recipe: Recipe
     objective: str
-    direction: str
+    direction: Direction
     share: float
     settings: Settings
     data: dict[str, Federation]  # by what decides it
@@ -175,16 +206,9 @@ class _Search:
         cls, recipe: Recipe, space: Sequence[Dimension], objective: str, share: float, settings: Settings
     ) -> _Search:
         """Check what is searched: both ends of each range, and every choice."""
-        if objective in OBJECTIVES:
-            direction = OBJECTIVES[objective][1]
-        else:
-            if objective not in recipe.metrics:
-                recipe = replace(recipe, metrics=(*recipe.metrics, objective))
-            found = metric_registry.find(recipe.metrics, recipe.folders, recipe.objective or "multiclass")
-            if objective not in found:
-                raise unknown("objective", objective, [*OBJECTIVES, *found])
-            direction = "minimize" if found[objective].better == "min" else "maximize"
-        made = cls(recipe, objective, direction, share, settings, {})
+        if objective not in OBJECTIVES and objective not in recipe.metrics:
+            recipe = replace(recipe, metrics=(*recipe.metrics, objective))
+        made = cls(recipe, objective, direction_of(objective, recipe), share, settings, {})
         first = {one.key: one.values[0] for one in space}
         for one in space:
             for value in one.values:

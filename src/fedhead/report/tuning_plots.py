@@ -14,9 +14,9 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from fedhead.core.errors import BadInput
-from fedhead.report.style import COLORS
-
-_OWN = ("trial", "state", "value", "rounds", "seconds", "reason")  # columns that are no keys
+from fedhead.experiment.trials import COLUMNS, TRIALS
+from fedhead.report import style
+from fedhead.report.style import COLORS, styled
 
 
 @dataclass(frozen=True)
@@ -62,19 +62,20 @@ def read(folder: Path, maximizes: bool = True) -> Trials:
     Raises:
         BadInput: If there is no such table, or fewer than two trials have ended.
     """
-    path = folder / "trials.csv"
+    path = folder / TRIALS
     if not path.is_file():
         raise BadInput(f"{path} is not there: give the folder of a study, as fedhead tune wrote it")
     with path.open(encoding="utf-8", newline="") as file:
         reader = csv.DictReader(file)
         rows = tuple(reader)
-    keys = tuple(name for name in reader.fieldnames or () if name not in _OWN)
+    keys = tuple(name for name in reader.fieldnames or () if name not in COLUMNS)
     found = Trials(keys, rows, maximizes)
     if len(found.complete) < 2:
         raise BadInput(f"{path}: figures need at least two complete trials, there are {len(found.complete)}")
     return found
 
 
+@styled
 def best_so_far(trials: Trials) -> Figure:
     """Draw each trial's value, and the best up to it."""
     figure, axes = _figure("trial", "value")
@@ -83,10 +84,11 @@ def best_so_far(trials: Trials) -> Figure:
     best = np.maximum.accumulate(values) if trials.maximizes else np.minimum.accumulate(values)
     axes.scatter(numbers, values, s=14, color=COLORS[0], label="trial")
     axes.step(numbers, best, where="post", color=COLORS[1], label="best so far")
-    axes.legend(frameon=False)
+    axes.legend()
     return figure
 
 
+@styled
 def slices(trials: Trials) -> Figure:
     """Draw the value against each key."""
     figure = Figure(figsize=(3.2 * len(trials.keys), 3), layout="constrained")
@@ -103,6 +105,7 @@ def slices(trials: Trials) -> Figure:
     return figure
 
 
+@styled
 def parallel_coordinates(trials: Trials) -> Figure:
     """Draw each trial as a line through its values of all keys, darker the better it is."""
     figure, axes = _figure("", "")
@@ -120,6 +123,7 @@ def parallel_coordinates(trials: Trials) -> Figure:
     return figure
 
 
+@styled
 def importance(trials: Trials) -> Figure:
     """Draw how much of the values' variance each key explains in a random forest."""
     from sklearn.ensemble import RandomForestRegressor
@@ -156,7 +160,7 @@ def save(folder: Path, maximizes: bool = True, formats: Sequence[str] = ("png", 
         figure = draw(trials)
         for ending in formats:
             made.append(folder / f"{name}.{ending}")
-            figure.savefig(made[-1], dpi=150)
+            style.save(figure, made[-1])
     return made
 
 

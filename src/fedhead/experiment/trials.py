@@ -1,0 +1,73 @@
+"""The trials of a study: what each chose and reached, and their table."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedhead.experiment.search_space import Dimension
+
+TRIALS = "trials.csv"
+COLUMNS = ("trial", "state", "value", "rounds", "seconds", "reason")  # the keys that are searched stand before the last
+_STATES = {"COMPLETE": "complete", "PRUNED": "pruned", "RUNNING": "running", "FAIL": "failed", "WAITING": "waiting"}
+
+
+@dataclass(frozen=True)
+class TrialRecord:
+    """A trial of a study.
+
+    Args:
+        number: Its number, from 0.
+        state: `complete`, `pruned`, `running`, `failed` or `waiting`.
+        value: What was reached; of a pruned trial the last value that was reported.
+        rounds: The rounds that were trained.
+        seconds: How long it took.
+        values: What was chosen, by key.
+        reason: Why it ended early.
+    """
+
+    number: int
+    state: str
+    value: float | None
+    rounds: int
+    seconds: float | None
+    values: Mapping[str, Any]
+    reason: str = ""
+
+
+def to_csv(trials: Sequence[TrialRecord], space: Sequence[Dimension]) -> str:
+    """Return trials as the text of a CSV file, one row each."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow([*COLUMNS[:-1], *(one.key for one in space), COLUMNS[-1]])
+    for one in trials:
+        chosen = [one.values.get(dimension.key, "") for dimension in space]
+        seconds = "" if one.seconds is None else round(one.seconds, 2)
+        value = "" if one.value is None else one.value
+        writer.writerow([one.number, one.state, value, one.rounds, seconds, *chosen, one.reason])
+    return out.getvalue()
+
+
+def record(trial: Any, space: Sequence[Dimension]) -> TrialRecord:
+    """Return what a trial of Optuna chose and reached.
+
+    Args:
+        trial: Optuna's frozen trial.
+        space: The keys that are searched; others are left out.
+    """
+    kinds = {one.key: one.kind for one in space}
+    values = {
+        key: json.loads(value) if kinds.get(key) == "choice" else value
+        for key, value in trial.params.items()
+        if key in kinds
+    }
+    last = max(trial.intermediate_values, default=0)
+    value = trial.value if trial.state.name == "COMPLETE" else trial.intermediate_values.get(last)
+    seconds = None if trial.duration is None else trial.duration.total_seconds()
+    return TrialRecord(
+        trial.number, _STATES[trial.state.name], value, last, seconds, values, trial.user_attrs.get("reason", "")
+    )
