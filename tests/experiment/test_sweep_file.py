@@ -7,8 +7,11 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import yaml
 
+import fedhead as fh
 from fedhead.cli import call
 from fedhead.core.errors import BadInput
 from fedhead.experiment.sweep_file import plan
@@ -108,6 +111,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"method": ["fedprox", "fedprox(mu=0.01)"], "method.mu": [0.01]}, "are the same"),
     ({"method": ["fedprox(0.1)"]}, "name the parameters, as in fedprox"),
     ({"lr": [0.1], "stage.ccvr.samples": 5}, "no cell has the stage 'ccvr'"),
+    (["lr"], "axes: ['lr'] is not keys with values"),  # type: ignore[list-item]  # what Python's users may give
+    ({5: [1, 2]}, "unknown key '5'"),  # type: ignore[dict-item]
     ({"stages": [["ccvr"]], "stage.cvcr.samples": 5}, "unknown stage 'cvcr': did you mean 'ccvr'"),
 ]
 
@@ -157,7 +162,8 @@ def test_bad_files_are_refused_in_one_line(text: str, message: str, tmp_path: Pa
         (["--shard", "0/4"], "--shard 0/4: there is no such shard; the first is 1/4"),
         (["--shard", "5/4"], "--shard 5/4: there is no such shard"),
         (["--shard", "three"], "write which of how many, such as 3/16"),
-        (["--seeds", "0"], "--seeds 0: at least 1"),
+        (["--seeds", "0"], "seeds: 0 is neither how many"),
+        (["--minutes", "nan"], "minutes: nan is not finite"),
         (["lr=[0.3]"], "lr is given twice"),
         (["--gpus-per-cell", "1"], "add --engine ray"),
         (["method.nu=3"], "method.nu"),
@@ -171,6 +177,37 @@ def test_bad_options_are_refused_in_one_line(
     assert message in said
     assert said.count("\n") == 1
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("seeds", [[], [1, 1], 2.5, "a", [-1], True])
+def test_seeds_that_are_none_are_refused(seeds: Any) -> None:
+    with pytest.raises(BadInput, match=re.escape(f"seeds: {seeds!r} is neither how many")):
+        sweep_cells(plan("digits", {"lr": [0.1, 0.2]}), seeds)
+
+
+@pytest.mark.parametrize("values", [np.array([0.1, 0.2]), [np.float64(0.1), np.float64(0.2)]])
+def test_values_and_seeds_of_numpy_are_numbers(values: Any) -> None:
+    found = sweep_cells(plan("digits", {"lr": values, "rounds": np.int64(3)}), np.arange(2))  # type: ignore[arg-type]
+    assert [cell.name for cell in found] == ["lr=0.1", "lr=0.2"]
+    assert yaml.safe_load(next(iter(found[0].runs.values())).to_yaml())["rounds"] == 3
+
+
+def test_shards_in_python_are_texts() -> None:
+    with pytest.raises(BadInput, match="write which of how many"):
+        fh.sweep("digits", {"lr": [0.1, 0.2]}, shard=(1, 3))  # type: ignore[arg-type]
+
+
+def test_the_file_in_a_sweeps_folder_is_that_sweep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--minutes", "0", "--out", str(tmp_path / "out")]
+    assert call(["sweep", str(grid(tmp_path)), "rounds=3", *words]) == 0
+    before = (tmp_path / "out" / "table.csv").read_text()
+    assert call(["sweep", str(tmp_path / "out" / "sweep.yaml"), *words]) == 0, capsys.readouterr().err
+    assert (tmp_path / "out" / "table.csv").read_text() == before
+
+
+def test_a_folder_that_no_one_can_make_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(["sweep", "digits", "lr=[0.1,0.2]", "--minutes", "0", "--out", "/proc/sweep"]) == 2
+    assert "/proc/sweep can't be written to" in capsys.readouterr().err
 
 
 def test_a_sweeps_file_is_no_recipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

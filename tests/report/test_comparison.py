@@ -197,6 +197,12 @@ def test_a_run_that_is_there_twice_counts_once() -> None:
     ]
 
 
+def test_runs_of_a_sweep_over_stages_share_their_training_without_a_word() -> None:
+    again = one(60.0, stages=["ridge"], **{"stage.ridge.alpha": 2.0})
+    assert compare([one(60.0, stages=["ccvr"]), again]).notes == compare([one(60.0)]).notes
+    assert any("another result" in note for note in compare([one(60.0, stages=["ccvr"]), one(61.0)]).notes)
+
+
 def test_ranks_are_over_the_settings_that_all_methods_have() -> None:
     values = {
         (method, f"dirichlet({alpha})"): [50.0 + 2 * i + alpha]
@@ -324,6 +330,15 @@ def test_runs_in_folders_are_compared_and_those_that_do_not_count_are_named(own_
     assert "empty is empty" in notes
     assert found.results["pairs"].dropna().tolist() == [2, 2]
     assert "scaffold" in found._repr_html_()
+
+
+def test_a_run_whose_split_is_gone_does_not_count(own_folders: Path) -> None:
+    before = fh.compare(own_folders).table
+    shutil.copytree(own_folders / "fedavg-digits-1", own_folders / "copy")
+    (own_folders / "copy" / "partition.npz").unlink()
+    found = fh.compare(own_folders)
+    assert found.table.equals(before)
+    assert any("copy does not count: its partition.npz is gone" in note for note in found.notes)
 
 
 def test_versions_of_runs_are_named_where_they_differ(own_folders: Path) -> None:

@@ -11,13 +11,16 @@ import hashlib
 import json
 import re
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Annotated, Protocol
 
 import torch
 
 from fedhead.core.errors import BadInput
+from fedhead.core.parameters import check
+from fedhead.core.ranges import AtLeast
 from fedhead.core.special_files import read_text
 from fedhead.core.treefile import atomic
 from fedhead.executors import select
@@ -41,6 +44,7 @@ from fedhead.experiment.training_groups import span, validate
 from fedhead.experiment.yaml_text import read_yaml, write_yaml
 
 SWEEP = "sweep.yaml"
+Minutes = Annotated[float, AtLeast(0)]
 
 
 class BundleQueue:
@@ -157,6 +161,7 @@ def run_sweep(
         BadInput: A cell can't be built, or the folder holds something else.
     """
     settings, engine = settings or Settings(), engine or LocalEngine()
+    check("minutes", minutes, Minutes | None)
     if together:
         refuse_apart(settings)
     cells = sweep_cells(table, seeds)
@@ -201,7 +206,7 @@ def read_shard(text: str) -> tuple[int, int]:
     >>> read_shard("3/16")
     (3, 16)
     """
-    match = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text.strip(), re.ASCII)
+    match = re.fullmatch(r"\s*(\d{1,9})/(\d{1,9})\s*", text, re.ASCII) if isinstance(text, str) else None
     if match is None:
         raise BadInput(f"--shard {text!r}: write which of how many, such as 3/16")
     number, count = int(match[1]), int(match[2])
@@ -240,8 +245,12 @@ def open_folder(out: Path, table: Table, cells: Sequence[SweepCell]) -> None:
     if held and not (out / SWEEP).exists():
         raise BadInput(f"{out} is not empty and holds no sweep (it has {held[0]}): select another folder with --out")
     if not held:
-        out.mkdir(parents=True, exist_ok=True)
-        content = {"title": table.title, "digest": code, **{k: v for k, v in table.content.items() if k != "seeds"}}
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise BadInput(f"{out} can't be written to: {error.strerror}; select another folder with --out") from error
+        usual = Counter(tuple(one.seed for one in cell.runs.values()) for cell in cells).most_common(1)[0][0]
+        content = {"title": table.title, "digest": code, **table.content, "seeds": list(usual)}
         with atomic(out / SWEEP) as draft:
             draft.write_text(write_yaml(content), encoding="utf-8")
     stored = read_yaml(read_text(out / SWEEP), str(out / SWEEP))

@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fedhead.core.calls import read_call, rejoin
 from fedhead.core.errors import BadInput, unknown
 from fedhead.core.parameters import parameters
@@ -41,6 +43,9 @@ def plan(source: str | Path, given: Mapping[str, Any]) -> Table:
     Raises:
         BadInput: Something of it can't be read, is unknown or empty, or there is no axis.
     """
+    if not isinstance(given, Mapping):
+        raise BadInput(f"axes: {given!r} is not keys with values, such as {{'lr': [0.01, 0.1]}}")
+    given = {str(key): plain(value) for key, value in given.items()}
     for key in given:
         _check_key(key)
     content, base, title = _read(source)
@@ -105,6 +110,13 @@ def _is_axis(key: str, value: Any) -> bool:
     if not isinstance(value, list | tuple):
         return False
     return key not in _LISTS or any(isinstance(item, list | tuple) for item in value)
+
+
+def plain(value: Any) -> Any:
+    """Return a value as YAML has it: numbers and arrays of NumPy, and ranges, are numbers and lists."""
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    return [plain(one) for one in value] if isinstance(value, list | tuple | range) else value
 
 
 def _label(value: Any) -> str:
@@ -187,6 +199,8 @@ def _read(source: str | Path) -> tuple[dict[str, Any], Recipe, str]:
         return {}, recipes.load(source), ""
     if "paper" in content:
         raise BadInput(f"{source}: a paper's table; run those by name with fedhead reproduce, or remove `paper`")
+    recorded = content.pop("title", "") if "digest" in content else ""  # sweep.yaml of a sweep's folder
+    content.pop("digest", None)
     refuse_unknown(str(source), content, _SWEEP_KEYS)
     _check_kinds(str(source), content)
     content["axes"] = {str(axis): _choices(source, str(axis), given) for axis, given in content["axes"].items()}
@@ -194,7 +208,7 @@ def _read(source: str | Path) -> tuple[dict[str, Any], Recipe, str]:
     name = content.get("recipe")
     base = Recipe() if name is None else recipes.load(here / name if (here / name).is_file() else name)
     first = text.partition("\n")[0]
-    title = first.lstrip("# ") if first.startswith("#") else ""
+    title = first.lstrip("# ") if first.startswith("#") else str(recorded)
     return content, Recipe.from_flat(base.flat(), (here, *base.folders)), title
 
 
@@ -223,7 +237,7 @@ def _check_kinds(source: str, content: Mapping[str, Any]) -> None:
         _check_layer(f"{source}, skip", {"when": condition})
     for key in content.get("base", {}):
         _check_key(str(key))
-    _check_seeds(source, content.get("seeds", 1))
+    check_seeds(f"{source}, seeds", content.get("seeds", 1))
 
 
 def _check_layer(where: str, layer: Any) -> None:
@@ -234,13 +248,18 @@ def _check_layer(where: str, layer: Any) -> None:
             raise BadInput(f"{where}, {key}: {layer[key]!r} is not {_WORDS[kind]}")
     for key in layer.get("set", {}):
         _check_key(str(key))
-    _check_seeds(where, layer.get("seeds", 1))
+    check_seeds(f"{where}, seeds", layer.get("seeds", 1))
 
 
-def _check_seeds(where: str, seeds: Any) -> None:
+def check_seeds(where: str, seeds: Any) -> None:
+    """Refuse what is neither a number of seeds nor a list of different ones.
+
+    Raises:
+        BadInput: With where it is written.
+    """
     if type(seeds) is int and seeds >= 1:
         return
     listed = isinstance(seeds, list) and seeds and all(type(seed) is int and seed >= 0 for seed in seeds)
     if listed and len(set(seeds)) == len(seeds):
         return
-    raise BadInput(f"{where}, seeds: {seeds!r} is neither how many (3) nor a list of different ones ([7, 8, 9])")
+    raise BadInput(f"{where}: {seeds!r} is neither how many (3) nor a list of different ones ([7, 8, 9])")

@@ -20,7 +20,7 @@ from fedhead.experiment.recipe import Recipe
 from fedhead.experiment.reproduce import drawn_seeds
 from fedhead.experiment.run import Settings
 from fedhead.experiment.run_folder import CONFIG, RunFolder
-from fedhead.experiment.sweep_file import cell_name
+from fedhead.experiment.sweep_file import cell_name, check_seeds, plain
 from fedhead.experiment.tables import Cell, Table
 from fedhead.experiment.training_groups import group_trainings, train_joined, train_one, training_key
 
@@ -46,8 +46,10 @@ def sweep_cells(table: Table, seeds: int | Sequence[int] | None = None) -> list[
         seeds: How many seeds, or which; None: the sweep's own.
 
     Raises:
-        BadInput: A cell's settings are no recipe, two cells are the same, or there is none.
+        BadInput: The seeds can't be read, a cell's settings are no recipe, two cells are the same, or there is none.
     """
+    if seeds is not None:
+        check_seeds("seeds", seeds := plain(seeds))
     found = table.cells()
     if not found:
         raise BadInput(f"{table.name}: there is no cell; `skip` leaves nothing")

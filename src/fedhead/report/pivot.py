@@ -153,7 +153,7 @@ def pivot(
         place = tuple(text(recipe.get(k)) for k in keys)
         values.setdefault(place, tuple(recipe.get(k) for k in keys))
         cell = cells.setdefault((label, place), {})
-        if (first := cell.setdefault(m.replicate, m)) is not m:
+        if (first := cell.setdefault(m.replicate, m)) is not m and not _trained_alike(m, first, metric):
             notes.append(_repeated(label, m, first, metric))
     order = sorted(values, key=lambda place: [_natural(word) for word in place])
     shown = [label for label in rows if any(label == row for row, _ in cells)]
@@ -234,6 +234,15 @@ def _row_label(recipe: Row, keys: Sequence[str], stage: str) -> str:
     after = [f"{k.removeprefix(prefix)}={text(recipe[k])}" for k in keys if k in recipe and k.startswith(prefix)]
     label = str(recipe["method"]) + (f" ({', '.join(own)})" if own else "")
     return label + (f" + {stage}" if stage else "") + (f" ({', '.join(after)})" if stage and after else "")
+
+
+def _trained_alike(second: Measured, first: Measured, metric: str) -> bool:
+    """Whether runs that differ in their stages alone share a result, as those of a sweep over stages do."""
+    a, b = (
+        {k: v for k, v in _kept(m.recipe).items() if k.partition(".")[0] not in ("stages", "stage")}
+        for m in (first, second)
+    )
+    return first.recipe.stages != second.recipe.stages and a == b and first.values[metric] == second.values[metric]
 
 
 def _repeated(label: str, second: Measured, first: Measured, metric: str) -> str:
