@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import csv
-import json
-import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -15,17 +12,14 @@ from typing import Any
 import numpy as np
 
 from fedhead.api.features import extract_features
+from fedhead.api.oneshot_result import COLUMNS, OneShot
 from fedhead.api.result import Result
 from fedhead.api.run import run
-from fedhead.core import html
 from fedhead.core.errors import BadInput, unknown
 from fedhead.data.augment import NORMALIZATIONS, Transform
 from fedhead.data.datasets import is_path
 from fedhead.data.federation import Federation
 from fedhead.models.registry import MODELS, Preprocessing
-from fedhead.report.bytes_plot import accuracy_by_bytes
-from fedhead.report.style import save
-from fedhead.report.text_table import TextTable
 from fedhead.stages import STAGES
 from fedhead.stages.ccvr import CCVR
 from fedhead.stages.closed_form import ClosedFormHead
@@ -33,74 +27,6 @@ from fedhead.stages.closed_form import ClosedFormHead
 HEADS = ("ncm", "ridge", "lda", "qda", "fedcof")
 HEAD_ALONE = "mlp(hidden=[])"  # a linear layer on the features
 LARGEST = 4e9  # bytes of all clients' messages together, beyond which a head is computed only where it is named
-COLUMNS = ("head", "accuracy", "pooled", "f1", "worst_client", "bytes", "seconds", "note")
-
-
-@dataclass(frozen=True)
-class OneShot:
-    """Heads on the same features: what each reaches, and what it costs.
-
-    Attributes:
-        rows: One per head: `accuracy` in per cent, `pooled` (that of the same head where all features are in one
-            place), macro-averaged `f1`, `worst_client` (the lowest accuracy of a client), `bytes` that a client sends,
-            and `seconds`; `note` says why a head has no numbers.
-        features: The federation of features.
-        feature_seconds: Seconds that the features took.
-        result: The run without rounds that computed the heads, for `result.module(stage="ridge")`.
-        title: What was run.
-    """
-
-    rows: list[dict[str, Any]]
-    features: Federation
-    feature_seconds: float
-    result: Result | None
-    title: str
-
-    def __str__(self) -> str:
-        """Return the table as Markdown."""
-        return self.table().markdown()
-
-    def _repr_html_(self) -> str:
-        table = self.table()
-        return html.table(table.title, list(table.head), [list(row) for row in table.body])
-
-    def table(self) -> TextTable:
-        """Return the rows as a table of texts."""
-        head = ["head", "accuracy %", "pooled %", "macro-F1", "worst client %", "kB per client", "seconds"]
-        body = []
-        for row in self.rows:
-            if row["accuracy"] is None:
-                body.append([row["head"], "–", "–", "–", "–", "–", row["note"]])
-                continue
-            numbers = [_text(row["accuracy"], 2), _text(row["pooled"], 2), _text(row["f1"], 4)]
-            worst = None if row["worst_client"] is None else 100 * row["worst_client"]
-            more = [_text(worst, 2), f"{row['bytes'] / 1e3:,.1f}", _text(row["seconds"], 2)]
-            body.append([row["head"], *numbers, *more])
-        return TextTable(self.title, head, body)
-
-    def plot(self, path: str | PathLike[str]) -> None:
-        """Draw the accuracy against the bytes that a client sends.
-
-        Args:
-            path: File to write, .png, .svg or .pdf.
-        """
-        there = [row for row in self.rows if row["accuracy"] is not None]
-        save(accuracy_by_bytes([(row["head"], row["bytes"], row["accuracy"]) for row in there]), Path(path))
-
-    def to_csv(self, path: str | PathLike[str]) -> None:
-        """Write the rows to a CSV file.
-
-        Args:
-            path: The file.
-        """
-        with Path(path).open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, COLUMNS)
-            writer.writeheader()
-            writer.writerows(self.rows)
-
-    def to_json(self) -> str:
-        """Return the rows, and the seconds of the features, as JSON."""
-        return json.dumps({"title": self.title, "feature_seconds": self.feature_seconds, "heads": self.rows})
 
 
 def oneshot(
@@ -162,10 +88,6 @@ def oneshot(
         rows += _fedavg(held, rounds, seed, device)
     title = f"{federation.title}, {len(federation)} clients ({federation.partition}), {backbone}"
     return OneShot([{name: row.get(name) for name in COLUMNS} for row in rows], held, seconds, result, title)
-
-
-def _text(value: float | None, digits: int) -> str:
-    return "–" if value is None or math.isnan(value) else f"{value:.{digits}f}"
 
 
 def _heads(asked: str | Sequence[str]) -> list[str]:

@@ -89,7 +89,7 @@ def tune(
     """
     from fedhead.experiment.recipe import Recipe
     from fedhead.experiment.run import Settings
-    from fedhead.experiment.tune import direction_of
+    from fedhead.experiment.trial_training import direction_of
     from fedhead.experiment.tune import tune as search
     from fedhead.report import tuning_plots
 

@@ -30,7 +30,7 @@ from fedhead.core.tree import Tree, Weights, stack
 from fedhead.stages.closed_form import EVERYBODY, MEMBERS, NEVER, ClosedFormHead
 from fedhead.stages.lda import LDA
 from fedhead.stages.ridge import Ridge, every
-from fedhead.stages.statistics_stage import architecture_number, refuse_strangers
+from fedhead.stages.statistics_stage import architecture_number, require_shared_parts
 
 if TYPE_CHECKING:
     from fedhead.data.federation import Federation
@@ -88,7 +88,7 @@ class PersonalHead(Stage):
 
     def after(self, method: Method) -> Self:
         """Refuse methods whose clients have no features in common."""
-        refuse_strangers(self.name, method)
+        require_shared_parts(self.name, method)
         return super().after(method)
 
     def check(self, models: Sequence[SplitModel], federation: Federation) -> None:

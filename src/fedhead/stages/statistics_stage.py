@@ -53,7 +53,7 @@ class StatisticsStage(Stage):
 
     def after(self, method: Method) -> Self:
         """Refuse methods whose clients have no features in common."""
-        refuse_strangers(self.name, method)
+        require_shared_parts(self.name, method)
         return super().after(method)
 
     # -- client -----------------------------------------------------------------------------------
@@ -167,7 +167,7 @@ class StatisticsStage(Stage):
         return w.replace(heads[str(architecture_number(task.model))])
 
 
-def refuse_strangers(name: str, method: Method) -> None:
+def require_shared_parts(name: str, method: Method) -> None:
     """Raise `BadInput` for a stage after a method whose clients have no features in common."""
     if not set(method.shared) & {"extractor", "classifier"}:
         raise BadInput(

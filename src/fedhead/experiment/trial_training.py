@@ -1,0 +1,192 @@
+"""How the trials of a study train: without test samples, several of them side by side in one stack."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+
+from fedhead.core.errors import BadInput, Diverged, unknown
+from fedhead.data.federation import Federation
+from fedhead.engine import metric_registry
+from fedhead.engine.metrics import Row
+from fedhead.engine.rounds import FinishedRun, Snapshot
+from fedhead.executors import select
+from fedhead.executors.job import Executor
+from fedhead.executors.multi_run import run_together
+from fedhead.experiment.data import Inputs, is_path, search_federation
+from fedhead.experiment.experiment import Experiment
+from fedhead.experiment.recipe import Recipe
+from fedhead.experiment.run import Settings, threads_for
+from fedhead.experiment.search_space import Dimension, with_values
+from fedhead.experiment.study import Study
+
+Direction = Literal["maximize", "minimize"]
+TOGETHER = 8  # trials side by side by default, where a stack is fastest
+VALIDATION = 0.15  # share of each client's training samples, as in the experiments of CCVR
+# Objectives that every run has, by their name in a round's record, and which values are good.
+OBJECTIVES: Mapping[str, tuple[str, Direction]] = {
+    "accuracy": ("accuracy", "maximize"),
+    "loss": ("test_loss", "minimize"),
+    "personal": ("personal", "maximize"),
+    "personal_loss": ("personal_loss", "minimize"),
+}
+# What decides the data that a trial trains on.
+_DATA_KEYS = (
+    *("dataset", "objective", "partition", "clients", "augment", "normalize", "layout", "size", "resize", "encode"),
+    *("missing", "test", "client_test", "public", "public_samples", "subset", "seed", "partition_seed"),
+)
+
+
+def direction_of(objective: str, recipe: Recipe) -> Direction:
+    """Return whether high or low values of an objective are good.
+
+    Args:
+        objective: One of `OBJECTIVES`, or a metric.
+        recipe: Whose folders and objective decide what a metric's name means.
+
+    Raises:
+        BadInput: If there is no such metric.
+
+    >>> direction_of("personal_loss", Recipe()), direction_of("f1", Recipe())
+    ('minimize', 'maximize')
+    """
+    if objective in OBJECTIVES:
+        return OBJECTIVES[objective][1]
+    found = metric_registry.find([objective], recipe.folders, recipe.objective or "multiclass")
+    if objective not in found:
+        raise unknown("objective", objective, [*OBJECTIVES, *found])
+    return "minimize" if found[objective].better == "min" else "maximize"
+
+
+class _Pruned(Exception):
+    """A trial ends here: stages would not change that."""
+
+
+@dataclass
+class TrialTraining:
+    """How the trials of a study are trained and what is measured of them."""
+
+    recipe: Recipe
+    objective: str
+    direction: Direction
+    share: float
+    settings: Settings
+    data: dict[str, Federation]  # by what decides it
+
+    @classmethod
+    def make(
+        cls, recipe: Recipe, space: Sequence[Dimension], objective: str, share: float, settings: Settings
+    ) -> TrialTraining:
+        """Check what is searched: both ends of each range, and every choice."""
+        if objective not in OBJECTIVES and objective not in recipe.metrics:
+            recipe = replace(recipe, metrics=(*recipe.metrics, objective))
+        made = cls(recipe, objective, direction_of(objective, recipe), share, settings, {})
+        first = {one.key: one.values[0] for one in space}
+        for one in space:
+            for value in one.values:
+                try:
+                    chosen = with_values(recipe, first | {one.key: value})
+                    inputs = Inputs.of(made.federation(chosen)) if is_path(recipe.dataset) else None
+                    Experiment.from_recipe(_in_search(chosen), inputs)
+                except BadInput as error:
+                    raise BadInput(f"{one}: {error}") from error
+        return made
+
+    def federation(self, recipe: Recipe) -> Federation:
+        """Return the data of a trial, read once."""
+        flat = recipe.flat()
+        key = json.dumps([flat.get(name) for name in _DATA_KEYS] + [bool(recipe.callbacks)])
+        if key not in self.data:
+            personal = recipe.client_test is not None or self.objective.startswith("personal")
+            self.data[key] = search_federation(recipe, self.share, self.settings.data, personal)
+        return self.data[key]
+
+    def experiment(self, values: dict[str, Any]) -> tuple[Experiment, Federation]:
+        """Return a trial's experiment and its data."""
+        recipe = with_values(self.recipe, values)
+        federation = self.federation(recipe)
+        made = Experiment.from_recipe(_in_search(recipe), Inputs.of(federation))
+        made.check_data(federation)
+        return made, federation
+
+    def width(self) -> int:
+        """Return how many trials train side by side: several where a stack is fastest."""
+        if self.settings.executor not in ("auto", "stack"):
+            return 1
+        recipe = _in_search(self.recipe)
+        federation = self.federation(self.recipe)
+        simulation = Experiment.from_recipe(recipe, Inputs.of(federation)).simulation(
+            federation, select.device(self.settings.device), self.settings.precision == "bf16"
+        )
+        chosen = select.executor(self.settings.executor, simulation, recipe.folders)
+        return TOGETHER if chosen.takes_numbers else 1
+
+    def run(self, study: Study, batch: Sequence[Any]) -> None:
+        """Train trials, side by side if there are several, and tell the study what each has reached."""
+        made = [self.experiment(study.values(trial)) for trial in batch]
+        torch.set_num_threads(self.settings.threads or threads_for(made[0][0].models))
+
+        def one(place: int) -> Callable[[Executor], None]:
+            return lambda member: self._train(study, batch[place], *made[place], member)
+
+        if len(batch) == 1:
+            self._train(study, batch[0], *made[0], self.settings.executor)
+            return
+        experiment, federation = made[0]
+        device = select.device(self.settings.device)
+        simulation = experiment.simulation(federation, device, self.settings.precision == "bf16")
+        compiled = device.type == "cuda" and select.pays_to_compile(simulation, len(batch))
+        worker = select.by_name("stack", simulation, compile=compiled)
+        run_together(worker, [one(place) for place in range(len(batch))], mix_numbers=True)
+
+    def _train(
+        self, study: Study, trial: Any, experiment: Experiment, federation: Federation, executor: str | Executor
+    ) -> None:
+        def after_round(now: Snapshot) -> None:
+            value = self._value(now.history[-1])
+            if value is not None:
+                trial.report(value, now.round)
+                if now.round < experiment.recipe.rounds and trial.should_prune():
+                    raise _Pruned
+
+        try:
+            result = experiment.simulate(
+                federation,
+                executor=executor,
+                device=self.settings.device,
+                precision=self.settings.precision,
+                on_round=after_round,
+            )
+        except Diverged as error:
+            study.tell(trial, None, f"diverged: {error}")
+            return
+        except _Pruned:
+            study.tell(trial, None, "others were better in this round")
+            return
+        value = self._final_value(result)
+        if value is None:
+            raise BadInput(
+                f"objective {self.objective}: {experiment.method.name} has none here; tune for another one, such as "
+                "personal or loss"
+            )
+        study.tell(trial, value)
+
+    def _value(self, row: Row) -> float | None:
+        name = OBJECTIVES[self.objective][0] if self.objective in OBJECTIVES else None
+        found = row.get("metrics", {}).get(self.objective) if name is None else row.get(name)
+        return None if found is None else float(found)
+
+    def _final_value(self, result: FinishedRun) -> float | None:
+        """Return the value after the last stage, or, without stages, after the rounds."""
+        rows = [*result.rows, *result.stage_rows.values()]
+        found = [value for row in rows if (value := self._value(row)) is not None]
+        return found[-1] if found else None
+
+
+def _in_search(recipe: Recipe) -> Recipe:
+    """Return a recipe as trials train it: what its callbacks watch is there, and nothing is logged elsewhere."""
+    return replace(recipe, validation=VALIDATION if recipe.callbacks else None, loggers=())
