@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from fedhead.cli.options import words
+from fedhead.cli.output import GOES_ON
 from fedhead.core.errors import BadInput, FedheadError
 
 Devices = Annotated[
@@ -61,7 +62,7 @@ def run_on_each(devices: str, *, device: str, shard: str | None) -> None:
             process.terminate()
         raise
     if failed:
-        raise FedheadError(f"--devices: the process of {failed[0]} failed, see above; the same command goes on")
+        raise FedheadError(f"--devices: the process of {failed[0]} failed, see above; {GOES_ON}")
 
 
 def without_devices(arguments: Sequence[str]) -> list[str]:

@@ -79,8 +79,7 @@ class Clients:
         stragglers: Stragglers | None = None,  # who does not finish in time, and what the server does then
         sampler: Sampler | None = None,  # who takes part in a round; None: any client, with the same probability
         min_class_count: int = 1,  # rows of smaller classes are left out of what leaves a client
-        cache_features: str
-        | None = None,  # compute features once, kept in "memory" or in a folder; None: in every step
+        cache_features: str | None = None,  # "memory" or a folder: features are computed once; None: in every step
         all_here: bool = True,  # a real site knows neither the others' sizes nor their data
     ):
         training_objective.check(method, federation.objective, local)
