@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 import os
 import signal
 import sqlite3
@@ -26,9 +27,10 @@ from fedhead.data.datasets import Dataset
 from fedhead.experiment.data import Inputs, search_federation
 from fedhead.experiment.experiment import Experiment
 from fedhead.experiment.recipe import Recipe, load
-from fedhead.experiment.run import execute
-from fedhead.experiment.search_space import with_values
-from fedhead.experiment.study import Study
+from fedhead.experiment.run import Settings, execute
+from fedhead.experiment.search_space import Dimension, with_values
+from fedhead.experiment.study import Study, objective_of
+from fedhead.experiment.tune import _train_finally
 from fedhead.report import tuning_plots
 
 pytest.importorskip("optuna")
@@ -115,6 +117,7 @@ def _pairs(made: fh.Federation) -> list[tuple[Any, Any]]:
     return list(zip(made.rows, made.client_test, strict=True))
 
 
+@pytest.mark.slow
 def test_each_trial_has_the_value_of_its_own_single_run(guarded: str, tmp_path: Path) -> None:
     recipe = Recipe(dataset=guarded, method="fedprox", momentum=0.5, **SMALL)  # type: ignore[arg-type]
     space = ["lr=log(0.01, 1)", "method.mu=log(1e-3, 10)"]
@@ -126,6 +129,7 @@ def test_each_trial_has_the_value_of_its_own_single_run(guarded: str, tmp_path: 
         assert result.test_loss == pytest.approx(trial.value, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_the_best_setting_is_trained_on_all_samples_in_the_end(tmp_path: Path) -> None:
     recipe = load("digits", ["subset=200", "rounds=1", "local_epochs=1", "model=mlp(hidden=[8])"])
     found = fh.tune(recipe, "lr=choice(0.01, 0.1)", "seed=3", out=tmp_path / "s", trials=2, final=True)
@@ -167,7 +171,13 @@ def test_poor_trials_end_early_and_a_study_goes_on_where_it_was(planted: Recipe,
         (["digits", "lr=log(0.1, 1)", "lr=log(0.1, 2)"], "twice"),
         (["digits", "lr=log(0.1, 1)", "seeds=[0, 1]"], "seed=0"),
         (["digits", "lr=log(0.1, 1)", "--validation", "1.5"], "validation"),
+        (["digits", "lr=log(0.1, 1)", "--validation", "0"], "validation: 0"),
+        (["digits", "lr=log(0.1, 1)", "lr=0.1"], "has a value as well"),
+        (["digits", "lr=Log(0.1, 1)"], "not a number"),
+        (["digits", "validation=uniform(0.1, 0.5)"], "can't be searched"),
+        (["digits", "lr=log(0.1, 1)", "--seed", "99999999999"], "seed: 99999999999"),
         ([], "needs a recipe"),
+        (["digits", "lr=log(0.1, 1)", "--show", "nowhere"], "leave out the recipe"),
         (["--show", "nowhere"], "not there"),
     ],
 )
@@ -182,6 +192,7 @@ def test_bad_input_is_said_in_one_line(
     assert not (tmp_path / "s").exists()
 
 
+@pytest.mark.slow
 def test_a_study_of_another_recipe_is_refused(planted: Recipe, tmp_path: Path) -> None:
     fh.tune(planted, "lr=log(0.01, 0.1)", out=tmp_path, trials=1, objective="loss")
     with pytest.raises(fh.BadInput, match="another recipe, which differs in batch_size"):
@@ -190,6 +201,65 @@ def test_a_study_of_another_recipe_is_refused(planted: Recipe, tmp_path: Path) -
         fh.tune(planted, "lr=log(0.01, 0.2)", out=tmp_path, trials=2, objective="loss")
 
 
+def test_an_objective_without_a_number_ends_the_trial_not_the_count(
+    planted: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(fh.METRICS._held, "nothing", lambda y_true, y_pred: math.nan)
+    with pytest.raises(fh.Diverged, match="nothing is nan"):
+        fh.tune(planted, "lr=log(0.01, 0.1)", out=tmp_path, trials=2, objective="nothing", together=1)
+    with (tmp_path / "trials.csv").open() as file:
+        assert [row["state"] for row in csv.DictReader(file)] == ["pruned", "pruned"]
+
+
+def test_metrics_of_the_clients_are_of_their_own_validation_samples(planted: Recipe, tmp_path: Path) -> None:
+    with pytest.raises(fh.BadInput, match="no trial was begun"):
+        fh.tune(planted, "lr=log(0.01, 0.1)", out=tmp_path, minutes=1e-9, objective="client_std")
+    found = fh.tune(planted, "lr=log(0.01, 0.1)", out=tmp_path, trials=1, objective="client_std")
+    assert 0 <= found.value <= 1
+    assert objective_of(tmp_path) == ("client_std", "minimize")  # which figures need
+    assert objective_of(tmp_path / "elsewhere") is None
+
+
+@pytest.mark.slow
+def test_a_better_setting_is_trained_finally_beside_the_one_before(tmp_path: Path) -> None:
+    recipe = load("digits", ["subset=100", "rounds=1", "local_epochs=1", "clients=2", "model=mlp(hidden=[4])"])
+    study = Study(
+        tmp_path, recipe, [Dimension("lr", "log", (0.01, 1))], objective="loss", direction="minimize",
+        sampler="random", pruner="none", seed=0, share=0.15,
+    )  # fmt: skip
+    study.close()
+    for lr in (0.1, 0.2, 0.2):
+        _train_finally(replace(recipe, lr=lr), study, Settings())
+    assert load(tmp_path / "final" / "config.yaml").lr == 0.2
+    assert load(tmp_path / "final-before-1" / "config.yaml").lr == 0.1
+    assert not (tmp_path / "final-before-2").exists()
+
+
+@pytest.mark.slow
+def test_the_final_training_waits_for_the_trials_of_other_workers(
+    planted: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained: list[float] = []
+
+    def final(recipe: Recipe, study: Study, settings: Settings) -> dict[str, Any]:
+        trained.append(recipe.lr)
+        return {}
+
+    monkeypatch.setattr("fedhead.experiment.tune._train_finally", final)
+    about: Any = {"objective": "loss", "direction": "minimize", "sampler": "random", "pruner": "none", "share": 0.15}
+    other = Study(tmp_path, planted, [Dimension("lr", "log", (0.01, 0.1))], seed=0, **about)
+    trial = other.ask(1, 2)[0]
+
+    def ends(seconds: float) -> None:
+        other.tell(trial, -1.0)
+
+    monkeypatch.setattr("fedhead.experiment.tune.time.sleep", ends)
+    fh.tune(planted, "lr=log(0.01, 0.1)", out=tmp_path, trials=2, objective="loss", sampler="random", final=True)
+    assert trained == [other.values(trial)["lr"]]  # the best of all, which ended last
+    other.close()
+
+
+@pytest.mark.slow
 def test_a_full_disk_is_said_in_one_line(planted: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(self: Study, *words: object) -> None:
         with self._storage_errors():
@@ -213,7 +283,7 @@ def test_figures_take_low_values_for_good_where_the_objective_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, objective: str, high: bool
 ) -> None:
     seen: list[bool] = []
-    monkeypatch.setattr(tuning_plots, "save", lambda folder, maximizes: seen.append(maximizes) or [])
+    monkeypatch.setattr(tuning_plots, "save", lambda folder, maximizes, objective: seen.append(maximizes) or [])
     assert call(["tune", "--show", str(tmp_path), "--objective", objective]) == 0
     assert seen == [high]
 

@@ -58,6 +58,8 @@ def test_the_board_follows_runs_from_their_first_file_to_their_end(tmp_path: Pat
     found = sections(port)
     assert 'value="3"' in found["progress"]
     assert "running" in found["progress"]
+    assert "running" in found["runs"]
+    assert "stopped" not in found["runs"]
     assert "does not count" not in ask(port, "/")[1]  # it goes on
     assert "Training loss by client and round" in found["progress"]
     row = {"round": 4, "accuracy": 12.5, "train_loss": 1.0, "bytes_up": 0, "bytes_down": 0, "seconds": 0.5}

@@ -230,6 +230,7 @@ def test_words_of_the_user_do_not_become_markup(tmp_path: Path) -> None:
     assert names[0] == "&lt;b&gt;owl&lt;/b&gt;"
 
 
+@pytest.mark.slow
 def test_many_clients_and_classes(tmp_path: Path) -> None:
     make_run(tmp_path / "run", Recipe(rounds=1, clients=1000, stages=("ccvr",)), classes=300, samples=6000)
     html = page.page(content.load([tmp_path])).html()
@@ -320,6 +321,7 @@ def test_an_empty_page_says_so() -> None:
     assert "no run yet" in page.page(Content([])).html()
 
 
+@pytest.mark.slow
 def test_notebooks_show_results_inline(tmp_path: Path) -> None:
     federation = fh.Federation.from_arrays(
         np.random.default_rng(0).random((60, 4)), np.arange(60) % 3, clients=3, test=0.3

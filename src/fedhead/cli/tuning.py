@@ -89,13 +89,22 @@ def tune(
     """
     from fedhead.experiment.recipe import Recipe
     from fedhead.experiment.run import Settings
+    from fedhead.experiment.study import objective_of
     from fedhead.experiment.trial_training import direction_of
     from fedhead.experiment.tune import tune as search
     from fedhead.report import tuning_plots
 
+    def draw(folder: Path) -> list[Path]:
+        found = objective_of(folder)
+        if found is None:  # there is only the table of its trials
+            found = objective, direction.value if direction is not None else direction_of(objective, Recipe())
+        measured, towards = found
+        return tuning_plots.save(folder, towards == "maximize", measured)
+
     if show is not None:
-        shown = direction.value if direction is not None else direction_of(objective, Recipe())
-        for path in tuning_plots.save(show, shown == "maximize"):
+        if recipe is not None:
+            raise BadInput("--show draws a study that is there: leave out the recipe and the ranges")
+        for path in draw(show):
             print(path)
         return
     if recipe is None:
@@ -137,7 +146,7 @@ def tune(
         accuracies = {name: found.final[name] for name in ("accuracy", "personal") if found.final[name] is not None}
         print("final       " + ", ".join(f"{name} {value:.2f} %" for name, value in accuracies.items()))
     if plot:
-        for path in tuning_plots.save(folder, found.direction == "maximize"):
+        for path in draw(folder):
             print(f"figure      {path}")
 
 

@@ -13,6 +13,12 @@ from fedhead.core.errors import BadInput
 from fedhead.experiment.recipe import Recipe
 
 KINDS = ("log", "uniform", "int", "choice")
+# Keys that are the same in all trials, with what to do instead.
+_FIXED = {
+    "validation": "trials are compared on the same samples: give their share by --validation",
+    "seeds": "a trial trains one seed",
+    "loggers": "trials log nothing",
+}
 
 
 @dataclass(frozen=True)
@@ -86,6 +92,12 @@ def read_space(assignments: Sequence[str]) -> tuple[list[Dimension], list[str]]:
     twice = [one.key for one in space if sum(other.key == one.key for other in space) > 1]
     if twice:
         raise BadInput(f"{twice[0]}: it is searched twice; give one range for it")
+    given = {text.partition("=")[0].strip() for text in others}
+    for one in space:
+        if one.key in given:
+            raise BadInput(f"{one.key}: it is searched and has a value as well; give one of them")
+        if one.key in _FIXED:
+            raise BadInput(f"{one}: {one.key} can't be searched; {_FIXED[one.key]}")
     return space, others
 
 

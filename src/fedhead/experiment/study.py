@@ -5,10 +5,11 @@ from __future__ import annotations
 import errno
 import json
 import os
+import sqlite3
 import uuid
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from fedhead.experiment.trials import TRIALS, TrialRecord, record, to_csv
 FILE, BEST = "study.db", "best.yaml"
 _NAME = "fedhead"
 _BETWEEN_WORKERS = 7919  # between the seeds of two workers
+MOST_SEED = 2**32 - 1  # of the samplers' generators
 
 
 def optuna() -> Any:
@@ -101,7 +103,7 @@ class Study:
             _lock(self._alive)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # Optuna calls some samplers and options experimental
-                self._study.sampler = samplers[sampler](seed + _BETWEEN_WORKERS * joined)
+                self._study.sampler = samplers[sampler]((seed + _BETWEEN_WORKERS * joined) % (MOST_SEED + 1))
                 self._study.pruner = pruners[pruner]()
 
     def close(self) -> None:
@@ -172,6 +174,12 @@ class Study:
             if len(trial.params) == len(self.space):
                 self._study.enqueue_trial(trial.params)
 
+    @property
+    def others_work(self) -> bool:
+        """Whether another worker has begun trials that have not ended."""
+        running = self._study.get_trials(deepcopy=False, states=(optuna().trial.TrialState.RUNNING,))
+        return any(trial.user_attrs.get("worker") != self._worker for trial in running)
+
     # -- results ----------------------------------------------------------------------------------
     def trials(self) -> list[TrialRecord]:
         """Return all trials, in order."""
@@ -195,9 +203,9 @@ class Study:
 
     # -- files ------------------------------------------------------------------------------------
     @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Let one worker at a time begin trials and write files."""
-        with (self.folder / ".lock").open("w") as file:
+    def locked(self, what: str = "") -> Iterator[None]:
+        """Let one worker at a time begin trials and write files, or do what is named."""
+        with (self.folder / f".lock{what}").open("w") as file:
             _lock(file, wait=True)
             yield
 
@@ -216,6 +224,19 @@ class Study:
                     f"{full}: make room, then give the same command again, which goes on with the study"
                 ) from full
             raise BadInput(f"{self.folder / FILE} can't be used as a study ({first_line(cause)})") from error
+
+
+def objective_of(folder: Path) -> tuple[str, str] | None:
+    """Return what a folder's study measures, and its direction; None if there is only its table."""
+    if not (folder / FILE).is_file():
+        return None
+    with closing(sqlite3.connect(f"{(folder / FILE).resolve().as_uri()}?mode=ro", uri=True)) as file:
+        try:
+            found = file.execute("SELECT value_json FROM study_user_attributes WHERE key = 'about'").fetchone()
+        except sqlite3.Error as error:
+            raise BadInput(f"{folder / FILE} can't be used as a study ({error})") from error
+    about = json.loads(found[0]) if found else None
+    return (about["objective"], about["direction"]) if about else None
 
 
 def _samplers(found: Any) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -75,6 +76,7 @@ class TrialTraining:
     direction: Direction
     share: float
     settings: Settings
+    over_clients: bool  # whether the objective is made of the clients' own results
     data: dict[str, Federation]  # by what decides it
 
     @classmethod
@@ -84,7 +86,11 @@ class TrialTraining:
         """Check what is searched: both ends of each range, and every choice."""
         if objective not in OBJECTIVES and objective not in recipe.metrics:
             recipe = replace(recipe, metrics=(*recipe.metrics, objective))
-        made = cls(recipe, objective, direction_of(objective, recipe), share, settings, {})
+        direction, over_clients = direction_of(objective, recipe), False
+        if objective not in OBJECTIVES:
+            known = metric_registry.find([objective], recipe.folders, recipe.objective or "multiclass")
+            over_clients = known[objective].of_clients
+        made = cls(recipe, objective, direction, share, settings, over_clients, {})
         first = {one.key: one.values[0] for one in space}
         for one in space:
             for value in one.values:
@@ -101,7 +107,7 @@ class TrialTraining:
         flat = recipe.flat()
         key = json.dumps([flat.get(name) for name in _DATA_KEYS] + [bool(recipe.callbacks)])
         if key not in self.data:
-            personal = recipe.client_test is not None or self.objective.startswith("personal")
+            personal = recipe.client_test is not None or self.objective.startswith("personal") or self.over_clients
             self.data[key] = search_federation(recipe, self.share, self.settings.data, personal)
         return self.data[key]
 
@@ -148,7 +154,7 @@ class TrialTraining:
     ) -> None:
         def after_round(now: Snapshot) -> None:
             value = self._value(now.history[-1])
-            if value is not None:
+            if value is not None and math.isfinite(value):
                 trial.report(value, now.round)
                 if now.round < experiment.recipe.rounds and trial.should_prune():
                     raise _Pruned
@@ -173,7 +179,10 @@ class TrialTraining:
                 f"objective {self.objective}: {experiment.method.name} has none here; tune for another one, such as "
                 "personal or loss"
             )
-        study.tell(trial, value)
+        if math.isfinite(value):
+            study.tell(trial, value)
+        else:
+            study.tell(trial, None, f"{self.objective} is {value}, which can't be compared")
 
     def _value(self, row: Row) -> float | None:
         name = OBJECTIVES[self.objective][0] if self.objective in OBJECTIVES else None

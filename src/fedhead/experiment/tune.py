@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import time
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -10,12 +12,13 @@ from typing import Annotated
 
 from fedhead.core.errors import BadInput, Diverged
 from fedhead.core.parameters import check
-from fedhead.core.ranges import Above, AtLeast, Below
+from fedhead.core.ranges import Above, AtLeast, Below, Between
 from fedhead.engine.metrics import Row
 from fedhead.experiment.recipe import Recipe, load
 from fedhead.experiment.run import Settings, execute
+from fedhead.experiment.run_folder import RunFolder
 from fedhead.experiment.search_space import read_space, with_values
-from fedhead.experiment.study import Study
+from fedhead.experiment.study import MOST_SEED, Study
 from fedhead.experiment.time_budget import TimeBudget
 from fedhead.experiment.trial_training import VALIDATION, Direction, TrialTraining
 from fedhead.experiment.trials import TrialRecord
@@ -102,13 +105,15 @@ def tune(
     check("trials", trials, Annotated[int, AtLeast(1)])
     check("together", together, Annotated[int, AtLeast(1)] | None)
     check("minutes", minutes, Annotated[float, Above(0)] | None)
+    check("seed", seed, Annotated[int, Between(0, MOST_SEED)])
     space, others = read_space(assignments)
+    base = (recipe if isinstance(recipe, Recipe) else load(recipe)).override(others)
     if not space:
         raise BadInput("nothing is searched: give a range to at least one key, such as lr=log(1e-4, 1e-1)")
-    base = (recipe if isinstance(recipe, Recipe) else load(recipe)).override(others)
     if base.seeds:
         raise BadInput("seeds: a trial trains one seed; give seed=0 in place of the list")
-    share = check("validation", validation or base.validation or VALIDATION, Annotated[float, Above(0), Below(1)])
+    asked = next(one for one in (validation, base.validation, VALIDATION) if one is not None)
+    share = check("validation", asked, Annotated[float, Above(0), Below(1)])
     search = TrialTraining.make(base, space, objective, share, settings)
     direction = direction or search.direction
     study = Study(
@@ -124,7 +129,12 @@ def tune(
     )
     with closing(study):
         budget, width = TimeBudget(minutes), together or search.width()
-        while not budget.exhausted and (batch := study.ask(width, trials)):
+        while not budget.exhausted:
+            if not (batch := study.ask(width, trials)):
+                if final and study.others_work:  # the final training is of the best of all trials
+                    time.sleep(1)
+                    continue
+                break
             search.run(study, batch)
             study.write()
             records = {one.number: one for one in study.trials()}
@@ -133,7 +143,20 @@ def tune(
         study.write()
         best, all_trials = study.best, study.trials()
     if best is None:
-        raise Diverged(f"{out}: no trial has a result; search smaller learning rates, or look at its trials.csv")
+        if not all_trials:
+            raise BadInput(f"minutes: no trial was begun within {minutes:g}; allow more")
+        why = f" ({reason})" if (reason := next((one.reason for one in all_trials if one.reason), "")) else ""
+        raise Diverged(f"{out}: no trial has a result{why}; search other values, or look at its trials.csv")
     chosen = with_values(base, dict(best.values))
-    result = execute(chosen, Path(out) / "final", replace(settings, executor="auto"), resume=True) if final else None
+    result = _train_finally(chosen, study, replace(settings, executor="auto")) if final else None
     return TuneResult(Path(out), chosen, best, direction, all_trials, result)
+
+
+def _train_finally(recipe: Recipe, study: Study, settings: Settings) -> Row:
+    """Train the best setting, once for all workers; what was the best before keeps its run in another folder."""
+    place = study.folder / "final"
+    with study.locked("final"):
+        if RunFolder.holds_run(place) and RunFolder.open(place).recipe != recipe:
+            free = (study.folder / f"final-before-{number}" for number in itertools.count(1))
+            place.rename(next(path for path in free if not path.exists()))
+        return execute(recipe, place, settings, resume=True)

@@ -101,6 +101,7 @@ def compare(
     level: float = 0.95,
     notes: Sequence[str] = (),
     arrangement: Arrangement | None = None,
+    gains: bool = True,
 ) -> ComparisonTable:
     """Compare what finished runs measured.
 
@@ -112,6 +113,7 @@ def compare(
         level: Level of the intervals.
         notes: What else a reader must know.
         arrangement: What tells methods and settings apart, where further recipes have a part in that.
+        gains: Whether gains and ranks are computed, which takes longer than all else.
 
     Raises:
         BadInput: If there is nothing to compare, or no run has the metric, or no row is the baseline.
@@ -125,13 +127,13 @@ def compare(
         raise unknown("metric of these runs", metric, known)
     table = pivot(measured, metric, by, arrangement)
     reference = _baseline(table, baseline)
-    gains, unpaired = _gains(table, reference, level) if reference is not None else ((), [])
+    differences, unpaired = _gains(table, reference, level) if gains and reference is not None else ((), [])
     better, assumed = _better(metric, measured)
-    ranking, ranked = _ranking(table, better)
+    ranking, ranked = _ranking(table, better) if gains else (None, [])
     said = [*notes, *table.notes, *assumed, *unpaired, *ranked]
     if all(len(cell.values) == 1 for cell in table.cells.values()):
         said.append("every value is of a single run: there is no interval, and a difference may be chance; add seeds")
-    return ComparisonTable(metric, better, level, table, reference, gains, ranking, tuple(dict.fromkeys(said)))
+    return ComparisonTable(metric, better, level, table, reference, differences, ranking, tuple(dict.fromkeys(said)))
 
 
 def _better(metric: str, measured: Sequence[Measured]) -> tuple[Literal["max", "min"], list[str]]:

@@ -121,9 +121,9 @@ class Content:
         names = [name for name in METRICS if name in values and (last or name != "accuracy_mean")]
         return {name: metric_label(name) for name in [*names, *(n for n in own if n in values)]}
 
-    def compared(self, metric: str, baseline: str | None = None) -> ComparisonTable:
-        """Return the comparison of the methods by a metric."""
-        return compare(self.measured, metric, baseline, arrangement=self.arrangement)
+    def compared(self, metric: str, baseline: str | None = None, gains: bool = True) -> ComparisonTable:
+        """Return the comparison of the methods by a metric, with the gains over a baseline or without."""
+        return compare(self.measured, metric, baseline, arrangement=self.arrangement, gains=gains)
 
     @cached_property
     def notes(self) -> list[str]:

@@ -27,11 +27,13 @@ class Trials:
         keys: What was searched.
         rows: Each trial's texts, by column.
         maximizes: Whether high values are good.
+        objective: What the values are of.
     """
 
     keys: tuple[str, ...]
     rows: tuple[dict[str, str], ...]
     maximizes: bool = True
+    objective: str = "value"
 
     @property
     def complete(self) -> list[dict[str, str]]:
@@ -52,12 +54,13 @@ class Trials:
             return np.array([float(words.index(text)) for text in texts]), words
 
 
-def read(folder: Path, maximizes: bool = True) -> Trials:
+def read(folder: Path, maximizes: bool = True, objective: str = "value") -> Trials:
     """Read the table of trials of a study.
 
     Args:
         folder: The study's folder.
         maximizes: Whether high values are good.
+        objective: What the values are of.
 
     Raises:
         BadInput: If there is no such table, or fewer than two trials have ended.
@@ -69,7 +72,7 @@ def read(folder: Path, maximizes: bool = True) -> Trials:
         reader = csv.DictReader(file)
         rows = tuple(reader)
     keys = tuple(name for name in reader.fieldnames or () if name not in COLUMNS)
-    found = Trials(keys, rows, maximizes)
+    found = Trials(keys, rows, maximizes, objective)
     if len(found.complete) < 2:
         raise BadInput(f"{path}: figures need at least two complete trials, there are {len(found.complete)}")
     return found
@@ -78,7 +81,7 @@ def read(folder: Path, maximizes: bool = True) -> Trials:
 @styled
 def best_so_far(trials: Trials) -> Figure:
     """Draw each trial's value, and the best up to it."""
-    figure, axes = _figure("trial", "value")
+    figure, axes = _figure("trial", trials.objective)
     numbers = [int(row["trial"]) for row in trials.complete]
     values = trials.values()
     best = np.maximum.accumulate(values) if trials.maximizes else np.minimum.accumulate(values)
@@ -101,7 +104,7 @@ def slices(trials: Trials) -> Figure:
             axes.set_xticks(range(len(words)), words)
         elif _is_logarithmic(numbers):
             axes.set_xscale("log")
-    every[0].set_ylabel("value")
+    every[0].set_ylabel(trials.objective)
     return figure
 
 
@@ -118,7 +121,7 @@ def parallel_coordinates(trials: Trials) -> Figure:
     shade = goodness if trials.maximizes else 1 - goodness
     for place in np.argsort(shade):
         axes.plot(places, lines[place], color=COLORS[0], alpha=0.1 + 0.9 * float(shade[place]) ** 2, linewidth=1)
-    axes.set_xticks(places, [*trials.keys, "value"])
+    axes.set_xticks(places, [*trials.keys, trials.objective])
     axes.set_yticks([0, 1], ["lowest", "highest"])
     return figure
 
@@ -144,18 +147,21 @@ FIGURES = {
 }
 
 
-def save(folder: Path, maximizes: bool = True, formats: Sequence[str] = ("png", "pdf")) -> list[Path]:
+def save(
+    folder: Path, maximizes: bool = True, objective: str = "value", formats: Sequence[str] = ("png", "pdf")
+) -> list[Path]:
     """Draw all figures of a study and save them in its folder.
 
     Args:
         folder: The study's folder.
         maximizes: Whether high values are good.
+        objective: What the values are of.
         formats: Endings of the files.
 
     Returns:
         The files.
     """
-    trials, made = read(folder, maximizes), []
+    trials, made = read(folder, maximizes, objective), []
     for name, draw in FIGURES.items():
         figure = draw(trials)
         for ending in formats:

@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import shlex
+import time
 from html import escape
 
 from fedhead.report.content import Content, first_words
 from fedhead.report.markup import Cell, Section, folded, identifier, table, words
 from fedhead.report.metric_names import metric_label
 from fedhead.report.runs import Run
+from fedhead.report.sections import progress
 
 FEW = 6  # runs whose details are listed one below the other
 
 
-def section(content: Content) -> Section | None:
-    """Return a table of all runs, those that are unfinished or broken too, and the details of each."""
+def section(content: Content, now: float | None = None) -> Section | None:
+    """Return a table of all runs, those that are unfinished or broken too, and the details of each.
+
+    Args:
+        content: The page's runs.
+        now: The time by the clock; None: now.
+    """
+    now = time.time() if now is None else now
+    states = [progress.state_of(run, now)[0] if content.live else run.state for run in content.runs]
     metric = next(iter(content.metrics), "accuracy")
     body: list[list[Cell | str]] = []
-    for run in content.runs:
+    for run, state in zip(content.runs, states, strict=True):
         found = run.last(metric)
         value = Cell("–") if found is None else Cell(f"{found:.4g}", found)
         r = run.recipe
@@ -27,7 +36,7 @@ def section(content: Content) -> Section | None:
                 r.method,
                 f"{r.dataset}, {r.partition}",
                 Cell(str(r.seed), r.seed),
-                run.state,
+                state,
                 Cell(f"{len(run.rows)} / {r.rounds}", len(run.rows)),
                 value,
                 _version(run),
@@ -37,7 +46,7 @@ def section(content: Content) -> Section | None:
         body.append([str(path), "–", "–", "–", f"broken: {first_words(why)}", "–", "–", "–"])
     head = ["run", "method", "data", "seed", "state", "rounds", metric_label(metric), "fedhead"]
     listed = table("runs-table", head, body, wordy=(2, 4))
-    details = "".join(_details(run) for run in content.runs)
+    details = "".join(map(_details, content.runs, states))
     if len(content.runs) > FEW:
         details = folded("recipes", "Recipes, versions and the commands that repeat the runs", details)
     return Section("runs", "Runs", listed + details)
@@ -48,7 +57,7 @@ def _version(run: Run) -> str:
     return str(versions.get("fedhead") or "–") if isinstance(versions, dict) else "–"
 
 
-def _details(run: Run) -> str:
+def _details(run: Run, state: str) -> str:
     env = run.environment
     versions = env["versions"] if isinstance(env.get("versions"), dict) else {}
     facts = [f"executor {env.get('executor', '–')}", f"device {env.get('device_name') or env.get('device', '–')}"]
@@ -67,7 +76,7 @@ def _details(run: Run) -> str:
         command = f"fedhead run {shlex.quote(path + '/config.yaml')} --out {shlex.quote(path + '-again')}"
         repeat = f'<p>Repeat it:</p><pre tabindex="0">{escape(command)}</pre>'
     return (
-        f'<details id="{identifier("run", path)}"><summary>{words(path)} – {words(run.state, 300)}</summary>'
+        f'<details id="{identifier("run", path)}"><summary>{words(path)} – {words(state, 300)}</summary>'
         f"<p>{words(', '.join(facts), 1000)}</p>{repeat}<p>Recipe, config.yaml:</p>"
         f'<pre tabindex="0">{escape(run.recipe_text)}</pre></details>'
     )

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from fedhead.report.charts import Chart, heat
@@ -30,7 +33,7 @@ def section(content: Content, now: float | None = None) -> Section | None:
     body: list[list[Cell | str]] = []
     for run in unfinished:
         done, rounds = len(run.rows), run.recipe.rounds
-        state, left = _state(run, now)
+        state, left = state_of(run, now)
         bar = f'<progress max="{max(rounds, 1)}" value="{done}" aria-label="rounds done"></progress> {done} / {rounds}'
         r = run.recipe
         setting = f"{r.method}, {r.dataset}, {r.partition}, seed {r.seed}"
@@ -51,16 +54,29 @@ def section(content: Content, now: float | None = None) -> Section | None:
     return Section("progress", "Progress", listed + _clients(unfinished) + notes(_troubles(unfinished)))
 
 
-def _state(run: Run, now: float) -> tuple[str, float | None]:
-    """Return whether a run goes on, and the seconds that it still takes."""
-    if run.folder.diverged is not None:
+def state_of(run: Run, now: float) -> tuple[str, float | None]:
+    """Return whether a run goes on, and the seconds that it still takes.
+
+    Args:
+        run: The run.
+        now: The time by the clock.
+    """
+    if run.finished or run.folder.diverged is not None:
         return run.state, None
-    last = max((f.stat().st_mtime for f in run.folder.path.iterdir() if f.is_file()), default=0.0)
+    last = max(_changed(run.folder.path), default=0.0)
     pace = _pace(run)
     quiet = max(now - last, 0.0)
     if quiet > max(PATIENCE, 5 * (pace or PATIENCE)):
         return f"no news for {duration(quiet)}: stopped, or in its stages", None
     return "running", None if pace is None else pace * (run.recipe.rounds - len(run.rows))
+
+
+def _changed(folder: Path) -> Iterator[float]:
+    """Yield when each file of a folder was written; some are replaced or removed meanwhile."""
+    with suppress(OSError):
+        for file in folder.iterdir():
+            with suppress(OSError):
+                yield file.stat().st_mtime
 
 
 def _pace(run: Run) -> float | None:

@@ -21,7 +21,7 @@ def section(content: Content) -> Section | None:
 
 
 def _pivot(content: Content, metric: str, id: str) -> str:
-    found = content.compared(metric)
+    found = content.compared(metric, gains=False)
     notes = {(entry.label, entry.column): _remarks(entry, metric) for entry in content.entries}
     rows = list(dict.fromkeys(entry.label for entry in content.entries))
     places = {heading: j for j, heading in enumerate(found.pivot.headings())}
@@ -74,7 +74,7 @@ def gains_section(content: Content) -> Section | None:
     metric = next(iter(content.metrics), None)
     if metric is None:
         return None
-    first = content.compared(metric)
+    first = content.compared(metric, gains=False)
     if first.baseline is None:
         return None
     baselines = list(dict.fromkeys([first.pivot.rows[first.baseline], *first.pivot.rows]))[:BASELINES]
