@@ -1,6 +1,6 @@
 """Federations whose clients are natural: local training, FedAvg, calibrated, personal and one-round heads compared.
 
-    python benchmarks/natural_methods.py FOLDER --out results/natural.csv
+    python benchmarks/natural_methods.py FOLDER --out benchmarks/natural.csv
 
 trains every method on the tables and texts of a folder (the layout is in docs/data.md) for several seeds, writes
 one CSV row per file, seed and method as soon as it is done, and prints the tables of docs/natural.md. Rows that the CSV

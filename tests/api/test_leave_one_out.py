@@ -66,7 +66,7 @@ def test_means_and_deviations_are_those_of_the_others() -> None:
         assert fold.test.x.shape[1] == fold.train.x.shape[1]  # type: ignore[union-attr]  # one tensor
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(seed=st.integers(0, 2**31), sites=st.integers(2, 6), stage=st.sampled_from(HEADS))
 def test_a_subtraction_gives_the_head_that_never_saw_the_client(seed: int, sites: int, stage: Any) -> None:
     draw = torch.Generator().manual_seed(seed)
@@ -82,7 +82,7 @@ def test_a_subtraction_gives_the_head_that_never_saw_the_client(seed: int, sites
         torch.testing.assert_close(found[name], t, rtol=1e-9, atol=1e-9)
 
 
-def test_the_fast_path_reports_what_one_run_per_client_does() -> None:
+def test_the_fast_path_reports_what_one_run_per_client_does(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = federation()
     found = fh.leave_one_out(whole, MODEL, rounds=0, stages=HEADS)
     assert [row["client"] for row in found.rows] == list("0123")
@@ -91,11 +91,14 @@ def test_the_fast_path_reports_what_one_run_per_client_does() -> None:
         assert {name: stage.accuracy for name, stage in alone.stages.items()} == pytest.approx(
             {stage.name: row[stage.name] for stage in HEADS}
         )
+    monkeypatch.setattr("fedhead.api.leave_one_out._by_subtraction", None)  # it computes in float32
+    assert len(fh.leave_one_out(whole, MODEL, rounds=0, stages=["ncm"], precision="bf16").rows) == 4
     assert found.mean["lda"] == pytest.approx(np.mean([row["lda"] for row in found.rows]))
     assert repr(found).splitlines()[-1].split()[0] == "mean"
     assert list(found.frame().columns) == ["client", "samples", "ncm", "ridge", "lda", "qda"]
 
 
+@pytest.mark.slow
 def test_runs_with_rounds_leave_out_each_client(tmp_path: Path) -> None:
     found = fh.leave_one_out(federation(normalize="standard"), MODEL, "fedprox", rounds=1, stages=["lda"], out=tmp_path)
     assert [row["samples"] for row in found.rows] == [30] * 4
@@ -106,6 +109,7 @@ def test_runs_with_rounds_leave_out_each_client(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_the_command_line_runs_each_site_and_prints_a_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -82,6 +82,10 @@ def test_bad_input_is_refused_in_one_line() -> None:
     table = fh.Federation.from_arrays(torch.randn(20, 4), torch.arange(20) % 2, clients=2)
     with pytest.raises(fh.BadInput, match="resize: 12 is for images"):
         fh.oneshot(table, BACKBONE, resize=12)
+    with pytest.raises(fh.BadInput, match=r"takes images, the samples have shape \(4,\)"):
+        fh.oneshot(table, "efficientnet_lite0")
+    with pytest.raises(fh.BadInput, match="heads: ncm is given twice"):
+        fh.oneshot(table, BACKBONE, ["ncm", "ridge", "ncm"])
     with pytest.raises(fh.BadInput, match="the federation has its clients"):
         fh.oneshot(table, BACKBONE, clients=3)
 

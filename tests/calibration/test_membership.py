@@ -11,8 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedhead as fh
+from fedhead.api.calibrate import calibrate
+from fedhead.calibration.collect import statistics_of
+from fedhead.calibration.membership import add
 from fedhead.calibration.statistics import Statistics, from_features, merge
 from fedhead.core.errors import BadInput
+from fedhead.models import build
 
 CLASSES = 3
 
@@ -28,7 +32,7 @@ def site(number: int, kind: Any = "pooled") -> Statistics:
     return from_features(z, y, CLASSES, kind)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(
     kind=st.sampled_from(["full", "diagonal", "pooled", "means"]),
     events=st.lists(st.integers(1, 6), min_size=1, max_size=25),
@@ -111,3 +115,30 @@ def test_other_models_and_transforms_do_not_join_or_leave() -> None:
         for change in (fh.statistics.add, fh.statistics.remove):
             with pytest.raises(BadInput, match=words):
                 change(total, other)
+
+
+def test_what_is_no_statistics_of_the_model_is_refused_in_one_line() -> None:
+    model, x, y = build("mlp", (4,), 3, hidden=[6]), torch.randn(9, 4), torch.arange(9) % 3
+    bad: list[tuple[str, Any, Any, dict[str, Any]]] = [
+        ("unknown kind of statistics 'poled': did you mean 'pooled'", x, y, {"kind": "poled"}),
+        ("give one class number per sample", x, y + 0.5, {}),
+        ("give one class number per sample", x, y[:, None], {}),
+        (r"can't take inputs of shape \(2,\)", x[:, :2], y, {}),
+        ("chunk is 0", x, y, {"chunk": 0}),
+        ("min_class_count 0", x, y, {"min_class_count": 0}),
+    ]
+    for reason, samples, labels, more in bad:
+        with pytest.raises(BadInput, match=reason):
+            statistics_of(model, samples, labels, **more)
+    with pytest.raises(BadInput, match=r"model is Linear: wrap it first"):
+        statistics_of(torch.nn.Linear(4, 3), x, y)  # type: ignore[arg-type]  # what is tried
+    own = statistics_of(model, x, y, kind="pooled")
+    x[0, 0] = torch.nan
+    for part, reason in ((statistics_of(model, x, y, kind="pooled"), "'sum' is not finite"), (3, "int is no stat")):
+        with pytest.raises(BadInput, match=reason):
+            add(own, part)  # type: ignore[arg-type]  # what is tried
+    with pytest.raises(BadInput, match="nobody is added twice"):
+        calibrate(model, [own, own], "ridge")
+    other = statistics_of(model, torch.randn(9, 4), y, kind="pooled")
+    with pytest.raises(BadInput, match="one of these is the sum of several"):
+        calibrate(model, [add(own, other)], "fedcof")

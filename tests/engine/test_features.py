@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import nn
 
 import fedhead as fh
 from fedhead.data.arrays import Samples
 from fedhead.engine.features import FeatureExtractor
+from fedhead.engine.module_digest import module_digest
 from fedhead.engine.rounds import run
 from fedhead.engine.simulation import Simulation
 from fedhead.experiment.recipe import load
@@ -109,18 +112,54 @@ def test_kept_features_are_never_out_of_date(tmp_path: Path, monkeypatch: pytest
     assert len(computed) == 8
 
 
-def test_a_damaged_file_is_computed_again(tmp_path: Path) -> None:
+class Activated(nn.Module):
+    """A layer whose printed form tells neither its activation nor its scale."""
+
+    def __init__(self, activation: Any, scale: float):
+        super().__init__()
+        self.linear, self.activation, self.scale = nn.Linear(4, 3), activation, scale
+        self.register_buffer("shift", torch.zeros(3), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.scale * self.activation(self.linear(x)) + self.shift
+
+
+def test_a_change_of_code_or_settings_is_another_extractor(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = Activated(torch.relu, 1.0)
+    assert module_digest(copy.deepcopy(first)) == module_digest(first)
+    others = [Activated(torch.tanh, 1.0), Activated(torch.relu, 2.0), Activated(torch.relu, 1.0)]
+    for other in others:
+        other.load_state_dict(first.state_dict())
+    others[2].shift.fill_(1.0)  # type: ignore[operator]  # a tensor
+    hooked = copy.deepcopy(first)
+    hooked.register_forward_hook(lambda module, x, y: y + 1)
+    seen = {module_digest(module) for module in (first, *others, hooked)}
+    monkeypatch.setattr(Activated, "forward", lambda self, x: self.linear(x))
+    assert len({*seen, module_digest(first)}) == 6
+
+
+def test_a_damaged_file_is_computed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     held = Samples(torch.rand(4, 1, 8, 8), torch.arange(4))
     extract = FeatureExtractor(network(), fh.Transform(), folder=tmp_path)
     first = extract(held).x
     (file,) = tmp_path.iterdir()
-    for damage in (lambda: file.write_bytes(b"nothing"), lambda: save_file({"features": torch.zeros(3, 2)}, file)):
+    for damage in (lambda: file.write_bytes(b"nothing"), lambda: save_file({"features": torch.zeros(())}, file)):
         damage()
         assert torch.equal(extract(held).x, first)  # type: ignore[arg-type]  # one tensor
     blocked = tmp_path / "file"
     blocked.write_text("")
     with pytest.raises(fh.BadInput, match="can't be written to"):
         replace(extract, folder=blocked / "in")(held)
+    federation = fh.Federation.load("digits", "iid", clients=2, samples=20, test_samples=10)
+    with pytest.raises(fh.BadInput, match=r"^cache_features: .* can't be written to"):
+        fh.extract_features(federation, "mlp(hidden=[4])", cache=blocked)
+
+    def full(tensors: Any, path: Any) -> None:
+        raise SafetensorError("Error while serializing: I/O error: No space left on device")
+
+    monkeypatch.setattr("fedhead.engine.features.save_file", full)
+    with pytest.raises(fh.BadInput, match=r"can't be written to: .* No space left on device"):
+        replace(extract, folder=tmp_path / "new")(held)
 
 
 def test_what_would_change_the_features_is_refused(digits: fh.Federation) -> None:

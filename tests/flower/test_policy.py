@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import faulthandler
+import json
 import os
 import resource
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ import pytest
 from fedhead.core.errors import BadInput
 from fedhead.deploy.project import Project
 from fedhead.experiment.recipe import Recipe
+from fedhead.experiment.run import Settings, execute
 from fedhead.flower import assemble, wire
 from fedhead.flower.files import SiteFile
 from fedhead.flower.policy import Policy
@@ -113,11 +116,38 @@ def test_real_sites_leave_small_classes_out(tmp_path: Path) -> None:
     told: list[str] = []
     serve(made.server(), InProcess(nodes), log=told.append)
     assert SiteFile.read(made.path / "sites" / "north" / "site.yaml").min_class_count == 5
-    import json
-
     row = json.loads((made.path / "run" / "result.json").read_text())["stages"]["ccvr"]
     assert row["left_out"]
     assert row["left_out"].keys() <= {"north", "south"}
+
+
+def test_one_round_equals_a_simulation_only_where_sites_leave_no_class_out(tmp_path: Path) -> None:
+    """Sites keep classes of fewer than 5 samples to themselves unless told otherwise; a simulation sends all."""
+    words = ["partition=dirichlet(0.1)", "rounds=0", "stages=[ridge]", "model.hidden=[16]"]
+    few = ["stage.ridge.absent=never", "stage.ridge.alpha=1.0", "subset=120"]
+    made = Project.init(tmp_path / "demo", "digits", ["north", "south"], [*words, *few])
+    simulated = execute(made.server().recipe_of_run(), tmp_path / "alone", Settings(), on_row=lambda row: None)
+    expected = simulated["stages"]["ridge"]["accuracy"]
+
+    def served(name: str) -> tuple[dict[str, Any], str]:
+        nodes = {10 + k: assemble.site(file) for k, file in enumerate(made.sites().values())}
+        told: list[str] = []
+        serve(replace(made.server(), out=str(tmp_path / name)), InProcess(nodes), log=told.append)
+        found: dict[str, Any] = json.loads((tmp_path / name / "result.json").read_text())["stages"]["ridge"]
+        return found, "\n".join(told)
+
+    found, told = served("policy")
+    assert found["left_out"]
+    assert found["accuracy"] != expected
+    for name, classes in found["left_out"].items():
+        assert f"stage ridge: {name} left out classes {classes}, with fewer samples than its min_class_count" in told
+    for name in ("north", "south"):
+        with (made.path / "sites" / name / "site.yaml").open("a") as yaml:
+            yaml.write("min_class_count: 1\n")
+    found, told = served("everything")
+    assert found["accuracy"] == pytest.approx(expected)
+    assert "left_out" not in found
+    assert "left out classes" not in told
 
 
 def test_a_request_may_not_take_longer_than_the_site_allows() -> None:

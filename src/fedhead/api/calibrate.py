@@ -13,6 +13,7 @@ from fedhead.calibration import statistics as class_statistics
 from fedhead.calibration import statistics_check
 from fedhead.calibration.collect import fingerprint
 from fedhead.calibration.head import check_head
+from fedhead.calibration.membership import with_members
 from fedhead.calibration.statistics import Statistics
 from fedhead.calibration.virtual_features import tukey
 from fedhead.core.errors import BadInput
@@ -127,7 +128,9 @@ def _merged(stage: Stage, statistics: Statistics | Iterable[Statistics]) -> tupl
         if isinstance(statistics, Statistics):
             raise BadInput("fedcof needs the statistics of each site, not their sum: give a list")
         statistics = parts = list(statistics)
-    merged = statistics if isinstance(statistics, Statistics) else class_statistics.merge(statistics)
+        if any(len(part.members) > 1 for part in parts):
+            raise BadInput("fedcof needs the statistics of each site: one of these is the sum of several")
+    merged = statistics if isinstance(statistics, Statistics) else class_statistics.merge(map(with_members, statistics))
     return statistics_check.check(merged, "the statistics"), parts
 
 

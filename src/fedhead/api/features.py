@@ -72,6 +72,8 @@ def extract_features(
 def _computed(federation: Federation, extract: FeatureExtractor, advance: Callable[[int], None]) -> Federation:
     try:
         return of_features(federation, extract, advance)
+    except BadInput:
+        raise
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
         reason = str(error).splitlines()[0]
         raise BadInput(f"the model can't take inputs of shape {federation.input_shape} ({reason})") from error

@@ -95,6 +95,8 @@ def _heads(asked: str | Sequence[str]) -> list[str]:
     for name in names:
         if name not in STAGES or not issubclass(STAGES[name], ClosedFormHead):
             raise unknown("head in closed form", name, HEADS)
+    if len(set(names)) < len(names):
+        raise BadInput(f"heads: {max(names, key=names.count)} is given twice; name each once")
     if not names:
         raise BadInput("heads is an empty list: give at least one, or all")
     return names
@@ -134,6 +136,8 @@ def _prepared(
             if normalize not in NORMALIZATIONS:
                 raise unknown("normalization", normalize, NORMALIZATIONS)
             mean, std = NORMALIZATIONS[normalize]
+        if resize is None and wanted.resize is not None and len(federation.input_shape) != 3:
+            raise BadInput(f"this backbone takes images, the samples have shape {federation.input_shape}: use another")
         channels = federation.train.x.shape[1] if not isinstance(federation.train.x, dict) else 0
         if len(mean) > 1 and channels == 1:  # a gray image that the model repeats over its channels
             mean, std = (float(np.mean(mean)),), (float(np.mean(std)),)
@@ -211,13 +215,14 @@ def _fedavg(held: Federation, rounds: int, seed: int, device: str) -> list[dict[
         seed=seed,
         device=device,
     )
+    over = f"fedavg, {rounds} round{'s' * (rounds > 1)}"
     there, stage = sum(size > 0 for size in held.sizes), result.stages["ccvr"]
     sent = sum(row["bytes_up"] for row in result.rows) / there
     seconds = sum(row["seconds"] for row in result.rows)
     more = stage.metrics.get("metrics") or {}
     return [
         {
-            "head": f"fedavg, {rounds} rounds",
+            "head": over,
             "accuracy": result.accuracy,
             "f1": result.metrics.get("f1"),
             "worst_client": result.metrics.get("worst_client"),
@@ -225,7 +230,7 @@ def _fedavg(held: Federation, rounds: int, seed: int, device: str) -> list[dict[
             "seconds": seconds,
         },
         {
-            "head": f"fedavg, {rounds} rounds, ccvr",
+            "head": f"{over}, ccvr",
             "accuracy": stage.accuracy,
             "f1": more.get("f1"),
             "worst_client": more.get("worst_client"),

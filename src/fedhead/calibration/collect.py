@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from numpy.typing import NDArray
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedhead.calibration.statistics import Statistics, from_sums
 from fedhead.calibration.sums import Kind, batch_sums
-from fedhead.core.errors import BadInput
+from fedhead.core.errors import BadInput, unknown
 from fedhead.core.inputs import Inputs, map_inputs, tensors_of
 from fedhead.data.named_transforms import AnyTransform
 from fedhead.models.split_model import SplitModel, weights
@@ -49,17 +49,27 @@ def statistics_of(
         The sums per class.
 
     Raises:
-        BadInput: If samples and labels differ in number, or a label is out of range.
+        BadInput: If samples and labels differ in number, a label is no class of the model, or the model can't take the
+            samples.
 
     >>> from fedhead.models import build
     >>> statistics_of(build("mlp", (4,), 2), torch.zeros(3, 4), torch.tensor([0, 0, 1])).count.tolist()
     [2.0, 1.0]
     """
+    if not isinstance(model, SplitModel):
+        raise BadInput(f"model is {type(model).__name__}: wrap it first, fedhead.split(model, classifier='…')")
+    if kind not in get_args(Kind):
+        raise unknown("kind of statistics", kind, get_args(Kind))
+    if chunk < 1 or min_class_count < 1:
+        raise BadInput(f"chunk is {chunk} and min_class_count {min_class_count}: both must be at least 1")
     inputs: Inputs = map_inputs(torch.as_tensor, x)
     size = len(tensors_of(inputs)[0])
     if size != len(y) or not len(y):
         raise BadInput(f"{size} samples with {len(y)} labels: give as many labels as samples, at least one")
-    y = torch.as_tensor(y).long()
+    given = torch.as_tensor(y)
+    y = given.long()
+    if y.dim() != 1 or not torch.equal(y.to(given.dtype), given):
+        raise BadInput(f"labels of shape {tuple(y.shape)} and type {given.dtype}: give one class number per sample")
     if int(y.min()) < 0 or int(y.max()) >= model.classes:
         raise BadInput(f"labels span {int(y.min())} … {int(y.max())}, the model has classes 0 … {model.classes - 1}")
     large = torch.bincount(y, minlength=model.classes) >= min_class_count
@@ -71,12 +81,21 @@ def statistics_of(
         if transform is not None:
             part = transform(part)
         part = map_inputs(lambda t: (t.to(dtype) if t.dtype not in _KEPT else t).to(device), part)
-        z, counted = model(part).z, large[labels].to(device, torch.float64)
+        z, counted = _features(model, part), large[labels].to(device, torch.float64)
         found = batch_sums(z, labels.to(device), counted, model.classes, kind)
         total = found if total is None else total.map(Tensor.add_, found)
     model.train(training)
     assert total is not None
     return from_sums(total, fingerprint(weights(model)), "" if transform is None else transform_fingerprint(transform))
+
+
+def _features(model: SplitModel, x: Inputs) -> Tensor:
+    try:
+        found: Tensor = model(x).z
+        return found
+    except (RuntimeError, ValueError, IndexError, TypeError) as error:
+        shapes = " and ".join(str(tuple(t.shape[1:])) for t in tensors_of(x))
+        raise BadInput(f"the model can't take inputs of shape {shapes} ({str(error).splitlines()[0]})") from error
 
 
 def transform_fingerprint(transform: AnyTransform) -> str:

@@ -13,6 +13,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from fedhead.calibration import statistics_check
 from fedhead.calibration.statistics import Statistics, check_same_model, merge
 from fedhead.core.errors import BadInput
 from fedhead.core.tree import Tree
@@ -97,6 +98,9 @@ def check_counts_left(total: Statistics, part: Statistics) -> Tensor:
 
 def with_members(statistics: Statistics) -> Statistics:
     """Return statistics that know who is in them: those that do not know count as one client's."""
+    if not isinstance(statistics, Statistics):
+        raise BadInput(f"{type(statistics).__name__} is no statistics: give what fedhead.statistics_of returns")
+    statistics_check.check(statistics, "the statistics", full=False)
     if statistics.members:
         return statistics
     return replace(statistics, members=fingerprint(statistics.tree(), statistics.extractor, statistics.transform))

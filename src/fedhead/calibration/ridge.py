@@ -13,8 +13,10 @@ import torch
 from torch import Tensor
 
 from fedhead.calibration.statistics import Statistics
+from fedhead.core.errors import BadInput
 from fedhead.core.tree import Tree
 
+SINGULAR = 1e-13  # the least ratio of eigenvalues: below it a solution has fewer than three digits
 EXPONENTS = [k / 2 for k in range(-16, 7)]  # λ is chosen among powers of ten times the mean eigenvalue
 
 
@@ -60,7 +62,17 @@ class RidgePath:
         return cls(*found, float(samples), float(squares), intercept)
 
     def solve(self, alpha: float) -> Tree:
-        """Return the head for a penalty: `weight` [C, d] and `bias` [C]."""
+        """Return the head for a penalty: `weight` [C, d] and `bias` [C].
+
+        Raises:
+            BadInput: If the system is singular but for rounding errors.
+        """
+        low, high = float(self.values.min()) + alpha, float(self.values.max()) + alpha
+        if low < SINGULAR * high:
+            raise BadInput(
+                f"ridge: with alpha={alpha:g} the system is singular, its eigenvalues go from {low:.1e} to {high:.1e}: "
+                f"give alpha of {high * 1e-8:.0e} or more, or leave it to be chosen (null)"
+            )
         weight = (self.vectors @ (self.right / (self.values + alpha)[:, None])).mT
         return Tree(weight=weight, bias=self.label_mean - weight @ self.feature_mean)
 

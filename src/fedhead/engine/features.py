@@ -1,8 +1,8 @@
 """Features that are computed once: of a frozen extractor, for all that trains or computes the head alone.
 
 They are kept in memory or in files. The name of a file is a digest of everything that decides the features: the
-extractor's code and weights, the transform, the samples and the precision. A change of any of these is another file, so
-that kept features are never out of date.
+extractor's code, settings and weights, the transform, the samples and the precision. A change of any of these is
+another file, so that kept features are never out of date.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from fedhead.data.arrays import Samples
 from fedhead.data.augment import Transform
 from fedhead.data.client_data import ClientData
 from fedhead.data.named_transforms import AnyTransform
+from fedhead.engine.module_digest import module_digest
 from fedhead.models.dropout import KeyedDropout, dropout_key
 from fedhead.models.split_model import SplitModel
 
@@ -69,7 +70,7 @@ class FeatureExtractor:
         if self.folder is None:
             return Samples(self._compute(samples.x, advance), samples.y)
         path = self.folder / f"{self.key(samples.x)}.safetensors"
-        found = _read(path, len(samples.y))
+        found = _read(path, len(samples.y), self._like.dtype)
         if found is None:
             found = self._compute(samples.x, advance)
             _write(path, found)
@@ -81,7 +82,7 @@ class FeatureExtractor:
         """Return a digest of everything that decides the features of these samples."""
         parts = [self.model.extractor, *([self.model.projection] if self.projected else [])]
         facts = [
-            *(f"{part!r} {digest_of(part.state_dict(), 16)}" for part in parts),
+            *(module_digest(part) for part in parts),
             repr(self.transform.replace(augment="none")),
             digest_of(x if isinstance(x, dict) else {"": x}, 16),
             f"{self._like.dtype} {self._like.device.type} {self.bf16}",
@@ -191,16 +192,18 @@ def check_kept(model: SplitModel, transform: AnyTransform, x: Inputs) -> None:
         raise BadInput(f"cache_features: inputs and features both have {h.shape[1]} numbers, and can't be told apart")
 
 
-def _read(path: Path, size: int) -> Tensor | None:
+def _read(path: Path, size: int, dtype: torch.dtype) -> Tensor | None:
     """Return kept features; None where there are none, or the file is damaged."""
-    if not path.is_file():
-        return None
     try:
+        if not path.is_file():
+            return None
         found = load_file(path)["features"]
-    except (SafetensorError, OSError, KeyError) as error:
+        if found.dim() != 2 or len(found) != size or found.dtype != dtype:
+            raise ValueError(f"its numbers are not the features of {size} samples")
+    except (SafetensorError, OSError, KeyError, ValueError) as error:
         warn_once(f"{path} can't be read ({str(error).splitlines()[0]}): its features are computed again")
         return None
-    return found if len(found) == size else None
+    return found
 
 
 def _write(path: Path, features: Tensor) -> None:
@@ -208,5 +211,6 @@ def _write(path: Path, features: Tensor) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic(path) as draft:
             save_file({"features": features.cpu().contiguous()}, draft)
-    except OSError as error:
-        raise BadInput(f"cache_features: {path.parent} can't be written to: {error.strerror}") from error
+    except (OSError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
+        raise BadInput(f"cache_features: {path.parent} can't be written to: {reason}") from error

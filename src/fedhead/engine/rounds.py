@@ -274,6 +274,8 @@ def run_stage(transport: AnyTransport, stage: Stage, metrics: Mapping[str, Metri
     for what in ("failed", "absent", "clipped", "left_out"):
         if what in before:
             row[what] = before[what] | row.get(what, {})
+    for name, few in row.get("left_out", {}).items():
+        transport.log(f"stage {stage.name}: {name} left out classes {few}, with fewer samples than its min_class_count")
     row |= evaluate(transport, stage, server, states, task.rounds + 1, deliver=True, metrics=metrics, final=True)
     row["seconds"] = clock.seconds()
     return StageResult(stage.name, server, states, row, stage.global_model(server, task))

@@ -54,7 +54,8 @@ class FedCOF(ClosedFormHead):
     def solve(self, statistics: Statistics, numbers: Sequence[int]) -> Tree:
         """Return the normalized solution, which has no bias."""
         moment = statistics.second_moment()
-        fix = f"set stage.{self.name}.gamma above 0"
+        more = "above 0" if self.gamma == 0 else "higher, and have two samples or more of some class"
+        fix = f"set stage.{self.name}.gamma {more}"
         weight = solve(
             moment, statistics.sum.mT, moment.diagonal(), f"{self.name}: the estimated second moment", fix
         ).mT

@@ -42,7 +42,9 @@ class GaussianHead(ClosedFormHead):
     @property
     def remedy(self) -> str:
         """What to do about a singular covariance."""
-        return f"set stage.{self.name}.shrinkage above 0, or leave it to be chosen (null)"
+        if self.shrinkage == 0:
+            return f"set stage.{self.name}.shrinkage above 0, or leave it to be chosen (null)"
+        return f"set stage.{self.name}.shrinkage higher or, if no feature varies within classes, use ncm or ridge"
 
 
 @stage("lda")

@@ -1,0 +1,105 @@
+"""A digest of everything that decides what a module computes: its weights, its code and its settings."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import inspect
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import CodeType, FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedhead.core.digest import digest_of
+
+_INTERNAL = frozenset(vars(nn.Module()))  # what every module has: parts that are looked at by themselves, and flags
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks")
+_DEEPEST = 6  # of settings within settings
+
+
+def module_digest(module: nn.Module) -> str:
+    """Return a digest of a module's layers, weights, buffers, settings and code.
+
+    Code is that of the methods of each layer's class and the file that the class is defined in. What is in no file of a
+    layer, such as a function that another file defines, is not looked at.
+
+    Args:
+        module: The module.
+
+    >>> module_digest(nn.Flatten(1)) == module_digest(nn.Flatten(2))
+    False
+    """
+    tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    total = hashlib.blake2b(f"{module!r} {digest_of(tensors, 16)}".encode(), digest_size=16)
+    classes: set[type] = set()
+    for name, part in module.named_modules():
+        settings = {key: value for key, value in vars(part).items() if key not in _INTERNAL}
+        hooks = [list(vars(part)[kind].values()) for kind in _HOOKS]
+        total.update("\n".join([name, *_described(settings), *_described(hooks)]).encode())
+        classes.update(kind for kind in type(part).__mro__ if not _of_torch(kind))
+    for kind in sorted(classes, key=lambda kind: f"{kind.__module__}.{kind.__qualname__}"):
+        total.update("\n".join([f"{kind.__module__}.{kind.__qualname__}", _file(kind), *_methods(kind)]).encode())
+    return total.hexdigest()
+
+
+def _of_torch(kind: type) -> bool:
+    return kind is object or kind.__module__.partition(".")[0] in ("torch", "builtins")
+
+
+def _file(kind: type) -> str:
+    """Return a digest of the file that a class is defined in, "" where there is none."""
+    path = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    try:
+        return hashlib.blake2b(Path(path).read_bytes(), digest_size=16).hexdigest() if path else ""
+    except OSError:  # in an archive
+        return ""
+
+
+def _methods(kind: type) -> Iterator[str]:
+    for name, value in sorted(vars(kind).items()):
+        if isinstance(value, FunctionType):
+            yield name
+            yield from _code(value.__code__)
+
+
+def _code(code: CodeType) -> Iterator[str]:
+    yield f"{code.co_code.hex()} {code.co_names}"
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _code(constant)
+        else:
+            yield from _described(constant)
+
+
+def _described(value: Any, depth: int = 0) -> Iterator[str]:
+    """Yield texts that differ where settings do, without the addresses of objects."""
+    yield type(value).__qualname__
+    if value is None or isinstance(value, bool | int | float | complex | str | bytes | torch.dtype | torch.device):
+        yield repr(value)
+    elif isinstance(value, Tensor):
+        yield digest_of({"": value}, 16)
+    elif depth >= _DEEPEST or isinstance(value, nn.Module):  # a module is looked at where it is registered
+        return
+    elif isinstance(value, FunctionType):
+        yield from _code(value.__code__)
+        bound = inspect.getclosurevars(value).nonlocals
+        yield from _described([value.__defaults__, value.__kwdefaults__, bound], depth + 1)
+    elif isinstance(value, functools.partial):
+        yield from _described([value.func, value.args, value.keywords], depth + 1)
+    elif isinstance(value, Mapping):
+        for key, one in sorted(value.items(), key=lambda item: str(item[0])):
+            yield str(key)
+            yield from _described(one, depth + 1)
+    elif isinstance(value, set | frozenset):
+        yield from sorted(" ".join(_described(one, depth + 1)) for one in value)
+    elif isinstance(value, list | tuple):
+        for one in value:
+            yield from _described(one, depth + 1)
+    elif callable(value) and hasattr(value, "__qualname__"):  # a class, or a function in C
+        yield f"{getattr(value, '__module__', '')}.{value.__qualname__}"
+    elif hasattr(value, "__dict__"):
+        yield from _described(vars(value), depth + 1)
