@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 
 import pytest
 from commands import succeed
+from scripts import run_script
 
 ROOT = Path(__file__).parents[2]
 PAGES = {page.relative_to(ROOT).as_posix(): page for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md")}
@@ -33,7 +33,7 @@ def test_every_block_says_what_it_is(page: str) -> None:
 def test_python_blocks_run(page: str, tmp_path: Path) -> None:
     script = tmp_path / "page.py"
     script.write_text("\n".join(blocks(page, "python")), encoding="utf-8")
-    succeed([sys.executable, str(script)], tmp_path)
+    run_script(script, tmp_path)
 
 
 @pytest.mark.slow
