@@ -151,9 +151,10 @@ def test_what_is_shown_is_escaped(run: fh.Result) -> None:
 
 
 def test_a_plot_shows_the_rounds_and_the_stages(run: fh.Result) -> None:
-    (axes,) = run.plot().axes
+    figure = run.plot()
+    (axes,), (legend,) = figure.axes, figure.legends
     assert axes.lines[0].get_ydata() == pytest.approx([row["accuracy"] for row in run.rows])
-    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["after ccvr", "after finetune"]
+    assert [text.get_text() for text in legend.get_texts()] == ["after ccvr", "after finetune"]
     with pytest.raises(BadInput, match="plot: no round has 'loss_of_x'; there is "):
         run.plot("loss_of_x")
 

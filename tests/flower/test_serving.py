@@ -11,12 +11,12 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-import fedhead.experiment.run_folder as store
 from fedhead.core.errors import BadInput, FedheadError
 from fedhead.core.treefile import load_tree
 from fedhead.deploy.project import Project
 from fedhead.engine.rounds import train_round
 from fedhead.executors.loop import Loop
+from fedhead.experiment import checkpoint_writer
 from fedhead.experiment.experiment import Experiment
 from fedhead.experiment.recipe import load
 from fedhead.experiment.run import Settings, execute
@@ -113,7 +113,7 @@ def test_a_full_disk_stops_the_server_by_name_and_it_resumes(
     failure: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made, grid = project(tmp_path, "method=scaffold")
-    honest, calls = store.save_tree, []
+    honest, calls = checkpoint_writer.save_tree, []
 
     def full(*arguments: object) -> None:
         calls.append(arguments)
@@ -121,7 +121,7 @@ def test_a_full_disk_stops_the_server_by_name_and_it_resumes(
             raise failure
         honest(*arguments)  # type: ignore[arg-type]  # handed on as they came
 
-    monkeypatch.setattr(store, "save_tree", full)
+    monkeypatch.setattr(checkpoint_writer, "save_tree", full)
     with pytest.raises(FedheadError, match=r"can't write to .*run \(.*No space left.*make room there.*then resume"):
         serve(made.server(), grid, log=lambda line: None)
     monkeypatch.undo()

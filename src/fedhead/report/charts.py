@@ -153,13 +153,14 @@ def mark(
     name: str, x: float, values: Sequence[float], look: Style, symbol: str, key: str, unit: str = ""
 ) -> dict[str, Any]:
     """Return the mark of a stage: its mean, with an error bar over seeds."""
+    edge = 2 if "open" in symbol else 1  # of an open mark the edge is all there is to see
     return {
         "type": "scatter",
         "mode": "markers",
         "x": [x],
         "y": [float(np.mean(values))],
         "error_y": {"array": [float(np.std(values, ddof=1)) if len(values) > 1 else 0.0], "thickness": 1},
-        "marker": {"color": look.color, "size": 10, "symbol": symbol, "line": {"width": 1, "color": "#888"}},
+        "marker": {"color": look.color, "size": 10, "symbol": symbol, "line": {"width": edge, "color": "#888"}},
         "name": text(name),
         "legendgroup": key,
         "cliponaxis": False,

@@ -77,7 +77,7 @@ def _bubbles(counts: NDArray[np.int64], names: tuple[str, ...] | None) -> Chart:
     sample = {
         **common,
         "mode": "markers+text",
-        "x": [0.5 + i for i in range(len(sizes))],
+        "x": [1 + i for i in range(len(sizes))],
         "y": [0] * len(sizes),
         "xaxis": "x2",
         "yaxis": "y2",
@@ -90,12 +90,12 @@ def _bubbles(counts: NDArray[np.int64], names: tuple[str, ...] | None) -> Chart:
     quiet = {"visible": False, "fixedrange": True}
     layout: dict[str, Any] = {
         "height": height,
-        "xaxis": axis("client", range=[-0.7, clients - 0.3], zeroline=False),
+        "xaxis": axis("client", range=[-0.7, clients - 0.3], zeroline=False, dtick=-(-clients // 20)),
         "yaxis": axis("class", range=[-0.7, classes - 0.3], domain=[0, strip - 0.02], zeroline=False),
-        "xaxis2": {**quiet, "domain": [0, 1], "range": [0, 3.5], "anchor": "y2"},
+        "xaxis2": {**quiet, "domain": [0, 1], "range": [0, 4], "anchor": "y2"},
         "yaxis2": {**quiet, "domain": [strip, 1], "range": [-1, 1], "anchor": "x2"},
         "annotations": [
-            {"text": "samples", "xref": "x2", "yref": "y2", "x": 0, "y": 0, "xanchor": "right", "showarrow": False}
+            {"text": "samples", "xref": "x2", "yref": "y2", "x": 0, "y": 0, "xanchor": "left", "showarrow": False}
         ],
     }
     if classes <= 40:
