@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 GENERATE = ROOT / "docs" / "generate"
 CELLS = """
 import json, sys
-names = {}
+names = {"__name__": "__main__"}  # as in a notebook
 for cell in json.load(open(sys.argv[1]))["cells"]:
     if cell["cell_type"] == "code":
         exec(compile("".join(cell["source"]), cell["id"], "exec"), names)

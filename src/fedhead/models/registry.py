@@ -89,7 +89,7 @@ class Architecture(NamedTuple):
 
     def make(self, shape: Shape | Mapping[str, Shape], classes: int, params: Mapping[str, Any]) -> Body | SplitModel:
         """Call the builder."""
-        own = self.builder.__module__.startswith("fedhead.") and not getattr(self.builder, "takes_names", False)
+        own = str(self.builder.__module__).startswith("fedhead.") and not getattr(self.builder, "takes_names", False)
         if isinstance(shape, Mapping) and own:
             raise BadInput(
                 f"model {self.name} takes one array, the samples have the inputs {', '.join(shape)}: give your own "
