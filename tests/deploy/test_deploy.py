@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import time
 from collections.abc import Iterator
@@ -61,9 +62,10 @@ def test_tls_and_keys_equal_simulation_and_strangers_are_refused(
     assert outcome["stages"].keys() == {"ccvr"}
     told = (project.private / "server.log").read_text()
     assert told.count(" is here with ") == 3
-    assert "left out" not in told
+    assert not re.search(r"left out(?! classes)", told)  # small classes are, by the sites' policy
 
 
+@pytest.mark.drill
 def test_one_round_over_tls_gives_the_heads_of_a_simulation(tmp_path: Path, federations: list[LocalFederation]) -> None:
     """Heads in closed form, personal ones among them, without any round: nothing but one message each way."""
     # no class is so small at a site that the site's policy would leave it out
