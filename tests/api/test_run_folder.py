@@ -238,7 +238,7 @@ def test_runs_of_a_pattern_are_loaded_and_compared_by_seed(tmp_path: Path) -> No
         fh.load_all(tmp_path / "*").compare(one)
     with pytest.raises(BadInput, match="there is no run folder"):
         fh.load_all(tmp_path / "nothing-*")
-    (tmp_path / "fedavg-0" / CONFIG).write_text("dataset: <script>\n")
+    (tmp_path / "fedavg-0" / CONFIG).write_text("dataset: <script>\nrounds: 1\n")
     assert "<script>" not in fh.load_all(tmp_path / "fedavg-*")._repr_html_()
 
 

@@ -13,7 +13,7 @@ from fedhead.data.federation import Federation
 from fedhead.experiment.recipe import Recipe
 from fedhead.experiment.run_folder import RunFolder
 from fedhead.report import plots, tables
-from fedhead.report.runs import empty_folders, load_runs
+from fedhead.report.runs import empty_folders, find_runs, load_runs
 
 ACCURACIES = {("fedavg", 0): [50.0, 60.0], ("fedavg", 1): [40.0, 70.0], ("fedprox", 0): [55.0, 80.0]}
 
@@ -205,3 +205,13 @@ def test_a_saved_picture_is_opaque(tmp_path: Path) -> None:
     plots.save(plots.bubbles(np.ones((2, 2), np.int64)), tmp_path / "split.png")
     pixels = matplotlib.image.imread(tmp_path / "split.png")
     assert pixels[..., 3].min() == 1.0
+
+
+def test_a_finished_run_whose_metrics_were_cut_is_no_result(runs: Path) -> None:
+    whole = find_runs([runs])
+    cut = whole.runs[0].path
+    (cut / "metrics.jsonl").write_text("")
+    found = find_runs([runs])
+    assert list(found.broken) == [cut]
+    assert "though the run is finished: it was cut" in found.broken[cut]
+    assert len(found.runs) == len(whole.runs) - 1

@@ -156,8 +156,17 @@ def load_run(place: Path) -> Run:
     folder = RunFolder.open(place)
     run = Run(folder, folder.metrics(), folder.result())
     check_totals(run.rows, str(place / METRICS))
+    _check_whole(run)
     _ = run.state, run.counts, run.class_names, run.environment  # read now: what is damaged is found here
     return run
+
+
+def _check_whole(run: Run) -> None:
+    """Refuse a finished run that lacks rounds: its numbers would be of an earlier one."""
+    trained = (run.result or {}).get("trained_rounds", run.recipe.rounds)
+    if run.finished and isinstance(trained, int) and len(run.rows) < trained:
+        there = f"{len(run.rows)} of {trained} rounds"
+        raise BadInput(f"{run.path / METRICS} holds {there}, though the run is finished: it was cut")
 
 
 def run_folders(paths: Iterable[str | Path]) -> list[Path]:
