@@ -40,7 +40,7 @@ def test_every_head_has_its_numbers_and_equals_the_pooled_one(tmp_path: Path, mo
     with (tmp_path / "heads.csv").open() as file:
         assert [row["head"] for row in csv.DictReader(file)] == list(rows)
     assert "ridge" in str(found)
-    assert type(found.result.module(stage="fedcof")[-1]) is torch.nn.Linear  # type: ignore[union-attr,index]
+    assert type(found.result.module(stage="fedcof")[-1]) is torch.nn.Linear  # type: ignore[union-attr,index]  # a sequence of layers
 
 
 def test_heads_that_cannot_be_computed_are_named_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,7 +69,7 @@ def test_what_a_backbone_wants_is_done_to_the_images() -> None:
     federation = fh.Federation.from_arrays(x, torch.arange(30) % 2, clients=2, layout="nchw", test=0.2)
     found = fh.oneshot(federation, "tests-wants", ["ncm"])
     transform = fh.Transform((0.4, 0.5, 0.6), (0.2, 0.3, 0.4), resize=12)
-    torch.testing.assert_close(found.features.train.x, transform(federation.train.x).mean((2, 3)))  # type: ignore[arg-type]
+    torch.testing.assert_close(found.features.train.x, transform(federation.train.x).mean((2, 3)))  # type: ignore[arg-type]  # one tensor
     gray = fh.oneshot("digits", "tests-wants", ["ncm"], **SPLIT)
     assert gray.features.input_shape == (1,)
 

@@ -115,7 +115,7 @@ def sweep(
                 engine=make_engine(engine.value, cpus_per_cell, gpus_per_cell),
                 log=lambda text: print(text, file=sys.stderr, flush=True),
             )
-    except Exception as error:
+    except Exception as error:  # the disk may be full anywhere; what is no fault of the machine is raised again
         if (fault := machine_fault(error)) is None:
             raise
         raise FedheadError(f"{fault}; {GOES_ON}") from error

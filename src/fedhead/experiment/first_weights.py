@@ -122,7 +122,7 @@ def start_from(models: Sequence[SplitModel], source: Source, folders: Sequence[P
 def _extractor_alone(given: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, str] | None:
     """Return the extractor's names with those in a state dict of the extractor alone; None where it is another one.
 
-    A head of its own may be beside it: one more submodule, whatever it is called.
+    The file may hold a head beside it: one more submodule, under any name.
     """
     names = {name: name.removeprefix(_EXTRACTOR) for name in own if name.startswith(_EXTRACTOR)}
     others = {name.partition(".")[0] for name in given if name not in names.values()}

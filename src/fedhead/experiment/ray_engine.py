@@ -1,8 +1,8 @@
 """Sweeps over a Ray cluster: each bundle of runs is a task, and its run folders are streamed back as they grow.
 
-A worker trains in a folder of its own machine and sends what has changed there about once a second, so that the
-machines need no common disk. When a worker is lost, its runs are begun again elsewhere from the state that the sweep's
-folder has of them.
+A worker trains in a folder on the machine where it runs and sends what has changed there about once a second, so
+that the machines need no common disk. When a worker is lost, its runs are begun again elsewhere from the state that
+the sweep's folder has of them.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ def _legend(ax: Axes, ranking: Ranking, unit: float, width: float, height: float
 def _method(
     ax: Axes, name: str, rank: float, at: float, top: float, y: float, end: float, side: Literal["left", "right"] | str
 ) -> None:
-    """Draw one method: a line from its rank to the side, the rank and, in a text of its own direction, the name."""
+    """Draw one method: a line from its rank to the side, and there the rank and the name, each a separate text."""
     out = -1 if side == "left" else 1
     ax.plot([at, at, end], [top, y, y], color=INK, lw=0.6)
     align = "right" if side == "left" else "left"
