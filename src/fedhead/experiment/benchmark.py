@@ -157,8 +157,6 @@ def _measure_all(
 ) -> Any:
     for count in clients:
         for executor in executors:
-            if executor == "stack" and len(workload.models) > 1:
-                continue  # stacks of a fifth of the clients each say nothing about stacks
             for precision in precisions:
                 yield _measure(workload, count, executor, precision, where, steps, repeats, bandwidth)
 

@@ -1,0 +1,266 @@
+"""The measurements of `bars.py`, one function per row of its table; each yields what it has measured at once."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+import importlib.util
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest.mock import MagicMock
+
+from bars_commands import HERE, data, run, steps_per_round
+
+SIMPLECNN = [str(HERE / "cell.yaml"), "stages=[]"]
+RESNET20 = ["fedetf-iid", "method=fedetf", "partition=dirichlet(0.1)", "batch_size=64"]
+
+
+class Measured(NamedTuple):
+    """One measurement.
+
+    Args:
+        name: What was measured.
+        value: The number.
+        unit: Its unit.
+        bar: What is to be reached; empty: it is only for comparison.
+        precision: What was computed in.
+    """
+
+    name: str
+    value: float
+    unit: str
+    bar: str = ""
+    precision: str = "bf16"
+
+
+# -- whole commands ---------------------------------------------------------------------------------------------------
+def pfl(options: argparse.Namespace) -> Iterator[Measured]:
+    """pfl-research's CIFAR-10 benchmark as one command."""
+    words = [str(HERE / "pfl.yaml"), *data(options), "augment=none"]
+    rounds, clients = (3, 5) if options.tiny else (1500, 50)
+    words += [f"rounds={rounds}", *(["clients=10", "participation=0.5", "evaluate_every=2"] if options.tiny else [])]
+    steps = clients * (2 if options.tiny else 5)
+    with tempfile.TemporaryDirectory() as caches:
+        for state, precision in [("empty", "bf16"), ("warm", "bf16"), ("empty", "fp32")][: 1 if options.tiny else 3]:
+            found = run(words, options, precision, Path(caches))
+            rate = steps * (rounds - 1) / (found.last - found.first)
+            name = f"pfl: {state} caches"
+            yield Measured(f"{name}, whole command", found.whole, "s", "at most 20", precision)
+            yield Measured(f"{name}, first round", found.first, "s", "", precision)
+            yield Measured(f"{name}, rounds", rate, "client-steps/s", "", precision)
+
+
+def pfl_peer(options: argparse.Namespace) -> Iterator[Measured]:
+    """The same training by pfl-research itself, for some rounds; `pfl` must be importable."""
+    if importlib.util.find_spec("pfl") is None:
+        raise RuntimeError("pfl-research is not installed: pip install pfl==0.6.0, or put its source on PYTHONPATH")
+    # nothing is private here: where the accountants are not installed, pfl-research is imported without them
+    for package in ("dp_accounting", "prv_accountant", "multiprocess"):
+        if importlib.util.find_spec(package) is None:
+            sys.modules |= {package + part: MagicMock() for part in ("", ".pld", ".rdp")}
+    from bars_peer import seconds_per_round
+
+    rounds, users, cohort = (2, 4, 2) if options.tiny else (60, 1000, 50)
+    seconds = seconds_per_round(rounds, users, cohort, options.device)
+    yield Measured("pfl_peer: rounds", cohort * 5 / seconds, "client-steps/s", "", "fp32")
+    yield Measured("pfl_peer: 1,500 rounds at that rate, start and tests left out", 1500 * seconds, "s", "", "fp32")
+
+
+def first_round(options: argparse.Namespace) -> Iterator[Measured]:
+    """The start of a command, with empty caches of the compilers and with what that run has left in them."""
+    for name, words, bars in (
+        ("SimpleCNN", [*SIMPLECNN, "rounds=30"], ("at most 20", "at most 8")),
+        ("ResNet-20", [*RESNET20, "rounds=20", "last_rounds=1"], ("at most 40", "at most 12")),
+    ):
+        if options.tiny:
+            words = [*words, "rounds=2", "local_epochs=1", "batch_size=8", "clients=3", "client_test=null"]
+        with tempfile.TemporaryDirectory() as caches:
+            for state, bar in zip(("empty", "warm"), bars, strict=True):
+                found = run([*words, *data(options)], options, "bf16", Path(caches))
+                yield Measured(f"first_round: {name}, {state} caches", found.first, "s", bar)
+                yield Measured(f"first_round: {name}, {state} caches, whole command", found.whole, "s")
+        if options.tiny:
+            return
+
+
+def real_run(options: argparse.Namespace) -> Iterator[Measured]:
+    """A command with Dirichlet(0.1), evaluation and checkpoints against `bench` for the same model and clients."""
+    for name, words, rounds, workload, clients in (
+        ("SimpleCNN", SIMPLECNN, 100, "simplecnn", 10),
+        ("ResNet-20", RESNET20, 40, "fedetf", 20),
+    ):
+        more = [f"rounds={rounds}", f"clients={clients}"]
+        if options.tiny:
+            rounds, clients = 3, 2
+            more = ["rounds=3", "clients=2", "local_epochs=1", "batch_size=8", "client_test=null"]
+        words = [*words, *more, *data(options)]
+        found = run(words, options, "bf16")
+        rate = steps_per_round(words, options) * (rounds - 1) / (found.last - found.first)
+        (promised,) = bench_rates(workload, clients, ["stack"], ["bf16"], options)
+        yield Measured(f"real_run: {name}", rate, "client-steps/s")
+        yield Measured(f"real_run: {name}, bench", promised.steps_per_s, "client-steps/s")
+        yield Measured(f"real_run: {name}, share of bench", 100 * rate / promised.steps_per_s, "%", "at least 80")
+        if found.busy is not None:
+            yield Measured(f"real_run: {name}, GPU busy between first and last round", found.busy, "%", "at least 90")
+        if options.tiny:
+            return
+
+
+# -- in this process --------------------------------------------------------------------------------------------------
+def bench_rates(
+    workload: str, clients: int, executors: list[str], precisions: list[str], options: argparse.Namespace
+) -> list[Any]:
+    """Return what `fedhead bench` measures, without the eager loop's line."""
+    from fedhead.experiment.benchmark import bench
+
+    steps, repeats = (2, 1) if options.tiny else (None, 3)
+    return bench([workload], [clients], executors, precisions, options.device, steps, repeats)[1:]
+
+
+def simplecnn40(options: argparse.Namespace) -> Iterator[Measured]:
+    """FedAvg of SimpleCNN with 40 clients."""
+    (found,) = bench_rates("simplecnn", 4 if options.tiny else 40, ["stack"], ["bf16"], options)
+    yield Measured("simplecnn40: FedAvg, 40 clients", found.steps_per_s, "client-steps/s", "at least 100000")
+    yield Measured("simplecnn40: against the eager loop", found.ratio, "x")
+
+
+def resnet20(options: argparse.Namespace) -> Iterator[Measured]:
+    """FedETF of ResNet-20 with 20 clients."""
+    (found,) = bench_rates("fedetf", 2 if options.tiny else 20, ["stack"], ["bf16"], options)
+    yield Measured("resnet20: FedETF, 20 clients", found.steps_per_s, "client-steps/s", "at least 6000")
+    yield Measured("resnet20: share of the memory floor", 100 * found.floor_share, "%", "at least 40")
+
+
+def stages(options: argparse.Namespace) -> Iterator[Measured]:
+    """The stages of a SimpleCNN run on 50,000 images, less one pass of the features' model over them."""
+    import bars_parts
+    import torch
+
+    import fedhead as fh
+    from fedhead.algorithm.task import LocalTraining
+    from fedhead.engine.server import evaluate_global_model
+    from fedhead.engine.simulation import simulate
+    from fedhead.stages.recalibrate import features
+
+    x, y, x_test, y_test = bars_parts.few_images() if options.tiny else bars_parts.images()
+    clients = 4 if options.tiny else 10
+    fed = fh.Federation.from_arrays(x, y, "dirichlet(0.1)", clients=clients, test=(x_test, y_test))
+    settings: dict[str, Any] = {"rounds": 1, "local": LocalTraining(), "device": options.device, "precision": "bf16"}
+    result = simulate(fed, fh.build("simplecnn", (3, 32, 32), 10), fh.FedAvg(), **settings)
+    here = result.transport.clients
+
+    def timed(work: Callable[[], object]) -> float:
+        wait = torch.cuda.synchronize if here.device.type == "cuda" else (lambda: None)
+        wait()
+        begin = time.perf_counter()
+        work()
+        wait()
+        return time.perf_counter() - begin
+
+    def forward() -> None:
+        features(here.task.model, result.server["model"], here.pool)
+
+    def tested() -> None:
+        evaluate_global_model(here.method, result.server, here.task, here.test, here.bf16)
+
+    for work in (forward, tested):
+        work()
+    alone = timed(forward) + timed(tested)
+    yield Measured("stages: forward pass of all samples, and the test", alone, "s")
+    few = {"samples": 20, "epochs": 1} if options.tiny else {}
+    for stage in (fh.CCVR(**few), fh.Recalibrate(epochs=1 if options.tiny else 50)):
+        for time_of in ("first", "second"):
+            taken = timed(functools.partial(result.calibrate, stage))
+            yield Measured(f"stages: {stage.name}, {time_of} in the process", taken - alone, "s", "at most 1")
+
+
+def architectures(options: argparse.Namespace) -> Iterator[Measured]:
+    """FedClassAvg of four architectures with 20 clients, against the eager loop."""
+    executors = ["stack"] if options.device == "cpu" else ["lanes", "stack"]
+    for precision, bar in (("bf16", "at least 20"), ("fp32", "at least 8")):
+        for executor in executors:
+            for found in bench_rates("mixed", 4 if options.tiny else 20, [executor], [precision], options):
+                name = f"architectures: {executor}"
+                yield Measured(name, found.steps_per_s, "client-steps/s", "", precision)
+                yield Measured(f"{name}, against the eager loop", found.ratio, "x", bar, precision)
+        if options.tiny:
+            return
+
+
+def scaffold(options: argparse.Namespace) -> Iterator[Measured]:
+    """A thousand SCAFFOLD clients, of which 50 take part in a round, against `bench` with 50 clients."""
+    import torch
+
+    from fedhead.engine.rounds import train_round
+    from fedhead.engine.simulation import Simulation
+    from fedhead.experiment import benchmark
+
+    clients, steps, rounds = (20, 2, 3) if options.tiny else (1000, 100, 12)
+    cohort = clients // 20
+    device = torch.device(options.device)
+    bf16 = benchmark.set_precision("bf16")
+    workload = benchmark.Workload("SimpleCNN, SCAFFOLD", ("simplecnn",), "scaffold", plain=True)
+    promised = benchmark._measure(workload, cohort, "stack", "bf16", device, steps, 3, 1.0)
+    yield Measured(f"scaffold: bench, {cohort} clients", promised.steps_per_s, "client-steps/s")
+    yield Measured(f"scaffold: memory of bench, {cohort} clients", promised.peak_gib, "GiB")
+    simulation = workload.simulation(clients, 1, device, bf16)
+    local = dataclasses.replace(simulation.task.local, steps=steps)
+    simulation = Simulation(
+        simulation.federation,
+        [task.model for task in simulation.tasks],
+        simulation.method,
+        rounds=rounds,
+        local=local,
+        participation=0.05,
+        device=device,
+        bf16=bf16,
+    )
+    gpu = device.type == "cuda"
+    if gpu:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    held = torch.cuda.memory_allocated() if gpu else 0
+    simulation.using(benchmark.select.by_name("stack", simulation, compile=True))
+    train_round(simulation, 1)  # warms up, compiles and captures
+    begin = time.perf_counter()
+    for number in range(2, rounds + 1):
+        train_round(simulation, number)
+    if gpu:
+        torch.cuda.synchronize()
+    rate = cohort * steps * (rounds - 1) / (time.perf_counter() - begin)
+    yield Measured("scaffold: 1,000 clients, participation 0.05", rate, "client-steps/s")
+    yield Measured("scaffold: share of bench", 100 * rate / promised.steps_per_s, "%", "at least 70")
+    if gpu:
+        peak = (torch.cuda.max_memory_reserved() - held) / 2**30
+        yield Measured("scaffold: memory beyond the data set", peak, "GiB", f"at most {1.1 * promised.peak_gib:.2f}")
+
+
+def eager(options: argparse.Namespace) -> Iterator[Measured]:
+    """The eager loop of SimpleCNN, which says how fast the host is."""
+    import torch
+
+    from fedhead.experiment.benchmark import WORKLOADS, plain_steps_per_s
+
+    where = torch.device(options.device)
+    steps, repeats = (2, 1) if options.tiny else (100, 3)
+    rate = plain_steps_per_s(WORKLOADS["simplecnn"], where, steps, repeats)
+    yield Measured("eager loop, SimpleCNN", rate, "client-steps/s", "", "fp32")
+
+
+# Each row with the seconds that it may take.
+ROWS: dict[str, tuple[Callable[[argparse.Namespace], Iterator[Measured]], float]] = {
+    "simplecnn40": (simplecnn40, 120),
+    "resnet20": (resnet20, 150),
+    "stages": (stages, 90),
+    "pfl": (pfl, 240),
+    "pfl_peer": (pfl_peer, 120),
+    "scaffold": (scaffold, 150),
+    "real_run": (real_run, 300),
+    "first_round": (first_round, 300),
+    "architectures": (architectures, 400),
+}
