@@ -74,6 +74,29 @@ def test_what_a_backbone_wants_is_done_to_the_images() -> None:
     assert gray.features.input_shape == (1,)
 
 
+def test_missing_values_are_filled_by_the_means_of_training_samples(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(3, 2, (60, 4)).astype(np.float32), np.arange(60) % 2
+    x[::7, 1] = np.nan
+    np.savez(tmp_path / "table.npz", x=x, y=y, site=np.arange(60) % 3)
+    command = ["oneshot", str(tmp_path / "table.npz"), "--backbone", "mlp(hidden=[])", "--heads", "ridge", "--json"]
+    assert call(command) == 2
+    assert 'or missing="mean"' in capsys.readouterr().err
+    assert call([*command, "--missing", "mean", "--normalize", "standard", "--quiet"]) == 0
+    assert "ridge" in capsys.readouterr().out
+    settings: dict[str, Any] = {"missing": "mean", "normalize": "standard"}
+    found = fh.oneshot(tmp_path / "table.npz", "mlp(hidden=[])", ["ridge"], **settings).features
+    same = fh.Federation.load(tmp_path / "table.npz", test=0.2, **settings)
+    assert found.input_shape == (5,)
+    torch.testing.assert_close(found.train.x, same.transform(same.train.x))
+    with pytest.raises(fh.BadInput, match="missing would have no effect"):
+        fh.oneshot(same, "mlp(hidden=[])", missing="mean")
+    with pytest.raises(fh.BadInput, match="missing: this is for files and folders"):
+        fh.oneshot("digits", "mlp(hidden=[])", missing="mean")
+
+
 def test_bad_input_is_refused_in_one_line() -> None:
     with pytest.raises(fh.BadInput, match="head in closed form 'ccvr'"):
         fh.oneshot("digits", BACKBONE, ["ccvr"])

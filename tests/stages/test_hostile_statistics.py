@@ -1,4 +1,4 @@
-"""A client whose features are far larger than the others' is left out: it would decide, or spoil, everybody's head."""
+"""A client whose features are far larger than the others' is left out: it would decide, or spoil, the head of all."""
 
 from __future__ import annotations
 

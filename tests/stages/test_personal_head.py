@@ -48,10 +48,10 @@ def test_ridge_on_interpolated_sums_is_scikit_learns_with_weighted_samples(inter
     draw = torch.Generator().manual_seed(0)
     z, y = torch.randn(60, 4, generator=draw, dtype=torch.float64), torch.arange(60) % 3
     mine = torch.arange(60) < 15
-    everybody, own = from_features(z, y, 4, "pooled").tree(), from_features(z[mine], y[mine], 4, "pooled").tree()
+    total, own = from_features(z, y, 4, "pooled").tree(), from_features(z[mine], y[mine], 4, "pooled").tree()
     stage, alpha = fh.PersonalRidge(intercept=intercept), torch.tensor(0.7, dtype=torch.float64)
     for share in SHARES:
-        head = stage.head_of(_mixed(everybody, own, share), Tree(alpha=alpha, relative=torch.zeros_like(alpha)))
+        head = stage.head_of(_mixed(total, own, share), Tree(alpha=alpha, relative=torch.zeros_like(alpha)))
         weight = (1 - share) + share * 60 / 15 * mine.double()
         whole = SklearnRidge(alpha=0.7, fit_intercept=intercept)
         whole.fit(z.numpy(), np.eye(3)[y.numpy()], sample_weight=weight.numpy())
@@ -65,12 +65,12 @@ def test_lda_on_interpolated_sums_is_that_of_repeated_samples() -> None:
     y = torch.arange(60) % 3
     z = torch.randn(60, 4, generator=draw, dtype=torch.float64) + y[:, None]
     mine = torch.arange(60) < 20
-    everybody, own = from_features(z, y, 3, "pooled").tree(), from_features(z[mine], y[mine], 3, "pooled").tree()
-    # t = 1/2: everybody's samples count 1/2 and the client's own 1/2 + 60/20/2 = 2, so four times as much
+    total, own = from_features(z, y, 3, "pooled").tree(), from_features(z[mine], y[mine], 3, "pooled").tree()
+    # t = 1/2: all samples count 1/2 and the client's own 1/2 + 60/20/2 = 2, so four times as much
     again = torch.cat([z, z[mine], z[mine], z[mine]]), torch.cat([y, y[mine], y[mine], y[mine]])
     expected = fh.LDA(shrinkage=0.1).fit(from_features(*again, 3, "pooled"))
     chosen = Tree(shrinkage=torch.tensor(0.1, dtype=torch.float64))
-    found = fh.PersonalLDA().head_of(_mixed(everybody, own, 0.5), chosen)
+    found = fh.PersonalLDA().head_of(_mixed(total, own, 0.5), chosen)
     for name, t in expected.items():
         torch.testing.assert_close(found[name], t, rtol=1e-10, atol=1e-10)
 
@@ -78,18 +78,18 @@ def test_lda_on_interpolated_sums_is_that_of_repeated_samples() -> None:
 @pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.name)
 def test_clients_that_differ_by_design_choose_their_own_samples(stage: PersonalHead) -> None:
     result = fh.run(contrary(), MODEL, rounds=0, stages=[stage, "lda" if stage.name == "personal_lda" else "ridge"])
-    own, everybody = result.stages[stage.name], result.stages[stage.name.removeprefix("personal_")]
-    assert own.accuracy == everybody.accuracy  # the global head is the same
+    own, total = result.stages[stage.name], result.stages[stage.name.removeprefix("personal_")]
+    assert own.accuracy == total.accuracy  # the global head is the same
     assert own.personal is not None
-    assert everybody.personal is not None
-    assert own.personal > everybody.personal + 20
+    assert total.personal is not None
+    assert own.personal > total.personal + 20
     assert all(float(own.states[k][SHARE]) > 0 for k in range(6))
     module = result.module(client=0, stage=stage.name)
     assert type(module.classifier) is torch.nn.Linear
     d = 32
     sums = 8 * (2 + 2 * d + d * (d + 1) // 2)
-    assert own.metrics["bytes_up"] == everybody.metrics["bytes_up"]
-    assert own.metrics["bytes_down"] > everybody.metrics["bytes_down"] + 6 * sums
+    assert own.metrics["bytes_up"] == total.metrics["bytes_up"]
+    assert own.metrics["bytes_down"] > total.metrics["bytes_down"] + 6 * sums
 
 
 @pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.name)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -16,9 +16,11 @@ from fedhead.api.oneshot_result import COLUMNS, OneShot
 from fedhead.api.result import Result
 from fedhead.api.run import run
 from fedhead.core.errors import BadInput, unknown
+from fedhead.data import fitted
 from fedhead.data.augment import NORMALIZATIONS, Transform
 from fedhead.data.datasets import is_path
 from fedhead.data.federation import Federation
+from fedhead.data.leave_out import fitted_anew
 from fedhead.models.registry import MODELS, Preprocessing
 from fedhead.stages import STAGES
 from fedhead.stages.ccvr import CCVR
@@ -26,6 +28,7 @@ from fedhead.stages.closed_form import ClosedFormHead
 
 HEADS = ("ncm", "ridge", "lda", "qda", "fedcof")
 HEAD_ALONE = "mlp(hidden=[])"  # a linear layer on the features
+TEST = 0.2  # share of each client's samples that is held out where there is no test set
 LARGEST = 4e9  # bytes of all clients' messages together, beyond which a head is computed only where it is named
 
 
@@ -39,6 +42,7 @@ def oneshot(
     seed: int = 0,
     resize: int | None = None,
     normalize: str | None = None,
+    missing: Literal["refuse", "mean"] = "refuse",
     rounds: int = 0,
     device: str = "auto",
     precision: str = "fp32",
@@ -57,7 +61,10 @@ def oneshot(
         clients: Number of clients.
         seed: Seed of the partition and of test sets.
         resize: Height and width of images; by default those of the model's pretraining.
-        normalize: Normalization by name; by default that of the model's pretraining.
+        normalize: Normalization by name, or `"standard"`: by the mean and deviation of each feature over all clients'
+            training samples; by default that of the model's pretraining.
+        missing: What to do about NaN in tables: refuse it, or `"mean"`: fill in the feature's mean over all clients'
+            training samples, with an indicator column.
         rounds: With FedAvg on the same features over so many rounds, and CCVR after them, for comparison; 0: without.
         device: `"auto"`, `"cpu"` or `"cuda"`.
         precision: What features are computed in: `"fp32"`, `"tf32"` or `"bf16"`.
@@ -78,7 +85,7 @@ def oneshot(
     names = _heads(heads)
     entry = MODELS.resolve_call(backbone)[1]
     wanted = entry.preprocessing or Preprocessing()
-    federation = _federation(data, partition, clients, seed, data_dir, wanted)
+    federation = _federation(data, partition, clients, seed, data_dir, missing, wanted)
     federation = _prepared(federation, wanted, resize, normalize, seed)
     begin = time.perf_counter()
     held = extract_features(federation, backbone, device=device, precision=precision, cache=cache, progress=progress)
@@ -108,18 +115,26 @@ def _federation(
     clients: int | None,
     seed: int,
     data_dir: str | PathLike[str] | None,
+    missing: str,
     wanted: Preprocessing,
 ) -> Federation:
     if isinstance(data, Federation):
         if partition is not None or clients is not None:
             raise BadInput("partition and clients would have no effect: the federation has its clients")
+        if missing != "refuse":
+            raise BadInput("missing would have no effect: the federation was made without missing values")
         return data
     if not isinstance(data, str | PathLike):
         raise BadInput(f"data is {type(data).__name__}: give a federation, a data set's name, or a path")
     more: dict[str, Any] = {}
     if wanted.encode is not None and is_path(data) and Path(data).is_file():
         more["encode"] = wanted.encode
-    return Federation.load(data, partition, clients, seed, data_dir, **more)
+    if missing == "refuse":
+        return Federation.load(data, partition, clients, seed, data_dir, **more)
+    federation = Federation.load(data, partition, clients, seed, data_dir, missing=missing, **more)
+    if federation.test is not None:
+        return federation
+    return fitted_anew(federation, federation.hold_out(TEST, seed))  # no test sample counts in the means
 
 
 def _prepared(
@@ -132,7 +147,7 @@ def _prepared(
     if isinstance(transform, Transform):
         side = resize if resize is not None else wanted.resize
         mean, std = wanted.mean, wanted.std
-        if normalize is not None:
+        if normalize not in (None, "standard"):
             if normalize not in NORMALIZATIONS:
                 raise unknown("normalization", normalize, NORMALIZATIONS)
             mean, std = NORMALIZATIONS[normalize]
@@ -147,7 +162,9 @@ def _prepared(
         raise BadInput("resize and normalize are for images, the samples have several inputs")
     federation = replace(federation, transform=transform)
     if federation.test is None:
-        federation = federation.hold_out(0.2, seed)
+        federation = federation.hold_out(TEST, seed)
+    if normalize == "standard":
+        federation = fitted.standardize(federation)
     return federation if federation.client_test is not None else federation.with_client_test("matched", seed)
 
 

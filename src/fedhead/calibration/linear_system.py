@@ -55,7 +55,7 @@ def shrink(covariance: Tensor, shrinkage: float) -> Tensor:
 
 
 def ledoit_wolf(covariance: Tensor, samples: float) -> float:
-    """Return the shrinkage of Ledoit and Wolf from the covariance alone (Chen et al., 2010, Theorem 2).
+    """Return the shrinkage of Ledoit and Wolf from the covariance alone (Chen et al., 2010, Eq. 17 and 19).
 
     The shrinkage of Ledoit and Wolf (2004) needs fourth moments of the samples. This is its conditional expectation
     given the covariance, for Gaussian features, which needs the covariance and the number of samples.

@@ -27,7 +27,7 @@ def add(total: Statistics, part: Statistics) -> Statistics:
         part: Statistics of those who join.
 
     Returns:
-        The statistics of all of them, with everybody's fingerprint in `members`.
+        The statistics of all of them, with each one's fingerprint in `members`.
 
     Raises:
         BadInput: If somebody is in both, or the two are of different models or transforms.

@@ -86,7 +86,7 @@ class RidgePath:
         return min(self.penalties(), key=self.cross_validation)
 
     def cross_validation(self, alpha: float) -> float:
-        """Return the generalized cross-validation error of a penalty (Golub, Heath and Wahba, 1979, Eq. 1.3).
+        """Return the generalized cross-validation error of a penalty (Golub, Heath and Wahba, 1979).
 
         It is the mean squared error of leave-one-out with the leverage of every sample replaced by the mean leverage,
         which makes it a function of sums: N‖Y − Ŷ‖² / (N − tr H)² with tr H = Σ E/(E + λ), plus 1 for an intercept.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +11,13 @@ import typer
 from fedhead.cli.app import app
 from fedhead.cli.options import DataFolder, Device, Precision
 from fedhead.cli.output import print_tables
+
+
+class Missing(StrEnum):
+    """What to do about missing values."""
+
+    refuse = "refuse"
+    mean = "mean"
 
 
 @app.command()
@@ -21,6 +29,10 @@ def oneshot(
     clients: Annotated[int | None, typer.Option(min=1, help="Number of clients. [default: the data's, or 10]")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the split.")] = 0,
     resize: Annotated[int | None, typer.Option(min=1, help="Pixels. [default: as in the pretraining]")] = None,
+    normalize: Annotated[str | None, typer.Option(help="standard, or a name. [default: as in the pretraining]")] = None,
+    missing: Annotated[Missing, typer.Option(help="NaN in a table; mean: filled in, with an indicator column.")] = (
+        Missing.refuse
+    ),
     rounds: Annotated[int, typer.Option(min=0, help="Also FedAvg and CCVR on the features, over so many rounds.")] = 0,
     plot: Annotated[Path | None, typer.Option(help="Draw accuracy against bytes: .png, .svg or .pdf.")] = None,
     csv: Annotated[Path | None, typer.Option(help="Write the table to this file.")] = None,
@@ -38,6 +50,7 @@ def oneshot(
       fedhead oneshot cifar10 --partition 'dirichlet(0.05)' --clients 100 --device cuda --precision bf16
       fedhead oneshot photos/ --heads ridge,lda --plot heads.png
       fedhead oneshot digits --resize 64 --rounds 10
+      fedhead oneshot hospitals.npz --backbone 'mlp(hidden=[512])' --missing mean --normalize standard
     """
     from fedhead.api.oneshot import oneshot as compute
 
@@ -49,6 +62,8 @@ def oneshot(
         clients=clients,
         seed=seed,
         resize=resize,
+        normalize=normalize,
+        missing=missing.value,
         rounds=rounds,
         device=device,
         precision=precision.value,

@@ -46,7 +46,7 @@ def leave_out(federation: F, client: int) -> F:
         client_names=None if federation.client_names is None else [federation.client_names[k] for k in others],
     )
     kept = [*made.rows, *(made.validation or [])]
-    return _fitted_anew(federation, made.take(np.sort(np.concatenate(kept))))
+    return fitted_anew(federation, made.take(np.sort(np.concatenate(kept))))
 
 
 def is_fitted(federation: ClientData) -> bool:
@@ -76,8 +76,13 @@ def _standardized(federation: ClientData) -> bool:
         return False
 
 
-def _fitted_anew(before: ClientData, made: F) -> F:
-    """Return the federation with the means and deviations of the clients that are left."""
+def fitted_anew(before: ClientData, made: F) -> F:
+    """Return a federation with the means and deviations of its own training samples.
+
+    Args:
+        before: The federation whose means and deviations they are now.
+        made: What was made of it with fewer training samples.
+    """
     standard = _standardized(before)
     if standard:
         made = replace(made, transform=made.transform.replace(None, "unit"))

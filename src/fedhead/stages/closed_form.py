@@ -20,7 +20,7 @@ from fedhead.core.tree import Tree, Weights
 from fedhead.models.split_model import SplitModel
 from fedhead.stages.statistics_stage import StatisticsStage, by_architecture
 
-EVERYBODY, MEMBERS = "everybody", "members"  # in the server's state: the merged sums, and whose they are
+ALL_CLIENTS, MEMBERS = "all_clients", "members"  # in the server's state: the merged sums, and whose they are
 NEVER = -1e9  # the score of a class that is never predicted
 
 
@@ -35,7 +35,7 @@ class ClosedFormHead(StatisticsStage):
     """
 
     absent: Literal["refuse", "never"] = field(default="refuse", kw_only=True)
-    keeps_sums: bool = field(default=False, repr=False, kw_only=True)  # whether the server keeps them, as EVERYBODY
+    keeps_sums: bool = field(default=False, repr=False, kw_only=True)  # whether the server keeps them, as ALL_CLIENTS
 
     def check_counts(self, count: Tensor) -> None:
         """Refuse a class without samples, unless such classes are never to be predicted."""
@@ -56,8 +56,8 @@ class ClosedFormHead(StatisticsStage):
         if not self.keeps_sums:
             return server
         found = {name: self.merge(own) for name, own in by_architecture(replies).items()}
-        everybody = Tree({name: one.tree().replace(self.chosen(one)) for name, one in found.items()})
-        return server.replace({EVERYBODY: everybody, MEMBERS: torch.tensor(list(replies.clients))})
+        merged = Tree({name: one.tree().replace(self.chosen(one)) for name, one in found.items()})
+        return server.replace({ALL_CLIENTS: merged, MEMBERS: torch.tensor(list(replies.clients))})
 
     def chosen(self, statistics: Statistics) -> Tree:
         """Return the settings that were chosen by the statistics, by name."""

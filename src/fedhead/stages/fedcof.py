@@ -1,4 +1,4 @@
-"""FedCOF: covariances for free, estimated from the clients' class means alone (Feng et al., 2025)."""
+"""FedCOF: covariances for free, estimated from the clients' class means alone (Goswami et al., 2025)."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from fedhead.stages.closed_form import ClosedFormHead
 @stage("fedcof")
 @dataclass(frozen=True)
 class FedCOF(ClosedFormHead):
-    """Ridge regression with covariances estimated from the spread of the clients' class means (Feng et al., 2025).
+    """Solve ridge regression with covariances estimated from the spread of the clients' class means.
 
-    Means of n_kc samples scatter by Σ_c/n_kc, so Σ̂_c = Σ_k n_kc (μ_kc − μ_c)(μ_kc − μ_c)ᵀ / (K_c − 1) + γI over the
-    K_c clients with class c is unbiased but for γ where clients' samples are alike. The head is W = Ĝ⁻¹B with
-    Ĝ = Σ_c (N_c − 1) Σ̂_c + N μμᵀ, without the scatter between classes, and unit weights per class. Clients send
-    C(d + 1) numbers, and the server needs each client's, not only their sum.
+    This is FedCOF (Goswami et al., 2025, Algorithm 1). Means of n_kc samples scatter by Σ_c/n_kc, so Σ̂_c = Σ_k n_kc
+    (μ_kc − μ_c)(μ_kc − μ_c)ᵀ / (K_c − 1) + γI over the K_c clients with class c is unbiased but for γ where clients'
+    samples are alike. The head is W = Ĝ⁻¹B with Ĝ = Σ_c (N_c − 1) Σ̂_c + N μμᵀ, without the scatter between classes,
+    and unit weights per class. Clients send C(d + 1) numbers, and the server needs each client's, not only their sum.
     """
 
     gamma: Annotated[float, AtLeast(0)] = 1.0  # γ

@@ -26,7 +26,7 @@ class GaussianHead(ClosedFormHead):
     `lsqr` and `eigen`.
     """
 
-    # s; null: Ledoit-Wolf's for Gaussian features, which needs no more than the sums (Chen et al., 2010, Theorem 2)
+    # s; null: Ledoit-Wolf's for Gaussian features, which needs no more than the sums (Chen et al., 2010, Eq. 17 and 19)
     shrinkage: Annotated[float, Between(0, 1)] | None = None
     priors: Literal["empirical", "uniform"] = "empirical"  # the classes' shares of all samples, or all alike
 
@@ -52,7 +52,8 @@ class GaussianHead(ClosedFormHead):
 class LDA(GaussianHead):
     """Predict by the log posterior of Gaussians with one covariance: w_c = Σ⁻¹μ_c, b_c = log π_c − μ_cᵀΣ⁻¹μ_c/2.
 
-    FedCGS (Guan et al., 2025) sends the same sums for it. Σ is the covariance within classes.
+    FedCGS (Guan et al., 2025) sends the same sums for it, and GH-OFL (Turazza et al., 2026) names it GH-LDA. Σ is the
+    covariance within classes.
     """
 
     @property

@@ -1,4 +1,4 @@
-"""Personal heads in closed form: a client's own statistics interpolated with everybody's.
+"""Personal heads in closed form: a client's own statistics interpolated with those of all clients.
 
 In the manner of pFedFDA (McLaughlin and Su, 2024), which interpolates the means and the covariance of a client's
 features with those of all clients by a weight that the client chooses on its own samples. Here it is the sums that are
@@ -27,7 +27,7 @@ from fedhead.core.batch import PARTS, Batch
 from fedhead.core.inputs import Inputs
 from fedhead.core.ranges import Above, Below, Between
 from fedhead.core.tree import Tree, Weights, stack
-from fedhead.stages.closed_form import EVERYBODY, MEMBERS, NEVER, ClosedFormHead
+from fedhead.stages.closed_form import ALL_CLIENTS, MEMBERS, NEVER, ClosedFormHead
 from fedhead.stages.lda import LDA
 from fedhead.stages.ridge import Ridge, every
 from fedhead.stages.statistics_stage import architecture_number, require_shared_parts
@@ -44,11 +44,11 @@ SUMS = ("count", "sum", "outer")
 
 @dataclass(frozen=True)
 class PersonalHead(Stage):
-    """One message up with a client's sums, one down with everybody's, and then each client computes its own head.
+    """Compute a head per client: one message up with its sums, one down with those of all clients.
 
     The sums are S(t) = (1 − t)·S + t·(N/n)·S_k, with S and N the sums and the samples of all clients, S_k and n those
     of the client. Its weight t is the one with the least loss on a share of its samples, without which the sums are
-    taken for the choice; the head is then that of all its samples. The global model is the head of everybody's sums.
+    taken for the choice; the head is then that of all its samples. The global model is the head of all clients' sums.
 
     Args:
         validation: Share of each client's samples by which it chooses its weight.
@@ -59,17 +59,17 @@ class PersonalHead(Stage):
     absent: Literal["refuse", "never"] = field(default="refuse", kw_only=True)
 
     objectives: ClassVar[tuple[str, ...]] = ("multiclass",)
-    broadcast: ClassVar[tuple[str, ...]] = ("model", EVERYBODY)
+    broadcast: ClassVar[tuple[str, ...]] = ("model", ALL_CLIENTS)
 
     def earlier(self) -> ClosedFormHead:
-        """Return the stage that collects everybody's sums and computes the global head."""
+        """Return the stage that collects all clients' sums and computes the global head."""
         raise NotImplementedError
 
     def settings(self, chosen: Tree) -> list[Tree]:
         """Return the settings of a head among which a client chooses, besides its weight.
 
         Args:
-            chosen: What the server has chosen by everybody's sums.
+            chosen: What the server has chosen by all clients' sums.
         """
         raise NotImplementedError
 
@@ -105,11 +105,11 @@ class PersonalHead(Stage):
 
     # -- server -----------------------------------------------------------------------------------
     def after_earlier(self, server: Tree, calibrated: Tree, task: Task) -> Tree:
-        """Keep everybody's sums beside the trained model."""
-        return server.replace({name: calibrated[name] for name in ("calibrated", EVERYBODY, MEMBERS)})
+        """Keep all clients' sums beside the trained model."""
+        return server.replace({name: calibrated[name] for name in ("calibrated", ALL_CLIENTS, MEMBERS)})
 
     def per_client(self, server: Tree, client: int, task: Task) -> Tree:
-        """Tell a client whether its own samples are in everybody's sums."""
+        """Tell a client whether its own samples are in all clients' sums."""
         member = (server[MEMBERS] == client).any() if MEMBERS in server else torch.tensor(True)
         return super().per_client(server, client, task).replace({MEMBERS: member.double()})
 
@@ -121,8 +121,8 @@ class PersonalHead(Stage):
     def finish(self, w: Weights, client: Client) -> Reply:
         """Choose the weight on held-out samples, compute the head, and keep it."""
         z, y, weight, held = self._features(w, client)
-        received = client.received[EVERYBODY][str(architecture_number(client.task.model))]
-        everybody = Tree({name: received[name] for name in SUMS})
+        received = client.received[ALL_CLIENTS][str(architecture_number(client.task.model))]
+        total = Tree({name: received[name] for name in SUMS})
 
         def sums(marked: Tensor) -> Tree:
             return batch_sums(z, y, marked, client.task.classes, "pooled")
@@ -132,16 +132,16 @@ class PersonalHead(Stage):
         sent = sums(weight * held * large) * client.received[MEMBERS]
         compared, losses = [], []
         for share in SHARES:
-            mixed = _mixed(everybody - sent, own - unseen, share)
+            mixed = _mixed(total - sent, own - unseen, share)
             for settings in self.settings(received):
                 head = self.head_of(mixed, settings)
                 scores = z.double() @ head["weight"].mT + head["bias"]
-                each = self.losses(scores, y, everybody["count"] > 0)
+                each = self.losses(scores, y, total["count"] > 0)
                 losses.append((each * weight * held).sum().nan_to_num(torch.inf))
                 compared.append(settings.replace({SHARE: torch.full_like(losses[-1], share)}))
         best = torch.stack(losses).argmin()[None]
         chosen = stack(compared).map(lambda t: t.gather(0, best)[0])
-        found = self.head_of(_mixed(everybody, own, chosen[SHARE]), chosen)
+        found = self.head_of(_mixed(total, own, chosen[SHARE]), chosen)
         head = self.earlier().as_classifier(found, client.task)
         return Reply(send=Tree(), keep=client.state.replace({HEAD: head, SHARE: chosen[SHARE]}))
 
@@ -160,7 +160,7 @@ class PersonalHead(Stage):
 
     # -- models -----------------------------------------------------------------------------------
     def global_model(self, server: Tree, task: Task) -> Weights | None:
-        """The trained extractor under the head of everybody's sums."""
+        """The trained extractor under the head of all clients' sums."""
         return self._collecting().global_model(server, task)
 
     def personal_model(self, client: Client) -> Weights:
@@ -179,16 +179,16 @@ class PersonalHead(Stage):
 @stage("personal_lda")
 @dataclass(frozen=True)
 class PersonalLDA(PersonalHead):
-    """Linear discriminant analysis on a client's own statistics interpolated with everybody's; see `PersonalHead`.
+    """Linear discriminant analysis on a client's own statistics interpolated with all clients'; see `PersonalHead`.
 
-    Its weight is chosen by the cross entropy of the posteriors. The shrinkage is that of everybody's covariance.
+    Its weight is chosen by the cross entropy of the posteriors. The shrinkage is that of all clients' covariance.
     """
 
-    shrinkage: Annotated[float, Between(0, 1)] | None = None  # as of `lda`; null: chosen from everybody's sums
+    shrinkage: Annotated[float, Between(0, 1)] | None = None  # as of `lda`; null: chosen from all clients' sums
     priors: Literal["empirical", "uniform"] = "empirical"  # the classes' shares of all weighted samples, or all alike
 
     def earlier(self) -> ClosedFormHead:
-        """Return linear discriminant analysis on everybody's sums."""
+        """Return linear discriminant analysis on all clients' sums."""
         return LDA(self.shrinkage, self.priors, absent=self.absent, keeps_sums=True, method=self.method)
 
     def settings(self, chosen: Tree) -> list[Tree]:
@@ -214,21 +214,21 @@ class PersonalLDA(PersonalHead):
 @stage("personal_ridge")
 @dataclass(frozen=True)
 class PersonalRidge(PersonalHead):
-    """Ridge regression on a client's own statistics interpolated with everybody's; see `PersonalHead`.
+    """Ridge regression on a client's own statistics interpolated with all clients'; see `PersonalHead`.
 
     Its weight is chosen by the squared error on one-hot labels, and with it the penalty λ, unless that is given: where
-    clients contradict each other, the one of everybody's sums is far too large for any of them.
+    clients contradict each other, the one of all clients' sums is far too large for any of them.
     """
 
     alpha: Annotated[float, Above(0)] | None = None  # λ; null: chosen by each client
     intercept: bool = True  # whether there is one
 
     def earlier(self) -> ClosedFormHead:
-        """Return ridge regression on everybody's sums."""
+        """Return ridge regression on all clients' sums."""
         return Ridge(self.alpha, None, self.intercept, absent=self.absent, keeps_sums=True, method=self.method)
 
     def settings(self, chosen: Tree) -> list[Tree]:
-        """Return penalties: the given one, or that of everybody's sums and some relative to the mean eigenvalue."""
+        """Return penalties: the given one, or that of all clients' sums and some relative to the mean eigenvalue."""
         alpha, zero = chosen["alpha"], torch.zeros_like(chosen["alpha"])
         relative = PENALTIES if self.alpha is None else ()
         return [Tree(alpha=alpha, relative=zero), *(Tree(alpha=zero, relative=zero + value) for value in relative)]
@@ -252,17 +252,17 @@ class PersonalRidge(PersonalHead):
         return ((scores - labels).square() * there).sum(-1)
 
 
-def _mixed(everybody: Tree, own: Tree, share: float | Tensor) -> Tree:
-    """Return (1 − t)·S + t·(N/n)·S_k, of as many samples N as everybody's."""
-    scale = everybody["count"].sum() / own["count"].sum().clamp_min(1)
-    mixed: Tree = everybody * (1 - share) + own * (share * scale)
+def _mixed(total: Tree, own: Tree, share: float | Tensor) -> Tree:
+    """Return (1 − t)·S + t·(N/n)·S_k, of as many samples N as all clients have."""
+    scale = total["count"].sum() / own["count"].sum().clamp_min(1)
+    mixed: Tree = total * (1 - share) + own * (share * scale)
     return mixed
 
 
 def _solve(matrix: Tensor, right: Tensor) -> Tensor:
     """Return A⁻¹B for a positive definite A, scaled to a unit diagonal first; vectorizable, so it refuses nothing.
 
-    Everybody's system was refused if it is singular, and a part of it is in every other.
+    The system of all clients was refused if it is singular, and a part of it is in every other.
     """
     scale = matrix.diagonal().clamp_min(1e-300).sqrt()
     factor, _ = torch.linalg.cholesky_ex(matrix / scale[:, None] / scale)

@@ -24,7 +24,7 @@ from fedhead.stages.lda import GaussianHead
 @stage("qda")
 @dataclass(frozen=True)
 class QDA(GaussianHead):
-    """Predict by the log posterior of Gaussians with a covariance per class.
+    """Predict by the log posterior of Gaussians with a covariance per class (GH-QDA of Turazza et al., 2026).
 
     It is log π_c − log|Σ_c|/2 − ‖L_c⁻¹(z − μ_c)‖²/2 with Σ_c = L_cL_cᵀ. Messages and the head have d×d numbers
     per class, and a class needs many samples for them; with few, lda is better.
