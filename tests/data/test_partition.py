@@ -106,6 +106,26 @@ def test_capped_clients_that_hold_just_their_share_get_no_more():
         assert [len(r) for r in partition.CappedDirichlet(1e-9, minimum=0).split(y, 2, 2, seed)] == [50, 50]
 
 
+@pytest.mark.parametrize(("alpha", "seed"), [(0.5, 0), (0.05, 0), (0.1, 3)])
+def test_moon_is_the_split_of_its_public_code(alpha, seed):
+    y = np.tile(np.arange(10), 200)
+    stream = np.random.RandomState(seed)  # what follows is the public code
+    smallest = 0
+    while smallest < 10:
+        held = [[] for _ in range(8)]
+        for k in range(10):
+            rows = np.where(y == k)[0]
+            stream.shuffle(rows)
+            share = stream.dirichlet(np.repeat(alpha, 8))
+            share = np.array([p * (len(own) < len(y) / 8) for p, own in zip(share, held, strict=True)])
+            cuts = (np.cumsum(share / share.sum()) * len(rows)).astype(int)[:-1]
+            held = [own + part.tolist() for own, part in zip(held, np.split(rows, cuts), strict=True)]
+            smallest = min(len(own) for own in held)
+    assert [own.tolist() for own in parse(f"dirichlet({alpha}, moon)").split(y, 10, 8, seed)] == [*map(sorted, held)]
+    with pytest.raises(BadInput, match="1000 draws left some of the 3 clients under 10 samples; use a larger alpha"):
+        parse("dirichlet(1e-9, moon)").split(y[:20], 10, 3, 0)
+
+
 def test_plain_dirichlet_may_leave_clients_empty():
     y = np.repeat(np.arange(3), 50)
     sizes = sorted(len(r) for r in partition.Dirichlet(1e-12).split(y, 3, 10, 0))
@@ -163,7 +183,7 @@ def test_seeds_differ():
         ("dirichlet(0)", "alpha: 0 is out of range"),
         ("dirichlet(nan)", "alpha: nan is not finite"),
         ("dirichlet(inf, equal)", "alpha: inf is not finite"),
-        ("dirichlet(0.1, cappd)", "form: 'cappd' is not one of plain, capped, equal"),
+        ("dirichlet(0.1, cappd)", "form: 'cappd' is not one of plain, capped, equal, moon"),
         ("dirichlet", r"alpha is missing, write dirichlet\(alpha\)"),
         ("dirichlet(0.1, minimum=3)", "minimum=3 needs the form capped"),
         ("iid(3)", "1 values are too many, iid takes no values"),

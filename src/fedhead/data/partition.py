@@ -46,9 +46,13 @@ class Partition(Checked):
             raise BadInput(f"clients: {clients} clients can't share {len(y)} samples; use at most {len(y)} clients")
         if y.dtype.kind != "f" and (y.min() < 0 or y.max() >= classes):  # floats are targets that are no classes
             raise BadInput(f"labels must lie in 0 … {classes - 1}, they span {y.min()} … {y.max()}")
-        rng = np.random.RandomState(random.key(seed, "partition") & 0xFFFFFFFF)
+        rng = self.stream(seed)
         labels = y.copy()  # a rule that changes its labels must not change the data
         return _checked(self.assign(labels, classes, clients, rng), len(y), clients, self)
+
+    def stream(self, seed: int) -> np.random.RandomState:
+        """Return the random numbers of a partition's seed."""
+        return np.random.RandomState(random.key(seed, "partition") & 0xFFFFFFFF)
 
     def assign(self, y: NDArray[Any], classes: int, clients: int, rng: np.random.RandomState) -> list[Rows]:
         """Assign samples to clients; the arguments are already checked.
@@ -137,6 +141,41 @@ class CappedDirichlet(Partition):
     def __str__(self) -> str:
         minimum = "" if self.minimum == 10 else f", minimum={self.minimum}"
         return f"dirichlet({self.alpha!r}, capped{minimum})"
+
+
+@dataclass(frozen=True)
+class MoonDirichlet(Partition):
+    """The splits of MOON's public code, row for row: the rule of `CappedDirichlet` after `np.random.seed(seed)`.
+
+    Splits of one α differ by more than methods do, so that results published for one are compared on that one.
+    """
+
+    alpha: Annotated[float, Above(0)]  # α
+
+    def stream(self, seed: int) -> np.random.RandomState:
+        return np.random.RandomState(seed & 0xFFFFFFFF)
+
+    def assign(self, y: NDArray[Any], classes: int, clients: int, rng: np.random.RandomState) -> list[Rows]:
+        for _ in range(1000):
+            held: list[list[int]] = [[] for _ in range(clients)]
+            for c in np.unique(y):
+                rows = np.flatnonzero(y == c)
+                rng.shuffle(rows)  # before the shares are drawn: the order decides the stream
+                share = rng.dirichlet(np.repeat(self.alpha, clients))
+                share = share * np.array([len(own) < len(y) / clients for own in held])
+                if not share.sum() > 0:  # NaN too: for tiny α NumPy's shares may all be 0
+                    break
+                cuts = (np.cumsum(share / share.sum()) * len(rows)).astype(int)[:-1]
+                for own, part in zip(held, np.split(rows, cuts), strict=True):
+                    own.extend(part.tolist())
+            else:
+                if min(map(len, held)) >= CappedDirichlet.minimum:
+                    return [np.asarray(own) for own in held]
+        few = f"1000 draws left some of the {clients} clients under 10 samples"
+        raise BadInput(f"partition {self}: {few}; use a larger alpha")
+
+    def __str__(self) -> str:
+        return f"dirichlet({self.alpha!r}, moon)"
 
 
 @dataclass(frozen=True)

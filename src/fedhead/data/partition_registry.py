@@ -21,7 +21,16 @@ from fedhead.core.parameters import parameters, required
 from fedhead.core.ranges import Above, AtLeast
 from fedhead.core.registry import Registry
 from fedhead.data.allocation import Rows
-from fedhead.data.partition import IID, CappedDirichlet, Dirichlet, EqualDirichlet, Natural, Partition, Skewed
+from fedhead.data.partition import (
+    IID,
+    CappedDirichlet,
+    Dirichlet,
+    EqualDirichlet,
+    MoonDirichlet,
+    Natural,
+    Partition,
+    Skewed,
+)
 
 PartitionLike = str | Partition | type[Partition] | Callable[..., Any]  # what names a partition in Python
 CALLED_WITH = ("y", "clients", "rng")  # a user's function
@@ -120,15 +129,15 @@ def _built_in(name: str, make: Callable[..., Partition], *forms: Form) -> None:
 
 def _dirichlet(
     alpha: Annotated[float, Above(0)],
-    form: Literal["plain", "capped", "equal"] = "plain",
+    form: Literal["plain", "capped", "equal", "moon"] = "plain",
     minimum: Annotated[int, AtLeast(0)] | None = None,
 ) -> Partition:
-    """One of three partitions by the Dirichlet distribution."""
+    """One of four partitions by the Dirichlet distribution."""
     if form == "capped":
         return CappedDirichlet(alpha) if minimum is None else CappedDirichlet(alpha, minimum)
     if minimum is not None:
         raise BadInput(f"partition dirichlet: minimum={minimum} needs the form capped: dirichlet({alpha}, capped, …)")
-    return EqualDirichlet(alpha) if form == "equal" else Dirichlet(alpha)
+    return {"plain": Dirichlet, "equal": EqualDirichlet, "moon": MoonDirichlet}[form](alpha)
 
 
 _built_in("iid", IID, Form("iid", "", "shuffled and distributed evenly"))
@@ -144,6 +153,11 @@ _built_in(
         "dirichlet(alpha, capped)",
         "alpha > 0, minimum=10",
         "the same, with a cap of N/K samples per client and a minimum (MOON, CCVR)",
+    ),
+    Form(
+        "dirichlet(alpha, moon)",
+        "alpha > 0",
+        "the capped rule from NumPy's own stream: the very splits of MOON's public code",
     ),
     Form(
         "dirichlet(alpha, equal)",
