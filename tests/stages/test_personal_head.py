@@ -22,7 +22,7 @@ from fedhead.engine.simulation import Simulation
 from fedhead.executors.forward import ForwardExecutor
 from fedhead.executors.loop import Loop
 from fedhead.methods.fedavg import FedAvg
-from fedhead.stages.personal_head import HEAD, SHARE, SHARES, PersonalHead, _mixed
+from fedhead.stages.personal_head import HEAD, SHARE, SHARES, PersonalHead, _mixed, _with_matrix
 from fedhead.stages.recalibrate import features
 from fedhead.testing.inprocess import InProcessFederation
 
@@ -48,7 +48,7 @@ def test_ridge_on_interpolated_sums_is_scikit_learns_with_weighted_samples(inter
     draw = torch.Generator().manual_seed(0)
     z, y = torch.randn(60, 4, generator=draw, dtype=torch.float64), torch.arange(60) % 3
     mine = torch.arange(60) < 15
-    total, own = from_features(z, y, 4, "pooled").tree(), from_features(z[mine], y[mine], 4, "pooled").tree()
+    total, own = (_with_matrix(from_features(z[i], y[i], 4, "pooled").tree()) for i in (slice(None), mine))
     stage, alpha = fh.PersonalRidge(intercept=intercept), torch.tensor(0.7, dtype=torch.float64)
     for share in SHARES:
         head = stage.head_of(_mixed(total, own, share), Tree(alpha=alpha, relative=torch.zeros_like(alpha)))
@@ -65,7 +65,7 @@ def test_lda_on_interpolated_sums_is_that_of_repeated_samples() -> None:
     y = torch.arange(60) % 3
     z = torch.randn(60, 4, generator=draw, dtype=torch.float64) + y[:, None]
     mine = torch.arange(60) < 20
-    total, own = from_features(z, y, 3, "pooled").tree(), from_features(z[mine], y[mine], 3, "pooled").tree()
+    total, own = (_with_matrix(from_features(z[i], y[i], 3, "pooled").tree()) for i in (slice(None), mine))
     # t = 1/2: all samples count 1/2 and the client's own 1/2 + 60/20/2 = 2, so four times as much
     again = torch.cat([z, z[mine], z[mine], z[mine]]), torch.cat([y, y[mine], y[mine], y[mine]])
     expected = fh.LDA(shrinkage=0.1).fit(from_features(*again, 3, "pooled"))

@@ -30,10 +30,9 @@ def pack(matrix: Tensor) -> Tensor:
 
 def unpack(packed: Tensor, d: int) -> Tensor:
     """Rebuild symmetric matrices from their upper triangles: [..., d(d+1)/2] to [..., d, d]."""
-    rows, columns = triangle(d, packed.device)
-    place = torch.empty(d, d, dtype=torch.long, device=packed.device)
-    place[rows, columns] = place[columns, rows] = torch.arange(packed.shape[-1], device=packed.device)
-    return packed[..., place]
+    index = torch.arange(d, device=packed.device)
+    upper = (index * d - index * (index + 1) // 2)[:, None] + index
+    return packed[..., torch.where(index[:, None] <= index, upper, upper.mT)]
 
 
 def classes_at_once(features: int) -> int:

@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 HEAD, SHARE = "personal_head", "own_share"  # entries of a client's state: its head, and the weight that it chose
 SHARES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99)  # the weights t that are compared; at 1 most systems are singular
 PENALTIES = (1e-6, 1e-4, 1e-2, 1.0)  # of ridge, relative to the mean eigenvalue of the second moment
-SUMS = ("count", "sum", "outer")
 
 
 @dataclass(frozen=True)
@@ -77,7 +76,7 @@ class PersonalHead(Stage):
         """Return the head of weighted sums: `weight` [C, d] and `bias` [C]; it can be vectorized over clients.
 
         Args:
-            sums: Counts, which are no whole numbers any more, sums and one second moment.
+            sums: `count` [C], which are no whole numbers any more, `sum` [C, d] and one second moment `outer` [d, d].
             settings: One entry of `settings`.
         """
         raise NotImplementedError
@@ -122,10 +121,10 @@ class PersonalHead(Stage):
         """Choose the weight on held-out samples, compute the head, and keep it."""
         z, y, weight, held = self._features(w, client)
         received = client.received[ALL_CLIENTS][str(architecture_number(client.task.model))]
-        total = Tree({name: received[name] for name in SUMS})
+        total = _with_matrix(received)
 
         def sums(marked: Tensor) -> Tree:
-            return batch_sums(z, y, marked, client.task.classes, "pooled")
+            return _with_matrix(batch_sums(z, y, marked, client.task.classes, "pooled"))
 
         own, unseen = sums(weight), sums(weight * held)
         large = (client.counts >= client.task.min_class_count)[y]  # smaller classes were never sent
@@ -200,7 +199,7 @@ class PersonalLDA(PersonalHead):
         count, total = sums["count"], sums["sum"]
         there, samples = count > 0, count.sum()
         mean = total / torch.where(there, count, 1.0)[:, None]
-        within = unpack(sums["outer"], total.shape[-1]) - total.mT @ mean
+        within = sums["outer"] - total.mT @ mean
         weight = _solve(shrink(within / samples, settings["shrinkage"]), mean.mT).mT
         share = count / samples if self.priors == "empirical" else torch.ones_like(count)
         prior = torch.where(there, share, 1.0).log()
@@ -236,7 +235,7 @@ class PersonalRidge(PersonalHead):
     def head_of(self, sums: Tree, settings: Tree) -> Tree:
         """Return W = (G + λI)⁻¹B, as `ridge` does."""
         count, total = sums["count"], sums["sum"]
-        samples, moment, right = count.sum(), unpack(sums["outer"], total.shape[-1]), total.mT
+        samples, moment, right = count.sum(), sums["outer"], total.mT
         mean, share = total.sum(-2) / samples, count / samples
         if self.intercept:
             moment, right = moment - samples * torch.outer(mean, mean), right - torch.outer(mean, count)
@@ -250,6 +249,11 @@ class PersonalRidge(PersonalHead):
         """Return the squared error, of the classes that there are."""
         labels = (y[:, None] == torch.arange(scores.shape[-1], device=y.device)).double()
         return ((scores - labels).square() * there).sum(-1)
+
+
+def _with_matrix(sums: Tree) -> Tree:
+    """Return the counts, the sums and the second moment as a matrix, so that no head of a mixture unpacks it anew."""
+    return Tree(count=sums["count"], sum=sums["sum"], outer=unpack(sums["outer"], sums["sum"].shape[-1]))
 
 
 def _mixed(total: Tree, own: Tree, share: float | Tensor) -> Tree:
