@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, handle_torch_function, has_torch_function_unary
 
 from fedhead.core.errors import BadInput
 
@@ -55,7 +55,7 @@ def batch_norm(
         scale = torch.rsqrt(running_var + eps) * weight
         return (x.to(kind) * _per_channel(scale, x) + _per_channel(bias - running_mean * scale, x)).to(x.dtype)
     positions = x.numel() // (x.shape[0] * x.shape[1])
-    count: Any = x.shape[0] * positions if samples is None else samples.sum().to(kind) * positions
+    count: Any = x.shape[0] * positions if samples is None else samples.sum(0, keepdim=True).to(kind) * positions
     y, mean, var = BatchStatisticsNorm.apply(x, weight, bias, eps, samples, count, running_mean, running_var)  # type: ignore[no-untyped-call]  # torch leaves it untyped
     if training and running_mean is not None and running_var is not None:
         with torch.no_grad():
@@ -92,7 +92,7 @@ class BatchStatisticsNorm(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return the normalized input, and the mean and variance of each channel."""
         wide = x.to(weight.dtype)
-        mean, var = _statistics(wide, samples, count, running_mean, running_var)
+        mean, var = batch_statistics(x, samples, running_mean, running_var, count)
         y = (wide - _per_channel(mean, x)) * _per_channel(torch.rsqrt(var + eps) * weight, x) + _per_channel(bias, x)
         return y.to(x.dtype), mean, var
 
@@ -115,7 +115,8 @@ class BatchStatisticsNorm(torch.autograd.Function):
         x, weight, mean, var, *masked = ctx.saved_tensors
         if torch.is_grad_enabled():  # the saved statistics, which may be the running ones, are constants to autograd
             samples, count = masked or (None, ctx.count)
-            mean, var = _statistics(x.to(weight.dtype), samples, count, *((mean, var) if ctx.fewest > 1 else ()))
+            running = (mean, var) if ctx.fewest > 1 else (None, None)
+            mean, var = _statistics(x, samples, *running, count)
         slope = grads[0].to(weight.dtype)
         scale = torch.rsqrt(var + ctx.eps)
         normal = (x.to(weight.dtype) - _per_channel(mean, x)) * _per_channel(scale, x)
@@ -128,18 +129,37 @@ class BatchStatisticsNorm(torch.autograd.Function):
         return (dx * _per_channel(scale * weight, x)).to(x.dtype), weight_grad, bias_grad, None, None, None, None, None
 
 
-def _statistics(
-    x: Tensor,
-    samples: Tensor | None,
-    count: int | Tensor,
-    running_mean: Tensor | None = None,
-    running_var: Tensor | None = None,
+def batch_statistics(
+    x: Tensor, samples: Tensor | None, running_mean: Tensor | None, running_var: Tensor | None, count: int | Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return mean and biased variance of each channel; the running ones for a batch without a variance."""
+    """Compute mean and biased variance of each channel of a batch; an executor may replace this by a kernel.
+
+    Args:
+        x: Inputs, [B, C, ...].
+        samples: Which rows are samples and not padding, [B]; None: all of them.
+        running_mean: What stands for the mean of a batch without a variance, [C]; None: the mean itself.
+        running_var: Likewise for the variance.
+        count: Number of values of samples per channel.
+
+    Returns:
+        Mean and variance in at least float32, both [C].
+    """
+    if has_torch_function_unary(x):
+        found: tuple[Tensor, Tensor] = handle_torch_function(
+            batch_statistics, (x,), x, samples, running_mean, running_var, count
+        )
+        return found
+    return _statistics(x, samples, running_mean, running_var, count)
+
+
+def _statistics(
+    x: Tensor, samples: Tensor | None, running_mean: Tensor | None, running_var: Tensor | None, count: int | Tensor
+) -> tuple[Tensor, Tensor]:
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
     if samples is None or not isinstance(count, Tensor):
-        var, mean = torch.var_mean(x, _reduced_axes(x), correction=0)
+        var, mean = torch.var_mean(wide, _reduced_axes(x), correction=0)
         return mean, var
-    mean, var = _masked_statistics(x, samples, count)
+    mean, var = _masked_statistics(wide, samples, count)
     if running_mean is None or running_var is None:
         return mean, var
     return torch.where(count > 1, mean, running_mean), torch.where(count > 1, var, running_var)

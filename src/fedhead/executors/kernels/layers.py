@@ -10,8 +10,8 @@ import torch
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from fedhead.executors.kernels import convolve, linear
-from fedhead.models.batch_norm import batch_norm
+from fedhead.executors.kernels import convolve, linear, statistics
+from fedhead.models.batch_norm import batch_norm, batch_statistics
 
 
 class StackedLayers(TorchFunctionMode):
@@ -22,7 +22,10 @@ class StackedLayers(TorchFunctionMode):
     ) -> Any:
         """Replace the layers that have a stacked implementation."""
         if func is F.batch_norm:
-            return batch_norm(*args, **(kwargs or {}))
+            with self:  # for its statistics
+                return batch_norm(*args, **(kwargs or {}))
+        if func is batch_statistics and statistics.supports(args[0]):
+            return statistics.statistics(*args[:4])
         if func is F.linear and linear.supports(*args[:2]):
             return linear.linear(*args, **(kwargs or {}))
         if func is torch.conv2d and not kwargs and len(args) == 7 and convolve.supports(args[0], *args[3:]):

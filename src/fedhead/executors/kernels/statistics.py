@@ -1,0 +1,110 @@
+"""Mean and variance of a batch for stacked clients, all clients in one kernel.
+
+A compiler would fuse what follows from the sums (counts without padding, running statistics where there is no sample)
+into every kernel that uses mean and variance, and keep normalized copies of the activations instead of these few
+numbers. As operators they are computed once.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedhead.executors.kernels.common import available, next_power_of_two
+
+BLOCK = 2048  # values that a program adds up at a time
+PROGRAMS = 1024  # enough to fill a large GPU several times
+
+
+def supports(x: Tensor) -> bool:
+    """Return whether the kernels support such an input, and their compiler is installed."""
+    return x.dtype != torch.float64 and x.dim() >= 2 and available()
+
+
+def statistics(
+    x: Tensor, samples: Tensor | None, running_mean: Tensor | None, running_var: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Compute `fedhead.models.batch_norm.batch_statistics` for a client in a stack."""
+    rows = x.movedim(1, -1).contiguous().reshape(x.shape[0], -1, x.shape[1])
+    mean, var = batch_statistics(rows, samples, running_mean, running_var)
+    return mean, var
+
+
+# -- operators ------------------------------------------------------------------------------------------------------
+@torch.library.custom_op("fedhead::batch_statistics", mutates_args=())
+def batch_statistics(
+    x: Tensor, samples: Tensor | None, running_mean: Tensor | None, running_var: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Mean and variance [C] of one client's batch [B, P, C] over the rows that are samples, in float32."""
+
+    def one(t: Tensor | None) -> Tensor | None:
+        return None if t is None else t[None]
+
+    mean, var = stacked(x[None], one(samples), one(running_mean), one(running_var))
+    return mean[0], var[0]
+
+
+@batch_statistics.register_fake
+def _(
+    x: Tensor, samples: Tensor | None, running_mean: Tensor | None, running_var: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    return x.new_empty(x.shape[2], dtype=torch.float32), x.new_empty(x.shape[2], dtype=torch.float32)
+
+
+@batch_statistics.register_vmap
+def _(
+    info: Any, in_dims: tuple[int | None, ...], *args: Tensor | None
+) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
+    def every(t: Tensor | None, dim: int | None) -> Tensor | None:
+        if t is None:
+            return None
+        return t.expand(info.batch_size, *t.shape) if dim is None else t.movedim(dim, 0)
+
+    x, *others = (every(t, dim) for t, dim in zip(args, in_dims, strict=True))
+    assert x is not None
+    return stacked(x, *others), (0, 0)
+
+
+@torch.library.custom_op("fedhead::stacked_batch_statistics", mutates_args=())
+def stacked(
+    x: Tensor, samples: Tensor | None, running_mean: Tensor | None, running_var: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Mean and variance [K, C] of every client's batch [K, B, P, C]; samples are [K, B]."""
+    clients, batch, positions, channels = x.shape
+    x, samples = x.contiguous(), x if samples is None else samples.contiguous().view(torch.uint8)
+    masked, running = samples is not x, running_mean is not None and running_var is not None
+    width = next_power_of_two(channels, 64)
+    columns, rows, height = -(-channels // width), batch * positions, BLOCK // width
+    wanted = max(1, min(PROGRAMS // (clients * columns), -(-rows // height)))
+    turns = -(-rows // (wanted * height))
+    slices = -(-rows // (turns * height))
+    part = x.new_empty(clients, slices, 2, channels, dtype=torch.float32)
+    mean, var = (x.new_empty(clients, channels, dtype=torch.float32) for _ in range(2))
+    before = [t.contiguous() for t in (running_mean, running_var) if t is not None] if running else [mean, var]
+    kernels = _kernels()
+    kernels.partial_sums[slices, columns, clients](
+        x, samples, part, batch, positions, slices, turns, channels, masked, height, width
+    )
+    blocks = (1 << (slices - 1).bit_length(), 1 << (batch - 1).bit_length(), width)
+    kernels.combine[columns, clients](
+        x, samples, part, *before, mean, var, batch, positions, slices, channels, masked, running, *blocks
+    )
+    return mean, var
+
+
+@stacked.register_fake
+def _(
+    x: Tensor, samples: Tensor | None, running_mean: Tensor | None, running_var: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    mean, var = (x.new_empty(x.shape[0], x.shape[3], dtype=torch.float32) for _ in range(2))
+    return mean, var
+
+
+@cache
+def _kernels() -> Any:
+    from fedhead.executors.kernels import statistics_kernels
+
+    return statistics_kernels
