@@ -11,6 +11,7 @@ from torch import nn
 from torch.func import functional_call, vmap
 
 from fedhead.core.errors import BadInput
+from fedhead.executors.kernels import statistics
 from fedhead.executors.kernels.layers import StackedLayers
 from fedhead.models.batch_norm import MaskedBatchNorm, batch_norm, may_normalize_batches
 
@@ -51,6 +52,28 @@ def test_bfloat16_is_normalized_in_float32() -> None:
     assert found.dtype == torch.bfloat16
     wide = torch.stack([nn.functional.batch_norm(one, None, None, training=True) for one in x.float()])
     torch.testing.assert_close(found.float(), wide, atol=0.02, rtol=0.02)
+
+
+@pytest.mark.parametrize("padded", [True, False], ids=["padded", "whole"])
+def test_a_stack_may_have_a_kernel_for_the_statistics(padded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    shapes = []
+
+    def kernel(x: torch.Tensor, *others: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        shapes.append(tuple(x.shape))
+        return x.mean((0, 2, 3)), torch.ones(x.shape[1])
+
+    monkeypatch.setattr(statistics, "supports", lambda x: True)
+    monkeypatch.setattr(statistics, "statistics", kernel)
+    x = torch.randn(2, 6, 4, 3, 3)
+
+    def forward(own: torch.Tensor) -> torch.Tensor:
+        with MaskedBatchNorm(torch.ones(6, dtype=torch.bool), 6) if padded else nullcontext():
+            return nn.functional.batch_norm(own, None, None, training=True, eps=0)
+
+    with StackedLayers():
+        found = vmap(forward)(x.requires_grad_())
+    assert shapes == [(6, 4, 3, 3)]
+    torch.testing.assert_close(found, x - x.mean((1, 3, 4), keepdim=True))
 
 
 # -- padding --------------------------------------------------------------------------------------------------------

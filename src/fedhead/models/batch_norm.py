@@ -56,7 +56,10 @@ def batch_norm(
         return (x.to(kind) * _per_channel(scale, x) + _per_channel(bias - running_mean * scale, x)).to(x.dtype)
     positions = x.numel() // (x.shape[0] * x.shape[1])
     count: Any = x.shape[0] * positions if samples is None else samples.sum(0, keepdim=True).to(kind) * positions
-    y, mean, var = BatchStatisticsNorm.apply(x, weight, bias, eps, samples, count, running_mean, running_var)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    with torch.no_grad():  # the backward pass of the normalization is that of the statistics, too
+        mean, var = batch_statistics(x, samples, running_mean, running_var, count)
+    fewest = 1 if running_mean is None else 2
+    y = BatchStatisticsNorm.apply(x, weight, bias, mean, var, samples, count, eps, fewest)  # type: ignore[no-untyped-call]  # torch leaves it untyped
     if training and running_mean is not None and running_var is not None:
         with torch.no_grad():
             unbiased = var * (count / _at_least_one(count - 1))
@@ -71,10 +74,10 @@ def _at_least_one(count: Any) -> Any:
 
 
 class BatchStatisticsNorm(torch.autograd.Function):
-    """Normalization by the batch's own statistics, which it also returns; saves only its input for backward.
+    """Normalization by the batch's own statistics, as a function of the input from which they were computed.
 
-    A batch without a variance is normalized by the running statistics, if there are any. Gradients of gradients are
-    exact: the backward pass computes the statistics anew from the input where it is itself differentiated.
+    Besides them it saves only its input for the backward pass. Gradients of gradients are exact: the backward pass
+    computes the statistics anew from the input where it is itself differentiated.
     """
 
     generate_vmap_rule = True
@@ -84,39 +87,47 @@ class BatchStatisticsNorm(torch.autograd.Function):
         x: Tensor,
         weight: Tensor,
         bias: Tensor,
-        eps: float,
+        mean: Tensor,
+        var: Tensor,
         samples: Tensor | None,
         count: int | Tensor,
-        running_mean: Tensor | None,
-        running_var: Tensor | None,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the normalized input, and the mean and variance of each channel."""
+        eps: float,
+        fewest: int,
+    ) -> Tensor:
+        """Return the normalized input.
+
+        Args:
+            x: Inputs, [B, C, ...].
+            weight: Scale, [C].
+            bias: Shift, [C].
+            mean: What `batch_statistics` finds for x, [C].
+            var: Likewise.
+            samples: As for `batch_statistics`.
+            count: Likewise.
+            eps: Added to the variance.
+            fewest: Batches with fewer values per channel have other statistics than their own.
+        """
         wide = x.to(weight.dtype)
-        mean, var = batch_statistics(x, samples, running_mean, running_var, count)
         y = (wide - _per_channel(mean, x)) * _per_channel(torch.rsqrt(var + eps) * weight, x) + _per_channel(bias, x)
-        return y.to(x.dtype), mean, var
+        return y.to(x.dtype)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         """Save what the backward pass needs."""
-        x, weight, _, ctx.eps, samples, count, *running = inputs
-        _, mean, var = output
-        ctx.mark_non_differentiable(mean, var)
-        ctx.set_materialize_grads(False)
+        x, weight, _, mean, var, samples, count, ctx.eps, ctx.fewest = inputs
         ctx.count = None if isinstance(count, Tensor) else count
-        ctx.fewest = 1 if running[0] is None else 2  # values per channel that are normalized by their own statistics
         ctx.save_for_backward(x, weight, mean, var, *(() if samples is None else (samples, count)))
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
         """Return the gradients of input, weight and bias; with `create_graph`, such that they have derivatives too."""
-        if grads[0] is None:
-            return (None,) * 8
         x, weight, mean, var, *masked = ctx.saved_tensors
         if torch.is_grad_enabled():  # the saved statistics, which may be the running ones, are constants to autograd
             samples, count = masked or (None, ctx.count)
             fewest_are_two = ctx.fewest > 1
-            mean, var = _statistics(x, samples, mean if fewest_are_two else None, var if fewest_are_two else None, count)
+            mean, var = _statistics(
+                x, samples, mean if fewest_are_two else None, var if fewest_are_two else None, count
+            )
         slope = grads[0].to(weight.dtype)
         scale = torch.rsqrt(var + ctx.eps)
         normal = (x.to(weight.dtype) - _per_channel(mean, x)) * _per_channel(scale, x)
@@ -126,7 +137,7 @@ class BatchStatisticsNorm(torch.autograd.Function):
         dx = slope - _per_channel(bias_grad / count, x) - normal * _per_channel(weight_grad / count, x)
         if masked:  # mean and variance depend on the samples alone
             dx = torch.where(_per_row(masked[0] & (masked[1] >= ctx.fewest), x), dx, slope)
-        return (dx * _per_channel(scale * weight, x)).to(x.dtype), weight_grad, bias_grad, None, None, None, None, None
+        return (dx * _per_channel(scale * weight, x)).to(x.dtype), weight_grad, bias_grad, *[None] * 6
 
 
 def batch_statistics(

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 from fedhead.executors.kernels import convolve, linear, statistics
@@ -15,7 +16,7 @@ from fedhead.models.batch_norm import batch_norm, batch_statistics
 
 
 class StackedLayers(TorchFunctionMode):
-    """A context in which plain convolutions, small linear layers and batch norms under `vmap` use stacked kernels."""
+    """A context in which some layers under `vmap` use kernels made for stacks, or those that work there."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -26,6 +27,9 @@ class StackedLayers(TorchFunctionMode):
                 return batch_norm(*args, **(kwargs or {}))
         if func is batch_statistics and statistics.supports(args[0]):
             return statistics.statistics(*args[:4])
+        if func is F.scaled_dot_product_attention:  # under vmap the fused kernels refuse some lengths going backward
+            with sdpa_kernel(SDPBackend.MATH):
+                return func(*args, **(kwargs or {}))
         if func is F.linear and linear.supports(*args[:2]):
             return linear.linear(*args, **(kwargs or {}))
         if func is torch.conv2d and not kwargs and len(args) == 7 and convolve.supports(args[0], *args[3:]):
