@@ -12,15 +12,20 @@ class ClientStates:
 
     def __init__(self, initial: Callable[[int], Tree], kept: Mapping[int, Tree] | None = None):
         self._initial = initial
-        self.kept = dict(kept or {})  # of the clients that took part
+        self._kept = dict(kept or {})
+
+    @property
+    def kept(self) -> dict[int, Tree]:
+        """The states of the clients that took part."""
+        return self._kept
 
     def __getitem__(self, client: int) -> Tree:
-        return self.kept[client] if client in self.kept else self._initial(client)
+        return self._kept[client] if client in self._kept else self._initial(client)
 
     def __setitem__(self, client: int, state: Tree) -> None:
         # A row of a stack would keep the whole stack alive: a state owns its memory.
-        self.kept[client] = state.clone()
+        self._kept[client] = state.clone()
 
     def copy(self) -> ClientStates:
         """Return the same states, to be written to without touching these."""
-        return ClientStates(self._initial, self.kept)
+        return ClientStates(self._initial, self._kept)

@@ -139,6 +139,7 @@ class Clients:
         if holders := {k: len(federation.rows[k]) for k in self.holders}:
             sampling.check(self.sampler, self._cohort_size, holders, seed)
         self.counts = torch.as_tensor(federation.counts(), dtype=dtype, device=self.device)
+        self._initial_states: dict[int, Tree] = {}  # by architecture
         self.states = ClientStates(self.initial_state)
         self.prefetch = Prefetcher()
         self.padding_check = PaddingCheck()
@@ -150,12 +151,15 @@ class Clients:
         return self.pool if len(rows) == len(self.pool) else self.pool.take(torch.from_numpy(rows).to(self.device))
 
     def initial_state(self, client: int) -> Tree:
-        """A client's state before its first round."""
-        w, task = self.initial[self.assign[client]], self.task_of(client)
-        state = self.method.init_client(w, task)
-        if task.local.persistent:
-            state = state.replace({OPTIMIZER: initial_optimizer_states(self.method, task, w, state)})
-        return state
+        """A client's state before its first round, which all clients of its architecture share."""
+        group = self.assign[client]
+        if group not in self._initial_states:
+            w, task = self.initial[group], self.tasks[group]
+            state = self.method.init_client(w, task)
+            if task.local.persistent:
+                state = state.replace({OPTIMIZER: initial_optimizer_states(self.method, task, w, state)})
+            self._initial_states[group] = state
+        return self._initial_states[group]
 
     def check_trained(self, algorithm: Algorithm) -> None:
         """Raise `BadInput` for a phase that has nothing to train because all of it is frozen."""

@@ -25,6 +25,7 @@ from fedhead.engine.callbacks import Callback
 from fedhead.engine.client_states import ClientStates
 from fedhead.engine.clients import Clients
 from fedhead.engine.evaluation import ClientTest, ClientTests
+from fedhead.engine.host_states import HostStates
 from fedhead.engine.metric_registry import NO_METRICS, Metric
 from fedhead.engine.metrics import Row
 from fedhead.engine.outliers import OutlierPolicy
@@ -74,6 +75,8 @@ class Simulation(Clients, Transport[ClientStates]):
         self.server = method.init_server(self.initial[0], self.task)
         if self.device.type == "cuda":
             self.portion = None  # its stacks are of clients of similar sizes, taken from all of them
+            if self._cohort_size < len(federation):  # those of the other clients would only fill its memory
+                self.states = HostStates(self.initial_state, self.device)
         self._wanted = executor
         self._validation: Pool | None = None
         self.executor: Executor = executor if isinstance(executor, Executor) else Loop()
@@ -116,7 +119,9 @@ class Simulation(Clients, Transport[ClientStates]):
 
     def restore(self, server: Tree, kept: Mapping[int, Tree]) -> None:
         """Go on from an earlier state, on this simulation's device."""
-        super().restore(server.to(self.device), {k: state.to(self.device) for k, state in kept.items()})
+        here = isinstance(self.states, HostStates)
+        clients = {k: state if here else state.to(self.device) for k, state in kept.items()}
+        super().restore(server.to(self.device), clients)
 
     def present(self) -> list[int]:
         """Return the clients that hold data."""
@@ -130,13 +135,17 @@ class Simulation(Clients, Transport[ClientStates]):
         self, algorithm: Algorithm, server: Tree, states: ClientStates, cohort: list[int], round: int
     ) -> Received:
         """Let the executor do the work of a cohort, one job per architecture."""
-        if self.device.type == "cuda" and isinstance(algorithm, Method) and round < self.task.rounds:
-            later = self.cohort(round + 1)  # a CPU has no time to spare
+        on_gpu = self.device.type == "cuda"
+        goes_on = isinstance(algorithm, Method) and round < self.task.rounds
+        later = self.cohort(round + 1) if goes_on and (on_gpu or isinstance(states, HostStates)) else []
+        if on_gpu:  # a CPU has no time to spare
             self.prefetch.begin(
                 draw for k in later for draw in self.draw_arguments(self.method, self.task_of(k), k, round + 1)
             )
         downlink = make_downlink(algorithm, server, cohort, self.task_of)
         jobs = self.work(algorithm, downlink, states, round)
+        if isinstance(states, HostStates):
+            states.prefetch(later, cohort)
         replies: dict[int, ClientReply] = {}
         executor = self._executor_for(algorithm)
         for job, found in zip(jobs, executor.run_all(jobs), strict=True):

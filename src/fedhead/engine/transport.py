@@ -57,7 +57,9 @@ class Quorum:
 class States(Protocol):
     """What the clients keep, as a transport holds it: the states themselves, or where they are stored."""
 
-    kept: dict[int, Any]
+    @property
+    def kept(self) -> dict[int, Any]:
+        """What each client that took part has kept."""
 
     def __setitem__(self, client: int, kept: Any, /) -> None: ...
 

@@ -30,7 +30,7 @@ class Job:
         clients: The clients' numbers.
         broadcast: What all of them receive.
         per_client: What each receives besides.
-        states: What each has kept from earlier rounds.
+        states: What each has kept from earlier rounds, on the device or in the host's memory.
         rows: Each client's training rows in the pool of samples.
         counts: Each client's samples per class.
         schedules: The batches of each client, one entry per phase.
@@ -101,12 +101,20 @@ class Job:
             The client's inputs.
         """
         assert not self.numbers, "only a stack joins runs with different numbers"
-        return self._inputs(self.per_client[k], self.states[k], self.counts[k], *self._padded([k]), squeeze=True)
+        state = self._on_device(self.states[k])
+        return self._inputs(self.per_client[k], state, self.counts[k], *self._padded([k]), squeeze=True)
 
     def stacked_inputs(self) -> ClientInputs:
         """Return the inputs of all clients, with a client axis."""
         places = list(range(len(self.clients)))
-        return self._inputs(stack(self.per_client), stack(self.states), torch.stack(self.counts), *self._padded(places))
+        states = stack([self._on_device(state) for state in self.states])
+        return self._inputs(stack(self.per_client), states, torch.stack(self.counts), *self._padded(places))
+
+    def _on_device(self, state: Tree) -> Tree:
+        """A client's state where it trains; until then it may lie in the host's memory."""
+        device = self.program.pool.device
+        first = next(state.tensors(), None)
+        return state if first is None or first.device.type == device.type else state.to(device)
 
     def _inputs(
         self, own: Tree, state: Tree, counts: Tensor, rows: Tensor, mask: Tensor, steps: Tensor, squeeze: bool = False

@@ -83,12 +83,21 @@ class CheckpointWriter:
 
 
 def to_host(tree: Tree) -> Tree:
-    """Return a copy of a tree in the host's memory, copied in one piece per dtype: a GPU has thousands of tensors."""
+    """Return a tree in the host's memory, copied in one piece per dtype: a GPU has thousands of tensors.
+
+    What lies there already is taken as it is, since states are replaced and never changed.
+    """
     kinds: dict[torch.dtype, list[Tensor]] = {}
     for t in tree.tensors():
-        kinds.setdefault(t.dtype, []).append(t)
+        if not on_host(t):
+            kinds.setdefault(t.dtype, []).append(t)
     parts = {
         kind: iter(torch.split(torch.cat([t.reshape(-1) for t in tensors]).cpu(), [t.numel() for t in tensors]))
         for kind, tensors in kinds.items()
     }
-    return tree.map(lambda t: next(parts[t.dtype]).reshape(t.shape))
+    return tree.map(lambda t: t if on_host(t) else next(parts[t.dtype]).reshape(t.shape))
+
+
+def on_host(t: Tensor) -> bool:
+    """Return whether a tensor lies in the host's memory."""
+    return t.device.type == "cpu"

@@ -1,0 +1,165 @@
+"""Client states in the host's memory, for a GPU that trains a few of many clients in a round.
+
+A state lies in page-locked memory, one buffer per dtype, which a GPU reads and writes beside its other work. What a
+client keeps is copied there on a separate stream; the states of the next round's clients are copied back on it while
+this round's train. The GPU thus holds the states of two cohorts, however many clients there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from fedhead.core.tree import Tree
+from fedhead.engine.client_states import ClientStates
+
+Buffers = dict[torch.dtype, Tensor]
+
+
+class HostStates(ClientStates):
+    """Client states in the host's memory; those that are asked for ahead are on the device when they are needed.
+
+    A state is replaced and never changed, so whoever holds one, such as a snapshot, may keep it.
+
+    Args:
+        initial: Returns a client's initial state.
+        device: Where clients train.
+    """
+
+    def __init__(self, initial: Callable[[int], Tree], device: torch.device):
+        super().__init__(initial)
+        self._copies = Copies(device)
+        self._buffers: dict[int, Buffers] = {}  # of each state that is kept
+        self._wanted: frozenset[int] = frozenset()  # clients of the next round
+        self._ahead: dict[int, Tree] = {}  # their states on the device
+
+    @property
+    def kept(self) -> dict[int, Tree]:
+        """The states of the clients that took part, in the host's memory; waits until they are written."""
+        self._copies.wait()
+        return self._kept
+
+    def __getitem__(self, client: int) -> Tree:
+        """Return a state on the device if it was asked for ahead, or else in the host's memory."""
+        if client in self._ahead:
+            self._copies.join()
+            return self._ahead[client]
+        if client in self._kept:
+            self._copies.wait()
+        return super().__getitem__(client)
+
+    def __setitem__(self, client: int, state: Tree) -> None:
+        packed = _pack(state)
+        self._ahead.pop(client, None)
+        if packed and client in self._wanted:
+            self._ahead[client] = _unpack(packed, state).map(self._copies.to_device)
+        self._buffers[client] = self._copies.to_host(packed)
+        self._kept[client] = _unpack(self._buffers[client], state)
+
+    def prefetch(self, clients: Iterable[int], training: Iterable[int]) -> None:
+        """Copy the states of clients to the device, beside its other work.
+
+        Args:
+            clients: Those that take part in the next round; what was copied for earlier ones is released.
+            training: Those whose state is about to be replaced: the new one stays on the device.
+        """
+        self._wanted = frozenset(clients)
+        fetched = [k for k in self._wanted.difference(training) if self._buffers.get(k)]
+        self._ahead = {
+            k: _unpack(buffers, self._kept[k])
+            for k, buffers in zip(fetched, self._copies.fetch([self._buffers[k] for k in fetched]), strict=True)
+        }
+
+    def copy(self) -> HostStates:
+        """Return the same states, to be written to without touching these."""
+        other = HostStates(self._initial, self._copies.device)
+        other._kept, other._buffers = dict(self.kept), dict(self._buffers)
+        return other
+
+
+class Copies:
+    """Copies between host and device on a separate stream; on a CPU plain copies, so that all else can be tested there.
+
+    Args:
+        device: The device.
+    """
+
+    def __init__(self, device: torch.device):
+        self.device = device
+        self._on_gpu = device.type == "cuda"
+        self._stream = torch.cuda.Stream(device) if self._on_gpu else None  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        self._unseen = False  # whether the host has not waited for the last copies to it
+        self._unjoined = False  # whether the device's other work has not waited for the last copies to the device
+
+    def to_device(self, t: Tensor) -> Tensor:
+        """Return a tensor on the device."""
+        return t.to(self.device)
+
+    def to_host(self, buffers: Buffers) -> Buffers:
+        """Copy buffers of the device, or of the host, to new page-locked memory; `wait` before it is read."""
+        found: Buffers = {}
+        if not buffers:
+            return found
+        with self._aside():
+            for kind, buffer in buffers.items():
+                found[kind] = torch.empty(buffer.shape, dtype=kind, pin_memory=self._on_gpu)
+                found[kind].copy_(buffer, non_blocking=True)
+                if self._stream is not None and buffer.is_cuda:
+                    buffer.record_stream(self._stream)  # it was made on another one, which might reuse its memory
+        self._unseen = True
+        return found
+
+    def fetch(self, states: list[Buffers]) -> list[Buffers]:
+        """Copy buffers of the host to new memory on the device; `join` before they are used."""
+        with self._aside():
+            found = [{kind: t.to(self.device, non_blocking=True) for kind, t in one.items()} for one in states]
+        if self._stream is not None:
+            for t in (t for one in found for t in one.values()):
+                t.record_stream(torch.cuda.current_stream(self.device))
+        self._unjoined = True
+        return found
+
+    def wait(self) -> None:
+        """Let the host wait until all copies are done."""
+        if self._unseen and self._stream is not None:
+            self._stream.synchronize()
+        self._unseen = False
+
+    def join(self) -> None:
+        """Let the device's other work from now on begin after the copies."""
+        if self._unjoined and self._stream is not None:
+            torch.cuda.current_stream(self.device).wait_stream(self._stream)
+        self._unjoined = False
+
+    @contextmanager
+    def _aside(self) -> Iterator[None]:
+        """Queue copies on the separate stream, after what the device has been told so far."""
+        if self._stream is None:
+            yield
+            return
+        self._stream.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(self._stream):
+            yield
+
+
+def _pack(tree: Tree) -> Buffers:
+    """Return a tree's numbers in new memory, one buffer per dtype."""
+    kinds: dict[torch.dtype, list[Tensor]] = {}
+    for t in tree.tensors():
+        kinds.setdefault(t.dtype, []).append(t.reshape(-1))
+    return {kind: torch.cat(parts) for kind, parts in kinds.items()}
+
+
+def _unpack(buffers: Buffers, like: Tree) -> Tree:
+    """Return the tree whose numbers lie in buffers, in the form of another one."""
+    begins = dict.fromkeys(buffers, 0)
+
+    def view(t: Tensor) -> Tensor:
+        begin = begins[t.dtype]
+        begins[t.dtype] = begin + t.numel()
+        return buffers[t.dtype][begin : begins[t.dtype]].view(t.shape)
+
+    return like.map(view)

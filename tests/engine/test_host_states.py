@@ -1,0 +1,117 @@
+"""Client states in the host's memory give the numbers of those on the device; a CPU stands for the GPU."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from small import federation, network
+
+from fedhead.algorithm.task import LocalTraining
+from fedhead.core.optimizers import SGD
+from fedhead.core.tree import Tree
+from fedhead.engine.client_states import ClientStates
+from fedhead.engine.host_states import HostStates
+from fedhead.engine.rounds import Snapshot, run
+from fedhead.engine.simulation import Simulation
+from fedhead.methods import METHODS
+
+LOCAL = LocalTraining(epochs=1, batch_size=4, optimizer=SGD(lr=0.02, momentum=0.9))
+CPU = torch.device("cpu")
+
+
+def state(value: float) -> Tree:
+    return Tree(own=Tree(w=torch.full((2, 3), value), n=torch.tensor(int(value))), c=torch.full((4,), -value))
+
+
+def states() -> HostStates:
+    return HostStates(lambda client: state(0.0), CPU)
+
+
+def same(one: Tree, other: Tree) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(one.tensors(), other.tensors(), strict=True))
+
+
+def simulation(method: str, local: LocalTraining, on_host: bool) -> Simulation:
+    made = Simulation(federation(), [network("batch")], METHODS[method](), rounds=5, local=local, participation=0.5)
+    if on_host:
+        made.states = HostStates(made.initial_state, CPU)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("method", "persistent"),
+    [("scaffold", False), ("fedavg", True), pytest.param("fedrep", False, marks=pytest.mark.slow)],
+)
+def test_rounds_have_the_same_numbers_and_resume_exactly(method: str, persistent: bool) -> None:
+    local = dataclasses.replace(LOCAL, persistent=persistent)
+    expected = run(simulation(method, local, on_host=False))
+    found: list[Snapshot] = []
+    whole = run(simulation(method, local, on_host=True), on_round=found.append)
+    again = run(simulation(method, local, on_host=True), resume=found[1])
+    for one in (whole, again):
+        assert [row["accuracy"] for row in one.rows] == [row["accuracy"] for row in expected.rows]
+        assert [row["personal"] for row in one.rows] == [row["personal"] for row in expected.rows]
+        assert one.clients.keys() == expected.clients.keys()
+        assert all(same(one.clients[k], expected.clients[k]) for k in expected.clients)
+        assert same(one.server, expected.server)
+
+
+def test_a_state_owns_its_memory_and_a_snapshot_stays_as_it_was() -> None:
+    mine, given = states(), state(1.0)
+    mine[3] = given
+    given["c"].zero_()
+    snapshot = dict(mine.kept)
+    assert same(snapshot[3], state(1.0))
+    mine[3] = state(2.0)
+    assert same(snapshot[3], state(1.0))
+    assert same(mine[3], state(2.0))
+    assert same(mine[4], state(0.0))
+    assert list(mine.kept) == [3]
+
+
+def test_a_copy_is_written_to_alone() -> None:
+    mine = states()
+    mine[0] = state(1.0)
+    other = mine.copy()
+    assert isinstance(other, HostStates)
+    other[0] = state(5.0)
+    other[1] = state(6.0)
+    assert same(mine[0], state(1.0))
+    assert list(mine.kept) == [0]
+    assert same(other[0], state(5.0))
+
+
+def test_states_are_fetched_ahead_and_never_stale(monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = states()
+    for k in range(4):
+        mine[k] = state(k + 1.0)
+    fetched: list[int] = []
+    plainly = mine._copies.fetch
+    monkeypatch.setattr(mine._copies, "fetch", lambda some: fetched.append(len(some)) or plainly(some))
+    mine.prefetch([1, 2, 9], training=[2, 3])
+    assert fetched == [1]  # 2 is about to be replaced, 9 never took part
+    assert set(mine._ahead) == {1}
+    mine[2] = state(7.0)
+    assert set(mine._ahead) == {1, 2}  # the new state stayed on the device
+    mine[3] = state(8.0)
+    assert [float(mine[k]["c"][0]) for k in range(4)] == [-1.0, -2.0, -7.0, -8.0]
+    mine[1] = state(9.0)  # written out of turn: what was fetched is outdated
+    assert float(mine[1]["c"][0]) == -9.0
+    mine.prefetch([0], training=[])
+    assert set(mine._ahead) == {0}
+
+
+def test_the_next_cohort_is_fetched_while_this_one_trains(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = simulation("scaffold", LOCAL, on_host=True)
+    asked: list[tuple[list[int], list[int]]] = []
+    assert isinstance(made.states, HostStates)
+    monkeypatch.setattr(made.states, "prefetch", lambda later, now: asked.append((list(later), list(now))))
+    run(made)
+    cohorts = [made.cohort(number) for number in range(1, 6)]
+    assert asked == list(zip([*cohorts[1:], []], cohorts, strict=True))
+
+
+def test_on_a_cpu_states_stay_as_they_are() -> None:
+    assert type(simulation("scaffold", LOCAL, on_host=False).states) is ClientStates
