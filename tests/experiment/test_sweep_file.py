@@ -77,7 +77,7 @@ def test_parameters_hold_whichever_axis_comes_first() -> None:
 
 
 def test_folders_differ_where_names_would_not() -> None:
-    cells = sweep_cells(plan("digits", {"partition": ["dirichlet(0.1)", "dirichlet 0.1", "x" * 300]}))
+    cells = sweep_cells(plan("digits", {"weights": ["a(0.1)", "a 0.1", "x" * 300]}))
     folders = [next(iter(cell.runs)).parent.name for cell in cells]
     assert len(set(folders)) == 3
     assert all(len(folder) < 120 for folder in folders)
@@ -85,6 +85,7 @@ def test_folders_differ_where_names_would_not() -> None:
 
 def test_a_recipes_own_code_is_found_beside_the_file(tmp_path: Path) -> None:
     text = "recipe: own.yaml\nbase: {method: moon}\naxes: {method: [fedavg, mine.py:Mine], lr: [0.1]}"
+    (tmp_path / "mine.py").write_text("import fedhead as fh\n\nclass Mine(fh.FedAvg):\n    pass\n")
     (tmp_path / "own.yaml").write_text("rounds: 3\nmethod: fedprox\nmethod.mu: 0.3")  # whose parameter goes with it
     recipe = next(iter(sweep_cells(plan(grid(tmp_path, text), {}))[1].runs.values()))
     assert (recipe.rounds, recipe.folders[0]) == (3, tmp_path.resolve())
@@ -109,6 +110,10 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"lr": 0.1}, "nothing varies"),
     ({"local_epochs": [1, "1"]}, "is there twice"),
     ({"method": ["fedprox", "fedprox(mu=0.01)"], "method.mu": [0.01]}, "are the same"),
+    ({"partition": ["dirichlet(0.1)", "dirichlet(alpha=0.10)"]}, "are the same"),  # however they are written
+    ({"method": "fedprox", "method.mu": [1, 1.0]}, "the cells 'mu=1' and 'mu=1.0' are the same"),
+    ({"model": ["mlp(hidden=[8])", "mlp([8])"]}, "are the same"),
+    ({"sampler": [None, "uniform"]}, "are the same"),
     ({"method": ["fedprox(0.1)"]}, "name the parameters, as in fedprox"),
     ({"lr": [0.1], "stage.ccvr.samples": 5}, "no cell has the stage 'ccvr'"),
     (["lr"], "axes: ['lr'] is not keys with values"),  # type: ignore[list-item]  # what Python's users may give

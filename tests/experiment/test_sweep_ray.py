@@ -5,15 +5,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from ray_stub import Ray
 
 from fedhead.core.errors import BadInput
-from fedhead.experiment import environment, ray_engine, ray_worker
+from fedhead.experiment import environment, ray_cluster, ray_engine, ray_worker
 from fedhead.experiment.ray_engine import RayEngine
 from fedhead.experiment.run import Settings, execute
 from fedhead.experiment.run_folder import CHECKPOINT, RunFolder
@@ -26,53 +27,6 @@ LOOP = Settings(executor="loop", device="cpu")
 TABLE = plan("digits", {"lr": [0.1, 0.2], "clients": 3, "rounds": 2, "local_epochs": 1, "subset": 60})
 
 
-class RayError(Exception):
-    """A worker is gone."""
-
-
-class RayTaskError(RayError):
-    """A task raised an error."""
-
-    cause: BaseException | None = None
-
-
-class Ray:
-    """What the engine uses of Ray, in this process.
-
-    Args:
-        lost: How many of the first tasks lose their worker after they have sent something.
-        cpus: What the cluster has.
-    """
-
-    exceptions = SimpleNamespace(RayError=RayError, RayTaskError=RayTaskError)
-
-    def __init__(self, lost: int = 0, cpus: float = 2):
-        self.lost, self.cpus, self.begun, self.most = lost, cpus, 0, 0
-
-    def remote(self, function: Callable[..., Iterator[Any]]) -> Any:
-        def submit(*arguments: Any) -> Iterator[Any]:
-            self.begun += 1
-            return self.stream(function(*arguments), self.begun <= self.lost)
-
-        return SimpleNamespace(options=lambda **resources: SimpleNamespace(remote=submit))
-
-    @staticmethod
-    def stream(sent: Iterator[Any], loses: bool) -> Iterator[Any]:
-        for one in sent:
-            yield one
-            if loses:
-                raise RayError
-
-    def wait(self, streams: list[Any], num_returns: int) -> tuple[list[Any], list[Any]]:
-        self.most = max(self.most, len(streams))
-        return streams[:num_returns], streams[num_returns:]
-
-    def __getattr__(self, name: str) -> Any:
-        context = SimpleNamespace(get_job_id=lambda: "test")
-        answers = {"is_initialized": True, "cluster_resources": {"CPU": self.cpus}, "get_runtime_context": context}
-        return (lambda one: one) if name == "get" else lambda *_, **__: answers.get(name)
-
-
 @pytest.fixture
 def with_ray(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Ray], RayEngine]:
     """Return a function that makes an engine on a stand-in for Ray."""
@@ -81,7 +35,7 @@ def with_ray(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Ray],
     monkeypatch.setattr(ray_worker.tempfile, "gettempdir", lambda: str(tmp_path / "worker"))
 
     def make(ray: Ray) -> RayEngine:
-        monkeypatch.setattr(ray_engine, "importlib", SimpleNamespace(import_module=lambda name: ray))
+        monkeypatch.setattr(ray_cluster, "importlib", SimpleNamespace(import_module=lambda name: ray))
         return RayEngine()
 
     return make
@@ -107,7 +61,7 @@ def test_a_lost_worker_s_runs_go_on_and_none_is_trained_twice(
 def test_a_cell_that_loses_every_worker_fails_and_the_others_go_on(
     with_ray: Callable[[Ray], RayEngine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ray_engine, "_LOSSES", 1)
+    monkeypatch.setattr(ray_cluster, "_LOSSES", 1)
     monkeypatch.setattr(ray_engine, "place", lambda files, folder: None)  # nothing arrives
     result = run_sweep(TABLE, tmp_path / "sweep", settings=LOOP, engine=with_ray(Ray(lost=4)))
     assert list(result.failures) == ["lr=0.1, seed 0", "lr=0.2, seed 0"]
@@ -154,6 +108,6 @@ def test_what_ray_can_not_give_is_refused(
     def missing(name: str) -> None:
         raise ImportError(name)
 
-    monkeypatch.setattr(ray_engine, "importlib", SimpleNamespace(import_module=missing))
+    monkeypatch.setattr(ray_cluster, "importlib", SimpleNamespace(import_module=missing))
     with pytest.raises(BadInput, match=r"--engine ray needs Ray: pip install 'fedhead\[ray\]'"):
         RayEngine()

@@ -211,6 +211,42 @@ def test_an_objective_without_a_number_ends_the_trial_not_the_count(
         assert [row["state"] for row in csv.DictReader(file)] == ["pruned", "pruned"]
 
 
+def test_an_error_in_mid_search_is_one_line_and_leaves_no_trial_running(
+    planted: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[int] = []
+
+    def breaks(y_true: object, y_pred: object) -> float:
+        seen.append(1)
+        return 1 / (3 - len(seen))  # what is checked before the search is whole
+
+    monkeypatch.setitem(fh.METRICS._held, "breaks", breaks)
+    with pytest.raises(fh.BadInput, match="metric breaks: the function raised ZeroDivisionError") as caught:
+        fh.tune(planted, "lr=log(0.01, 0.1)", out=tmp_path, trials=3, objective="breaks", together=1, pruner="none")
+    assert "\n" not in str(caught.value)
+    with (tmp_path / "trials.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["state"] for row in rows] == ["failed"]
+    assert "ZeroDivisionError" in rows[0]["reason"]
+
+
+@pytest.mark.slow
+def test_validation_samples_of_a_recipe_are_given_back_unless_callbacks_need_them(
+    planted: Recipe, tmp_path: Path
+) -> None:
+    common: Any = {"trials": 1, "objective": "loss", "together": 1}
+    held = replace(planted, validation=0.4, rounds=1)
+    found = fh.tune(held, "lr=log(0.01, 0.1)", out=tmp_path / "a", **common)
+    assert found.recipe.validation is None
+    with pytest.raises(fh.BadInput, match=r"another validation: 0\.4, not 0\.15"):
+        fh.tune(replace(held, validation=None), "lr=log(0.01, 0.1)", out=tmp_path / "a", **common)
+    watched = replace(held, callbacks=("early_stopping(patience=1)",))
+    assert fh.tune(watched, "lr=log(0.01, 0.1)", out=tmp_path / "b", **common).recipe.validation == 0.4
+    with pytest.raises(fh.BadInput, match="validation"):  # before the search, not before the final training
+        fh.tune(replace(watched, validation=None), "lr=log(0.01, 0.1)", out=tmp_path / "c", **common)
+    assert not (tmp_path / "c").exists()
+
+
 def test_metrics_of_the_clients_are_of_their_own_validation_samples(planted: Recipe, tmp_path: Path) -> None:
     with pytest.raises(fh.BadInput, match="no trial was begun"):
         fh.tune(planted, "lr=log(0.01, 0.1)", out=tmp_path, minutes=1e-9, objective="client_std")

@@ -32,6 +32,20 @@ Together = Annotated[
 ]
 
 
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Check and list the cells, run nothing.")]
+TableAsJson = Annotated[bool, typer.Option("--json", help="Print the table, or what is listed, as JSON.")]
+
+
+class EngineName(StrEnum):
+    """What computes."""
+
+    local = "local"
+    ray = "ray"
+
+
+Engine = Annotated[EngineName, typer.Option(help="This process, or the machines of a Ray cluster.")]
+
+
 class TransportName(StrEnum):
     """What carries messages between the server and its clients."""
 

@@ -16,11 +16,13 @@ from fedhead.cli.options import (
     Assignments,
     DataFolder,
     Device,
+    DryRun,
     ExecutorName,
     Minutes,
     Precision,
     PrecisionName,
     Shard,
+    TableAsJson,
     Together,
     numbers,
     words,
@@ -72,11 +74,11 @@ def reproduce(
     executor: ExecutorName = "auto",
     precision: PrecisionName = Precision.fp32,
     together: Together = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check and list the cells, run nothing.")] = False,
+    dry_run: DryRun = False,
     summary: Annotated[
         bool, typer.Option("--summary", help="Write the --results folder's README.md and figure, run nothing.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the table, or what is listed, as JSON.")] = False,
+    as_json: TableAsJson = False,
 ) -> None:
     """Run a table of a paper: our mean ± deviation beside the published one, and the difference.
 

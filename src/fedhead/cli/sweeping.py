@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,11 +14,15 @@ from fedhead.cli.options import (
     Assignments,
     DataFolder,
     Device,
+    DryRun,
+    Engine,
+    EngineName,
     ExecutorName,
     Minutes,
     Precision,
     PrecisionName,
     Shard,
+    TableAsJson,
     Together,
     numbers,
 )
@@ -30,13 +33,6 @@ from fedhead.core.errors import BadInput, FedheadError, machine_fault
 if TYPE_CHECKING:
     from fedhead.experiment.sweep_table import SweepResult
     from fedhead.experiment.tables import Table
-
-
-class EngineName(StrEnum):
-    """What runs the cells."""
-
-    local = "local"
-    ray = "ray"
 
 
 @app.command()
@@ -51,9 +47,7 @@ def sweep(
     ] = None,
     minutes: Minutes = None,
     shard: Shard = None,
-    engine: Annotated[EngineName, typer.Option(help="This process, or the machines of a Ray cluster.")] = (
-        EngineName.local
-    ),
+    engine: Engine = EngineName.local,
     cpus_per_cell: Annotated[float, typer.Option(min=0, help="With Ray: the CPUs that runs of a cell get.")] = 1,
     gpus_per_cell: Annotated[float, typer.Option(min=0, help="With Ray: the GPUs, or the share of one.")] = 0,
     data: DataFolder = None,
@@ -62,8 +56,8 @@ def sweep(
     executor: ExecutorName = "auto",
     precision: PrecisionName = Precision.fp32,
     together: Together = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check and list the cells, run nothing.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the table, or what is listed, as JSON.")] = False,
+    dry_run: DryRun = False,
+    as_json: TableAsJson = False,
 ) -> None:
     """Run a recipe with every combination of values, each with every seed, and print one table.
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedhead.cli.app import app
-from fedhead.cli.options import Assignments, DataFolder, Device, Precision, PrecisionName
+from fedhead.cli.options import Assignments, DataFolder, Device, Engine, EngineName, Precision, PrecisionName
 from fedhead.cli.output import interruptible
 from fedhead.core.errors import BadInput
 
@@ -71,6 +71,11 @@ def tune(
         Path | None, typer.Option("--show", help="Draw the figures of a study's folder; search no more.")
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the sampler.")] = 0,
+    engine: Engine = EngineName.local,
+    cpus_per_worker: Annotated[
+        float, typer.Option(min=0, help="With Ray: CPUs of trials that train side by side.")
+    ] = 1,
+    gpus_per_worker: Annotated[float, typer.Option(min=0, help="With Ray: the GPUs, or the share of one.")] = 0,
     data: DataFolder = None,
     device: Device = "auto",
     precision: PrecisionName = Precision.fp32,
@@ -85,6 +90,7 @@ def tune(
     Examples:
       fedhead tune digits 'lr=log(1e-3, 1)' 'momentum=choice(0, 0.9)' --trials 30 --final
       fedhead tune digits method=fedprox 'method.mu=log(1e-4, 1)' --objective f1 --sampler gp --out runs/mu
+      fedhead tune digits 'lr=log(1e-3, 1)' --engine ray --gpus-per-worker 0.5
       fedhead tune --show runs/mu
     """
     from fedhead.experiment.recipe import Recipe
@@ -135,6 +141,9 @@ def tune(
             minutes=minutes,
             final=final,
             seed=seed,
+            engine=engine.value,
+            cpus_per_worker=cpus_per_worker,
+            gpus_per_worker=gpus_per_worker,
             settings=Settings(data, device, "auto", precision.value),
             on_trial=tell,
         )

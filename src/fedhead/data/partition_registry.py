@@ -7,7 +7,7 @@ returns one array of rows per client.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
@@ -41,7 +41,7 @@ class FromFunction(Partition):
     """A user's function `(y, clients, rng, **parameters)` that returns one array of rows per client."""
 
     function: Callable[..., Any]
-    text: str  # as the recipe writes it
+    text: str = field(repr=False, compare=False)  # as the recipe writes it
     parameters: Mapping[str, Any]
 
     def assign(self, y: NDArray[Any], classes: int, clients: int, rng: np.random.RandomState) -> list[Rows]:

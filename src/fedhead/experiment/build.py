@@ -100,6 +100,19 @@ def architectures(recipe: Recipe, inputs: Inputs, head: str | None = None) -> li
         inputs: Shape of their inputs, and number of outputs.
         head: The head that the method needs, for models whose recipe names none.
     """
+    checked = model_settings(recipe)
+    if head is not None:
+        for _, given in checked:
+            given.setdefault("head", head)
+    made = build_many(checked, inputs.shape, inputs.outputs, recipe.seed, recipe.folders)
+    if recipe.weights is not None:
+        first_weights.start_from(made, recipe.weights, recipe.folders)
+    freeze(made, recipe.freeze)
+    return made
+
+
+def model_settings(recipe: Recipe) -> list[tuple[models.Architecture, dict[str, Any]]]:
+    """The recipe's models with the parameters that it gives to each, checked."""
     texts = recipe.model if isinstance(recipe.model, tuple) else (recipe.model,)
     asked = [_model_and_parameters(text, recipe.folders) for text in texts]
     hints = [_model_parameters(entry) for entry, _ in asked]
@@ -111,15 +124,8 @@ def architectures(recipe: Recipe, inputs: Inputs, head: str | None = None) -> li
     checked = []
     for (entry, special), own in zip(asked, hints, strict=True):
         given = {word: value for word, value in common.items() if word in own} | special
-        given = check_all(given, own, f"model {entry.name}", "model.")
-        if head is not None:
-            given.setdefault("head", head)
-        checked.append((entry, given))
-    made = build_many(checked, inputs.shape, inputs.outputs, recipe.seed, recipe.folders)
-    if recipe.weights is not None:
-        first_weights.start_from(made, recipe.weights, recipe.folders)
-    freeze(made, recipe.freeze)
-    return made
+        checked.append((entry, check_all(given, own, f"model {entry.name}", "model.")))
+    return checked
 
 
 def _model_and_parameters(text: str, folders: Sequence[Path]) -> tuple[models.Architecture, dict[str, Any]]:

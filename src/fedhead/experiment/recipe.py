@@ -25,6 +25,12 @@ Seed = Annotated[int, AtLeast(0), Below(2**63)]
 _NESTED = {"model": "model_parameters", "method": "method_parameters", "stage": "stage_parameters"}
 _CALLS = ("model", "uploads", "metrics", "callbacks", "loggers")  # lists of name(parameter=value)
 _NO_KEYS = {*_NESTED.values(), "folders"}
+# What decides which samples there are and who holds them, besides the seeds; and what a model sees of them.
+SAMPLE_KEYS = (
+    *("dataset", "objective", "partition", "clients", "client_test", "test", "subset"),
+    *("layout", "size", "encode", "missing"),
+)
+DATA_KEYS = (*SAMPLE_KEYS, "augment", "normalize", "resize", "public", "public_samples")
 
 
 @dataclass(frozen=True, repr=False)

@@ -163,6 +163,23 @@ class Study:
             else:
                 self._study.tell(trial, value)
 
+    def report(self, trial: Any, round_: int, value: float) -> bool:
+        """Record what a trial has reached in a round, and return whether it is to end there."""
+        with self._storage_errors(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a trial that is trained again reports its rounds again
+            trial.report(value, round_)
+            return bool(trial.should_prune())
+
+    def fail(self, trials: Sequence[Any], reason: str) -> None:
+        """Record that what has not ended of some trials failed; they do not count, and are not tried again."""
+        states = optuna().trial.TrialState
+        running = {one.number for one in self._study.get_trials(deepcopy=False, states=(states.RUNNING,))}
+        with self._storage_errors():
+            for trial in trials:
+                if trial.number in running:
+                    trial.set_user_attr("reason", reason)
+                    self._study.tell(trial, state=states.FAIL)
+
     def _give_up_lost(self) -> None:
         """End the trials of workers that were killed, and let their values be tried again."""
         states = optuna().trial.TrialState

@@ -15,6 +15,7 @@ import torch
 
 from fedhead.core.errors import BadInput, FedheadError, first_line, machine_fault
 from fedhead.core.user_line import user_line
+from fedhead.experiment.canonical import canonical
 from fedhead.experiment.fork import fork, trained
 from fedhead.experiment.recipe import Recipe
 from fedhead.experiment.reproduce import drawn_seeds
@@ -56,8 +57,8 @@ def sweep_cells(table: Table, seeds: int | Sequence[int] | None = None) -> list[
     names = [cell_name(cell.choices) for cell in found]
     keys = [settings_of(_recipe(cell, 0, name)) for cell, name in zip(found, names, strict=True)]
     seen: dict[str, str] = {}
-    for name, text in zip(names, keys, strict=True):
-        if (other := seen.setdefault(text, name)) is not name:
+    for cell, name in zip(found, names, strict=True):
+        if (other := seen.setdefault(_meaning(cell, name), name)) is not name:
             raise BadInput(f"the cells {other!r} and {name!r} are the same: their settings do not differ; remove one")
     return [
         SweepCell(
@@ -80,6 +81,15 @@ def _recipe(cell: Cell, seed: int, name: str) -> Recipe:
         with_stage = {**recipe.flat(), "stages": [*recipe.stages, cell.stage]}
         with_stage |= {f"stage.{cell.stage}.{word}": value for word, value in cell.parameters.items()}
         return Recipe.from_flat(with_stage, recipe.folders)
+    except BadInput as error:
+        raise BadInput(f"{name}: {error}") from error
+
+
+def _meaning(cell: Cell, name: str) -> str:
+    """Return what a cell's settings mean, however they are written."""
+    recipe = _recipe(cell, 0, name)
+    try:
+        return canonical(recipe)
     except BadInput as error:
         raise BadInput(f"{name}: {error}") from error
 

@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -20,12 +21,13 @@ from fedhead.executors.job import Executor
 from fedhead.executors.multi_run import run_together
 from fedhead.experiment.data import Inputs, is_path, search_federation
 from fedhead.experiment.experiment import Experiment
-from fedhead.experiment.recipe import Recipe
+from fedhead.experiment.recipe import DATA_KEYS, Recipe
 from fedhead.experiment.run import Settings, threads_for
 from fedhead.experiment.search_space import Dimension, with_values
-from fedhead.experiment.study import Study
 
 Direction = Literal["maximize", "minimize"]
+Report = Callable[[int, int, float], bool]  # place of a trial, round, value -> whether the trial ends here
+Ended = Callable[[int, float | None, str], None]  # place of a trial, its value, the reason where there is none
 TOGETHER = 8  # trials side by side by default, where a stack is fastest
 VALIDATION = 0.15  # share of each client's training samples, as in the experiments of CCVR
 # Objectives that every run has, by their name in a round's record, and which values are good.
@@ -35,11 +37,6 @@ OBJECTIVES: Mapping[str, tuple[str, Direction]] = {
     "personal": ("personal", "maximize"),
     "personal_loss": ("personal_loss", "minimize"),
 }
-# What decides the data that a trial trains on.
-_DATA_KEYS = (
-    *("dataset", "objective", "partition", "clients", "augment", "normalize", "layout", "size", "resize", "encode"),
-    *("missing", "test", "client_test", "public", "public_samples", "subset", "seed", "partition_seed"),
-)
 
 
 def direction_of(objective: str, recipe: Recipe) -> Direction:
@@ -105,7 +102,7 @@ class TrialTraining:
     def federation(self, recipe: Recipe) -> Federation:
         """Return the data of a trial, read once."""
         flat = recipe.flat()
-        key = json.dumps([flat.get(name) for name in _DATA_KEYS] + [bool(recipe.callbacks)])
+        key = json.dumps([flat.get(name) for name in (*DATA_KEYS, "seed", "partition_seed")] + [bool(recipe.callbacks)])
         if key not in self.data:
             personal = recipe.client_test is not None or self.objective.startswith("personal") or self.over_clients
             self.data[key] = search_federation(recipe, self.share, self.settings.data, personal)
@@ -131,32 +128,47 @@ class TrialTraining:
         chosen = select.executor(self.settings.executor, simulation, recipe.folders)
         return TOGETHER if chosen.takes_numbers else 1
 
-    def run(self, study: Study, batch: Sequence[Any]) -> None:
-        """Train trials, side by side if there are several, and tell the study what each has reached."""
-        made = [self.experiment(study.values(trial)) for trial in batch]
+    def run(self, chosen: Sequence[Mapping[str, Any]], report: Report, ended: Ended) -> None:
+        """Train trials, side by side if there are several.
+
+        Args:
+            chosen: The values of each trial, by key.
+            report: Called with a trial's place in `chosen`, the round and its value; returns whether the trial ends.
+            ended: Called with a trial's place, its value (None: it was pruned or has diverged) and the reason.
+
+        Raises:
+            BadInput: A trial can't be trained; the others are trained to their end.
+        """
+        made = [self.experiment(dict(values)) for values in chosen]
         torch.set_num_threads(self.settings.threads or threads_for(made[0][0].models))
 
-        def one(place: int) -> Callable[[Executor], None]:
-            return lambda member: self._train(study, batch[place], *made[place], member)
+        def one(place: int) -> Callable[[str | Executor], None]:
+            return lambda executor: ended(place, *self._train(*made[place], executor, partial(report, place)))
 
-        if len(batch) == 1:
-            self._train(study, batch[0], *made[0], self.settings.executor)
+        if len(made) == 1:
+            one(0)(self.settings.executor)
             return
         experiment, federation = made[0]
         device = select.device(self.settings.device)
         simulation = experiment.simulation(federation, device, self.settings.precision == "bf16")
-        compiled = device.type == "cuda" and select.pays_to_compile(simulation, len(batch))
+        compiled = device.type == "cuda" and select.pays_to_compile(simulation, len(made))
         worker = select.by_name("stack", simulation, compile=compiled)
-        run_together(worker, [one(place) for place in range(len(batch))], mix_numbers=True)
+        run_together(worker, [one(place) for place in range(len(made))], mix_numbers=True)
 
     def _train(
-        self, study: Study, trial: Any, experiment: Experiment, federation: Federation, executor: str | Executor
-    ) -> None:
+        self,
+        experiment: Experiment,
+        federation: Federation,
+        executor: str | Executor,
+        report: Callable[[int, float], bool],
+    ) -> tuple[float | None, str]:
+        """Train a trial, and return its value, or None and why there is none."""
+
         def after_round(now: Snapshot) -> None:
             value = self._value(now.history[-1])
             if value is not None and math.isfinite(value):
-                trial.report(value, now.round)
-                if now.round < experiment.recipe.rounds and trial.should_prune():
+                ends = report(now.round, value)
+                if ends and now.round < experiment.recipe.rounds:
                     raise _Pruned
 
         try:
@@ -168,11 +180,9 @@ class TrialTraining:
                 on_round=after_round,
             )
         except Diverged as error:
-            study.tell(trial, None, f"diverged: {error}")
-            return
+            return None, f"diverged: {error}"
         except _Pruned:
-            study.tell(trial, None, "others were better in this round")
-            return
+            return None, "others were better in this round"
         value = self._final_value(result)
         if value is None:
             raise BadInput(
@@ -180,9 +190,8 @@ class TrialTraining:
                 "personal or loss"
             )
         if math.isfinite(value):
-            study.tell(trial, value)
-        else:
-            study.tell(trial, None, f"{self.objective} is {value}, which can't be compared")
+            return value, ""
+        return None, f"{self.objective} is {value}, which can't be compared"
 
     def _value(self, row: Row) -> float | None:
         name = OBJECTIVES[self.objective][0] if self.objective in OBJECTIVES else None
@@ -197,5 +206,5 @@ class TrialTraining:
 
 
 def _in_search(recipe: Recipe) -> Recipe:
-    """Return a recipe as trials train it: what its callbacks watch is there, and nothing is logged elsewhere."""
-    return replace(recipe, validation=VALIDATION if recipe.callbacks else None, loggers=())
+    """Return a recipe as trials train it: the search's own share is held back, and nothing is logged elsewhere."""
+    return replace(recipe, validation=recipe.validation if recipe.callbacks else None, loggers=())

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from fedhead.core.errors import BadInput, Diverged
 from fedhead.core.parameters import check
@@ -20,6 +20,7 @@ from fedhead.experiment.run_folder import RunFolder
 from fedhead.experiment.search_space import read_space, with_values
 from fedhead.experiment.study import MOST_SEED, Study
 from fedhead.experiment.time_budget import TimeBudget
+from fedhead.experiment.trial_queue import LocalTrials, TrialEngine, TrialQueue
 from fedhead.experiment.trial_training import VALIDATION, Direction, TrialTraining
 from fedhead.experiment.trials import TrialRecord
 
@@ -66,6 +67,9 @@ def tune(
     final: bool = False,
     seed: int = 0,
     settings: Settings | None = None,
+    engine: Literal["local", "ray"] = "local",
+    cpus_per_worker: float = 1,
+    gpus_per_worker: float = 0,
     on_trial: Callable[[TrialRecord], None] = lambda trial: None,
 ) -> TuneResult:
     """Search for the settings of a recipe that are best on validation samples.
@@ -86,12 +90,16 @@ def tune(
         sampler: `tpe`, `gp` (a Gaussian process) or `random`.
         pruner: Which trials end early, by what they reach in a round: those below the `median` of the others, those
             that successive `halving` leaves out, or `none`.
-        validation: Share of each client's training samples that is held back; None: the recipe's, or 0.15.
+        validation: Share of each client's training samples that is held back; None: the recipe's, or 0.15. All are
+            given back in the final training, but for those that the recipe holds back for its callbacks.
         together: How many trials train side by side; None: 8 where a stack is fastest, else 1.
         minutes: Begin no trial after so many minutes.
         final: Train the best setting on all training samples, in the folder `final`.
         seed: Seed of the sampler.
         settings: Device, precision and data folder.
+        engine: "local" trains in this process, "ray" on the machines of a Ray cluster.
+        cpus_per_worker: With Ray: the CPUs that trials which train side by side get.
+        gpus_per_worker: With Ray: the GPUs, or the share of one.
         on_trial: Called with each trial that has ended here.
 
     Returns:
@@ -101,7 +109,7 @@ def tune(
         BadInput: Something can't be used, nothing is searched, or the folder holds another study.
         Diverged: No trial has a result.
     """
-    settings = settings or Settings()
+    settings, trains = settings or Settings(), _engine(engine, cpus_per_worker, gpus_per_worker)
     check("trials", trials, Annotated[int, AtLeast(1)])
     check("together", together, Annotated[int, AtLeast(1)] | None)
     check("minutes", minutes, Annotated[float, Above(0)] | None)
@@ -114,6 +122,8 @@ def tune(
         raise BadInput("seeds: a trial trains one seed; give seed=0 in place of the list")
     asked = next(one for one in (validation, base.validation, VALIDATION) if one is not None)
     share = check("validation", asked, Annotated[float, Above(0), Below(1)])
+    if not base.callbacks:  # the samples are given back; callbacks would need them in the final training too
+        base = replace(base, validation=None)
     search = TrialTraining.make(base, space, objective, share, settings)
     direction = direction or search.direction
     study = Study(
@@ -128,18 +138,11 @@ def tune(
         share=share,
     )
     with closing(study):
-        budget, width = TimeBudget(minutes), together or search.width()
-        while not budget.exhausted:
-            if not (batch := study.ask(width, trials)):
-                if final and study.others_work:  # the final training is of the best of all trials
-                    time.sleep(1)
-                    continue
-                break
-            search.run(study, batch)
-            study.write()
-            records = {one.number: one for one in study.trials()}
-            for trial in batch:
-                on_trial(records[trial.number])
+        queue = TrialQueue(study, trials, TimeBudget(minutes), on_trial)
+        trains.run(search, queue, together)
+        while final and study.others_work and not queue.budget.exhausted:  # it is of the best of all trials
+            time.sleep(1)
+            trains.run(search, queue, together)
         study.write()
         best, all_trials = study.best, study.trials()
     if best is None:
@@ -150,6 +153,19 @@ def tune(
     chosen = with_values(base, dict(best.values))
     result = _train_finally(chosen, study, replace(settings, executor="auto")) if final else None
     return TuneResult(Path(out), chosen, best, direction, all_trials, result)
+
+
+def _engine(name: str, cpus: float, gpus: float) -> TrialEngine:
+    """Return what trains the trials."""
+    if name not in ("local", "ray"):
+        raise BadInput(f"engine {name!r}: give 'local' or 'ray'")
+    if name == "ray":
+        from fedhead.experiment.ray_tuning import RayTrials
+
+        return RayTrials(cpus, gpus)
+    if (cpus, gpus) != (1, 0):
+        raise BadInput("cpus and gpus per worker are resources of a Ray cluster: add --engine ray (engine='ray')")
+    return LocalTrials()
 
 
 def _train_finally(recipe: Recipe, study: Study, settings: Settings) -> Row:

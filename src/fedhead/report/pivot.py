@@ -10,17 +10,14 @@ from typing import Any
 
 from fedhead.core.errors import BadInput, unknown
 from fedhead.engine.metrics import Row
-from fedhead.experiment.recipe import KEYS, Recipe
+from fedhead.experiment.recipe import KEYS, SAMPLE_KEYS, Recipe
 from fedhead.report import statistics
 from fedhead.report.measured import Measured, Replicate
 
 # What repeats a setting, and what changes no result.
 _REPEATS = ("seed", "seeds", "partition_seed", "loggers", "metrics")
 # What decides the data: values of different data are never compared in one column.
-_DATA = (
-    *("dataset", "objective", "partition", "clients", "client_test", "test", "subset"),
-    *("layout", "size", "encode", "missing", "validation"),
-)
+_DATA = (*SAMPLE_KEYS, "validation")
 _PLAIN = ("dataset", "partition")  # their values say what they are
 
 

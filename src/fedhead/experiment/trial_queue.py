@@ -1,0 +1,82 @@
+"""The trials of a search on their way: begun by the study, trained by an engine, and told to the study as they end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, Protocol
+
+from fedhead.core.errors import FedheadError
+from fedhead.experiment.study import Study
+from fedhead.experiment.sweep_runs import describe_error
+from fedhead.experiment.time_budget import TimeBudget
+from fedhead.experiment.trial_training import TrialTraining
+from fedhead.experiment.trials import TrialRecord
+
+Batch = Sequence[Any]  # Optuna's trials that train side by side
+
+
+class TrialQueue:
+    """The trials that are left of a study, as far as the time allows.
+
+    Args:
+        study: The study.
+        most: How many trials it is to have in all.
+        budget: The time that there is.
+        on_trial: Called with each trial that has ended.
+    """
+
+    def __init__(self, study: Study, most: int, budget: TimeBudget, on_trial: Callable[[TrialRecord], None]):
+        self.study, self.budget = study, budget
+        self._most = most
+        self._on_trial = on_trial
+
+    def next(self, width: int) -> Batch:
+        """Begin up to so many trials; none where the study has enough, or the time is up."""
+        return [] if self.budget.exhausted else self.study.ask(width, self._most)
+
+    def ended(self, batch: Batch) -> None:
+        """Write what has been found, and tell of each trial."""
+        self.study.write()
+        records = {one.number: one for one in self.study.trials()}
+        for trial in batch:
+            self._on_trial(records[trial.number])
+
+    def failed(self, batch: Batch, error: BaseException | str) -> None:
+        """Record that trials have failed, on a best-effort basis: what made them fail is raised in any case."""
+        reason = error if isinstance(error, str) else describe_error(error)
+        with suppress(FedheadError, OSError):
+            self.study.fail(batch, reason)
+            self.study.write()
+
+
+class TrialEngine(Protocol):
+    """What trains the trials of a search."""
+
+    def run(self, search: TrialTraining, queue: TrialQueue, together: int | None) -> None:
+        """Train trials until the queue has none, so many side by side; None: as many as is best."""
+        ...
+
+
+class LocalTrials:
+    """Trains trials in this process."""
+
+    def run(self, search: TrialTraining, queue: TrialQueue, together: int | None) -> None:
+        """Train trials until the queue has none."""
+        width = together or search.width()
+        while batch := queue.next(width):
+            self._train(search, queue, batch)
+            queue.ended(batch)
+
+    @staticmethod
+    def _train(search: TrialTraining, queue: TrialQueue, batch: Batch) -> None:
+        study = queue.study
+        try:
+            search.run(
+                [study.values(trial) for trial in batch],
+                lambda place, number, value: study.report(batch[place], number, value),
+                lambda place, value, reason: study.tell(batch[place], value, reason),
+            )
+        except Exception as error:  # a user's own code may raise anything
+            queue.failed(batch, error)
+            raise
