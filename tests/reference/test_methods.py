@@ -11,11 +11,13 @@ from plain import Plain, average, values
 from small import federation, network
 from torch import Tensor, nn
 
+from fedhead.algorithm.client import Client
 from fedhead.algorithm.method import Method
 from fedhead.algorithm.task import LocalTraining
+from fedhead.core.batch import Batch
 from fedhead.core.errors import BadInput
 from fedhead.core.optimizers import SGD, Adam
-from fedhead.core.tree import Tree
+from fedhead.core.tree import Tree, Weights
 from fedhead.data.augment import Transform
 from fedhead.data.federation import Federation
 from fedhead.engine.rounds import train_round
@@ -147,14 +149,37 @@ def test_scaffold(fed: Federation, model: SplitModel, plain: Plain) -> None:
     equal(found.states[4]["control"], ci[4])
 
 
-def test_scaffold_under_momentum_measures_its_control_in_longer_steps(
-    fed: Federation, model: SplitModel, plain: Plain
+@pytest.mark.parametrize("momentum", [0.5, 0.9])
+def test_scaffold_under_momentum_divides_by_how_far_its_steps_lead(
+    fed: Federation, model: SplitModel, plain: Plain, momentum: float
 ) -> None:
-    plain.momentum = 0.9
-    found = simulate(fed, model, Scaffold(), rounds=1, momentum=0.9)
+    """c_i⁺ = (x − y_i)/(η Σ_{k=1..K} (1 + m + … + m^{k−1})): the velocity after k steps of one gradient, summed."""
+    plain.momentum = momentum
+    found = simulate(fed, model, Scaffold(), rounds=1, momentum=momentum)
     trained, steps = plain.train(model, 3, 1)  # all controls are 0 in the first round
     start, end = values(model), values(trained)
-    equal(found.states[3]["control"], {n: (start[n] - end[n]) * 0.1 / (steps * plain.lr) for n in start})
+    moved = sum(momentum**i for k in range(steps) for i in range(k + 1))
+    equal(found.states[3]["control"], {n: (start[n] - end[n]) / (plain.lr * moved) for n in start})
+
+
+@dataclasses.dataclass(frozen=True)
+class Constant(Scaffold):
+    """A loss whose gradient is 3 everywhere, however many steps are taken."""
+
+    def loss(self, w: Weights, batch: Batch, client: Client) -> Tensor:
+        slope = torch.stack([p.sum() for p in w.params.values()]).sum()
+        return 3 * slope * batch.weight.sum() / batch.weight.sum()
+
+
+@pytest.mark.parametrize(("momentum", "steps"), [(0.0, 3), (0.9, 1), (0.9, 2), (0.9, 40), (0.5, 5)])
+def test_scaffold_meets_a_gradient_that_does_not_change(fed: Federation, momentum: float, steps: int) -> None:
+    local = LocalTraining(steps=steps, batch_size=4, optimizer=SGD(0.05, momentum))
+    made = Simulation(fed, [network("group").double()], Constant(), rounds=2, local=local, dtype=torch.float64)
+    for number in (1, 2):  # in the second round the steps are corrected by c - c_i
+        train_round(made, number)
+        for k in CLIENTS:
+            for name, found in made.states[k]["control"].items():
+                torch.testing.assert_close(found, torch.full_like(found, 3.0), atol=1e-12, rtol=1e-12, msg=name)
 
 
 def test_scaffold_refuses_optimizers_whose_steps_are_no_multiples_of_gradients(

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, cast
 
+from torch import Tensor
+
 from fedhead.algorithm.client import Client
 from fedhead.algorithm.method import Method, method
 from fedhead.algorithm.phase import Replies, Reply
@@ -20,8 +22,9 @@ from fedhead.core.tree import Tree, Weights
 class Scaffold(Method):
     """Correct the clients' drift with control variates (Karimireddy et al., 2020).
 
-    Option II takes a step for η_l times a gradient, as it is in the paper's plain SGD. Under momentum m a gradient
-    moves the weights by η_l/(1−m) in the long run, so that is what the control variates are measured in.
+    The paper's option II for plain SGD, c_i⁺ = c_i − c + (x − y_i)/(K η_l), is the mean of the round's K gradients. It
+    stays a mean of them under momentum m, where x − y_i = η_l Σ_j g_j (1 − m^{K−j+1})/(1 − m), if K is replaced by the
+    sum of these factors (`effective_steps`); gradients that do not change are then met exactly, for every K.
     """
 
     broadcast: ClassVar[tuple[str, ...]] = ("model", "control")
@@ -49,9 +52,11 @@ class Scaffold(Method):
         return g.map(lambda a, b: a + b, Tree({name: drift[name] for name in g}))
 
     def finish(self, w: Weights, client: Client) -> Reply:
-        """c_i⁺ = c_i − c + (x − y_i)/(K η_l), option II (line 12)."""
-        momentum = cast(SGD, client.task.local.optimizer).momentum
-        moved = (self.start(client).params - w.params) / (client.steps * client.lr / (1 - momentum))
+        """c_i⁺ = c_i − c + (x − y_i)/(K η_l), option II (line 12), with K as momentum makes it."""
+        local, like = client.task.local, next(iter(w.params.values()))
+        momentum = cast(SGD, local.optimizer).momentum
+        steps = effective_steps(client.steps.to(like.dtype), momentum, local.persistent)
+        moved = (self.start(client).params - w.params) / (steps * client.lr)
         control = client.state["control"] - client.received["control"] + moved
         sent = super().finish(w, client).send
         return Reply(send=sent.replace(control=control - client.state["control"]), keep=Tree(control=control))
@@ -63,3 +68,21 @@ class Scaffold(Method):
         params = old.params + self.server_lr * (new.params - old.params)
         control = server["control"] + replies.sum("control") / task.clients
         return server.replace(model=new.replace(params), control=control)
+
+
+def effective_steps(steps: Tensor, momentum: float | Tensor, persistent: bool = False) -> Tensor:
+    """Return how often η·g the weights move in K steps of SGD whose gradient g does not change.
+
+    From zero velocity this is Σ_{k=1..K} (1 − m^k)/(1 − m). A velocity that is kept from round to round moves them by
+    K/(1 − m) once it has settled at g/(1 − m).
+
+    Args:
+        steps: K.
+        momentum: m.
+        persistent: Whether the velocity is kept from round to round.
+
+    Returns:
+        The number of steps of plain SGD that lead as far.
+    """
+    settled = steps / (1 - momentum)
+    return settled if persistent else settled - momentum * (1 - momentum**steps) / (1 - momentum) ** 2
