@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
@@ -60,9 +61,9 @@ def test_value_and_gradient(seed: int, n: list[int], gamma: float, absent: str) 
 def test_an_absent_class_is_masked_or_counted_once() -> None:
     logits = torch.zeros(1, 3, dtype=torch.float64, requires_grad=True)
     y, one, n = torch.tensor([0]), torch.ones(1), torch.tensor([4.0, 4.0, 0.0])
-    assert balanced_softmax(logits, y, one, n).item() == pytest.approx(math.log(2))
+    assert balanced_softmax(logits, y, one, n, absent="mask").item() == pytest.approx(math.log(2))
     assert balanced_softmax(logits, y, one, n, absent="one").item() == pytest.approx(math.log(9 / 4))
-    (gradient,) = torch.autograd.grad(balanced_softmax(logits, y, one, n), logits)
+    (gradient,) = torch.autograd.grad(balanced_softmax(logits, y, one, n, absent="mask"), logits)
     assert gradient[0, 2] == 0  # what a client lacks is not pushed away
     (gradient,) = torch.autograd.grad(balanced_softmax(logits, y, one, n, absent="one"), logits)
     assert gradient[0, 2] > 0
@@ -70,10 +71,25 @@ def test_an_absent_class_is_masked_or_counted_once() -> None:
 
 def test_a_client_of_one_class_learns_nothing_from_a_masked_softmax() -> None:
     logits = torch.randn(4, 3, requires_grad=True, generator=torch.Generator().manual_seed(0))
-    loss = balanced_softmax(logits, torch.ones(4, dtype=torch.int64), torch.ones(4), torch.tensor([0.0, 9.0, 0.0]))
+    y, n = torch.ones(4, dtype=torch.int64), torch.tensor([0.0, 9.0, 0.0])
+    loss = balanced_softmax(logits, y, torch.ones(4), n, absent="mask")
     (gradient,) = torch.autograd.grad(loss, logits)
     assert loss.item() == 0
     assert torch.equal(gradient, torch.zeros(4, 3))
+
+
+@pytest.mark.parametrize("method", [FedETF(), FedRoD()])
+def test_a_client_of_one_class_learns_out_of_the_box(method: FedETF | FedRoD) -> None:
+    """At Dirichlet(0.05) some clients of digits have one class: masked, they would only dilute the average."""
+    whole = federation()
+    of_class_0 = [rows[whole.train.y[rows].numpy() == 0] for rows in whole.rows]
+    one_class = dataclasses.replace(whole, rows=of_class_0)
+    local = LocalTraining(epochs=1, batch_size=4, optimizer=SGD(0.05))
+    head = "etf" if isinstance(method, FedETF) else "linear"
+    simulation = Simulation(one_class, [network("group", head)], method, rounds=1, local=local)
+    before = simulation.server["model"].clone()
+    train_round(simulation, 1)
+    assert float((simulation.server["model"].params - before.params).sq()) > 1e-8
 
 
 def test_padding_does_not_count() -> None:

@@ -164,7 +164,7 @@ def weighed(fed: Federation, client: int, method: FedRoD | FedETF) -> Tensor:
     return (n.clamp_min(1) if method.absent == "one" else n) ** method.gamma
 
 
-@pytest.mark.parametrize("method", [FedRoD(), FedRoD(gamma=0.5, absent="one")])
+@pytest.mark.parametrize("method", [FedRoD(absent="mask"), FedRoD(gamma=0.5)])
 @pytest.mark.parametrize("persistent", [False, True])
 def test_fedrod(fed: Federation, plain: Plain, persistent: bool, method: FedRoD) -> None:
     assert (fed.counts()[list(CLIENTS)] == 0).any()
@@ -209,7 +209,7 @@ def test_a_hypernetwork_without_hidden_units_is_refused() -> None:
 
 
 def test_fedrods_hypernetwork(fed: Federation, plain: Plain) -> None:
-    found = simulate(fed, [network("group")], FedRoDHyper(hidden=5))
+    found = simulate(fed, [network("group")], FedRoDHyper(hidden=5, absent="mask"))
     first = FedRoDHyper(hidden=5).init_server(found.initial[0], found.task)["model"].part("personal")
     shared = network("group").double()
     d = shared.features
@@ -349,7 +349,7 @@ def test_fedproto_among_differing_architectures() -> None:
             Simulation(fed, models, FedProto(), rounds=1, local=LocalTraining(), assign=assign)
 
 
-@pytest.mark.parametrize("method", [FedETF(gamma=0.5), FedETF(absent="one")])
+@pytest.mark.parametrize("method", [FedETF(gamma=0.5, absent="mask"), FedETF()])
 def test_fedetf_is_fedavg_with_the_balanced_loss(fed: Federation, plain: Plain, method: FedETF) -> None:
     found = simulate(fed, [network("group", "etf")], method)
     shared = network("group", "etf").double()

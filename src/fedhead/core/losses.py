@@ -87,7 +87,7 @@ def distillation(logits: Tensor, target: Tensor, weight: Tensor, temperature: fl
 
 
 def balanced_softmax(
-    logits: Tensor, y: Tensor, weight: Tensor, counts: Tensor, gamma: float | Tensor = 1.0, absent: str = "mask"
+    logits: Tensor, y: Tensor, weight: Tensor, counts: Tensor, gamma: float | Tensor = 1.0, absent: str = "one"
 ) -> Tensor:
     """Compute the cross entropy with a class prior added, so that no class wins by being frequent.
 
@@ -99,8 +99,8 @@ def balanced_softmax(
         weight: Weight of each sample, [B].
         counts: n_c, the samples per class, [C].
         gamma: γ; 0 gives the plain cross entropy.
-        absent: How to treat a class without samples: "mask" removes it from the softmax, as n_c^γ = 0 implies;
-            "one" counts it as one sample.
+        absent: How to treat a class without samples: "one" counts it as one sample; "mask" removes it from the softmax,
+            as n_c^γ = 0 implies.
     """
     prior = gamma * counts.clamp_min(1).log()
     if absent == "mask":  # 0⁰ = 1: with γ = 0 no class is weighted

@@ -30,7 +30,8 @@ class FedETF(Method):
     objectives: ClassVar[tuple[str, ...]] = ("multiclass",)
     head: ClassVar[str | None] = "etf"
     gamma: Annotated[float, AtLeast(0)] = 1.0  # γ, exponent of the class counts (Eq. 6)
-    absent: Literal["mask", "one"] = "mask"  # classes that a client lacks: n^γ = 0 (Eq. 6), or n = 1 (public code)
+    # classes that a client lacks: n = 1 (public code), or n^γ = 0, out of the softmax (Eq. 6); see docs/fedetf.md
+    absent: Literal["mask", "one"] = "one"
     balanced_loss: bool = True  # weigh the classes by their counts (Eq. 6), or plain cross entropy
     learnable_temperature: bool = True  # train the temperature of the head, or keep it
 

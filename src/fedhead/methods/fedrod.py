@@ -25,15 +25,12 @@ from fedhead.core.tree import Tree, Weights
 @method("fedrod")
 @dataclass(frozen=True)
 class FedRoD(Method):
-    """Two predictors on one extractor: a balanced generic head, averaged, and a personal one (Chen and Chao, 2022).
-
-    FedETF's experiments count absent classes once (`absent="one"`).
-    """
+    """Two predictors on one extractor: a balanced generic head, averaged, and a personal one (Chen and Chao, 2022)."""
 
     objectives: ClassVar[tuple[str, ...]] = ("multiclass",)
     own_loss: ClassVar[bool] = True
     gamma: Annotated[float, AtLeast(0)] = 1.0  # γ, exponent of the class counts in the balanced softmax
-    absent: Literal["mask", "one"] = "mask"  # classes that a client lacks: out of the softmax, or counted once
+    absent: Literal["mask", "one"] = "one"  # classes that a client lacks: counted once, or out of the softmax
 
     def init_client(self, w: Weights, task: Task) -> Tree:
         """A linear personal head that adds nothing yet."""
