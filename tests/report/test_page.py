@@ -336,3 +336,27 @@ def test_notebooks_show_results_inline(tmp_path: Path) -> None:
     assert "partition" in found.charts
     make_run(tmp_path / "runs" / "one", Recipe(rounds=2), samples=100)
     assert "results" in [section.id for section in fh.load_all(str(tmp_path / "runs" / "*")).show().page.sections]
+
+
+def test_a_study_has_a_section_with_and_without_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    study = tmp_path / "study"
+    study.mkdir()
+    awful = "</script>"
+    rows = ["trial,state,value,rounds,seconds,lr,method,reason"]
+    rows += [f"{n},complete,{50 + n % 3},2,1.0,{10.0**-n},{('fedavg', awful)[n % 2]}," for n in range(4)]
+    (study / "trials.csv").write_text("\n".join([*rows, "4,pruned,1,1,0.1,0.5,fedavg,poor"]) + "\n")
+    assert call(["report", str(study), "--out", str(tmp_path / "a.html")]) == 0
+    assert "studies: 1" in capsys.readouterr().out
+    found = Reader((tmp_path / "a.html").read_text())
+    assert found.tables["tuning-table"][1] == ["study", "value", "52", "lr=0.01, method=fedavg", "4", "1", "0"]
+    charts = {name.removeprefix("tuning-"): next(iter(one.values())) for name, one in found.charts.items()}
+    assert charts["best"]["data"][1]["y"] == [50, 51, 52, 52]
+    assert charts["slice-0"]["layout"]["xaxis"]["type"] == "log"
+    assert charts["slice-1"]["data"][0]["x"][1] == "&lt;/script&gt;"
+    assert len(charts["parallel"]["data"]) == 4
+    assert sum(charts["importance"]["data"][0]["x"]) == pytest.approx(1, abs=1e-4)
+    make_run(tmp_path / "final", Recipe(rounds=2))
+    (study / "trials.csv").write_text("\n".join(rows[:2]) + "\n")
+    both = page.page(content.load([tmp_path])).html()
+    assert "figures need at least two complete trials" in both
+    assert '<section id="results"' in both

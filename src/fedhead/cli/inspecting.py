@@ -197,7 +197,9 @@ def _print_counts(counts: NDArray[np.int64]) -> None:
 
 @app.command()
 def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, or folders that hold some.")],
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN...", help="Folders of runs or studies, or around some.")
+    ],
     out: Annotated[Path, typer.Option(help="Where the page goes.")] = Path("report.html"),
 ) -> None:
     """Compare runs: a table here, and one self-contained HTML page with tables and curves.
@@ -213,7 +215,10 @@ def report(
 
     found = content.load(runs)
     groups = tables.group_by_seed(found.runs)
-    print_results(tables.table_rows(groups))
+    if groups:
+        print_results(tables.table_rows(groups))
+    if found.studies:
+        print(f"studies: {len(found.studies)}")
     for note in found.notes:
         print(note)
     if unlabeled := tables.unlabeled_keys(groups):

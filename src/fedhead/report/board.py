@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING
 
 from fedhead.core.errors import BadInput
 from fedhead.experiment.run_folder import CONFIG
+from fedhead.experiment.trials import TRIALS
 from fedhead.report.content import Content
 from fedhead.report.page import Page, page
 from fedhead.report.runs import Run, load_run
+from fedhead.report.study_trials import study_folders
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -50,11 +52,15 @@ class Watched:
             found = {place: self._run(place) for place in self._places()}
             self._read = {place: self._read[place] for place in found}
             running = any(isinstance(run, Run) and not run.finished for run in found.values())
-            stamp = [(place, self._read[place][0]) for place in found]
+            studies = study_folders(self.paths)
+            stamp = [
+                *((place, self._read[place][0]) for place in found),
+                *((place, _stamp(place)) for place in studies),
+            ]
             if self._page is None or running or self._page[0] != stamp:  # of a run that goes on the time left changes
                 runs = [run for run in found.values() if isinstance(run, Run)]
                 broken = {place: run for place, run in found.items() if isinstance(run, str)}
-                self._page = stamp, page(Content(runs, broken, live=True))
+                self._page = stamp, page(Content(runs, broken, live=True, studies=studies))
             took = time.monotonic() - begin
             self._next = begin + took + took / SHARE
             return self._page[1]
@@ -77,7 +83,13 @@ class Watched:
 
 
 def _stamp(place: Path) -> Stamp:
-    files = [*place.glob("*.json*"), *place.glob("*.yaml"), *place.glob("*.npz"), *place.glob("analysis/*")]
+    files = [
+        *place.glob("*.json*"),
+        *place.glob("*.yaml"),
+        *place.glob("*.npz"),
+        *place.glob("analysis/*"),
+        place / TRIALS,
+    ]
     found = []
     for file in sorted(files):
         try:

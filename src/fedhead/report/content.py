@@ -8,13 +8,15 @@ from functools import cached_property
 from pathlib import Path
 
 from fedhead.engine.metrics import Row
+from fedhead.experiment.run_folder import CONFIG
 from fedhead.report import tables
 from fedhead.report.charts import SYMBOLS, Style, style
 from fedhead.report.comparison_table import ComparisonTable, compare
 from fedhead.report.measured import Measured, of_runs
 from fedhead.report.metric_names import METRICS, metric_label
 from fedhead.report.pivot import Arrangement, arrange
-from fedhead.report.runs import Run, empty_folders, find_runs
+from fedhead.report.runs import FoundRuns, Run, empty_folders, find_runs
+from fedhead.report.study_trials import study_folders
 
 
 @dataclass(frozen=True)
@@ -52,12 +54,14 @@ class Content:
         broken: Run folders that can't be read, with why.
         empty: Folders in which no run began.
         live: Whether runs may go on while the page is shown.
+        studies: Folders of searches.
     """
 
     runs: Sequence[Run]
     broken: Mapping[Path, str] = field(default_factory=dict)
     empty: Sequence[Path] = ()
     live: bool = False
+    studies: Sequence[Path] = ()
 
     @cached_property
     def arrangement(self) -> Arrangement:
@@ -137,13 +141,16 @@ class Content:
 
 
 def load(paths: Sequence[str | Path]) -> Content:
-    """Read the runs below some folders.
+    """Read the runs below some folders, and find the studies.
 
     Raises:
-        BadInput: If there is no run that can be read.
+        BadInput: If there is no run that can be read, and no study.
     """
-    found = find_runs(paths)
-    return Content(found.runs, found.broken, empty_folders(paths))
+    studies = study_folders(paths)
+    if studies:  # a search that is not trained finally has no run
+        paths = [path for path in paths if any(Path(path).glob(f"**/{CONFIG}")) or not study_folders([path])]
+    found = find_runs(paths) if paths else FoundRuns([], {})
+    return Content(found.runs, found.broken, empty_folders(paths), studies=studies)
 
 
 def first_words(why: str) -> str:

@@ -100,6 +100,8 @@ def page(content: Content) -> Page:
     counts += [f"{len(content.broken)} broken"] if content.broken else []
     seeds = sorted({r.seed for r in recipes})
     said = f"seeds {', '.join(map(str, seeds[:8]))}{' …' if len(seeds) > 8 else ''}" if seeds else "no run yet"
+    title = title or ("Tuning" if content.studies else "")
+    said += f". Studies: {len(content.studies)}" if content.studies else ""
     header = (
         f"<h1>{markup.words(title or 'fedhead', 200)}</h1><p>Runs: {', '.join(counts)}; {said}. Accuracies in per "
         f"cent; only finished runs count in means.</p>{markup.notes(content.notes)}"

@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from fedhead.report.content import Content
 from fedhead.report.markup import Section
-from fedhead.report.sections import analyses, classes, clients, costs, curves, listing, partitions, progress, results
+from fedhead.report.sections import (
+    analyses,
+    classes,
+    clients,
+    costs,
+    curves,
+    listing,
+    partitions,
+    progress,
+    results,
+    tuning,
+)
 
 
 def every(content: Content) -> list[Section]:
@@ -18,6 +29,7 @@ def every(content: Content) -> list[Section]:
         classes.section(content),
         classes.confusion_section(content),
         clients.section(content),
+        tuning.section(content),
     ]
     after = [costs.traffic_section(content), costs.time_section(content), listing.section(content)]
     return [section for section in [*before, *analyses.sections(content), *after] if section is not None]
