@@ -24,7 +24,7 @@ from fedhead.methods import METHODS
 from fedhead.stages import STAGES
 
 ROUNDS = 3
-LOCAL = LocalTraining(epochs=2, batch_size=4, optimizer=SGD(lr=0.05, momentum=0.9))
+LOCAL = LocalTraining(epochs=2, batch_size=4, optimizer=SGD(lr=0.05, momentum=0.9), lr_decay=0.9)
 Left = dict[str, Tensor]
 
 # (who, option) -> what it is set to, and what else is needed for it to matter
@@ -84,6 +84,8 @@ CHANGES: dict[tuple[str, str], tuple[Any, dict[str, Any]]] = {
     ("ccvr", "covariance"): ("diagonal", {}),
     ("ccvr", "rank"): (1, {"covariance": "low-rank", "rank": 3}),
     ("ccvr", "free"): (True, {"method": "fedetf"}),
+    ("finetune", "full_lr"): (True, {}),
+    ("finetune_ccvr", "full_lr"): (True, {}),
     ("finetune_ccvr", "samples"): (30, {}),
     ("finetune_ccvr", "epochs"): (2, {}),
     ("finetune_ccvr", "lr"): (0.1, {}),
@@ -93,6 +95,7 @@ CHANGES: dict[tuple[str, str], tuple[Any, dict[str, Any]]] = {
     ("finetune_ccvr", "covariance"): ("full", {}),
     ("finetune_etf", "iterations"): (1, {}),
     ("finetune_etf", "epochs"): (1, {}),
+    ("finetune_etf", "full_lr"): (True, {}),
     ("finetune_etf", "variant"): ("code", {}),
     ("finetune_etf", "record"): (False, {}),
     ("finetune_etf", "at"): ("extractor", {}),

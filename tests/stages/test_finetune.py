@@ -62,6 +62,22 @@ def test_every_method_can_be_fine_tuned_alike_on_both_executors(name: str) -> No
     assert loop.states[2].keys() == simulation.states[2].keys()  # a client without samples is left alone
 
 
+@pytest.mark.parametrize("executor", [Loop(), Stack()], ids=["loop", "stack"])
+def test_a_full_learning_rate_is_that_of_the_first_round(executor: Executor) -> None:
+    """One client with one batch: w - lr * gradient at each of the two steps, with 0.05 instead of 0.05 * 0.9²."""
+    simulation = trained(FedAvg(), rows=[torch.arange(4).numpy()] + [torch.arange(0).numpy()] * 4)
+    tuned = run_stage(simulation.using(executor), FineTune(full_lr=True)).states[0]["tuned"]
+    fed, model = simulation.federation, network("group").double()
+    load(model, simulation.server["model"])
+    optimizer = torch.optim.SGD(model.parameters(), 0.05)
+    for x, y in Plain(fed).batches(0, STAGE, 0, "stage:finetune"):
+        model.zero_grad()
+        F.cross_entropy(model(x).logits, y).backward()
+        optimizer.step()
+    for name, p in model.named_parameters():
+        torch.testing.assert_close(tuned[name], p.detach(), atol=1e-12, rtol=1e-10)
+
+
 @pytest.mark.parametrize("method", [FedAvg(), FedProx(mu=0.5), Scaffold()])
 def test_the_general_rule_is_one_more_local_update(method: Method) -> None:
     """A run of one more round sends what the stage keeps: the same losses and corrections, but other batches."""
@@ -126,14 +142,14 @@ def test_the_public_codes_fine_tuning_against_a_plain_loop(epochs: int | None) -
         everything = [*model.extractor.parameters(), *layer, model.classifier.scale]
         steps = [torch.optim.SGD(everything, 0.05 * decay, weight_decay=0.01)]
         for _ in range(2):
-            steps.append(torch.optim.SGD([vectors], 0.1 * decay))
-            steps.append(torch.optim.SGD(layer, 0.05 * decay, momentum=0.9, weight_decay=0.01))
+            steps.append(torch.optim.SGD([vectors], 0.1))
+            steps.append(torch.optim.SGD(layer, 0.05, momentum=0.9, weight_decay=0.01))
         for phase, optimizer in enumerate(steps):
             length = None if phase == 0 else epochs or 3
             for x, y in plain.batches(k, STAGE, phase, "stage:finetune_etf", epochs=length):
                 model.zero_grad()
                 logits = model(x).logits
-                F.cross_entropy(logits + n.log() if phase == 0 else logits, y).backward()
+                F.cross_entropy(logits + n.clamp_min(1).log() if phase == 0 else logits, y).backward()
                 optimizer.step()
         for name, p in model.named_parameters():
             torch.testing.assert_close(result.states[k]["tuned"][name], p.detach(), atol=1e-10, rtol=1e-10)

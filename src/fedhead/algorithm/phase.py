@@ -31,6 +31,7 @@ class Phase:
         begins: The first round in which the phase takes place.
         corrects: Whether `Method.correct` sees the phase's gradients.
         saves: Name under which the client's state keeps what this phase trained, as it is after the phase.
+        scheduled: Whether the run's decay and schedule of the learning rate apply, or the optimizer's rate stays.
     """
 
     loss: Callable[[Weights, Batch, Client], Tensor]
@@ -43,6 +44,7 @@ class Phase:
     begins: int = 1
     corrects: bool = True
     saves: str | None = None
+    scheduled: bool = True
 
 
 class Reply(NamedTuple):

@@ -107,10 +107,13 @@ class Step:
             g = Tree(zip(self.names, grads, strict=True))
             if program.changes_gradients(self.phase):
                 g = self.vectorizer.correct(program, self.phase)(g, inputs)
-            # A phase with its own optimizer follows the run's schedule: client.lr is the run's rate in this round.
+            # A phase with its own optimizer may follow the run's schedule: client.lr is the run's rate in this round.
             own, inputs_of_run = program.with_numbers(inputs)
             optimizer = own.task.local.optimizer if self.phase.optimizer is None else self.optimizer
-            lr = inputs_of_run.lr * (optimizer.lr / own.task.local.optimizer.lr)
+            if self.phase.scheduled:
+                lr = inputs_of_run.lr * (optimizer.lr / own.task.local.optimizer.lr)
+            else:
+                lr = torch.zeros_like(inputs_of_run.lr) + optimizer.lr
             if program.in_place and own is program:
                 optimizer.step_in_place(carry.params, g, carry.opt, lr)
                 return carry._replace(stats=stats.detach(), loss=loss_so_far)

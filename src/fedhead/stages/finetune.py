@@ -36,7 +36,12 @@ class FineTune(Stage):
 
     This is the one rule by which FedETF's experiments measure personal accuracy for all methods; the global model
     stays as it is. Clients that never took part are tuned too.
+
+    The learning rate is that of the round after the last, with the run's decay, of which 0.99 a round leaves 13 % after
+    200 rounds. `full_lr` begins again with the rate of the first round: FedETF's public code has no decay.
     """
+
+    full_lr: bool = dataclasses.field(default=False, kw_only=True)  # the run's first learning rate, without its decay
 
     def check(self, models: Sequence[SplitModel], federation: Federation) -> None:
         """Refuse a federation in which no client can be tested."""
@@ -49,7 +54,11 @@ class FineTune(Stage):
 
     def phases(self, task: Task) -> tuple[Phase, ...]:
         """The method's own."""
-        return self.method.phases(task)
+        return self.tuned(self.method.phases(task))
+
+    def tuned(self, phases: Sequence[Phase]) -> tuple[Phase, ...]:
+        """Phases at the learning rate of the stage."""
+        return tuple(dataclasses.replace(phase, scheduled=not self.full_lr) for phase in phases)
 
     def correct(self, g: Tree, client: Client) -> Tree:
         """The method's own."""
@@ -115,7 +124,7 @@ class FineTuneETF(FineTune):
 
     Accuracy is recorded after each step (Fig. 6b). In `variant="paper"` each step trains for `epochs` by plain cross
     entropy (Eq. 9-11) with the run's optimizer, β throughout. `variant="code"` is what the public code does: the first
-    step is an ordinary local round, V is trained by plain SGD at 0.1 and p at 0.05 (both times the run's decay) for 3
+    step is an ordinary local round, V is trained by plain SGD at 0.1 and p at 0.05 (without the run's decay) for 3
     epochs each, and β is left. In both, a fixed extractor's running statistics stay as they are.
     """
 
@@ -133,18 +142,18 @@ class FineTuneETF(FineTune):
         if self.variant == "code":
             wd, epochs = getattr(task.local.optimizer, "weight_decay", 0.0), self.epochs or 3
             first = [dataclasses.replace(phase, saves="extractor") for phase in self.method.phases(task)]
-            frame = Phase(self.loss, (V,), epochs, SGD(0.1), corrects=False)
-            layer = Phase(self.loss, ("projection",), epochs, SGD(0.05, 0.9, wd), corrects=False)
+            frame = Phase(self.loss, (V,), epochs, SGD(0.1), corrects=False, scheduled=False)
+            layer = Phase(self.loss, ("projection",), epochs, SGD(0.05, 0.9, wd), corrects=False, scheduled=False)
         else:
             first = [Phase(self.extractor_loss, ("extractor", BETA), self.epochs, saves="extractor", corrects=False)]
             frame = Phase(self.loss, (V, BETA), self.epochs, corrects=False)
-            layer = Phase(self.loss, ("projection", BETA), self.epochs, corrects=False)
+            frame, layer = self.tuned((frame, Phase(self.loss, ("projection", BETA), self.epochs, corrects=False)))
         turns = [
             dataclasses.replace(phase, saves=f"{name} {t}")
             for t in range(1, self.iterations + 1)
             for name, phase in (("classifier", frame), ("projection", layer))
         ]
-        return (*first, *turns)
+        return (*self.tuned(first), *turns)
 
     def extractor_loss(self, w: Weights, batch: Batch, client: Client) -> Tensor:
         """Cross entropy without balance (Eq. 9) while the extractor is trained."""
