@@ -15,7 +15,8 @@ from fedhead.algorithm.upload import Clip, Upload
 from fedhead.core.optimizers import SGD
 from fedhead.engine.rounds import train_round
 from fedhead.engine.simulation import Simulation
-from fedhead.executors import graphs
+from fedhead.executors import graphs, lanes
+from fedhead.executors.compile import trace
 from fedhead.executors.job import Executor
 from fedhead.executors.lanes import STEPS_PER_GRAPH, Lanes
 from fedhead.executors.loop import Loop
@@ -59,11 +60,40 @@ def trained(name: str, executor: Executor, uploads: Sequence[Upload] = ()) -> Si
 @pytest.mark.parametrize("uploads", [(), (Clip(0.05),)], ids=["plain", "clipped"])
 @pytest.mark.parametrize("name", ["fedavg", "scaffold", "fedrep", "fedetf"])
 def test_lanes_end_where_the_loop_does(name: str, uploads: Sequence[Upload]) -> None:
-    loop, lanes = trained(name, Loop(), uploads), trained(name, Lanes(), uploads)
-    for mine, theirs in [(lanes.server, loop.server), *((lanes.states[k], loop.states[k]) for k in loop.states.kept)]:
+    same(trained(name, Lanes(), uploads), trained(name, Loop(), uploads))
+
+
+def same(found: Simulation, loop: Simulation) -> None:
+    for mine, theirs in [(found.server, loop.server), *((found.states[k], loop.states[k]) for k in loop.states.kept)]:
         assert mine.leaves().keys() == theirs.leaves().keys()
         for path, value in theirs.leaves().items():
             torch.testing.assert_close(mine.leaves()[path], value, atol=1e-10, rtol=1e-10)
+
+
+@pytest.mark.parametrize("traced", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_compiled_lanes_end_where_the_loop_does(traced: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients of different numbers of steps share one step, with and without padding; at most it is traced here."""
+    made: list[object] = []
+
+    def compiled(function: Callable[..., None], arguments: list[torch.Tensor], changed: int) -> object:
+        assert 0 < changed < len(arguments)
+        made.append(trace(function, arguments) if traced else function)
+        return made[-1]
+
+    monkeypatch.setattr(lanes, "compile_step", compiled)
+    same(trained("scaffold", Lanes(compile=True)), trained("scaffold", Loop()))
+    assert 0 < len(made) <= 2
+
+
+def test_lanes_that_can_not_be_compiled_go_on_without(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(*args: object) -> None:
+        raise RuntimeError("no compiler here")
+
+    monkeypatch.setattr(lanes, "compile_step", fails)
+    same(trained("fedavg", Lanes(compile=True)), trained("fedavg", Loop()))
+    assert "no compiler here" in caplog.text
 
 
 def test_graphs_are_captured_in_the_first_round_alone(captures: list[object]) -> None:

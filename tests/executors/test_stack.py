@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 from small import federation, network
@@ -10,6 +16,7 @@ from fedhead.algorithm.phase import Reply
 from fedhead.algorithm.task import LocalTraining
 from fedhead.core.errors import BadInput
 from fedhead.core.optimizers import SGD
+from fedhead.core.tree import Tree
 from fedhead.engine.rounds import train_round
 from fedhead.engine.simulation import Simulation
 from fedhead.executors.job import Job
@@ -49,3 +56,50 @@ def test_out_of_memory_halves_the_stack_says_so_and_goes_on(caplog: pytest.LogCa
 def test_not_even_one_client() -> None:
     with pytest.raises(BadInput, match="not even one client fits"):
         simulate(Small(budget=0))
+
+
+class Stream:
+    """Notes who waits for whom."""
+
+    def __init__(self, name: str, events: list[str]):
+        self.name, self.events = name, events
+
+    def wait_stream(self, other: Stream) -> None:
+        self.events.append(f"{self.name} waits for {other.name}")
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_each_architecture_has_its_own_stream_on_a_gpu(broken: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
+    main, made = Stream("main", events), itertools.count()
+
+    @contextmanager
+    def on(stream: Stream) -> Iterator[None]:
+        events.append(f"on {stream.name}")
+        yield
+        events.append(f"off {stream.name}")
+
+    monkeypatch.setattr(torch.cuda, "Stream", lambda: Stream(f"stream {next(made)}", events))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: main)
+    monkeypatch.setattr(torch.cuda, "stream", on)
+    gpu = SimpleNamespace(pool=SimpleNamespace(device=torch.device("cuda")))
+
+    class Noted(Stack):
+        def run(self, job: Job) -> list[Reply]:
+            if broken and job.round == 2:
+                raise ValueError("broken")
+            events.append(f"job {job.round}")
+            return [Reply(Tree(n=torch.tensor(job.round)), Tree())]
+
+    stack = Noted()
+    jobs: Any = [SimpleNamespace(program=gpu, round=number) for number in (1, 2)]
+    if broken:
+        with pytest.raises(ValueError, match="broken"):
+            stack.run_all(jobs)
+    else:
+        for _ in range(2):  # the streams of the first round are used again
+            events.clear()
+            assert [int(found[0].send["n"]) for found in stack.run_all(jobs)] == [1, 2]
+        each = [(f"stream {n} waits for main", f"on stream {n}", f"job {n + 1}", f"off stream {n}") for n in (0, 1)]
+        assert events[:8] == [*each[0], *each[1]]
+    assert events[-2:] == ["main waits for stream 0", "main waits for stream 1"]

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable
 
 import pytest
+from mixed import pair
 from plain import Plain
 from small import federation, network
 
@@ -65,6 +66,30 @@ def test_compiled_stacks(name: str) -> None:
     graphs = Graphs(compile=True)
     close(simulate(name, "batch", Loop()), simulate(name, "batch", Stack(graphs=graphs)))
     assert graphs.compile, "the step could not be compiled"
+
+
+@pytest.mark.filterwarnings("ignore")  # the compiler's own: as errors they would stop it
+@pytest.mark.parametrize("method", ["fedclassavg", "fedproto"])
+@pytest.mark.parametrize(
+    "executor",
+    [
+        lambda: Stack(graphs=Graphs(compile=False)),
+        lambda: Stack(graphs=Graphs(compile=True)),
+        Lanes,
+        lambda: Lanes(compile=True),
+    ],
+    ids=["stack", "compiled stack", "lanes", "compiled lanes"],
+)
+def test_differing_architectures(method: str, executor: Callable[[], Executor]) -> None:
+    """A stack or lanes per architecture, at the same time, over several rounds."""
+    set_precision("fp32")
+    made = []
+    for worker in (Loop(), executor()):
+        simulation = Simulation(federation(), pair(), METHODS[method](), rounds=3, local=LOCAL, device="cuda")
+        for number in (1, 2, 3):
+            train_round(simulation.using(worker), number)
+        made.append(simulation)
+    close(*made, tolerance=3e-4)
 
 
 @pytest.mark.filterwarnings("ignore")  # the compiler's own: as errors they would stop it

@@ -3,7 +3,7 @@
 For models that can't be stacked, and for federations of several architectures: clients that share nothing but the GPU
 train at the same time. Every lane is a plain step without vectorization on its own static tensors; one graph performs
 one or a few steps of every active lane, after which the lanes wait for each other. Steps without padding have their
-own graphs, with torch's BatchNorm.
+own graphs, with torch's BatchNorm. A step that is compiled is compiled once per architecture, for all of its lanes.
 """
 
 from __future__ import annotations
@@ -11,14 +11,19 @@ from __future__ import annotations
 import itertools
 import math
 from collections import OrderedDict
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from functools import partial
 
 import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from fedhead.algorithm.phase import Reply
+from fedhead.core.errors import first_line
+from fedhead.core.log import warn_once
 from fedhead.executors.client_round import phase_runs
+from fedhead.executors.compile import InPlace, compile_step
 from fedhead.executors.graphs import (
     StepGraphs,
     cache_key,
@@ -29,7 +34,7 @@ from fedhead.executors.graphs import (
 )
 from fedhead.executors.job import Executor, Job
 from fedhead.executors.program import Vectorizer
-from fedhead.executors.steps import Carry, PhaseBatches, PhaseRun
+from fedhead.executors.steps import Carry, PhaseBatches, PhaseRun, draw_batch
 
 STEPS_PER_GRAPH = 4  # each step takes time to capture, for every lane
 
@@ -41,6 +46,8 @@ class Lane:
         self.step, self.last = phase_run.step, len(phase_run.batches) - 1
         self.carry, self.w, self.inputs, self.batches = static_copy((*phase_run[2:], phase_run.batches[:3]))
         self.counter = torch.zeros((), dtype=torch.int64, device=phase_run.batches.rows.device)
+        self.draw = static_copy(self._draw())
+        self.key = step_key(phase_run)
         self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
     def load(self, phase_run: PhaseRun) -> None:
@@ -48,22 +55,67 @@ class Lane:
         copy_into((self.carry, self.w, self.inputs, self.batches), (*phase_run[2:], phase_run.batches[:3]))
         self.counter.zero_()
 
-    def __call__(self, padded: bool) -> None:
+    def take(self, work: InPlace, arguments: list[Tensor]) -> None:
         """Take one step in place; a lane that is done repeats its last batch, and the result is discarded."""
-        pool = self.step.program.source(self.step.phase.data)
-        rows, weight, start = self.batches
-        batch, key = PhaseBatches(rows, weight, start, None).batch(self.counter.clamp(max=self.last), pool)
-        new = self.step(self.carry, self.w, batch, key, self.inputs, padded)
         with torch.no_grad():
-            copy_into(self.carry, new)
+            copy_into(self.draw, self._draw())
+        work(*arguments)
+        with torch.no_grad():
             self.counter.add_(1)
+
+    def _draw(self) -> tuple[Tensor, Tensor, Tensor]:
+        rows, weight, start = self.batches
+        return PhaseBatches(rows, weight, start, None).at(self.counter.clamp(max=self.last))
+
+    def flat(self, padded: bool) -> tuple[InPlace, list[Tensor], int]:
+        """Return a step as a function of tensors, those of this lane, and how many of the first ones it changes."""
+        pool = self.step.program.source(self.step.phase.data)
+        changed, shape = pytree.tree_flatten(self.carry)
+        read, read_shape = pytree.tree_flatten((self.w, self.inputs, self.draw, pool.x, pool.y))
+
+        def function(*tensors: Tensor) -> None:
+            carry = pytree.tree_unflatten(list(tensors[: len(changed)]), shape)
+            w, inputs, drawn, x, y = pytree.tree_unflatten(list(tensors[len(changed) :]), read_shape)
+            data = pool.with_data(x, y)
+            step = replace(self.step, program=self.step.program.reading(data, self.step.phase.data))
+            batch, key = draw_batch(data, *drawn)
+            new = step(carry, w, batch, key, inputs, padded)
+            with torch.no_grad():
+                copy_into(carry, new)
+
+        return function, [*changed, *read], len(changed)
+
+
+class CompiledSteps:
+    """The compiled steps of lanes, one per architecture and phase, and for batches with and without padding.
+
+    Args:
+        wanted: Whether to compile; it ends with the first step that can't be.
+    """
+
+    def __init__(self, wanted: bool):
+        self.wanted = wanted
+        self._steps: dict[tuple[str, bool], InPlace] = {}
+
+    def __call__(self, lane: Lane, padded: bool) -> tuple[InPlace, list[Tensor]]:
+        """Return a lane's step, compiled if that is wanted, and its arguments."""
+        function, arguments, changed = lane.flat(padded)
+        key = lane.key, padded
+        if self.wanted and key not in self._steps:
+            try:
+                self._steps[key] = compile_step(function, arguments, changed)
+            except Exception as error:  # if the compiler fails, the uncompiled step gives the same result
+                warn_once(f"the step could not be compiled ({first_line(error)}); continuing without compilation")
+                self.wanted = False
+        return self._steps.get(key, function), arguments
 
 
 class LaneGroup:
     """Lanes that run concurrently, most steps first, and the graphs for the first few of them."""
 
-    def __init__(self, work: list[PhaseRun]):
+    def __init__(self, work: list[PhaseRun], compiled: CompiledSteps):
         self.lanes = [Lane(phase_run) for phase_run in work]
+        self.compiled = compiled
         self.sizes = buckets(len(work))
         self.graphs: dict[tuple[int, bool], StepGraphs] = {}  # by bucket, and whether batches may have padding
         self.preparing = 0.0
@@ -85,20 +137,22 @@ class LaneGroup:
         lanes = self.lanes[:size]
         with preparing(self):
             before = [(lane.carry, _copy(lane.carry), lane.counter.clone()) for lane in lanes]
+            work = [partial(lane.take, *self.compiled(lane, padded)) for lane in lanes]
             for _ in range(2):  # libraries select kernels and allocate workspace in the first calls
-                self._fork(lanes, padded, 1)
+                self._fork(work, 1)
             for lane, (carry, values, counter) in zip(lanes, before, strict=True):
                 copy_into(carry, values)
                 lane.counter.copy_(counter)
-        return StepGraphs(self, partial(self._fork, lanes, padded), steps_per_graph=STEPS_PER_GRAPH)
+        return StepGraphs(self, partial(self._fork, work), steps_per_graph=STEPS_PER_GRAPH)
 
-    def _fork(self, lanes: list[Lane], padded: bool, steps: int) -> None:
+    def _fork(self, work: Sequence[Callable[[], None]], steps: int) -> None:
         main = torch.cuda.current_stream()
-        for lane in lanes:
+        lanes = self.lanes[: len(work)]
+        for lane, take in zip(lanes, work, strict=True):
             lane.stream.wait_stream(main)
             with torch.cuda.stream(lane.stream):
                 for _ in range(steps):
-                    lane(padded)
+                    take()
         for lane in lanes:
             main.wait_stream(lane.stream)
 
@@ -109,12 +163,14 @@ class Lanes(Executor):
     Args:
         size: Maximum number of lanes at a time.
         max_groups: Maximum number of groups of lanes whose graphs are kept.
+        compile: Whether to compile the steps, once per architecture.
     """
 
     name = "lanes"
 
-    def __init__(self, size: int = 32, max_groups: int = 4):
+    def __init__(self, size: int = 32, max_groups: int = 4, compile: bool = False):
         self.size = size
+        self._compiled = CompiledSteps(compile)
         self._groups: OrderedDict[str, LaneGroup] = OrderedDict()
         self._max_groups = max_groups
 
@@ -157,7 +213,7 @@ class Lanes(Executor):
         phases = [without_rows(work[index]) for index in order]
         key = repr([cache_key(phase_run) for phase_run in phases])
         if key not in self._groups:
-            self._groups[key] = LaneGroup(phases)
+            self._groups[key] = LaneGroup(phases, self._compiled)
             while len(self._groups) > self._max_groups:
                 self._groups.popitem(last=False)
         group = self._groups[key]
@@ -166,6 +222,12 @@ class Lanes(Executor):
         found = group.train(phases)
         self.preparing += group.preparing - before
         return idle | dict(zip(order, found, strict=True))
+
+
+def step_key(phase_run: PhaseRun) -> str:
+    """Return what two lanes must have in common to share a compiled step: all but the number of their batches."""
+    first = PhaseBatches(phase_run.batches.rows[:1], *phase_run.batches[1:])
+    return cache_key(phase_run._replace(batches=first))
 
 
 def buckets(width: int) -> list[int]:

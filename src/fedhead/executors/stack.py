@@ -94,7 +94,8 @@ class Stack(Executor):
     """Runs clients in stacks, longest first in every phase, so that on a CPU the active ones are always a prefix.
 
     On a GPU the clients pass through a fixed number of slots, whose steps are compiled and replayed as CUDA graphs.
-    When memory runs out, the stacks are halved.
+    Where clients differ in architecture, each has its own stack, and the stacks train at the same time, one GPU stream
+    each. When memory runs out, the stacks are halved.
 
     Args:
         size: Maximum number of clients per stack; none: what `largest` says.
@@ -107,6 +108,25 @@ class Stack(Executor):
     def __init__(self, size: int | None = None, graphs: Graphs | None = None):
         self.size = size
         self.graphs = graphs or Graphs()
+        self._streams: list[torch.cuda.Stream] = []  # of architectures
+
+    def run_all(self, jobs: list[Job]) -> list[list[Reply]]:
+        """Return the replies of several jobs, whose clients differ in architecture."""
+        if len(jobs) == 1 or jobs[0].program.pool.device.type == "cpu":
+            return super().run_all(jobs)
+        while len(self._streams) < len(jobs):
+            self._streams.append(torch.cuda.Stream())  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        main = torch.cuda.current_stream()
+        replies = []
+        try:
+            for stream, job in zip(self._streams, jobs, strict=False):
+                stream.wait_stream(main)
+                with torch.cuda.stream(stream):
+                    replies.append(self.run(job))  # which only queues the work, once everything is captured
+        finally:
+            for stream in self._streams:
+                main.wait_stream(stream)
+        return replies
 
     def run(self, job: Job) -> list[Reply]:
         """Return the replies in the order of the job's clients."""

@@ -33,10 +33,14 @@ class PhaseBatches(NamedTuple):
 
     def batch(self, step: int | Tensor, pool: Pool, width: int | None = None) -> tuple[Batch, Tensor]:
         """The batch of a step, for the first `width` clients, and the key for what the model draws in it."""
-        index, weight, key = _at(self.rows, step), _at(self.weight, step), random.fold_in(self.key, step)
+        index, weight, key = self.at(step)
         if width is not None:
             index, weight, key = index[:width], weight[:width], key[:width]
         return draw_batch(pool, index, weight, key)
+
+    def at(self, step: int | Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The rows, weights and key of a step."""
+        return _at(self.rows, step), _at(self.weight, step), random.fold_in(self.key, step)
 
     def lengths(self) -> list[int]:
         """Each client's number of steps in a stack."""

@@ -26,6 +26,7 @@ from fedhead.data.federation import Federation
 from fedhead.engine.rounds import train_round
 from fedhead.engine.simulation import Simulation
 from fedhead.executors import select
+from fedhead.executors.job import Executor
 from fedhead.experiment.profiling import Profile, profiled
 from fedhead.methods import METHODS
 from fedhead.models.precision import PRECISIONS, set_precision
@@ -125,7 +126,7 @@ def bench(
     results: list[BenchmarkResult] = []
     for name in workloads:
         workload = WORKLOADS[name]
-        base = _measure(workload, max(2, len(workload.models)), "loop", "fp32", where, steps, repeats, bandwidth)
+        base = measure(workload, max(2, len(workload.models)), "loop", "fp32", where, steps, repeats, bandwidth)
         if workload.plain:
             base.steps_per_s = max(base.steps_per_s, plain_steps_per_s(workload, where, steps, repeats))
         for result in [base, *_measure_all(workload, clients, executors, precisions, where, steps, repeats, bandwidth)]:
@@ -158,19 +159,31 @@ def _measure_all(
     for count in clients:
         for executor in executors:
             for precision in precisions:
-                yield _measure(workload, count, executor, precision, where, steps, repeats, bandwidth)
+                yield measure(workload, count, executor, precision, where, steps, repeats, bandwidth)
 
 
-def _measure(
+def measure(
     workload: Workload,
     clients: int,
-    executor: str,
+    executor: str | Executor,
     precision: str,
     where: torch.device,
     steps: int,
     repeats: int,
     bandwidth: float,
 ) -> BenchmarkResult:
+    """Measure one workload; the result has no ratio yet.
+
+    Args:
+        workload: What is trained.
+        clients: How many clients train at once.
+        executor: Name of the executor, or one that has trained nothing yet.
+        precision: fp32, tf32 or bf16.
+        where: The device.
+        steps: Local steps per client.
+        repeats: How often it is measured; the fastest counts.
+        bandwidth: Bytes that the device moves per second.
+    """
     gc.collect()
     if where.type == "cuda":
         torch.cuda.empty_cache()
@@ -178,9 +191,9 @@ def _measure(
     held = torch.cuda.memory_allocated() if where.type == "cuda" else 0
     if where.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    worker = select.by_name(executor, simulation, compile=True)
+    worker = executor if isinstance(executor, Executor) else select.by_name(executor, simulation, compile=True)
     jobs = simulation.jobs(simulation.method, simulation.server, simulation.states, simulation.holders, 1)
-    if executor == "loop":  # a few clients are enough: they train one after another
+    if worker.name == "loop":  # a few clients are enough: they train one after another
         jobs = [job.take(list(range(min(2, len(job.clients))))) for job in jobs]
     count = sum(len(job.clients) for job in jobs) * steps
     worker.run_all(jobs)  # warms up, compiles and captures
