@@ -33,9 +33,10 @@ class Line:
 
     @property
     def beyond(self) -> bool:
-        """Whether we differ from the paper by more than twice its deviation."""
+        """Whether we differ from the paper by more than twice its deviation, or by 2 points where it has none."""
         f = self.result
-        return f.difference is not None and abs(f.difference) > 2 * (f.published_deviation or 0)
+        most = CLOSE if f.published_deviation is None else 2 * f.published_deviation
+        return f.difference is not None and abs(f.difference) > most
 
     @property
     def close(self) -> bool:
@@ -145,8 +146,8 @@ def page(
         parts += ["## Other settings", _changed(others)]
     parts.append(
         "ours: mean ± deviation over runs (FedClassAvg: over clients); runs: splits × seeds, or their number; "
-        "**bold**: beyond twice the published deviation; in range: whether the published value lies between the "
-        "lowest and the highest of our runs; gain: over the same run before the stage."
+        f"**bold**: beyond twice the published deviation, or {CLOSE:g} points where there is none; in range: whether the "
+        "published value lies between the lowest and the highest of our runs; gain: over the same run before the stage."
     )
     return "\n\n".join(parts) + "\n"
 
