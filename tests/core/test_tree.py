@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedhead.core.tree import Tree, Weights, mean, stack, unstack
+from fedhead.core.tree import Tree, Weights, mean, stack, total, unstack
 
 
 def weights() -> Weights:
@@ -69,3 +69,21 @@ def test_a_stack_comes_apart_into_what_it_was_made_of() -> None:
     assert together["a"].shape == (3, 2)
     for one, other in zip(unstack(together, 3), trees, strict=True):
         assert {n: t.tolist() for n, t in one.leaves().items()} == {n: t.tolist() for n, t in other.leaves().items()}
+
+
+def test_a_total_is_bit_for_bit_what_adding_one_by_one_gives() -> None:
+    generator = torch.Generator().manual_seed(0)
+    trees = [
+        Tree(model=Weights({"w": torch.randn(5, 3, generator=generator), "n": torch.tensor(k)}, ["n"]), b=torch.ones(2))
+        for k in range(7)
+    ]
+    trees[3] = Tree(dict(reversed(trees[3].items())))  # names decide, not their order
+    expected = trees[0]
+    for tree in trees[1:]:
+        expected = expected + tree
+    found = total(trees)
+    assert all(torch.equal(t, expected.leaves()[name]) for name, t in found.leaves().items())
+    assert found["model"].buffers == {"n"}
+    assert float(trees[0]["b"].sum()) == 2.0, "the first is not written to"
+    with pytest.raises(KeyError, match="different names: c"):
+        total([Tree(a=torch.ones(1)), Tree(a=torch.ones(1), c=torch.ones(1))])

@@ -113,10 +113,12 @@ class Replies:
             The sum.
         """
         first, *others = self._sent(name)
-        total = first
+        if isinstance(first, Tree):
+            return trees.total([first, *others])
+        total: Tensor = first
         for sent in others:
             total = total + sent
-        return total  # type: ignore[no-any-return]  # a tree's entries are untyped
+        return total
 
     def _sent(self, name: str) -> list[Any]:
         """What each client sent under a name."""

@@ -241,6 +241,29 @@ def unstack(tree: Tree, count: int) -> list[Tree]:
     return [rows.map(itemgetter(i)) for i in range(count)]
 
 
+def total(trees: list[Tree]) -> Tree:
+    """Return the sum of trees, added in their order.
+
+    Args:
+        trees: Trees with the same names, shapes and types.
+
+    Raises:
+        KeyError: If the names differ.
+
+    >>> total([Tree(a=torch.tensor([1.0, 2.0])), Tree(a=torch.tensor([3.0, 4.0]))])["a"]
+    tensor([4., 6.])
+    """
+    out = trees[0].clone()
+    mine = out.leaves()
+    for tree in trees[1:]:
+        theirs = tree.leaves()
+        if theirs.keys() != mine.keys():
+            odd = sorted(theirs.keys() ^ mine.keys())
+            raise KeyError(f"trees with different names: {', '.join(odd[:4])} are in only one of them")
+        torch._foreach_add_(list(mine.values()), [theirs[name] for name in mine])  # one kernel instead of many
+    return out
+
+
 def mean(trees: list[Tree], weights: list[float]) -> Tree:
     """Return the weighted mean of trees; the weights need not sum to 1.
 

@@ -147,19 +147,21 @@ class Copies:
 
 def _pack(tree: Tree) -> Buffers:
     """Return a tree's numbers in new memory, one buffer per dtype."""
-    kinds: dict[torch.dtype, list[Tensor]] = {}
-    for t in tree.tensors():
-        kinds.setdefault(t.dtype, []).append(t.reshape(-1))
-    return {kind: torch.cat(parts) for kind, parts in kinds.items()}
+    return {kind: torch._C._nn.flatten_dense_tensors(parts) for kind, parts in _by_dtype(tree).items()}
 
 
 def _unpack(buffers: Buffers, like: Tree) -> Tree:
     """Return the tree whose numbers lie in buffers, in the form of another one."""
-    begins = dict.fromkeys(buffers, 0)
+    # one call for all tensors: there are thousands of them in a round
+    views = {
+        kind: iter(torch._C._nn.unflatten_dense_tensors(buffers[kind], parts))
+        for kind, parts in _by_dtype(like).items()
+    }
+    return like.map(lambda t: next(views[t.dtype]))
 
-    def view(t: Tensor) -> Tensor:
-        begin = begins[t.dtype]
-        begins[t.dtype] = begin + t.numel()
-        return buffers[t.dtype][begin : begins[t.dtype]].view(t.shape)
 
-    return like.map(view)
+def _by_dtype(tree: Tree) -> dict[torch.dtype, list[Tensor]]:
+    kinds: dict[torch.dtype, list[Tensor]] = {}
+    for t in tree.tensors():
+        kinds.setdefault(t.dtype, []).append(t)
+    return kinds

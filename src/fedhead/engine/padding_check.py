@@ -57,7 +57,8 @@ class PaddingCheck:
                 check(job, k, padded)
                 self._tried |= {(name, group, number) for number in padded}
                 untried -= padded
-        if group not in self._told and (lone := _lone_sample(job)) is not None:
+        normalizes = job.program.task.model.may_normalize_batches
+        if normalizes and group not in self._told and (lone := _lone_sample(job)) is not None:
             self._told.add(group)
             if _has_no_variance(job, lone):
                 warn_once(
