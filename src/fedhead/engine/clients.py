@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -184,7 +184,7 @@ class Clients:
         """The classes that a client holds too few samples of to send their rows in an exchange."""
         return class_rows.small_classes(algorithm, self.counts[client], self.task.min_class_count)
 
-    @property
+    @cached_property
     def holders(self) -> list[int]:
         """The clients that hold training data; the others can't take part."""
         return [k for k, rows in enumerate(self.federation.rows) if len(rows)]

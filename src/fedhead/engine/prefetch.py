@@ -15,15 +15,19 @@ class Prefetcher:
 
     def __init__(self) -> None:
         self._worker: ThreadPoolExecutor | None = None
-        self._pending: dict[DrawArguments, Future[batching.BatchSchedule]] = {}
+        self._pending: dict[DrawArguments, tuple[Future[list[batching.BatchSchedule]], int]] = {}
 
     def begin(self, draws: Iterable[DrawArguments]) -> None:
         """Start to draw these in the background."""
         if self._worker is None:
             self._worker = ThreadPoolExecutor(1, thread_name_prefix="batches")
-        self._pending.update({arguments: self._worker.submit(batching.draw_batches, *arguments) for arguments in draws})
+        wanted = list(draws)
+        drawing = self._worker.submit(lambda: [batching.draw_batches(*arguments) for arguments in wanted])
+        self._pending.update({arguments: (drawing, place) for place, arguments in enumerate(wanted)})
 
     def schedule(self, arguments: DrawArguments) -> batching.BatchSchedule:
         """`batching.draw_batches`, at once if it was begun."""
-        pending = self._pending.pop(arguments, None)
-        return batching.draw_batches(*arguments) if pending is None else pending.result()
+        if arguments not in self._pending:
+            return batching.draw_batches(*arguments)
+        drawing, place = self._pending.pop(arguments)
+        return drawing.result()[place]

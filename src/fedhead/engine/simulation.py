@@ -125,11 +125,12 @@ class Simulation(Clients, Transport[ClientStates]):
 
     def present(self) -> list[int]:
         """Return the clients that hold data."""
-        return self.holders
+        return list(self.holders)
 
     def sizes(self, present: Sequence[int]) -> dict[int, int]:
         """Return how many training samples each of these clients has."""
-        return {k: self.task.sizes[k] for k in present}
+        sizes = self.task.sizes
+        return {k: sizes[k] for k in present}
 
     def exchange(
         self, algorithm: Algorithm, server: Tree, states: ClientStates, cohort: list[int], round: int
