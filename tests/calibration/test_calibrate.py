@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -190,8 +191,14 @@ def test_corrupt_and_foreign_files_are_refused_by_name(tmp_path: Path) -> None:
             fedhead.merge_files([good, path])
         assert f"{name}.safetensors" in str(error.value)
     fedhead.save_statistics(tmp_path / "other.safetensors", statistics.from_features(z[:, :3], y, 3))
-    with pytest.raises(BadInput, match=r"other\.safetensors is from a different model than .*good\.safetensors"):
+    with pytest.raises(
+        BadInput, match=r"other\.safetensors is from .* than .*good\.safetensors \(features: 3, there 4"
+    ):
         fedhead.merge_files([good, tmp_path / "other.safetensors"])
+    scaled = replace(fedhead.load_statistics(good), transform="scaled")
+    fedhead.save_statistics(tmp_path / "scaled.safetensors", scaled)
+    with pytest.raises(BadInput, match=r"scaled\.safetensors is from .* \(the inputs were transformed differently\)"):
+        fedhead.merge_files([good, tmp_path / "scaled.safetensors"])
 
 
 def test_nothing_is_written_where_statistics_are_unsound(tmp_path: Path) -> None:

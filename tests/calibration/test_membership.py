@@ -110,6 +110,7 @@ def test_other_models_and_transforms_do_not_join_or_leave() -> None:
     for other, words in (
         (replace(b, extractor="two"), "extractors' weights differ"),
         (replace(b, transform="y"), "transformed differently"),
+        (replace(b, transform=""), "transformed differently"),
         (site(2, "full"), "kind: full here, pooled elsewhere"),
     ):
         for change in (fh.statistics.add, fh.statistics.remove):

@@ -63,6 +63,22 @@ def test_models_of_timm(monkeypatch: pytest.MonkeyPatch) -> None:
         fh.build("timm:smal_net", (3, 16, 16), 5)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "features"), [("resnet18", 512), ("vit_tiny_patch16_224", 192)])
+def test_real_models_of_timm(name: str, features: int) -> None:
+    pytest.importorskip("timm")
+    images = torch.randint(0, 256, (24, 3, 224, 224), dtype=torch.uint8)
+    federation = fh.Federation.from_arrays(images, torch.arange(24) % 2, clients=2, layout="nchw", test=0.25)
+    model = f"timm:{name}(pretrained=false)"
+    held = fh.extract_features(federation, model)
+    assert held.input_shape == (features,)
+    built = fh.build(model, federation.input_shape, 2)
+    sample = torch.randn(2, 3, 224, 224)
+    assert torch.equal(built.train()(sample).h, built.eval()(sample).h)  # BatchNorm keeps its statistics
+    result = fh.run(federation, model, rounds=1, freeze=["extractor"], cache_features=True, stages=["ncm"])
+    assert result.stages["ncm"].accuracy is not None
+
+
 def test_a_library_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "timm", None)
     with pytest.raises(BadInput, match=r"model timm:resnet18 needs the package timm, which can't be imported here"):

@@ -153,7 +153,7 @@ def test_the_weight_is_the_one_that_suits_held_out_samples_which_no_candidate_ha
 
 def test_what_the_collecting_stage_refuses_is_refused_before_anything_is_computed() -> None:
     cut = fh.Federation.from_arrays(torch.randn(30, 4), torch.arange(30) % 2, clients=3, classes=3)
-    with pytest.raises(BadInput, match="lda: no client has a sample of class 2"):
+    with pytest.raises(BadInput, match=r"^personal_lda: no client .* class 2.*stage\.personal_lda\.absent=never"):
         fh.run(cut, "mlp(hidden=[4])", rounds=0, stages=["personal_lda"])
     found = fh.run(cut, "mlp(hidden=[4])", rounds=0, stages=[fh.PersonalRidge(absent="never")])
     assert found.stages["personal_ridge"].weights is not None

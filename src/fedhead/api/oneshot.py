@@ -149,7 +149,7 @@ def _prepared(
         mean, std = wanted.mean, wanted.std
         if normalize not in (None, "standard"):
             if normalize not in NORMALIZATIONS:
-                raise unknown("normalization", normalize, NORMALIZATIONS)
+                raise unknown("normalization", normalize, [*NORMALIZATIONS, "standard"])
             mean, std = NORMALIZATIONS[normalize]
         if resize is None and wanted.resize is not None and len(federation.input_shape) != 3:
             raise BadInput(f"this backbone takes images, the samples have shape {federation.input_shape}: use another")

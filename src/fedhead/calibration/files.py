@@ -19,6 +19,7 @@ from fedhead.core.treefile import load_tree, save_tree
 
 _KIND = "class statistics"
 _ENTRIES = ({"count", "sum"}, {"count", "sum", "outer"}, {"count", "sum", "square", "factor"})  # of a file
+_SAME = {"extractor": "the extractors' weights differ", "transform": "the inputs were transformed differently"}
 
 
 def save_statistics(path: str | Path, statistics: Statistics, rank: int | None = None) -> int:
@@ -109,16 +110,16 @@ def merge_files(paths: Sequence[str | Path]) -> Statistics:
     seen: dict[str, str | Path] = {}
 
     def parts() -> Iterator[Statistics]:
-        first: tuple[int, int, str, str, str] | None = None
+        first: dict[str, Any] = {}
         for path in paths:
             part = with_members(statistics_check.check(_read(path), str(path), full=False))
-            form = (part.classes, part.features, part.kind, part.extractor, part.transform)
+            form = {name: getattr(part, name) for name in ("classes", "features", "kind", *_SAME)}
             first = first or form
-            if form != first:
+            for name in (name for name in form if form[name] != first[name]):
+                what = _SAME.get(name, f"{name}: {form[name]}, there {first[name]}")
                 raise BadInput(
-                    f"{path} is from a different model than {paths[0]} ({form[0]} classes, {form[1]} features, "
-                    f"{form[2]}; there {first[0]}, {first[1]}, {first[2]}, or other weights or another "
-                    f"transformation of the inputs): use one model for all"
+                    f"{path} is from a different model than {paths[0]} ({what}): use one model and one normalization "
+                    "for all"
                 )
             for member in part.members:
                 if member in seen:

@@ -227,7 +227,8 @@ def check_same_model(a: Statistics, b: Statistics) -> None:
             raise BadInput(f"statistics of a different model: {what}: {theirs} here, {mine} elsewhere")
     if a.extractor and b.extractor and a.extractor != b.extractor:
         raise BadInput("statistics of a different model: the extractors' weights differ; use the same model for all")
-    if a.transform and b.transform and a.transform != b.transform:
+    stated = bool(a.extractor and b.extractor) or bool(a.transform and b.transform)
+    if stated and a.transform != b.transform:  # of a known model an empty one says that there was none
         raise BadInput(
             "statistics of inputs that were transformed differently: use the same normalization and size for all"
         )

@@ -11,6 +11,7 @@ from typer.core import TyperGroup
 
 from fedhead.cli.app import app
 from fedhead.cli.calibrating import Architecture, Checkpoint, Classifier, Normalize, refuse_out
+from fedhead.core.errors import BadInput
 
 if TYPE_CHECKING:  # it needs torch
     from fedhead.calibration.sums import Kind
@@ -139,6 +140,9 @@ def subtract(
     refuse_out(out)
     rest = load_statistics(total)
     for file in files:
-        rest = remove(rest, load_statistics(file))
+        try:
+            rest = remove(rest, load_statistics(file))
+        except BadInput as error:
+            raise BadInput(str(error) if str(file) in str(error) else f"{file}: {error}") from None
     save_statistics(out, rest)
     print(f"{int(rest.count.sum())} samples of {len(rest.members)} sites -> {out}")

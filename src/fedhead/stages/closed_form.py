@@ -35,14 +35,19 @@ class ClosedFormHead(StatisticsStage):
     """
 
     absent: Literal["refuse", "never"] = field(default="refuse", kw_only=True)
-    keeps_sums: bool = field(default=False, repr=False, kw_only=True)  # whether the server keeps them, as ALL_CLIENTS
+    kept_for: str = field(default="", repr=False, kw_only=True)  # the stage that the server keeps the sums for
+
+    @property
+    def given_name(self) -> str:
+        """The stage that the user asked for, which errors name."""
+        return self.kept_for or self.name
 
     def check_counts(self, count: Tensor) -> None:
         """Refuse a class without samples, unless such classes are never to be predicted."""
         for c in torch.nonzero(count == 0).flatten().tolist() if self.absent == "refuse" else ():
             raise BadInput(
-                f"{self.name}: no client has a sample of class {c}: leave the class out of the data, or set "
-                f"stage.{self.name}.absent=never so that it is never predicted"
+                f"{self.given_name}: no client has a sample of class {c}: leave the class out of the data, or set "
+                f"stage.{self.given_name}.absent=never so that it is never predicted"
             )
 
     @property
@@ -53,7 +58,7 @@ class ClosedFormHead(StatisticsStage):
     def aggregate(self, server: Tree, replies: Replies, task: Task) -> Tree:
         """Compute the heads, and keep the sums where personal heads are to be computed from them."""
         server = super().aggregate(server, replies, task)
-        if not self.keeps_sums:
+        if not self.kept_for:
             return server
         found = {name: self.merge(own) for name, own in by_architecture(replies).items()}
         merged = Tree({name: one.tree().replace(self.chosen(one)) for name, one in found.items()})
@@ -90,7 +95,7 @@ class ClosedFormHead(StatisticsStage):
         self.check_counts(statistics.count)
         there = torch.nonzero(statistics.count > 0).flatten()
         if not len(there):
-            raise BadInput(f"{self.name}: the statistics hold no samples of any class")
+            raise BadInput(f"{self.given_name}: the statistics hold no samples of any class")
         found = self.solve(statistics.of_classes(there), there.tolist())
         if len(there) == statistics.classes:
             return found

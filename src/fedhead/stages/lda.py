@@ -43,8 +43,8 @@ class GaussianHead(ClosedFormHead):
     def remedy(self) -> str:
         """What to do about a singular covariance."""
         if self.shrinkage == 0:
-            return f"set stage.{self.name}.shrinkage above 0, or leave it to be chosen (null)"
-        return f"set stage.{self.name}.shrinkage higher or, if no feature varies within classes, use ncm or ridge"
+            return f"set stage.{self.given_name}.shrinkage above 0, or leave it to be chosen (null)"
+        return f"set stage.{self.given_name}.shrinkage higher or, if no feature varies within classes, use ncm or ridge"
 
 
 @stage("lda")
@@ -72,5 +72,7 @@ class LDA(GaussianHead):
         samples, mean = float(statistics.count.sum()), statistics.mean()
         covariance = self.shrunk(statistics.within() / samples, samples)
         squares = statistics.second_moment().diagonal() / samples
-        weight = solve(covariance, mean.mT, squares, f"{self.name}: the covariance within classes", self.remedy).mT
+        weight = solve(
+            covariance, mean.mT, squares, f"{self.given_name}: the covariance within classes", self.remedy
+        ).mT
         return Tree(weight=weight, bias=self.log_priors(statistics.count) - 0.5 * (weight * mean).sum(1))

@@ -188,7 +188,7 @@ class PersonalLDA(PersonalHead):
 
     def earlier(self) -> ClosedFormHead:
         """Return linear discriminant analysis on all clients' sums."""
-        return LDA(self.shrinkage, self.priors, absent=self.absent, keeps_sums=True, method=self.method)
+        return LDA(self.shrinkage, self.priors, absent=self.absent, kept_for=self.name, method=self.method)
 
     def settings(self, chosen: Tree) -> list[Tree]:
         """Return the shrinkage."""
@@ -224,7 +224,7 @@ class PersonalRidge(PersonalHead):
 
     def earlier(self) -> ClosedFormHead:
         """Return ridge regression on all clients' sums."""
-        return Ridge(self.alpha, None, self.intercept, absent=self.absent, keeps_sums=True, method=self.method)
+        return Ridge(self.alpha, None, self.intercept, absent=self.absent, kept_for=self.name, method=self.method)
 
     def settings(self, chosen: Tree) -> list[Tree]:
         """Return penalties: the given one, or that of all clients' sums and some relative to the mean eigenvalue."""
