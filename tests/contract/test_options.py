@@ -67,6 +67,8 @@ CHANGES: dict[tuple[str, str], tuple[Any, dict[str, Any]]] = {
     ("ktpfl", "sharpness"): (1.0, {}),
     ("ktpfl", "distillation_epochs"): (2, {}),
     ("ktpfl", "distillation_batch"): (8, {}),
+    ("ktpfl", "squared"): (True, {}),
+    ("ktpfl", "initial_epochs"): (1, {}),
     ("ktpfl", "share"): ("all", {}),
     ("ktpfl", "transfer"): (0.5, {"share": "all"}),
     ("moon", "mu"): (5.0, {}),

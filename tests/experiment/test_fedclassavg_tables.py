@@ -13,21 +13,23 @@ from pathlib import Path
 
 import pytest
 
+from fedhead.engine.callbacks import EarlyStopping
 from fedhead.experiment import tables
 from fedhead.experiment.experiment import Experiment
 from fedhead.experiment.published import published
 from fedhead.experiment.reproduce import reproduce
 from fedhead.experiment.run import Settings
+from fedhead.methods.ktpfl import KTpFL
 
 TABLES = ["fedclassavg/table2", "fedclassavg/table3", "fedclassavg/table4", "fedclassavg/table5"]
 
 
-@pytest.mark.parametrize(("name", "cells"), list(zip(TABLES, (24, 36, 12, 4), strict=True)))
+@pytest.mark.parametrize(("name", "cells"), list(zip(TABLES, (24, 36, 12, 5), strict=True)))
 def test_every_cell_has_its_published_value_and_a_recipe(name: str, cells: int) -> None:
     table = tables.load(name)
     assert len(table.cells()) == cells
     for cell in table.cells():
-        assert (published(cell) is None) == (cell.name == "ktpfl-predictions")
+        assert (published(cell) is None) == (cell.name in ("ktpfl-predictions", "fedproto-prototypes"))
         cell.recipe(seed=0)
     for cell in table.cells("small"):
         Experiment.from_recipe(cell.recipe(seed=0))
@@ -61,14 +63,21 @@ def test_table_5_counts_what_crosses_the_wire(tmp_path: Path) -> None:
     classifier = 4 * (512 * 10 + 10)
     assert found["classifier"] == classifier
     assert found["whole-model"] == classifier + 4 * ((9 + 1) * 16 + (9 * 16 + 1) * 32 + (128 + 1) * 64 + (64 + 1) * 512)
+    assert found["fedproto-prototypes"] == 4 * (512 * 10 + 10)  # the sums of 10 classes, and their counts
     assert found["ktpfl-predictions"] == 200 * 10 * 4
     assert found["ktpfl-public-images"] == 200 * 64
 
 
 def test_table_3_measures_local_models_after_training_for_every_method(tmp_path: Path) -> None:
+    """No method has an epoch more than the others: FedAvg's last one is the stage's, after one round less."""
     settings = Settings(device="cpu", executor="stack")
     table = tables.load("fedclassavg/table3")
-    assert {cell.stage for cell in table.cells()} == {"finetune"}
+    for cell in table.cells():
+        recipe = cell.recipe(0)
+        epochs = recipe.rounds * recipe.local_epochs + (cell.stage == "finetune")  # type: ignore[operator]  # numbers here
+        assert epochs == 1000
+        assert (cell.stage == "finetune") == (recipe.method in ("fedavg", "fedprox"))
+        assert recipe.method != "fedprox" or recipe.method_parameters["mu"] == 0.01
     outcome = reproduce(table, tmp_path, scale="small", pick=["cifar10 20-clients fedavg"], settings=settings)
     (result,) = outcome.cells
     (path,) = tmp_path.glob("runs/*/seed-0/result.json")
@@ -77,6 +86,25 @@ def test_table_3_measures_local_models_after_training_for_every_method(tmp_path:
     assert result.mean > run["personal"]  # the averaged model's
     assert result.deviation is not None
     assert result.deviation < statistics.stdev(c for c in run["clients"] if c is not None)
+
+
+def test_the_public_codes_readings_are_variants() -> None:
+    table = tables.load("fedclassavg/table3")
+    more = table.varied(table.cells(pick=["cifar10 20-clients"]), ["extra-epoch"])
+    assert {(cell.stage, cell.value, cell.recipe(0).rounds) for cell in more} == {("finetune", "personal", 1000)}
+    assert all("stage=finetune" in cell.overrides for cell in more)
+    (cnn, *_) = table.varied(table.cells(pick=["cifar10 20-clients ktpfl"]), ["caption-cnn"])
+    assert [m.features for m in Experiment.from_recipe(cnn.recipe(0)).models] == [512]
+    for name in ("fedclassavg/table2", "fedclassavg/table3"):
+        table = tables.load(name)
+        stopped, *_ = table.varied(table.cells("small"), ["early-stopping"])
+        (callback,) = Experiment.from_recipe(stopped.recipe(0)).callbacks
+        assert callback == EarlyStopping("personal_loss", patience=100)
+        taught, *_ = table.varied(table.cells("small"), ["ktpfl-code"])
+        assert taught.recipe(0).batch_size == 128
+        assert Experiment.from_recipe(taught.recipe(0)).method == KTpFL(
+            distillation_batch=64, squared=True, initial_epochs=1
+        )
 
 
 @pytest.mark.long

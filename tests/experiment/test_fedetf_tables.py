@@ -56,7 +56,13 @@ def test_the_papers_settings() -> None:
     assert prototypes == FedProto(lam=0.1, predict_by="logits", average_over="clients")
     calibrated, tuned = CCVR(**cells["ccvr cifar10-0.1 general"].parameters), FineTuneCCVR()
     assert cells["ccvr cifar10-0.1 personal"].stage == "finetune_ccvr"
-    assert not cells["ccvr cifar10-0.1 personal"].parameters
+    tuned_at = {
+        cells[f"{method} cifar10-0.1 personal"].parameters["full_lr"] for method in ("fedavg", "ccvr", "fedetf")
+    }
+    assert tuned_at == {True}  # the public code has no decay, which would leave 13 % of the rate after 200 rounds
+    assert set(cells["ccvr cifar10-0.1 personal"].parameters) == {"full_lr"}
+    for method in ("fedetf", "fedrod"):  # one rule for both, stated
+        assert cells[f"{method} cifar10-0.1 general"].keys["method.absent"] == "mask"
     assert (calibrated.samples, calibrated.epochs, calibrated.batch_size) == (10, 100, 128)
     assert (calibrated.lr, calibrated.momentum, calibrated.weight_decay) == (0.01, 0.0, 0.0)  # plain SGD
     assert calibrated == tuned.earlier()  # what is tuned for Personal. is the model that is tested for General.

@@ -15,6 +15,7 @@ from small import CLASSES, federation, network
 from torch.nn import functional as F
 
 from fedhead.algorithm.task import LocalTraining
+from fedhead.core.batch import Batch, Output
 from fedhead.core.errors import BadInput
 from fedhead.core.optimizers import SGD
 from fedhead.core.tree import Tree
@@ -216,3 +217,35 @@ def test_public_labels_may_name_other_classes() -> None:
     for number in (1, 2):
         train_round(simulation, number)
     assert simulation.server.finite()
+
+
+def test_the_first_round_may_have_its_own_number_of_epochs() -> None:
+    """As FedClassAvg's code of KT-pFL: one epoch before the first exchange, then the run's."""
+    local = replace(LOCAL, epochs=3)
+    made = Simulation(federation(), pair(), KTpFL(initial_epochs=1), rounds=9, local=local, dtype=torch.float64)
+    for number, epochs in ((1, 1), (2, 3)):
+        jobs = made.jobs(made.method, made.server, made.states, made.holders, number)
+        for job in jobs:
+            for k, (public, first, later) in zip(job.clients, job.schedules, strict=True):
+                per_epoch = -(-len(made.federation.rows[k]) // 4)
+                assert len(first) + len(later) == epochs * per_epoch
+                assert (len(later) == 0) == (number == 1)
+                assert (len(public) == 0) == (number == 1)
+        train_round(made, number)
+
+
+def test_distillation_by_the_mean_square() -> None:
+    method, made = KTpFL(squared=True), simulate(KTpFL(), rounds=1)
+    (job, *_) = made.jobs(method, made.server, made.states, made.holders, 2)
+    target = job.per_client[0]["target"]["soft"]
+    logits = torch.randn(len(target), CLASSES, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+    class Says:
+        received = job.per_client[0]
+
+        def apply(self, w: object, x: object) -> Output:
+            return Output(logits, logits, logits)
+
+    batch = Batch(logits, torch.zeros(len(target)), torch.ones(len(target)), torch.arange(len(target)), torch.zeros(2))
+    found = method.distil(made.initial[0], batch, Says())  # type: ignore[arg-type]  # all that it asks of a client
+    torch.testing.assert_close(found, F.mse_loss(torch.softmax(logits, dim=1), target))

@@ -109,6 +109,7 @@ FORMS: list[tuple[str, tuple[int, ...], dict[str, Any], int, int]] = [
     ("mlp", DIGIT, {"hidden": (32, 16)}, biased(64, 32) + biased(32, 16), 16),
     ("simplecnn", RGB, {}, simplecnn(3, 5), 256),
     ("simplecnn", GRAY, {}, simplecnn(1, 4), 256),
+    ("fedavgcnn", GRAY, {}, 1_663_370 - biased(512, 10), 512),  # the FedAvg paper's number, less the classifier
     ("digitscnn", DIGIT, {}, biased(1, 16, 3) + biased(16, 32, 3) + biased(32 * 4, 64), 64),
     ("resnet20", RGB, {}, cifar_resnet(3), 64),
     ("resnet20", DIGIT, {}, cifar_resnet(3, channels=1), 64),

@@ -29,6 +29,7 @@ class Phase:
         on: The model that is trained: the working model, or the client's own of that name in its state.
         data: `private` (the client's) or `public`.
         begins: The first round in which the phase takes place.
+        ends: The last one; None: that of the run.
         corrects: Whether `Method.correct` sees the phase's gradients.
         saves: Name under which the client's state keeps what this phase trained, as it is after the phase.
         scheduled: Whether the run's decay and schedule of the learning rate apply, or the optimizer's rate stays.
@@ -45,6 +46,7 @@ class Phase:
     corrects: bool = True
     saves: str | None = None
     scheduled: bool = True
+    ends: int | None = None
 
 
 class Reply(NamedTuple):

@@ -197,9 +197,7 @@ def _print_counts(counts: NDArray[np.int64]) -> None:
 
 @app.command()
 def report(
-    runs: Annotated[
-        list[Path], typer.Argument(metavar="RUN...", help="Folders of runs or studies, or around some.")
-    ],
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs or studies, or around some.")],
     out: Annotated[Path, typer.Option(help="Where the page goes.")] = Path("report.html"),
 ) -> None:
     """Compare runs: a table here, and one self-contained HTML page with tables and curves.

@@ -49,5 +49,5 @@ def draw_arguments(
     part = stragglers.part(client, round, task.seed) if stragglers is not None and label == TRAIN else 1.0
     if part < 1:
         most = math.ceil(part * (epochs * per_epoch if most is None else most))
-    epochs = epochs if round >= phase.begins else 0
+    epochs = epochs if phase.begins <= round <= (phase.ends or round) else 0
     return samples, size, epochs, local.drop_last, batching.phase_key(task.seed, round, label, number, client), most

@@ -27,6 +27,7 @@ A table is a YAML file, recipes/<paper>/<table>.yaml:
     skip: [{data: [cinic10], stage: [ccvr]}]            combinations that the table does not have
     variants:                        other readings of the paper, measured with --variants NAME
       tukey-none: {when: {stage: ccvr}, set: {stage.ccvr.tukey: none}}
+      extra-epoch: {when: {method: fedavg}, stage: finetune}                the result after another stage
 
 A choice or a rule may also give `seeds` (at full scale), `priority`, `metric`, `deviation` and `value`: the dotted
 place of our value in a run's (or a stage's) results, where it is not the metric's own. Cells that train alike share
@@ -109,6 +110,12 @@ class Cell:
             overrides=[*self.overrides, *texts],
         )
 
+    def end_in(self, stage: str | None) -> Cell:
+        """Return the cell with its value measured after another stage, with that stage's defaults; None: after none."""
+        value = (_STAGE_VALUES if stage else _RUN_VALUES)[self.metric]
+        changed = [*self.overrides, f"stage={stage or 'none'}"]
+        return replace(self, stage=stage, parameters={}, value=value, overrides=changed)
+
 
 @dataclass(frozen=True)
 class Table:
@@ -143,7 +150,7 @@ class Table:
         return chosen
 
     def variants(self) -> dict[str, Mapping[str, Any]]:
-        """Other readings of the paper, by name: {"when": the cells that they concern, "set": their recipe keys}."""
+        """Other readings of the paper, by name: the cells that they concern (`when`), and their `set` and `stage`."""
         return dict(self.content.get("variants", {}))
 
     def varied(self, cells: Sequence[Cell], names: Sequence[str]) -> list[Cell]:
@@ -154,7 +161,9 @@ class Table:
                 raise unknown(f"variant of {self.name}", name, self.variants())
             variant = self.variants()[name]
             concerned = [cell for cell in cells if _matches(variant.get("when", {}), cell.choices)]
-            out += [cell.override(variant["set"]) for cell in concerned]
+            if "stage" in variant:
+                concerned = [cell.end_in(variant["stage"]) for cell in concerned]
+            out += [cell.override(variant.get("set", {})) for cell in concerned]
         if not out:
             raise BadInput(f"{self.name}: the variants {', '.join(names)} concern none of the picked cells")
         return out
@@ -271,7 +280,7 @@ def check_layers(name: str, content: Mapping[str, Any], known: Set[str]) -> None
         refuse_unknown(f"{name}, a rule", rule, known | {"when"})
     variants = content.get("variants", {})
     for variant, layer in variants.items():
-        refuse_unknown(f"{name}, variant {variant}", layer, {"when", "set"})
+        refuse_unknown(f"{name}, variant {variant}", layer, {"when", "set", "stage"})
     conditions = [layer["when"] for layer in [*content.get("rules", []), *variants.values()] if "when" in layer]
     for when in [*conditions, *content.get("skip", [])]:
         for axis, wanted in when.items():

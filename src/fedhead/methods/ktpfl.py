@@ -17,7 +17,7 @@ from fedhead.algorithm.task import Task
 from fedhead.core import tree as trees
 from fedhead.core.batch import PARTS, Batch
 from fedhead.core.errors import BadInput
-from fedhead.core.losses import distillation
+from fedhead.core.losses import distillation, mean
 from fedhead.core.ranges import Above, AtLeast, Between
 from fedhead.core.tree import Tree, Weights
 
@@ -45,6 +45,10 @@ class KTpFL(Method):
     sharpness: Annotated[float, Above(0)] = 5.0  # the coefficients' rows are softmax(sharpness · c)
     distillation_epochs: Annotated[int, AtLeast(1)] = 1  # passes over the public data
     distillation_batch: Annotated[int, AtLeast(1)] = 256  # public samples per step
+    # distil by the mean square of softmax(f_k(x)) minus the target, as FedClassAvg's code does, instead of by KL
+    squared: bool = False
+    # local epochs of the first round, in which there is nothing to distil yet; None: the run's
+    initial_epochs: Annotated[int, AtLeast(1)] | None = None
     share: Literal["predictions", "all"] = "predictions"  # soft predictions on public data, or whole models
     # with share=all: how far towards its mixture a client's model is moved
     transfer: Annotated[float, Between(0, 1)] = 1.0
@@ -118,17 +122,23 @@ class KTpFL(Method):
 
     def phases(self, task: Task) -> tuple[Phase, ...]:
         """Distil what the others know, once there is something; then train on the client's own data."""
+        private = [Phase(self.loss)]
+        if self.initial_epochs is not None:
+            private = [Phase(self.loss, epochs=self.initial_epochs, ends=1), Phase(self.loss, begins=2)]
         if self.share == "all":
-            return (Phase(self.loss),)
+            return tuple(private)
         public = Phase(
             self.distil, epochs=self.distillation_epochs, batch_size=self.distillation_batch, data="public", begins=2
         )
-        return (public, Phase(self.loss))
+        return (public, *private)
 
     def distil(self, w: Weights, batch: Batch, client: Client) -> Tensor:
         """KL(Σ_l c_kl S_l ‖ softmax(f_k(x) / T)) on public samples."""
         target = client.received["target"]["soft"][batch.rows]
-        return distillation(client.apply(w, batch.x).logits, target, batch.weight, self.temperature)
+        logits = client.apply(w, batch.x).logits
+        if self.squared:
+            return mean((torch.softmax(logits, dim=-1) - target).square().mean(-1), batch.weight.to(logits.dtype))
+        return distillation(logits, target, batch.weight, self.temperature)
 
     def finish(self, w: Weights, client: Client) -> Reply:
         """Send the client's knowledge S_k = softmax(f_k(public) / T), or its model; keep the model."""

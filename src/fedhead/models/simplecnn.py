@@ -1,4 +1,4 @@
-"""Small convolutional networks: CCVR's SimpleCNN (Table 6), and one for 8x8 digits."""
+"""Small convolutional networks: CCVR's SimpleCNN (Table 6), FedAvg's, and one for 8x8 digits."""
 
 from __future__ import annotations
 
@@ -37,3 +37,15 @@ def digitscnn(shape: Shape, channels: Width = 16, features: Width = 64) -> Body:
         nn.Sequential(nn.Flatten(), nn.Linear(2 * channels * (height // 4) * (width // 4), features), nn.ReLU()),
     )
     return Body(extractor, features)
+
+
+@register("fedavgcnn", "the FedAvg paper's two 5x5 convolutions and 512 features, 1,663,370 weights for MNIST")
+def fedavgcnn(shape: Shape) -> Body:
+    """Build FedAvg's network (McMahan et al., 2017, Section 3): 32 and 64 channels, each pooled, then 512 units."""
+    channels, height, width = image("fedavgcnn", shape, least=4)
+    extractor = nn.Sequential(
+        nn.Sequential(nn.Conv2d(channels, 32, 5, padding=2), nn.MaxPool2d(2), nn.ReLU()),
+        nn.Sequential(nn.Conv2d(32, 64, 5, padding=2), nn.MaxPool2d(2), nn.ReLU()),
+        nn.Sequential(nn.Flatten(), nn.Linear(64 * (height // 4) * (width // 4), 512), nn.ReLU()),
+    )
+    return Body(extractor, 512)
