@@ -14,6 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -67,8 +68,13 @@ class Lane:
         rows, weight, start = self.batches
         return PhaseBatches(rows, weight, start, None).at(self.counter.clamp(max=self.last))
 
-    def flat(self, padded: bool) -> tuple[InPlace, list[Tensor], int]:
-        """Return a step as a function of tensors, those of this lane, and how many of the first ones it changes."""
+    def flat(self, padded: bool, write: Callable[[Any, Any], None]) -> tuple[InPlace, list[Tensor], int]:
+        """Return a step as a function of tensors, those of this lane, and how many of the first ones it changes.
+
+        Args:
+            padded: Whether batches may have padding.
+            write: Overwrites what the step changes.
+        """
         pool = self.step.program.source(self.step.phase.data)
         changed, shape = pytree.tree_flatten(self.carry)
         read, read_shape = pytree.tree_flatten((self.w, self.inputs, self.draw, pool.x, pool.y))
@@ -81,7 +87,7 @@ class Lane:
             batch, key = draw_batch(data, *drawn)
             new = step(carry, w, batch, key, inputs, padded)
             with torch.no_grad():
-                copy_into(carry, new)
+                write(carry, new)
 
         return function, [*changed, *read], len(changed)
 
@@ -99,7 +105,7 @@ class CompiledSteps:
 
     def __call__(self, lane: Lane, padded: bool) -> tuple[InPlace, list[Tensor]]:
         """Return a lane's step, compiled if that is wanted, and its arguments."""
-        function, arguments, changed = lane.flat(padded)
+        function, arguments, changed = lane.flat(padded, copy_each if self.wanted else copy_into)
         key = lane.key, padded
         if self.wanted and key not in self._steps:
             try:
@@ -222,6 +228,12 @@ class Lanes(Executor):
         found = group.train(phases)
         self.preparing += group.preparing - before
         return idle | dict(zip(order, found, strict=True))
+
+
+def copy_each(to: Any, source: Any) -> None:
+    """Overwrite tensors one by one, which the compiler fuses with what computes them."""
+    for old, value in zip(pytree.tree_leaves(to), pytree.tree_leaves(source), strict=True):
+        old.copy_(value)
 
 
 def step_key(phase_run: PhaseRun) -> str:
