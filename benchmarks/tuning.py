@@ -1,6 +1,6 @@
 """Trials of a search one after another against the same trials side by side in one stack, in one run.
 
-    python benchmarks/tuning.py [--model mlp] [--device cpu] [--trials 16] [--rounds 3] [--json FILE]
+    python benchmarks/tuning.py [--model mlp] [--device cpu] [--trials 16] [--rounds 3] [--csv benchmarks/tuning.csv]
     python benchmarks/tuning.py --model simplecnn --device cuda --trials 64
 
 Every trial trains the same federation (random images by Dirichlet(0.1), 8x8 for the MLP and 32x32 for others) with its
@@ -13,6 +13,7 @@ weights of the trials are apart at most.
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 import time
 from collections.abc import Callable
@@ -91,6 +92,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--batch", type=int, default=10)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--csv", type=Path, help="append the result to this table")
     asked = parser.parse_args()
     fh.tune_malloc()
     fed = federation(asked.model, asked.clients)
@@ -119,7 +121,7 @@ def main() -> None:
     )
     rates = 60 * len(alone) / min(alone_seconds), 60 * len(joined) / min(seconds)
     found = {
-        **{name: value for name, value in vars(asked).items() if name != "json"},
+        **{name: value for name, value in vars(asked).items() if name not in ("json", "csv")},
         "executor": alone[0].executor,
         "one_after_another_per_minute": round(rates[0], 2),
         "side_by_side_per_minute": round(rates[1], 2),
@@ -131,6 +133,13 @@ def main() -> None:
     print(json.dumps(found))
     if asked.json is not None:
         asked.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    if asked.csv is not None:
+        new = not asked.csv.exists()
+        with asked.csv.open("a", encoding="utf-8", newline="") as file:
+            writer = csv.DictWriter(file, list(found), lineterminator="\n")
+            if new:
+                writer.writeheader()
+            writer.writerow(found)
 
 
 if __name__ == "__main__":

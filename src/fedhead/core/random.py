@@ -68,7 +68,8 @@ def global_generator(key: int) -> Iterator[None]:
     enter.
     """
     with _global_generator_lock, torch.random.fork_rng(devices=[]):
-        torch.manual_seed(key)
+        # without a GPU torch.manual_seed would do the same, and remember for each call where it came from
+        (torch.manual_seed if torch.cuda.is_available() else torch.default_generator.manual_seed)(key)
         yield
 
 
