@@ -34,7 +34,9 @@ BASELINE = "FedAvg"
 KINDS_COMPARED = ("table", "text", "small texts", "series", "sound")
 TEXTS = ("text", "small texts")
 LABELS = {"local": "local training", "fedavg": BASELINE, "ditto": "Ditto", "fedetf": "FedETF"}
+GIVEN: dict[str, Any] = {"fedetf": fh.FedETF(absent="mask")}  # its paper's Eq. 6
 ONE_ROUND = {"random": "random features", "raw": "raw features", "pretrained": "WordLlama"}
+ALL = [*LABELS, *ONE_ROUND]
 NEVER: dict[str, Any] = {"absent": "never"}
 HEADS: dict[str, tuple[str, Any]] = {
     "ccvr": ("CCVR", CCVR(samples=500)),
@@ -88,7 +90,7 @@ def measure(path: Path, seed: int, plans: Sequence[Plan]) -> Iterator[Row]:
     for each in plans:
         if not fits(each.method, kind, federation):
             continue
-        data, model, method = federation, settings.model, each.method
+        data, model, method = federation, settings.model, GIVEN.get(each.method, each.method)
         if each.method in ONE_ROUND:
             data, model = features(each.method, path, seed, federation)
             method = "fedavg"
@@ -198,7 +200,10 @@ def by_files(rows: list[Row], files: Sequence[str], methods: Sequence[str]) -> s
 
 def tables(rows: list[Row]) -> str:
     """Return all tables."""
-    files, methods = sorted({row["file"] for row in rows}), list(dict.fromkeys(row["method"] for row in rows))
+    files, known = sorted({row["file"] for row in rows}), [plan(method, list(HEADS)) for method in ALL]
+    order = [label for each in known for label in (each.label, *each.stages)]
+    found = dict.fromkeys(row["method"] for row in rows)
+    methods = [*(label for label in order if label in found), *(label for label in found if label not in order)]
     return "\n\n".join(each(rows, files, methods) for each in (by_clients, by_seeds, by_files))
 
 
