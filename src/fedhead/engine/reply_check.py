@@ -82,7 +82,7 @@ def _finite(tensors: list[Tensor]) -> bool:
         kinds.setdefault((t.dtype, t.device), []).append(t)
     # On a CPU squares take a sixth of the time; their sum may overflow, then the largest numbers decide.
     doubtful = [same for (_, on), same in kinds.items() if on.type != "cpu" or not _bounded(same, 2)]
-    return all([_bounded(same, math.inf) for same in doubtful])
+    return all(_bounded(same, math.inf) for same in doubtful)
 
 
 def _bounded(tensors: list[Tensor], order: float) -> bool:
