@@ -25,7 +25,8 @@ from fedhead.core.inputs import Inputs, map_inputs
 from fedhead.core.log import warn_once
 from fedhead.core.tree import Tree, Weights
 from fedhead.executors.client_round import phase_runs
-from fedhead.executors.job import Job
+from fedhead.executors.job import Job, Tried
+from fedhead.executors.numbers import describe
 from fedhead.executors.program import Program, Vectorizer, loss_name
 from fedhead.executors.steps import PhaseRun
 from fedhead.models.dropout import KeyedDropout, dropout_key
@@ -36,10 +37,14 @@ TOLERANCE_BF16 = 1e-2
 
 
 class PaddingCheck:
-    """Tries each loss once, as soon as some client has a batch with padding for it."""
+    """Tries each loss once, as soon as some client has a batch with padding for it.
+
+    Attributes:
+        tried: The losses that were tried; runs that train together may share it.
+    """
 
     def __init__(self) -> None:
-        self._tried: set[tuple[str, int, int]] = set()
+        self.tried = Tried()
         self._told: set[int] = set()  # architectures whose BatchNorm was seen with a single value
 
     def __call__(self, job: Job, group: int) -> None:
@@ -49,14 +54,15 @@ class PaddingCheck:
             job: The work of some clients of one architecture, with its batches drawn.
             group: The architecture's number.
         """
-        name = repr(job.program.algorithm)
+        name = _loss_of(job.program)
         count = len(job.schedules[0]) if job.schedules else 0
-        untried = {number for number in range(count) if (name, group, number) not in self._tried}
-        for k in range(len(job.clients)) if untried else ():
-            if padded := untried & _padded_phases(job, k):
-                check(job, k, padded)
-                self._tried |= {(name, group, number) for number in padded}
-                untried -= padded
+        with self.tried as tried:
+            untried = {number for number in range(count) if (name, group, number) not in tried}
+            for k in range(len(job.clients)) if untried else ():
+                if padded := untried & _padded_phases(job, k):
+                    check(job, k, padded)
+                    tried |= {(name, group, number) for number in padded}
+                    untried -= padded
         normalizes = job.program.task.model.may_normalize_batches
         if normalizes and group not in self._told and (lone := _lone_sample(job)) is not None:
             self._told.add(group)
@@ -66,6 +72,15 @@ class PaddingCheck:
                     f"its running statistics and leaves them as they are, where plain PyTorch raises an error: "
                     f"drop_last=true leaves such a batch out if the client has others"
                 )
+
+
+def _loss_of(program: Program) -> tuple[Any, ...]:
+    """What decides how a loss treats padding: algorithm (without a term whose weight is 0, perhaps) and model.
+
+    It is what programs must have in common to share a stack, which then computes one and the same loss for all.
+    """
+    text, numbers = describe(program.algorithm, program.task)
+    return text, str(program.task.model), *((name, value == 0) for name, value in numbers.items())
 
 
 def check(job: Job, k: int, phases: set[int]) -> None:

@@ -116,6 +116,7 @@ class Simulation(Clients, Transport[ClientStates]):
     def begin(self) -> None:
         """Select the executor."""
         self.executor = select.executor(self._wanted, self)
+        self.padding_check.tried = self.executor.tried or self.padding_check.tried
 
     def restore(self, server: Tree, kept: Mapping[int, Tree]) -> None:
         """Go on from an earlier state, on this simulation's device."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -175,6 +176,21 @@ class Job:
         return PhaseBatches(*on, key, widths, padded)
 
 
+class Tried:
+    """What was tried before it trained; as a context, with one thread at a time inside, it gives the names."""
+
+    def __init__(self) -> None:
+        self.names: set[Any] = set()
+        self._lock = threading.RLock()
+
+    def __enter__(self) -> set[Any]:
+        self._lock.acquire()
+        return self.names
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
 class Executor:
     """Runs jobs.
 
@@ -182,10 +198,13 @@ class Executor:
         name: Name of the executor.
         preparing: Seconds spent so far on compiling and capturing, which do not count as training.
         takes_numbers: Whether the clients of a job may differ in their settings (`Job.numbers`).
+        tried: What runs that train together have tried already, so that one of them does it for all; None: each run
+            tries its own.
     """
 
     name: str = ""
     takes_numbers: bool = False
+    tried: Tried | None = None
     preparing: float = 0.0
 
     def __init_subclass__(cls, **settings: Any) -> None:

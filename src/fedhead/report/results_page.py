@@ -145,9 +145,10 @@ def page(
     if others:
         parts += ["## Other settings", _changed(others)]
     parts.append(
-        "ours: mean ± deviation over runs (FedClassAvg: over clients); runs: splits × seeds, or their number; **bold**: "
-        f"beyond twice the published deviation, or {CLOSE:g} points where there is none; in range: whether the "
-        "published value lies between the lowest and the highest of our runs; gain: over the same run before the stage."
+        "ours: mean ± deviation over runs (FedClassAvg: over clients); runs: splits × seeds, or their number; "
+        f"**bold**: beyond twice the published deviation, or {CLOSE:g} points where there is none; in range: "
+        "whether the published value lies between the lowest and the highest of our runs; gain: over the same run "
+        "before the stage."
     )
     return "\n\n".join(parts) + "\n"
 
