@@ -51,7 +51,14 @@ class Partition(Checked):
         return _checked(self.assign(labels, classes, clients, rng), len(y), clients, self)
 
     def stream(self, seed: int) -> np.random.RandomState:
-        """Return the random numbers of a partition's seed."""
+        """Return the random numbers of a partition's seed.
+
+        Args:
+            seed: The seed.
+
+        Returns:
+            The generator that `assign` draws from.
+        """
         return np.random.RandomState(random.key(seed, "partition") & 0xFFFFFFFF)
 
     def assign(self, y: NDArray[Any], classes: int, clients: int, rng: np.random.RandomState) -> list[Rows]:
