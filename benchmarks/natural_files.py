@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import argparse
 import csv
-from collections.abc import Callable, Container, Iterable
+import subprocess
+import sys
+from collections.abc import Callable, Container, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -86,6 +89,7 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     made.add_argument("--files", nargs="+", metavar="NAME", help="names of files, without .npz; all by default")
     made.add_argument("--out", type=Path, default=Path("natural.csv"))
     made.add_argument("--threads", type=int, default=1)
+    made.add_argument("--jobs", type=int, default=1, help="measure so many files at a time, each in its own process")
     return made
 
 
@@ -106,22 +110,54 @@ def run(
         kinds: Kinds of data that are measured.
     """
     torch.set_num_threads(options.threads)
-    rows: list[Row] = []
-    if options.out.exists():
-        with options.out.open(newline="", encoding="utf-8") as file:
-            rows = list(csv.DictReader(file))
+    rows = read(options.out)
     there = {path.stem: path for path in options.folder.glob("*.npz")}
     for name in set(options.files or there) - set(there):
         raise SystemExit(f"{options.folder} has no file {name}.npz: it has {', '.join(sorted(there))}")
     paths = [path for name, path in there.items() if name in (options.files or there) and kind_of(path) in kinds]
-    for path in sorted(paths, key=lambda path: path.stat().st_size):
+    paths.sort(key=lambda path: path.stat().st_size)
+    if options.jobs > 1:
+        return _side_by_side([path.stem for path in reversed(paths)], options, columns)
+    for path in paths:
         try:
             for row in measure(path, [row for row in rows if row["file"] == path.stem]):
                 rows.append({name: str(value) for name, value in row.items()})
-                with options.out.open("w", newline="", encoding="utf-8") as file:
-                    writer = csv.DictWriter(file, list(columns))
-                    writer.writeheader()
-                    writer.writerows(rows)
+                write(options.out, columns, rows)
         except fh.BadInput as error:
             print(f"{path.stem}: {error}", flush=True)
     return rows
+
+
+def _side_by_side(names: Sequence[str], options: argparse.Namespace, columns: Iterable[str]) -> list[Row]:
+    """Measure several files at a time by this same command, each into a CSV file beside the one that they then make."""
+    rows = read(options.out)
+
+    def measure_alone(name: str) -> list[Row]:
+        own = options.out.with_suffix(f".{name}.csv")
+        write(own, columns, [row for row in rows if row["file"] == name])
+        subprocess.run([sys.executable, *sys.argv, "--jobs", "1", "--out", own, "--files", name], check=True)
+        return read(own)
+
+    with ThreadPoolExecutor(options.jobs) as pool:
+        found = dict(zip(names, pool.map(measure_alone, names), strict=True))
+    rows = [row for row in rows if row["file"] not in found] + [row for name in sorted(found) for row in found[name]]
+    write(options.out, columns, rows)
+    for name in names:
+        options.out.with_suffix(f".{name}.csv").unlink()
+    return rows
+
+
+def read(path: Path) -> list[Row]:
+    """Return the rows of a CSV file; none if it is not there."""
+    if not path.exists():
+        return []
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def write(path: Path, columns: Iterable[str], rows: Iterable[Row]) -> None:
+    """Write rows to a CSV file."""
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(columns))
+        writer.writeheader()
+        writer.writerows(rows)
