@@ -1,6 +1,6 @@
 """Measure what a GPU is to reach: whole commands, executors, stages and client states, one row after another.
 
-    python benchmarks/bars.py [ROW ...] [--device cuda] [--data FOLDER] [--out bars.csv] [--minutes 9] [--tiny]
+    python benchmarks/bars.py [ROW ...] [--device cuda] [--data FOLDER] [--out bars.csv] [--minutes 60] [--tiny]
 
 Rows: simplecnn40, resnet20, stages, pfl, pfl_peer, scaffold, real_run, first_round, architectures; all of them unless
 some are named. Each runs in its own process within its own time limit, and one that fails does not stop the others.
@@ -99,12 +99,12 @@ class Table:
 
     def __init__(self, path: Path):
         self.path = path
-        self.eager: float | None = None  # the first measurement
+        self.eager: float | None = None
 
     def add(self, found: dict[str, Any]) -> None:
         """Append one measurement."""
         print(f"{found['name']}, {found['precision']}: {found['value']:.4g} {found['unit']}", flush=True)
-        if self.eager is None:
+        if found["name"].startswith("eager"):
             self.eager = round(found["value"], 1)
         new = not self.path.exists()
         with self.path.open("a", newline="", encoding="utf-8") as file:

@@ -210,10 +210,7 @@ def tables(rows: list[Row]) -> str:
 def main() -> None:
     """Compare the methods on all files of a folder, or on those that are named."""
     arguments = parser(__doc__)
-    known = [*LABELS, *ONE_ROUND]
-    arguments.add_argument(
-        "--methods", nargs="+", default=known, choices=sorted({*METHODS, *ONE_ROUND}), metavar="NAME"
-    )
+    arguments.add_argument("--methods", nargs="+", default=ALL, choices=sorted({*METHODS, *ONE_ROUND}), metavar="NAME")
     arguments.add_argument("--heads", nargs="*", default=list(HEADS), choices=list(HEADS), metavar="NAME")
     arguments.add_argument("--seeds", type=int, default=3)
     arguments.add_argument("--show", action="store_true", help="print the tables of the rows that there are")

@@ -226,7 +226,9 @@ Every method at settings that [`fedhead tune`](tuning.md) has found, and at its 
 {carried_over(rows)}
 
 One small data set, one model and few rounds: it shows what tuning changes, not which method is best on your data.
-For that, [compare them there](choosing.md#measure-it-on-your-data)."""
+For that, [compare them there](choosing.md#measure-it-on-your-data). The rows of `fedetf` and `fedrod` are of
+`method.absent=mask`, which was the default when they were taken, and those of `scaffold` of an earlier version, whose
+control variates were too small under momentum."""
     lines = [intro]
     for objective, title in TITLES.items():
         lines += ["", f"## {title}", "", *board(rows, objective)]

@@ -92,15 +92,15 @@ def test_states_are_fetched_ahead_and_never_stale(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(mine._copies, "fetch", lambda some: fetched.append(len(some)) or plainly(some))
     mine.prefetch([1, 2, 9], training=[2, 3])
     assert fetched == [1]  # 2 is about to be replaced, 9 never took part
-    assert set(mine._ahead) == {1}
+    assert set(mine._prefetched) == {1}
     mine[2] = state(7.0)
-    assert set(mine._ahead) == {1, 2}  # the new state stayed on the device
+    assert set(mine._prefetched) == {1, 2}  # the new state stayed on the device
     mine[3] = state(8.0)
     assert [float(mine[k]["c"][0]) for k in range(4)] == [-1.0, -2.0, -7.0, -8.0]
     mine[1] = state(9.0)  # written out of turn: what was fetched is outdated
     assert float(mine[1]["c"][0]) == -9.0
     mine.prefetch([0], training=[])
-    assert set(mine._ahead) == {0}
+    assert set(mine._prefetched) == {0}
 
 
 def test_the_next_cohort_is_fetched_while_this_one_trains(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,7 @@ from fedhead.stages.closed_form import ClosedFormHead
 
 HEADS = ("ncm", "ridge", "lda", "qda", "fedcof")
 HEAD_ALONE = "mlp(hidden=[])"  # a linear layer on the features
-TEST = 0.2  # share of each client's samples that is held out where there is no test set
+TEST_SHARE = 0.2  # share of each client's samples that is held out where there is no test set
 LARGEST = 4e9  # bytes of all clients' messages together, beyond which a head is computed only where it is named
 
 
@@ -134,7 +134,7 @@ def _federation(
     federation = Federation.load(data, partition, clients, seed, data_dir, missing=missing, **more)
     if federation.test is not None:
         return federation
-    return fitted_anew(federation, federation.hold_out(TEST, seed))  # no test sample counts in the means
+    return fitted_anew(federation, federation.hold_out(TEST_SHARE, seed))  # no test sample counts in the means
 
 
 def _prepared(
@@ -162,7 +162,7 @@ def _prepared(
         raise BadInput("resize and normalize are for images, the samples have several inputs")
     federation = replace(federation, transform=transform)
     if federation.test is None:
-        federation = federation.hold_out(TEST, seed)
+        federation = federation.hold_out(TEST_SHARE, seed)
     if normalize == "standard":
         federation = fitted.standardize(federation)
     return federation if federation.client_test is not None else federation.with_client_test("matched", seed)

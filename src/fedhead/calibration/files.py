@@ -19,7 +19,7 @@ from fedhead.core.treefile import load_tree, save_tree
 
 _KIND = "class statistics"
 _ENTRIES = ({"count", "sum"}, {"count", "sum", "outer"}, {"count", "sum", "square", "factor"})  # of a file
-_SAME = {"extractor": "the extractors' weights differ", "transform": "the inputs were transformed differently"}
+_DIFFERENCES = {"extractor": "the extractors' weights differ", "transform": "the inputs were transformed differently"}
 
 
 def save_statistics(path: str | Path, statistics: Statistics, rank: int | None = None) -> int:
@@ -113,10 +113,10 @@ def merge_files(paths: Sequence[str | Path]) -> Statistics:
         first: dict[str, Any] = {}
         for path in paths:
             part = with_members(statistics_check.check(_read(path), str(path), full=False))
-            form = {name: getattr(part, name) for name in ("classes", "features", "kind", *_SAME)}
+            form = {name: getattr(part, name) for name in ("classes", "features", "kind", *_DIFFERENCES)}
             first = first or form
             for name in (name for name in form if form[name] != first[name]):
-                what = _SAME.get(name, f"{name}: {form[name]}, there {first[name]}")
+                what = _DIFFERENCES.get(name, f"{name}: {form[name]}, there {first[name]}")
                 raise BadInput(
                     f"{path} is from a different model than {paths[0]} ({what}): use one model and one normalization "
                     "for all"

@@ -30,8 +30,6 @@ Together = Annotated[
         show_default=False,
     ),
 ]
-
-
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Check and list the cells, run nothing.")]
 TableAsJson = Annotated[bool, typer.Option("--json", help="Print the table, or what is listed, as JSON.")]
 

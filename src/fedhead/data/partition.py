@@ -46,12 +46,12 @@ class Partition(Checked):
             raise BadInput(f"clients: {clients} clients can't share {len(y)} samples; use at most {len(y)} clients")
         if y.dtype.kind != "f" and (y.min() < 0 or y.max() >= classes):  # floats are targets that are no classes
             raise BadInput(f"labels must lie in 0 … {classes - 1}, they span {y.min()} … {y.max()}")
-        rng = self.stream(seed)
+        rng = self.generator(seed)
         labels = y.copy()  # a rule that changes its labels must not change the data
         return _checked(self.assign(labels, classes, clients, rng), len(y), clients, self)
 
-    def stream(self, seed: int) -> np.random.RandomState:
-        """Return the random numbers of a partition's seed.
+    def generator(self, seed: int) -> np.random.RandomState:
+        """Return the random generator of a partition's seed.
 
         Args:
             seed: The seed.
@@ -159,7 +159,7 @@ class MoonDirichlet(Partition):
 
     alpha: Annotated[float, Above(0)]  # α
 
-    def stream(self, seed: int) -> np.random.RandomState:
+    def generator(self, seed: int) -> np.random.RandomState:
         return np.random.RandomState(seed & 0xFFFFFFFF)
 
     def assign(self, y: NDArray[Any], classes: int, clients: int, rng: np.random.RandomState) -> list[Rows]:

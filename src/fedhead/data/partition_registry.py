@@ -157,7 +157,7 @@ _built_in(
     Form(
         "dirichlet(alpha, moon)",
         "alpha > 0",
-        "the capped rule from NumPy's own stream: the very splits of MOON's public code",
+        "the capped rule, seeded as np.random.seed does: the very splits of MOON's public code",
     ),
     Form(
         "dirichlet(alpha, equal)",

@@ -34,7 +34,7 @@ class HostStates(ClientStates):
         self._copies = Copies(device)
         self._buffers: dict[int, Buffers] = {}  # of each state that is kept
         self._wanted: frozenset[int] = frozenset()  # clients of the next round
-        self._ahead: dict[int, Tree] = {}  # their states on the device
+        self._prefetched: dict[int, Tree] = {}  # their states on the device
 
     @property
     def kept(self) -> dict[int, Tree]:
@@ -44,18 +44,18 @@ class HostStates(ClientStates):
 
     def __getitem__(self, client: int) -> Tree:
         """Return a state on the device if it was asked for ahead, or else in the host's memory."""
-        if client in self._ahead:
+        if client in self._prefetched:
             self._copies.join()
-            return self._ahead[client]
+            return self._prefetched[client]
         if client in self._kept:
             self._copies.wait()
         return super().__getitem__(client)
 
     def __setitem__(self, client: int, state: Tree) -> None:
         packed = _pack(state)
-        self._ahead.pop(client, None)
+        self._prefetched.pop(client, None)
         if packed and client in self._wanted:
-            self._ahead[client] = _unpack(packed, state).map(self._copies.to_device)
+            self._prefetched[client] = _unpack(packed, state).map(self._copies.to_device)
         self._buffers[client] = self._copies.to_host(packed)
         self._kept[client] = _unpack(self._buffers[client], state)
 
@@ -68,7 +68,7 @@ class HostStates(ClientStates):
         """
         self._wanted = frozenset(clients)
         fetched = [k for k in self._wanted.difference(training) if self._buffers.get(k)]
-        self._ahead = {
+        self._prefetched = {
             k: _unpack(buffers, self._kept[k])
             for k, buffers in zip(fetched, self._copies.fetch([self._buffers[k] for k in fetched]), strict=True)
         }
@@ -103,7 +103,7 @@ class Copies:
         found: Buffers = {}
         if not buffers:
             return found
-        with self._aside():
+        with self._on_copy_stream():
             for kind, buffer in buffers.items():
                 found[kind] = torch.empty(buffer.shape, dtype=kind, pin_memory=self._on_gpu)
                 found[kind].copy_(buffer, non_blocking=True)
@@ -114,7 +114,7 @@ class Copies:
 
     def fetch(self, states: list[Buffers]) -> list[Buffers]:
         """Copy buffers of the host to new memory on the device; `join` before they are used."""
-        with self._aside():
+        with self._on_copy_stream():
             found = [{kind: t.to(self.device, non_blocking=True) for kind, t in one.items()} for one in states]
         if self._stream is not None:
             for t in (t for one in found for t in one.values()):
@@ -135,7 +135,7 @@ class Copies:
         self._unjoined = False
 
     @contextmanager
-    def _aside(self) -> Iterator[None]:
+    def _on_copy_stream(self) -> Iterator[None]:
         """Queue copies on the separate stream, after what the device has been told so far."""
         if self._stream is None:
             yield

@@ -25,7 +25,7 @@ from fedhead.core.inputs import Inputs, map_inputs
 from fedhead.core.log import warn_once
 from fedhead.core.tree import Tree, Weights
 from fedhead.executors.client_round import phase_runs
-from fedhead.executors.job import Job, Tried
+from fedhead.executors.job import CheckedLosses, Job
 from fedhead.executors.numbers import describe
 from fedhead.executors.program import Program, Vectorizer, loss_name
 from fedhead.executors.steps import PhaseRun
@@ -40,11 +40,11 @@ class PaddingCheck:
     """Tries each loss once, as soon as some client has a batch with padding for it.
 
     Attributes:
-        tried: The losses that were tried; runs that train together may share it.
+        checked: The losses that were tried; runs that train together may share it.
     """
 
     def __init__(self) -> None:
-        self.tried = Tried()
+        self.checked = CheckedLosses()
         self._told: set[int] = set()  # architectures whose BatchNorm was seen with a single value
 
     def __call__(self, job: Job, group: int) -> None:
@@ -56,7 +56,7 @@ class PaddingCheck:
         """
         name = _loss_of(job.program)
         count = len(job.schedules[0]) if job.schedules else 0
-        with self.tried as tried:
+        with self.checked as tried:
             untried = {number for number in range(count) if (name, group, number) not in tried}
             for k in range(len(job.clients)) if untried else ():
                 if padded := untried & _padded_phases(job, k):

@@ -176,8 +176,8 @@ class Job:
         return PhaseBatches(*on, key, widths, padded)
 
 
-class Tried:
-    """What was tried before it trained; as a context, with one thread at a time inside, it gives the names."""
+class CheckedLosses:
+    """The losses that were checked before they train; as a context it gives their names to one thread at a time."""
 
     def __init__(self) -> None:
         self.names: set[Any] = set()
@@ -198,13 +198,13 @@ class Executor:
         name: Name of the executor.
         preparing: Seconds spent so far on compiling and capturing, which do not count as training.
         takes_numbers: Whether the clients of a job may differ in their settings (`Job.numbers`).
-        tried: What runs that train together have tried already, so that one of them does it for all; None: each run
-            tries its own.
+        checked_losses: The losses that runs that train together have checked, one of them for all; None: each run
+            checks its own.
     """
 
     name: str = ""
     takes_numbers: bool = False
-    tried: Tried | None = None
+    checked_losses: CheckedLosses | None = None
     preparing: float = 0.0
 
     def __init_subclass__(cls, **settings: Any) -> None:

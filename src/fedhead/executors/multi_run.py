@@ -22,7 +22,7 @@ from fedhead.core.log import warn_once
 from fedhead.core.schema import schema
 from fedhead.core.tree import Tree
 from fedhead.executors import numbers
-from fedhead.executors.job import Executor, Job, Tried
+from fedhead.executors.job import CheckedLosses, Executor, Job
 from fedhead.executors.program import Program
 
 T = TypeVar("T")
@@ -58,7 +58,7 @@ class MultiRun:
         self._joined = 0
         self._waiting: list[_Request] = []
         self._same_data_cache: dict[tuple[int, int], bool] = {}
-        self.tried = Tried()
+        self.checked_losses = CheckedLosses()
 
     def join(self) -> Executor:
         """Return an executor for one more run; all runs must have joined before any of them starts."""
@@ -223,7 +223,7 @@ def run_together(worker: Executor, runs: Sequence[Callable[[Executor], T]], *, m
 class _Member(Executor):
     def __init__(self, multi_run: MultiRun, number: int):
         self.name = multi_run.worker.name
-        self.tried = multi_run.tried
+        self.checked_losses = multi_run.checked_losses
         self._multi_run = multi_run
         self._number = number
 

@@ -19,7 +19,7 @@ from fedhead.experiment.run import Settings
 _LOSSES = 3  # how often a task is begun again after its worker was lost
 
 
-class Task(Protocol):
+class RayTask(Protocol):
     """Work for one worker."""
 
     def arguments(self) -> tuple[Any, ...]:
@@ -85,7 +85,7 @@ class RayCluster:
             if ours:
                 self.ray.shutdown()
 
-    def run_tasks(self, function: Callable[..., Iterator[Any]], begin: Callable[[], Task | None]) -> None:
+    def run_tasks(self, function: Callable[..., Iterator[Any]], begin: Callable[[], RayTask | None]) -> None:
         """Run tasks, as many at once as the cluster has room for, until there are no more.
 
         Args:
@@ -97,7 +97,7 @@ class RayCluster:
             num_cpus=self.cpus, num_gpus=self.gpus, max_retries=0, num_returns="streaming"
         )
         slots = self._slots()
-        running: dict[Any, tuple[Task, int]] = {}  # with how often the worker was lost
+        running: dict[Any, tuple[RayTask, int]] = {}  # with how often the worker was lost
         try:
             while True:
                 while len(running) < slots and (new := begin()) is not None:

@@ -109,7 +109,8 @@ def tune(
         BadInput: Something can't be used, nothing is searched, or the folder holds another study.
         Diverged: No trial has a result.
     """
-    settings, trains = settings or Settings(), _engine(engine, cpus_per_worker, gpus_per_worker)
+    settings = settings or Settings()
+    trial_engine = _engine(engine, cpus_per_worker, gpus_per_worker)
     check("trials", trials, Annotated[int, AtLeast(1)])
     check("together", together, Annotated[int, AtLeast(1)] | None)
     check("minutes", minutes, Annotated[float, Above(0)] | None)
@@ -139,10 +140,10 @@ def tune(
     )
     with closing(study):
         queue = TrialQueue(study, trials, TimeBudget(minutes), on_trial)
-        trains.run(search, queue, together)
+        trial_engine.run(search, queue, together)
         while final and study.others_work and not queue.budget.exhausted:  # it is of the best of all trials
             time.sleep(1)
-            trains.run(search, queue, together)
+            trial_engine.run(search, queue, together)
         study.write()
         best, all_trials = study.best, study.trials()
     if best is None:

@@ -124,10 +124,8 @@ class BatchStatisticsNorm(torch.autograd.Function):
         x, weight, mean, var, *masked = ctx.saved_tensors
         if torch.is_grad_enabled():  # the saved statistics, which may be the running ones, are constants to autograd
             samples, count = masked or (None, ctx.count)
-            fewest_are_two = ctx.fewest > 1
-            mean, var = _statistics(
-                x, samples, mean if fewest_are_two else None, var if fewest_are_two else None, count
-            )
+            running_mean, running_var = (mean, var) if ctx.fewest > 1 else (None, None)
+            mean, var = _statistics(x, samples, running_mean, running_var, count)
         slope = grads[0].to(weight.dtype)
         scale = torch.rsqrt(var + ctx.eps)
         normal = (x.to(weight.dtype) - _per_channel(mean, x)) * _per_channel(scale, x)
