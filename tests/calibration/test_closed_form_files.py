@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -96,8 +97,8 @@ def test_sites_join_and_leave_on_the_command_line(
     capsys.readouterr()
     for words, said in (
         (["statistics", "merge", "all.st", "1.st", "--out", "x.st"], "1.st: its statistics are in all.st already"),
-        (["statistics", "subtract", "rest.st", "1.st", "--out", "x.st"], "1.st: the statistics"),
-        (["statistics", "subtract", "0.st", "all.st", "--out", "x.st"], "all.st: removing 178 samples"),
+        (["statistics", "subtract", "rest.st", "1.st", "--out", "x.st"], r"1\.st: the .* are not in the total"),
+        (["statistics", "subtract", "0.st", "all.st", "--out", "x.st"], r"all\.st: removing .* leave negative counts"),
         (
             ["calibrate", "net.pt", "--statistics", "all.st", *ridge[-2:], "--stage", "qda", "--out", "x.st"],
             "this needs full",
@@ -105,6 +106,6 @@ def test_sites_join_and_leave_on_the_command_line(
     ):
         assert call(words) == 2
         error = capsys.readouterr().err
-        assert said in error
+        assert re.search(said, error), error
         assert error.count("\n") == 1
     assert not Path("x.st").exists()

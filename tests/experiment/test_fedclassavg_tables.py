@@ -103,7 +103,7 @@ def test_the_public_codes_readings_are_variants() -> None:
         taught, *_ = table.varied(table.cells("small"), ["ktpfl-code"])
         assert taught.recipe(0).batch_size == 128
         assert Experiment.from_recipe(taught.recipe(0)).method == KTpFL(
-            distillation_batch=64, squared=True, initial_epochs=1
+            distillation_batch=64, distillation_loss="mse", initial_epochs=1
         )
 
 

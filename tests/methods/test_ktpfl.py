@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -196,6 +197,21 @@ def test_plus_weight_goes_on_from_the_mixture_of_models(transfer: float) -> None
 
 
 # -- bad input ------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("share", "name", "value"),
+    [
+        ("all", "temperature", 2.0),
+        ("all", "distillation_epochs", 2),
+        ("all", "distillation_batch", 8),
+        ("all", "distillation_loss", "mse"),
+        ("predictions", "transfer", 0.5),
+    ],
+)
+def test_options_without_effect_are_refused(share: Literal["predictions", "all"], name: str, value: Any) -> None:
+    with pytest.raises(BadInput, match=f"KTpFL: {name}: {value} would have no effect with share={share}: [^\n]+$"):
+        KTpFL(share=share, **{name: value})
+
+
 def test_public_data_of_another_shape_is_refused() -> None:
     x, y = np.zeros((6, 1, 6, 6), np.uint8), np.arange(6) % 3
     with pytest.raises(BadInput, match=r"public samples of shape \(1, 8, 8\).*clients'.*\(1, 6, 6\)"):
@@ -235,7 +251,7 @@ def test_the_first_round_may_have_its_own_number_of_epochs() -> None:
 
 
 def test_distillation_by_the_mean_square() -> None:
-    method, made = KTpFL(squared=True), simulate(KTpFL(), rounds=1)
+    method, made = KTpFL(distillation_loss="mse"), simulate(KTpFL(), rounds=1)
     (job, *_) = made.jobs(method, made.server, made.states, made.holders, 2)
     target = job.per_client[0]["target"]["soft"]
     logits = torch.randn(len(target), CLASSES, dtype=torch.float64, generator=torch.Generator().manual_seed(0))

@@ -49,6 +49,7 @@ def test_the_head_does_not_change_the_extractor() -> None:
         ("mlp", (4,), {"dropout": "much"}, "model mlp: dropout: 'much' is not a number"),
         ("resnet20", (3, 32, 32), {"norm": "layer"}, "norm: 'layer' is not one of batch, group"),
         ("resnet18", (3, 32, 32), {"strides": [1]}, r"strides: \[1\] is not a list of 2 in brackets"),
+        ("resnet18", (3, 32, 32), {"strides": [1, 4]}, r"strides: \[1, 4\] would have no effect with stem=3x3"),
         ("digitscnn", (1, 8, 8), {"channels": True}, "channels: True is not a whole number"),
         ("simplecnn", (1, 8, 8), {}, "'simplecnn' can't take 8x8 images: it needs at least 16x16.*'digitscnn'"),
         ("resnet18", (3, 8, 8), {"stem": "7x7"}, "'resnet18' can't take 8x8 images"),

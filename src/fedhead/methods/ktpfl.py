@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,6 +26,11 @@ if TYPE_CHECKING:
     from fedhead.data.federation import Federation
     from fedhead.models.split_model import SplitModel
 
+_WITHOUT_EFFECT = {
+    "predictions": ("transfer",),
+    "all": ("temperature", "distillation_epochs", "distillation_batch", "distillation_loss"),
+}
+
 
 @method("ktpfl")
 @dataclass(frozen=True)
@@ -45,13 +51,23 @@ class KTpFL(Method):
     sharpness: Annotated[float, Above(0)] = 5.0  # the coefficients' rows are softmax(sharpness · c)
     distillation_epochs: Annotated[int, AtLeast(1)] = 1  # passes over the public data
     distillation_batch: Annotated[int, AtLeast(1)] = 256  # public samples per step
-    # distil by the mean square of softmax(f_k(x)) minus the target, as FedClassAvg's code does, instead of by KL
-    squared: bool = False
+    # mse: the mean square of softmax(f_k(x)) minus the target, as in FedClassAvg's code
+    distillation_loss: Literal["kl", "mse"] = "kl"
     # local epochs of the first round, in which there is nothing to distil yet; None: the run's
     initial_epochs: Annotated[int, AtLeast(1)] | None = None
     share: Literal["predictions", "all"] = "predictions"  # soft predictions on public data, or whole models
     # with share=all: how far towards its mixture a client's model is moved
     transfer: Annotated[float, Between(0, 1)] = 1.0
+
+    def __post_init__(self) -> None:
+        """Refuse options that what is shared leaves without effect."""
+        super().__post_init__()
+        for field in dataclasses.fields(self):
+            if field.name in _WITHOUT_EFFECT[self.share] and getattr(self, field.name) != field.default:
+                raise BadInput(
+                    f"KTpFL: {field.name}: {getattr(self, field.name)} would have no effect with share={self.share}: "
+                    "leave it out, or share something else"
+                )
 
     @property
     def shared(self) -> tuple[str, ...]:
@@ -133,10 +149,10 @@ class KTpFL(Method):
         return (public, *private)
 
     def distil(self, w: Weights, batch: Batch, client: Client) -> Tensor:
-        """KL(Σ_l c_kl S_l ‖ softmax(f_k(x) / T)) on public samples."""
+        """KL(Σ_l c_kl S_l ‖ softmax(f_k(x) / T)) on public samples, or the mean square."""
         target = client.received["target"]["soft"][batch.rows]
         logits = client.apply(w, batch.x).logits
-        if self.squared:
+        if self.distillation_loss == "mse":
             return mean((torch.softmax(logits, dim=-1) - target).square().mean(-1), batch.weight.to(logits.dtype))
         return distillation(logits, target, batch.weight, self.temperature)
 
