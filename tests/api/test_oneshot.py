@@ -28,10 +28,11 @@ def test_every_head_has_its_numbers_and_equals_the_pooled_one(tmp_path: Path, mo
     for name in ("ncm", "ridge", "lda", "qda"):
         assert rows[name]["accuracy"] == rows[name]["pooled"]
     assert rows["ridge"]["accuracy"] > rows["fedavg, 2 rounds"]["accuracy"] > 5
-    assert rows["ncm"]["bytes"] == 8 * 10 * 25 + 8  # counts and sums in float64, and the architecture's number
-    assert rows["ridge"]["bytes"] == rows["ncm"]["bytes"] + 8 * 24 * 25 / 2
+    assert rows["ncm"]["bytes_per_client"] == 8 * 10 * 25 + 8  # counts, sums, the architecture's number
+    assert rows["ridge"]["bytes_per_client"] == rows["ncm"]["bytes_per_client"] + 8 * 24 * 25 / 2
+    assert 50 < rows["ridge"]["worst_client"] <= rows["ridge"]["accuracy"]  # both in per cent
     for row in rows.values():
-        assert 0 <= row["worst_client"] <= 1
+        assert 0 <= row["worst_client"] <= 100
         assert 0 < row["f1"] <= 1
         assert row["seconds"] > 0
     found.plot(tmp_path / "heads.svg")

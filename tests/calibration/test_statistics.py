@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -243,3 +245,17 @@ def test_one_known_model_is_enough_to_refuse_another() -> None:
         statistics.merge([unknown, one, other])
     with pytest.raises(BadInput, match="different model: kind"):
         unknown + unknown.diagonal()
+
+
+@pytest.mark.slow
+def test_class_sums_do_not_import_torchs_compiler() -> None:
+    code = """if True:
+        import sys, torch
+        from fedhead.calibration.sums import class_sums
+        z, y, weight = torch.randn(2, 6, 3), torch.arange(12).reshape(2, 6) % 2, torch.ones(2, 6)
+        class_sums(z[0], y[0], weight[0], 2, False)
+        torch.func.vmap(lambda *given: class_sums(*given, 2, False))(z, y, weight)
+        print("torch._dynamo" in sys.modules)
+    """
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"  # it takes seconds, which a head's time would count

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
@@ -202,13 +202,19 @@ def _closed_form(
                 "accuracy": stage.accuracy,
                 "pooled": bound,
                 "f1": found.get("f1"),
-                "worst_client": found.get("worst_client"),
-                "bytes": sent,
+                "worst_client": _worst(found),
+                "bytes_per_client": sent,
                 "seconds": stage.metrics["seconds"],
             }
         )
         kept = result
     return rows, kept
+
+
+def _worst(metrics: Mapping[str, float | None]) -> float | None:
+    """Return the lowest accuracy of a client in per cent."""
+    worst = metrics.get("worst_client")
+    return None if worst is None else 100 * worst
 
 
 def _full_bytes(held: Federation) -> int:
@@ -242,16 +248,16 @@ def _fedavg(held: Federation, rounds: int, seed: int, device: str) -> list[dict[
             "head": over,
             "accuracy": result.accuracy,
             "f1": result.metrics.get("f1"),
-            "worst_client": result.metrics.get("worst_client"),
-            "bytes": sent,
+            "worst_client": _worst(result.metrics),
+            "bytes_per_client": sent,
             "seconds": seconds,
         },
         {
             "head": f"{over}, ccvr",
             "accuracy": stage.accuracy,
             "f1": more.get("f1"),
-            "worst_client": more.get("worst_client"),
-            "bytes": sent + stage.metrics["bytes_up"] / there,
+            "worst_client": _worst(more),
+            "bytes_per_client": sent + stage.metrics["bytes_up"] / there,
             "seconds": seconds + stage.metrics["seconds"],
         },
     ]

@@ -17,7 +17,7 @@ from fedhead.report.bytes_plot import accuracy_by_bytes
 from fedhead.report.style import save
 from fedhead.report.text_table import TextTable
 
-COLUMNS = ("head", "accuracy", "pooled", "f1", "worst_client", "bytes", "seconds", "note")
+COLUMNS = ("head", "accuracy", "pooled", "f1", "worst_client", "bytes_per_client", "seconds", "note")
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,8 @@ class OneShot:
 
     Attributes:
         rows: One per head: `accuracy` in per cent, `pooled` (that of the same head where all features are in one
-            place), macro-averaged `f1`, `worst_client` (the lowest accuracy of a client), `bytes` that a client sends,
-            and `seconds`; `note` says why a head has no numbers.
+            place), macro-averaged `f1`, `worst_client` (the lowest accuracy of a client, in per cent),
+            `bytes_per_client` that each sends, and `seconds`; `note` says why a head has no numbers.
         features: The federation of features.
         feature_seconds: Seconds that the features took.
         result: The run without rounds that computed the heads, for `result.module(stage="ridge")`.
@@ -57,8 +57,7 @@ class OneShot:
                 body.append([row["head"], "–", "–", "–", "–", "–", row["note"]])
                 continue
             numbers = [_text(row["accuracy"], 2), _text(row["pooled"], 2), _text(row["f1"], 4)]
-            worst = None if row["worst_client"] is None else 100 * row["worst_client"]
-            more = [_text(worst, 2), f"{row['bytes'] / 1e3:,.1f}", _text(row["seconds"], 2)]
+            more = [_text(row["worst_client"], 2), f"{row['bytes_per_client'] / 1e3:,.1f}", _text(row["seconds"], 2)]
             body.append([row["head"], *numbers, *more])
         return TextTable(self.title, head, body)
 
@@ -69,7 +68,8 @@ class OneShot:
             path: File to write, .png, .svg or .pdf.
         """
         there = [row for row in self.rows if row["accuracy"] is not None]
-        save(accuracy_by_bytes([(row["head"], row["bytes"], row["accuracy"]) for row in there]), Path(path))
+        points = [(row["head"], row["bytes_per_client"], row["accuracy"]) for row in there]
+        save(accuracy_by_bytes(points), Path(path))
 
     def to_csv(self, path: str | PathLike[str]) -> None:
         """Write the rows to a CSV file.

@@ -34,13 +34,23 @@ def batch_sums(z: Tensor, y: Tensor, weight: Tensor, classes: int, kind: Kind) -
     return found if kind == "means" else found.replace(outer=pack(own.mT @ own))
 
 
-@torch.library.custom_op("fedhead::class_sums", mutates_args=())
+# `torch.library.custom_op` would import torch's compiler in the first call, which takes seconds
+_SCHEMA = "class_sums(Tensor z, Tensor y, Tensor weight, int classes, bool diagonal) -> (Tensor, Tensor, Tensor)"
+_library = torch.library.Library("fedhead", "FRAGMENT")  # type: ignore[no-untyped-call]  # torch's
+_library.define(_SCHEMA, tags=(torch.Tag.pt2_compliant_tag,))  # type: ignore[no-untyped-call]  # torch's
+
+
 def class_sums(z: Tensor, y: Tensor, weight: Tensor, classes: int, diagonal: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Compute counts [C], sums [C, d] and sums of outer products in float64, as `Statistics` holds them.
 
     The batch is sorted by class first, so that each sample is only multiplied with those of its own class. That
     requires reading the labels, which a vectorized function can't do, hence a custom operator. Weights are 0 or 1.
     """
+    found: tuple[Tensor, Tensor, Tensor] = torch.ops.fedhead.class_sums(z, y, weight, classes, diagonal)
+    return found
+
+
+def _compute(z: Tensor, y: Tensor, weight: Tensor, classes: int, diagonal: bool) -> tuple[Tensor, Tensor, Tensor]:
     d = z.shape[1]
     place = torch.where(weight > 0, y, classes)  # padding sorts last and is ignored
     order = torch.argsort(place, stable=True)
@@ -64,21 +74,25 @@ def class_sums(z: Tensor, y: Tensor, weight: Tensor, classes: int, diagonal: boo
     return sizes.double(), total, outer
 
 
-@class_sums.register_fake
-def _(z: Tensor, y: Tensor, weight: Tensor, classes: int, diagonal: bool) -> tuple[Tensor, Tensor, Tensor]:
+def _empty(z: Tensor, y: Tensor, weight: Tensor, classes: int, diagonal: bool) -> tuple[Tensor, Tensor, Tensor]:
     d = z.shape[1]
     shapes = ((classes,), (classes, d), (classes, d if diagonal else d * (d + 1) // 2))
     count, total, outer = (z.new_empty(shape, dtype=torch.float64) for shape in shapes)
     return count, total, outer
 
 
-@class_sums.register_vmap
-def _(info, in_dims, z, y, weight, classes, diagonal):  # type: ignore[no-untyped-def]  # torch's signature
+def _stacked(info, in_dims, z, y, weight, classes, diagonal):  # type: ignore[no-untyped-def]  # torch's signature
     def every(t: Tensor, dim: int | None) -> Tensor:
         return t.expand(info.batch_size, *t.shape) if dim is None else t.movedim(dim, 0)
 
     z, y, weight = (every(t, dim) for t, dim in zip((z, y, weight), in_dims, strict=False))
     # give every client its own classes, so that the labels of all clients are read at once
     own = y + classes * torch.arange(info.batch_size, device=y.device).unsqueeze(1)
-    found = class_sums(z.flatten(0, 1), own.flatten(), weight.flatten(), info.batch_size * classes, diagonal)
+    count = info.batch_size * classes
+    found = torch.ops.fedhead.class_sums(z.flatten(0, 1), own.flatten(), weight.flatten(), count, diagonal)
     return tuple(t.unflatten(0, (info.batch_size, classes)) for t in found), (0, 0, 0)
+
+
+_library.impl("class_sums", _compute, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]  # torch's
+torch.library.register_fake("fedhead::class_sums", _empty, lib=_library)
+torch.library.register_vmap("fedhead::class_sums", _stacked, lib=_library)

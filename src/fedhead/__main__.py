@@ -1,0 +1,5 @@
+"""`python -m fedhead` does what `fedhead` does."""
+
+from fedhead.cli import main
+
+main()
