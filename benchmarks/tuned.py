@@ -198,11 +198,12 @@ def carried_over(rows: Rows) -> str:
     gains = [[a - b for a, b in zip(values(rows, e, "tuned"), values(rows, e, "default"), strict=True)] for e in mine]
     better = sum(fmean(one) > 0 for one in gains)
     intervals = [interval(one) or (0.0, 0.0) for one in gains]
+    most = min(zip(gains, mine, strict=True), key=lambda one: fmean(one[0]))[1]
     above, below = sum(low > 0 for low, _ in intervals), sum(high < 0 for _, high in intervals)
     return f"""What was found on one split does not always carry over to others: of the {len(mine)} rows below, {better}
 have a higher mean when tuned. The interval of the paired difference lies above 0 for {above} of them, and below 0 for
-{below}. The split has about 210 validation samples, and high learning rates that win there can be too high elsewhere;
-`scaffold` shows it most. Search on your own split, or compare the best few settings over several seeds."""
+{below}. The split has about 210 validation samples, and large steps that win there can be too large elsewhere;
+`{most.method}` loses most by them. Search on your own split, or compare the best few settings over several seeds."""
 
 
 def page(rows: Rows) -> str:
@@ -226,9 +227,7 @@ Every method at settings that [`fedhead tune`](tuning.md) has found, and at its 
 {carried_over(rows)}
 
 One small data set, one model and few rounds: it shows what tuning changes, not which method is best on your data.
-For that, [compare them there](choosing.md#measure-it-on-your-data). The rows of `fedetf` and `fedrod` are of
-`method.absent=mask`, which was the default when they were taken, and those of `scaffold` of an earlier version, whose
-control variates were too small under momentum."""
+For that, [compare them there](choosing.md#measure-it-on-your-data)."""
     lines = [intro]
     for objective, title in TITLES.items():
         lines += ["", f"## {title}", "", *board(rows, objective)]
