@@ -16,12 +16,12 @@ from torch import nn
 import fedhead as fh
 from fedhead.data.arrays import Samples
 from fedhead.engine.features import FeatureExtractor
-from fedhead.engine.module_digest import module_digest
 from fedhead.engine.rounds import run
 from fedhead.engine.simulation import Simulation
 from fedhead.experiment.recipe import load
 from fedhead.experiment.reopen import reopen
 from fedhead.experiment.run import Settings, execute
+from fedhead.models.module_digest import module_digest
 from fedhead.testing.inprocess import InProcessFederation
 
 

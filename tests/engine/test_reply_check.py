@@ -51,3 +51,9 @@ def test_parts_of_one_tensor_are_looked_at_as_a_whole_unless_the_rest_is_not_fin
     assert not all_finite(parts)
     assert all_finite(parts[:2])  # the last row is somebody else's
     assert all_finite([])
+
+
+def test_complex_numbers_count() -> None:
+    good = torch.tensor([1 + 2j, 3 - 1j])
+    assert all_finite([Tree(w=good)])
+    assert not all_finite([Tree(w=torch.complex(torch.tensor([float("nan"), 1.0]), torch.zeros(2)))])

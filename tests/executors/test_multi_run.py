@@ -28,6 +28,17 @@ LOCAL = LocalTraining(epochs=1, batch_size=4, optimizer=SGD(lr=0.05, momentum=0.
 ROUNDS = 3
 
 
+class Gain(torch.nn.Module):
+    """A layer whose setting does not show in its printed form."""
+
+    def __init__(self, gain: float):
+        super().__init__()
+        self.gain = gain
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.gain * x
+
+
 def simulation(
     seed: int,
     name: str,
@@ -39,6 +50,7 @@ def simulation(
     local: LocalTraining = LOCAL,
     public: Samples | None = None,
     eps: float = 1e-5,
+    gain: float = 1.0,
     dtype: torch.dtype = torch.float64,
     bf16: bool = False,
     client_test: float | None = None,
@@ -52,6 +64,7 @@ def simulation(
     for layer in model.modules():
         if isinstance(layer, torch.nn.BatchNorm2d):
             layer.eps = eps
+    model.extractor = torch.nn.Sequential(model.extractor, Gain(gain))
     return Simulation(
         replace(fed, public=public).with_client_test(client_test, seed),
         [model],
@@ -122,13 +135,25 @@ PUBLIC = Samples(torch.zeros(2, 1, 6, 6, dtype=torch.uint8), torch.zeros(2, dtyp
         {"normalize": "unit"},
         {"norm": "group"},
         {"eps": 0.1},
+        {"gain": 2.0},
         {"dtype": torch.float32},
         {"bf16": True},
         {"public": PUBLIC},
         {"local": replace(LOCAL, lr_decay=0.5)},
         {"local": replace(LOCAL, optimizer=SGD(lr=0.05))},
     ],
-    ids=["labels", "transform", "layers", "settings of layers", "precision", "bf16", "public", "decay", "optimizer"],
+    ids=[
+        "labels",
+        "transform",
+        "layers",
+        "settings of layers",
+        "attributes",
+        "precision",
+        "bf16",
+        "public",
+        "decay",
+        "optimizer",
+    ],
 )
 def test_whatever_differs_keeps_runs_out_of_one_stack(other: dict[str, Any]) -> None:
     worker = Counting()

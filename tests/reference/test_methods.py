@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from fractions import Fraction
 
 import pytest
 import torch
@@ -29,7 +30,7 @@ from fedhead.methods.feddyn import FedDyn
 from fedhead.methods.fedprox import FedProx
 from fedhead.methods.local_only import LocalOnly
 from fedhead.methods.moon import Moon
-from fedhead.methods.scaffold import Scaffold
+from fedhead.methods.scaffold import Scaffold, effective_steps
 from fedhead.models.split_model import SplitModel
 
 CLIENTS = (0, 1, 3, 4)  # client 2 holds nothing
@@ -169,6 +170,16 @@ class Constant(Scaffold):
     def loss(self, w: Weights, batch: Batch, client: Client) -> Tensor:
         slope = torch.stack([p.sum() for p in w.params.values()]).sum()
         return 3 * slope * batch.weight.sum() / batch.weight.sum()
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9, 0.999, 0.99999])
+@pytest.mark.parametrize("steps", [1, 10, 100])
+def test_effective_steps_do_not_cancel(steps: int, momentum: float) -> None:
+    exact = sum((1 - Fraction(momentum) ** k) / (1 - Fraction(momentum)) for k in range(1, steps + 1))
+    for m in (momentum, torch.tensor(momentum, dtype=torch.float64)):
+        found = effective_steps(torch.tensor(float(steps)), m)
+        assert found.dtype == torch.float32
+        assert float(found) == pytest.approx(float(exact), rel=1e-5)
 
 
 @pytest.mark.parametrize(("momentum", "steps"), [(0.0, 3), (0.9, 1), (0.9, 2), (0.9, 40), (0.5, 5)])

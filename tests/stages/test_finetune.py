@@ -13,7 +13,8 @@ from small import federation, network
 from torch.nn import functional as F
 
 from fedhead.algorithm.method import Method
-from fedhead.algorithm.task import LocalTraining
+from fedhead.algorithm.phase import Phase
+from fedhead.algorithm.task import LocalTraining, Task
 from fedhead.core.errors import BadInput
 from fedhead.core.optimizers import SGD
 from fedhead.data.augment import Transform
@@ -76,6 +77,17 @@ def test_a_full_learning_rate_is_that_of_the_first_round(executor: Executor) -> 
         optimizer.step()
     for name, p in model.named_parameters():
         torch.testing.assert_close(tuned[name], p.detach(), atol=1e-12, rtol=1e-10)
+
+
+def test_a_rate_that_a_method_keeps_from_the_schedule_stays_so() -> None:
+    class Fixed(FedAvg):
+        def phases(self, task: Task) -> tuple[Phase, ...]:
+            return (Phase(self.loss, scheduled=False), Phase(self.loss))
+
+    task = trained(FedAvg(), rounds=0).task
+    for full, expected in ((False, [False, True]), (True, [False, False])):
+        phases = FineTune(full_lr=full).tuned(Fixed().phases(task))
+        assert [phase.scheduled for phase in phases] == expected
 
 
 @pytest.mark.parametrize("method", [FedAvg(), FedProx(mu=0.5), Scaffold()])

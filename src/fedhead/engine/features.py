@@ -29,8 +29,8 @@ from fedhead.data.arrays import Samples
 from fedhead.data.augment import Transform
 from fedhead.data.client_data import ClientData
 from fedhead.data.named_transforms import AnyTransform
-from fedhead.engine.module_digest import module_digest
 from fedhead.models.dropout import KeyedDropout, dropout_key
+from fedhead.models.module_digest import module_digest
 from fedhead.models.split_model import SplitModel
 
 F = TypeVar("F", bound=ClientData)

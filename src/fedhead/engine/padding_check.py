@@ -30,6 +30,7 @@ from fedhead.executors.numbers import describe
 from fedhead.executors.program import Program, Vectorizer, loss_name
 from fedhead.executors.steps import PhaseRun
 from fedhead.models.dropout import KeyedDropout, dropout_key
+from fedhead.models.module_digest import module_digest
 
 ROWS = 4  # samples, and rows of padding, that a loss is tried on
 TOLERANCE = 1e-4  # relative; what a loss does with equal numbers is equal to rounding
@@ -40,11 +41,12 @@ class PaddingCheck:
     """Tries each loss once, as soon as some client has a batch with padding for it.
 
     Attributes:
-        checked: The losses that were tried; runs that train together may share it.
+        checked: The losses that runs which train together have tried, one of them for all; None: there are no others.
     """
 
     def __init__(self) -> None:
-        self.checked = CheckedLosses()
+        self.checked: CheckedLosses | None = None
+        self._tried: set[tuple[str, int, int]] = set()
         self._told: set[int] = set()  # architectures whose BatchNorm was seen with a single value
 
     def __call__(self, job: Job, group: int) -> None:
@@ -54,15 +56,14 @@ class PaddingCheck:
             job: The work of some clients of one architecture, with its batches drawn.
             group: The architecture's number.
         """
-        name = _loss_of(job.program)
+        name = repr(job.program.algorithm)
         count = len(job.schedules[0]) if job.schedules else 0
-        with self.checked as tried:
-            untried = {number for number in range(count) if (name, group, number) not in tried}
-            for k in range(len(job.clients)) if untried else ():
-                if padded := untried & _padded_phases(job, k):
-                    check(job, k, padded)
-                    tried |= {(name, group, number) for number in padded}
-                    untried -= padded
+        untried = {number for number in range(count) if (name, group, number) not in self._tried}
+        for k in range(len(job.clients)) if untried else ():
+            if padded := untried & _padded_phases(job, k):
+                self._check(job, k, padded)
+                self._tried |= {(name, group, number) for number in padded}
+                untried -= padded
         normalizes = job.program.task.model.may_normalize_batches
         if normalizes and group not in self._told and (lone := _lone_sample(job)) is not None:
             self._told.add(group)
@@ -73,6 +74,16 @@ class PaddingCheck:
                     f"drop_last=true leaves such a batch out if the client has others"
                 )
 
+    def _check(self, job: Job, k: int, phases: set[int]) -> None:
+        if self.checked is None:
+            check(job, k, phases)
+            return
+        loss = _loss_of(job.program)
+        with self.checked as checked:
+            if left := {number for number in phases if (loss, number) not in checked}:
+                check(job, k, left)
+                checked |= {(loss, number) for number in left}
+
 
 def _loss_of(program: Program) -> tuple[Any, ...]:
     """What decides how a loss treats padding: algorithm (without a term whose weight is 0, perhaps) and model.
@@ -80,7 +91,8 @@ def _loss_of(program: Program) -> tuple[Any, ...]:
     It is what programs must have in common to share a stack, which then computes one and the same loss for all.
     """
     text, numbers = describe(program.algorithm, program.task)
-    return text, str(program.task.model), *((name, value == 0) for name, value in numbers.items())
+    model = module_digest(program.task.model, weights=False)
+    return text, model, *((name, value == 0) for name, value in numbers.items())
 
 
 def check(job: Job, k: int, phases: set[int]) -> None:

@@ -68,8 +68,8 @@ def all_finite(trees: Iterable[Tree]) -> bool:
     What a stack of clients has computed is looked at as a whole first, since thousands of small tensors take a GPU's
     host much longer; on a CPU only where it has no clients of other runs. A GPU is synchronized once per dtype.
     """
-    tensors = [t for tree in trees for t in tree.tensors() if t.is_floating_point() and t.numel()]
-    wholes = {id(whole): whole for t in tensors if (whole := t if t._base is None else t._base).is_floating_point()}
+    tensors = [t for tree in trees for t in tree.tensors() if (t.is_floating_point() or t.is_complex()) and t.numel()]
+    wholes = {id(whole): whole for t in tensors if (whole := t if t._base is None else t._base).dtype == t.dtype}
     ours = sum(t.numel() for t in tensors) >= sum(t.numel() for t in wholes.values() if t.device.type == "cpu")
     if len(wholes) < len(tensors) and ours and _finite(list(wholes.values())):
         return True

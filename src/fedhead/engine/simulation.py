@@ -116,7 +116,7 @@ class Simulation(Clients, Transport[ClientStates]):
     def begin(self) -> None:
         """Select the executor."""
         self.executor = select.executor(self._wanted, self)
-        self.padding_check.checked = self.executor.checked_losses or self.padding_check.checked
+        self.padding_check.checked = self.executor.checked_losses
 
     def restore(self, server: Tree, kept: Mapping[int, Tree]) -> None:
         """Go on from an earlier state, on this simulation's device."""

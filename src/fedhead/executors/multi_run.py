@@ -24,6 +24,8 @@ from fedhead.core.tree import Tree
 from fedhead.executors import numbers
 from fedhead.executors.job import CheckedLosses, Executor, Job
 from fedhead.executors.program import Program
+from fedhead.models.module_digest import module_digest
+from fedhead.models.split_model import SplitModel
 
 T = TypeVar("T")
 
@@ -58,6 +60,7 @@ class MultiRun:
         self._joined = 0
         self._waiting: list[_Request] = []
         self._same_data_cache: dict[tuple[int, int], bool] = {}
+        self._computations: dict[int, tuple[SplitModel, str]] = {}  # by the id of the model, which is held
         self.checked_losses = CheckedLosses()
 
     def join(self) -> Executor:
@@ -140,12 +143,18 @@ class MultiRun:
         if one != other:
             return False
         mine, theirs = a.task.model, b.task.model
-        if str(mine) != str(theirs) or mine.fixed != theirs.fixed:
+        if self._computation(mine) != self._computation(theirs) or mine.fixed != theirs.fixed:
             return False
         key = (id(a.pool), id(b.pool))
         if key not in self._same_data_cache:
             self._same_data_cache[key] = _same_data(a, b)
         return self._same_data_cache[key]
+
+    def _computation(self, model: SplitModel) -> str:
+        """What a model computes with given weights: the clients of a stack are trained with one model's code."""
+        if id(model) not in self._computations:
+            self._computations[id(model)] = (model, module_digest(model, weights=False))
+        return self._computations[id(model)][1]
 
     def _work(self, program: Program) -> Any:
         """What the clients of a stack must have in common in their algorithm and their local training."""

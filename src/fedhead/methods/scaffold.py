@@ -84,5 +84,7 @@ def effective_steps(steps: Tensor, momentum: float | Tensor, persistent: bool = 
     Returns:
         The number of steps of plain SGD that lead as far.
     """
-    settled = steps / (1 - momentum)
-    return settled if persistent else settled - momentum * (1 - momentum**steps) / (1 - momentum) ** 2
+    # in float64: the difference below cancels where m is near 1
+    k, m = steps.double(), momentum.double() if isinstance(momentum, Tensor) else momentum
+    settled = k / (1 - m)
+    return (settled if persistent else settled - m * (1 - m**k) / (1 - m) ** 2).to(steps.dtype)

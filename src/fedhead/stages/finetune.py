@@ -58,7 +58,7 @@ class FineTune(Stage):
 
     def tuned(self, phases: Sequence[Phase]) -> tuple[Phase, ...]:
         """Phases at the learning rate of the stage."""
-        return tuple(dataclasses.replace(phase, scheduled=not self.full_lr) for phase in phases)
+        return tuple(dataclasses.replace(phase, scheduled=phase.scheduled and not self.full_lr) for phase in phases)
 
     def correct(self, g: Tree, client: Client) -> Tree:
         """The method's own."""

@@ -21,7 +21,7 @@ _HOOKS = ("_forward_pre_hooks", "_forward_hooks")
 _DEEPEST = 6  # of settings within settings
 
 
-def module_digest(module: nn.Module) -> str:
+def module_digest(module: nn.Module, weights: bool = True) -> str:
     """Return a digest of a module's layers, weights, buffers, settings and code.
 
     Code is that of the methods of each layer's class and the file that the class is defined in. What is in no file of a
@@ -29,11 +29,15 @@ def module_digest(module: nn.Module) -> str:
 
     Args:
         module: The module.
+        weights: Whether what is in its state dict counts.
 
     >>> module_digest(nn.Flatten(1)) == module_digest(nn.Flatten(2))
     False
     """
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    if not weights:
+        held = module.state_dict(keep_vars=True)
+        tensors = {name: t for name, t in tensors.items() if name not in held}
     total = hashlib.blake2b(f"{module!r} {digest_of(tensors, 16)}".encode(), digest_size=16)
     classes: set[type] = set()
     for name, part in module.named_modules():
