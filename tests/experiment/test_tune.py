@@ -149,7 +149,7 @@ def test_poor_trials_end_early_and_a_study_goes_on_where_it_was(planted: Recipe,
     assert len(second.trials) == 12
     pruned = [one for one in second.trials if one.state == "pruned"]
     assert pruned
-    assert all(1 <= one.rounds < 4 for one in pruned)
+    assert all(1 <= one.trained_rounds < 4 for one in pruned)
 
 
 @pytest.mark.parametrize(
@@ -326,9 +326,9 @@ def test_figures_take_low_values_for_good_where_the_objective_does(
 
 @pytest.mark.slow
 def test_figures_are_drawn_from_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    rows = ["trial,state,value,rounds,seconds,lr,method,reason"]
-    rows += [f"{n},complete,{50 + n},2,1.0,{10.0**-n},{('fedavg', 'fedprox')[n % 2]}," for n in range(4)]
-    (tmp_path / "trials.csv").write_text("\n".join([*rows, "4,pruned,1,1,0.1,0.5,fedavg,poor"]) + "\n")
+    rows = ["trial,state,value,trained_rounds,seconds,lr,method,rounds,reason"]
+    rows += [f"{n},complete,{50 + n},2,1.0,{10.0**-n},{('fedavg', 'fedprox')[n % 2]},{2 + n}," for n in range(4)]
+    (tmp_path / "trials.csv").write_text("\n".join([*rows, "4,pruned,1,1,0.1,0.5,fedavg,2,poor"]) + "\n")
     assert call(["tune", "--show", str(tmp_path)]) == 0
     for name in ("best_so_far", "slices", "parallel_coordinates", "importance"):
         for ending in ("png", "pdf"):

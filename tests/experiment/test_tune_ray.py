@@ -44,8 +44,8 @@ def test_a_lost_worker_s_trials_are_trained_again_with_the_values_of_one_machine
     _use(monkeypatch, ray)
     found = _tune(tmp_path / "ray", trials=4, engine="ray")
     alone = _tune(tmp_path / "alone", trials=4)
-    assert [(one.values, one.value, one.rounds) for one in found.trials] == [
-        (one.values, one.value, one.rounds) for one in alone.trials
+    assert [(one.values, one.value, one.trained_rounds) for one in found.trials] == [
+        (one.values, one.value, one.trained_rounds) for one in alone.trials
     ]
     assert (ray.begun, ray.most) == (3, 2)
     assert "a worker was lost (RayError): its 2 trials are trained again" in caplog.text

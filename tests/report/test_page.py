@@ -342,7 +342,7 @@ def test_a_study_has_a_section_with_and_without_runs(tmp_path: Path, capsys: pyt
     study = tmp_path / "study"
     study.mkdir()
     awful = "</script>"
-    rows = ["trial,state,value,rounds,seconds,lr,method,reason"]
+    rows = ["trial,state,value,trained_rounds,seconds,lr,method,reason"]
     rows += [f"{n},complete,{50 + n % 3},2,1.0,{10.0**-n},{('fedavg', awful)[n % 2]}," for n in range(4)]
     (study / "trials.csv").write_text("\n".join([*rows, "4,pruned,1,1,0.1,0.5,fedavg,poor"]) + "\n")
     assert call(["report", str(study), "--out", str(tmp_path / "a.html")]) == 0

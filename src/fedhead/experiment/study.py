@@ -247,11 +247,11 @@ def objective_of(folder: Path) -> tuple[str, str] | None:
     """Return what a folder's study measures, and its direction; None if there is only its table."""
     if not (folder / FILE).is_file():
         return None
-    with closing(sqlite3.connect(f"{(folder / FILE).resolve().as_uri()}?mode=ro", uri=True)) as file:
-        try:
+    try:
+        with closing(sqlite3.connect(f"{(folder / FILE).resolve().as_uri()}?mode=ro", uri=True)) as file:
             found = file.execute("SELECT value_json FROM study_user_attributes WHERE key = 'about'").fetchone()
-        except sqlite3.Error as error:
-            raise BadInput(f"{folder / FILE} can't be used as a study ({error})") from error
+    except sqlite3.Error as error:
+        raise BadInput(f"{folder / FILE} can't be used as a study ({error})") from error
     about = json.loads(found[0]) if found else None
     return (about["objective"], about["direction"]) if about else None
 

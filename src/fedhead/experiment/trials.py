@@ -12,8 +12,9 @@ from typing import Any
 from fedhead.experiment.search_space import Dimension
 
 TRIALS = "trials.csv"
-COLUMNS = ("trial", "state", "value", "rounds", "seconds", "reason")  # the keys that are searched stand before the last
-_STATES = {"COMPLETE": "complete", "PRUNED": "pruned", "RUNNING": "running", "FAIL": "failed", "WAITING": "waiting"}
+# the keys that are searched stand before the last; no key of a recipe is among these names
+COLUMNS = ("trial", "state", "value", "trained_rounds", "seconds", "reason")
+STATES = {"COMPLETE": "complete", "PRUNED": "pruned", "RUNNING": "running", "FAIL": "failed", "WAITING": "waiting"}
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class TrialRecord:
         number: Its number, from 0.
         state: `complete`, `pruned`, `running`, `failed` or `waiting`.
         value: What was reached; of a pruned trial the last value that was reported.
-        rounds: The rounds that were trained.
+        trained_rounds: The rounds that were trained.
         seconds: How long it took.
         values: What was chosen, by key.
         reason: Why it ended early.
@@ -33,7 +34,7 @@ class TrialRecord:
     number: int
     state: str
     value: float | None
-    rounds: int
+    trained_rounds: int
     seconds: float | None
     values: Mapping[str, Any]
     reason: str = ""
@@ -48,7 +49,7 @@ def to_csv(trials: Sequence[TrialRecord], space: Sequence[Dimension]) -> str:
         chosen = [one.values.get(dimension.key, "") for dimension in space]
         seconds = "" if one.seconds is None else round(one.seconds, 2)
         value = "" if one.value is None else one.value
-        writer.writerow([one.number, one.state, value, one.rounds, seconds, *chosen, one.reason])
+        writer.writerow([one.number, one.state, value, one.trained_rounds, seconds, *chosen, one.reason])
     return out.getvalue()
 
 
@@ -69,5 +70,5 @@ def record(trial: Any, space: Sequence[Dimension]) -> TrialRecord:
     value = trial.value if trial.state.name == "COMPLETE" else trial.intermediate_values.get(last)
     seconds = None if trial.duration is None else trial.duration.total_seconds()
     return TrialRecord(
-        trial.number, _STATES[trial.state.name], value, last, seconds, values, trial.user_attrs.get("reason", "")
+        trial.number, STATES[trial.state.name], value, last, seconds, values, trial.user_attrs.get("reason", "")
     )

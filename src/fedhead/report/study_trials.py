@@ -13,8 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedhead.core.errors import BadInput
+from fedhead.core.text import printable
 from fedhead.experiment.study import objective_of
-from fedhead.experiment.trials import COLUMNS, TRIALS
+from fedhead.experiment.trials import COLUMNS, STATES, TRIALS
+
+_LARGEST = float(np.finfo(np.float32).max)  # the random forest computes in single precision
 
 
 @dataclass(frozen=True)
@@ -88,19 +91,57 @@ def read(folder: Path, maximizes: bool = True, objective: str = "value") -> Tria
         objective: What the values are of.
 
     Raises:
-        BadInput: If there is no such table, or fewer than two trials have ended.
+        BadInput: If there is no such table, its header or a row is not what `fedhead tune` writes, nothing was
+            searched, or fewer than two trials have ended.
     """
     path = folder / TRIALS
     if not path.is_file():
         raise BadInput(f"{path} is not there: give the folder of a study, as fedhead tune wrote it")
-    with path.open(encoding="utf-8", newline="") as file:
-        reader = csv.DictReader(file)
-        rows = tuple(reader)
-    keys = tuple(name for name in reader.fieldnames or () if name not in COLUMNS)
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            reader = csv.reader(file)
+            header = next(reader, [])
+            keys = _searched_keys(path, header)
+            rows = tuple(_row(header, texts, f"{path}, line {reader.line_num}") for texts in reader if texts)
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise BadInput(f"{path} can't be read as a table of trials ({error})") from error
     found = Trials(keys, rows, maximizes, objective)
     if len(found.complete) < 2:
         raise BadInput(f"{path}: figures need at least two complete trials, there are {len(found.complete)}")
     return found
+
+
+def _searched_keys(path: Path, header: list[str]) -> tuple[str, ...]:
+    lacking = [name for name in COLUMNS if name not in header]
+    if lacking:
+        raise BadInput(f"{path}, line 1: no column {', '.join(lacking)}: it is not a table that fedhead tune wrote")
+    if len(set(header)) < len(header):
+        twice = next(name for name in header if header.count(name) > 1)
+        raise BadInput(f"{path}, line 1: there are several columns {twice!r}: name each once")
+    keys = tuple(name for name in header if name not in COLUMNS)
+    if not keys:
+        raise BadInput(f"{path}, line 1: no column of a key that was searched: there is nothing to draw")
+    return keys
+
+
+def _row(header: list[str], texts: list[str], where: str) -> dict[str, str]:
+    """Return a trial's texts by column; of a complete one the value must be a number, and no setting infinite."""
+    if len(texts) != len(header):
+        raise BadInput(f"{where}: the header has {len(header)} columns, the row has {len(texts)}")
+    row = dict(zip(header, texts, strict=True))
+    if row["state"] not in STATES.values():
+        raise BadInput(f"{where}: state: {row['state'][:60]!r} is not one of {', '.join(STATES.values())}")
+    if row["state"] == "complete":
+        if not row["trial"].isdecimal() or len(row["trial"]) > 9:
+            raise BadInput(f"{where}: trial: {row['trial'][:60]!r} is not a whole number")
+        for name in ("value", *(name for name in header if name not in COLUMNS)):
+            try:
+                drawable = abs(float(row[name])) <= _LARGEST  # not so for nan
+            except ValueError:
+                drawable = name != "value"  # a setting may be a word
+            if not drawable:
+                raise BadInput(f"{where}: {printable(name)}: {row[name][:60]!r} is not a finite number")
+    return row
 
 
 def study_folders(paths: Iterable[str | Path]) -> list[Path]:
