@@ -120,7 +120,8 @@ def test_the_command_line_runs_each_site_and_prints_a_table(
     words += ["model.hidden=[8]", "stages=[lda]", "client_test=null", "--out", "run", "--quiet"]
     assert call(["run", "digits", *words]) == 0, capsys.readouterr().err
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines[:3]] == ["site0", "site1", "site2"]
+    assert [line.split()[0] for line in lines[:3]] == ["a", "b", "c"]
+    assert (tmp_path / "run" / "site2").is_dir()
     assert "3 clients left out in turn" in lines[3]
     assert call(["run", "digits", *words, "--resume", "--json"]) == 0, capsys.readouterr().err
     result = json.loads(capsys.readouterr().out.splitlines()[-1])

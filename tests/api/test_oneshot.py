@@ -75,6 +75,14 @@ def test_what_a_backbone_wants_is_done_to_the_images() -> None:
     assert gray.features.input_shape == (1,)
 
 
+@pytest.mark.parametrize(("resize", "warned"), [(64, False), (65, True)])
+def test_large_images_on_a_cpu_are_warned_of(caplog: pytest.LogCaptureFixture, resize: int, warned: bool) -> None:
+    x = torch.randint(0, 256, (12, 1, 4, 4), dtype=torch.uint8)
+    federation = fh.Federation.from_arrays(x, torch.arange(12) % 2, clients=2, layout="nchw", test=0.5)
+    fh.oneshot(federation, "mlp(hidden=[2])", ["ncm"], resize=resize, device="cpu")
+    assert ("take long on a CPU: --resize 64 is faster" in caplog.text) is warned
+
+
 def test_missing_values_are_filled_by_the_means_of_training_samples(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -84,7 +92,7 @@ def test_missing_values_are_filled_by_the_means_of_training_samples(
     np.savez(tmp_path / "table.npz", x=x, y=y, site=np.arange(60) % 3)
     command = ["oneshot", str(tmp_path / "table.npz"), "--backbone", "mlp(hidden=[])", "--heads", "ridge", "--json"]
     assert call(command) == 2
-    assert 'or missing="mean"' in capsys.readouterr().err
+    assert "with fedhead oneshot --missing mean" in capsys.readouterr().err
     assert call([*command, "--missing", "mean", "--normalize", "standard", "--quiet"]) == 0
     assert "ridge" in capsys.readouterr().out
     settings: dict[str, Any] = {"missing": "mean", "normalize": "standard"}
@@ -108,6 +116,8 @@ def test_bad_input_is_refused_in_one_line() -> None:
         fh.oneshot(table, BACKBONE, resize=12)
     with pytest.raises(fh.BadInput, match=r"takes images, the samples have shape \(4,\)"):
         fh.oneshot(table, "efficientnet_lite0")
+    with pytest.raises(fh.BadInput, match=r"'mlp\(hidden=\[512\]\)' --normalize standard for tables, .* wordllama"):
+        fh.oneshot(table)
     with pytest.raises(fh.BadInput, match="heads: ncm is given twice"):
         fh.oneshot(table, BACKBONE, ["ncm", "ridge", "ncm"])
     with pytest.raises(fh.BadInput, match="the federation has its clients"):

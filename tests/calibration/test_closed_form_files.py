@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -98,7 +99,7 @@ def test_sites_join_and_leave_on_the_command_line(
     for words, said in (
         (["statistics", "merge", "all.st", "1.st", "--out", "x.st"], "1.st: its statistics are in all.st already"),
         (["statistics", "subtract", "rest.st", "1.st", "--out", "x.st"], r"1\.st: the .* are not in the total"),
-        (["statistics", "subtract", "0.st", "all.st", "--out", "x.st"], r"all\.st: removing .* leave negative counts"),
+        (["statistics", "subtract", "0.st", "all.st", "--out", "x.st"], r"all\.st: the .* are not in the total"),
         (
             ["calibrate", "net.pt", "--statistics", "all.st", *ridge[-2:], "--stage", "qda", "--out", "x.st"],
             "this needs full",
@@ -109,3 +110,20 @@ def test_sites_join_and_leave_on_the_command_line(
         assert re.search(said, error), error
         assert error.count("\n") == 1
     assert not Path("x.st").exists()
+
+
+def test_a_built_in_model_with_parameters_on_the_command_line(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    digits: tuple[torch.Tensor, torch.Tensor],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    x, y = digits
+    torch.save(fh.build("mlp", tuple(x.shape[1:]), 10, hidden=[12]).state_dict(), "net.pt")
+    np.savez("site.npz", x=x.numpy(), y=y.numpy(), layout="features")
+    words = ["statistics", "net.pt", "site.npz", "--kind", "means", "--out", "site.st", "--model"]
+    assert call([*words, "mlp(hidden=[12])"]) == 0, capsys.readouterr().err
+    assert fh.load_statistics("site.st").features == 12
+    assert call([*words, "mpl(hidden=[12])"]) == 2
+    assert "is no built-in model" in capsys.readouterr().err

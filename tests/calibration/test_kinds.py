@@ -149,6 +149,6 @@ def test_what_a_kind_does_not_hold_is_refused_by_name() -> None:
         from_features(z, y, 3, "pooled").covariance()
     with pytest.raises(BadInput, match="of kind diagonal, and this needs pooled or full"):
         from_features(z, y, 3, "diagonal").second_moment()
-    with pytest.raises(BadInput, match="different model: kind: means here, pooled elsewhere"):
+    with pytest.raises(BadInput, match="of another kind: means here, pooled elsewhere"):
         merge([from_features(z, y, 3, "pooled"), from_features(z, y, 3, "means")])
     assert from_features(z[:, :1], y, 3).second_moment().shape == (1, 1)  # of one dimension, full is diagonal

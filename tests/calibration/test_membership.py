@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import fedhead as fh
 from fedhead.api.calibrate import calibrate
 from fedhead.calibration.collect import statistics_of
-from fedhead.calibration.membership import add
+from fedhead.calibration.membership import add, subtract
 from fedhead.calibration.statistics import Statistics, from_features, merge
 from fedhead.core.errors import BadInput
 from fedhead.models import build
@@ -68,14 +68,14 @@ def test_nobody_joins_or_leaves_twice() -> None:
     with pytest.raises(BadInput, match="are not in the total: they were never added, were removed before"):
         fh.statistics.remove(fh.statistics.add(total, site(6)), c)
     rest = fh.statistics.remove(total, b)
-    with pytest.raises(BadInput, match=r"would leave negative counts|are not in the total"):
+    with pytest.raises(BadInput, match="are not in the total: they were never added, were removed before"):
         fh.statistics.remove(rest, b)
     assert fh.statistics.add(rest, b).members == total.members
 
 
 def test_subtraction_to_negative_counts_is_refused_by_name() -> None:
     with pytest.raises(BadInput, match=r"removing \d+ samples of class 0 from \d+ would leave negative counts"):
-        fh.statistics.remove(site(2), site(6))
+        subtract(site(2), site(6))
 
 
 def test_what_was_changed_since_is_not_subtracted() -> None:

@@ -227,7 +227,7 @@ def test_statistics_of_other_models_do_not_merge() -> None:
         statistics.merge([statistics.from_features(z, y, 3), statistics.from_features(z[:, :3], y, 3)])
     with pytest.raises(BadInput, match="different model: classes"):
         statistics.merge([statistics.from_features(z, y, 3), statistics.from_features(z, y, 4)])
-    with pytest.raises(BadInput, match="different model: kind"):
+    with pytest.raises(BadInput, match="of another kind: "):
         statistics.merge([statistics.from_features(z, y, 3), statistics.from_features(z, y, 3, kind="diagonal")])
     with pytest.raises(BadInput, match="at least one client"):
         statistics.merge([])
@@ -243,7 +243,7 @@ def test_one_known_model_is_enough_to_refuse_another() -> None:
             found + other
     with pytest.raises(BadInput, match="extractors' weights differ"):
         statistics.merge([unknown, one, other])
-    with pytest.raises(BadInput, match="different model: kind"):
+    with pytest.raises(BadInput, match="of another kind: "):
         unknown + unknown.diagonal()
 
 

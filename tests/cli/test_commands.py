@@ -317,3 +317,10 @@ def test_several_seeds_are_told_with_their_deviation_and_number(
 def test_diverging_is_a_failure_not_a_mistake(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(["run", "digits", *QUICK, "lr=1e30", "--out", str(tmp_path / "run")]) == 1
     assert capsys.readouterr().err.startswith("error: ")
+
+
+@pytest.mark.slow
+def test_the_demo_has_one_row_for_one_round(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(["demo", "--seeds", "1", "--rounds", "1", "--out", str(tmp_path / "demo"), "--quiet"]) == 0
+    labels = [line.rpartition("  ")[0].split("  ")[0] for line in capsys.readouterr().out.splitlines()[2:-2]]
+    assert labels == ["fedavg", "fedavg + ccvr", "fedetf", "one round: ridge"]

@@ -327,7 +327,7 @@ def test_what_is_not_saved_and_not_a_federation(path):
     assert Federation.load(path).client_names == ("a", "b")
     with pytest.raises(BadInput, match=r"give a name that ends in \.npz"):
         fed.save(path.with_suffix(".zip"))
-    with pytest.raises(BadInput, match="clients: the file has 2; set clients=2"):
+    with pytest.raises(BadInput, match=r"clients: the file has 2, not 5; set clients=2 \(in a recipe clients is 10"):
         Federation.load(path, "natural", 5)
     held = dict(np.load(path))
     np.savez(path, **{name: value for name, value in held.items() if name != "classes"})

@@ -46,7 +46,7 @@ def test_a_file_with_natural_clients(tmp_path: Path) -> None:
     fed = made.federation()
     assert (fed.input_shape, sum(fed.sizes)) == ((5,), 30)
     assert len(fed.transform.mean) == 5
-    with pytest.raises(BadInput, match="3 groups, not 4; set clients=3"):
+    with pytest.raises(BadInput, match=r"3 groups, not 4; set clients=3 \(in a recipe clients is 10 unless given\)"):
         data.federation(recipe.override(["missing=mean", "clients=4"]))
     with pytest.raises(BadInput, match="missing: 'median' is not one of"):
         recipe.override(["missing=median"])

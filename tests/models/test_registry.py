@@ -52,6 +52,7 @@ def test_the_head_does_not_change_the_extractor() -> None:
         ("resnet18", (3, 32, 32), {"strides": [1, 4]}, r"strides: \[1, 4\] would have no effect with stem=3x3"),
         ("digitscnn", (1, 8, 8), {"channels": True}, "channels: True is not a whole number"),
         ("simplecnn", (1, 8, 8), {}, "'simplecnn' can't take 8x8 images: it needs at least 16x16.*'digitscnn'"),
+        ("efficientnet_lite0", (3, 28, 28), {"pretrained": False}, "at least 32x32.*, or resize them: resize: 224$"),
         ("resnet18", (3, 8, 8), {"stem": "7x7"}, "'resnet18' can't take 8x8 images"),
         ("resnet20", (64,), {}, r"'resnet20' takes images of \(channels, height, width\), not inputs of \(64,\)"),
         ("mlp", {"x": (4,), "mask": (4,)}, {}, "model mlp takes one array, the samples have the inputs x, mask: give"),

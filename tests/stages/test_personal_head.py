@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import fedhead as fh
 from fedhead.algorithm.task import LocalTraining
 from fedhead.calibration.statistics import from_features
 from fedhead.core.errors import BadInput
+from fedhead.core.log import warn_once
 from fedhead.core.tree import Tree
 from fedhead.engine.rounds import run, run_stage
 from fedhead.engine.server import make_downlink
@@ -161,3 +163,12 @@ def test_what_the_collecting_stage_refuses_is_refused_before_anything_is_compute
         fh.run(cut, "mlp(hidden=[4])", "local", rounds=1, stages=["personal_ridge"])
     with pytest.raises(BadInput, match="validation"):
         fh.PersonalLDA(validation=1.0)
+
+
+def test_a_warning_says_that_personal_heads_can_not_be_measured(caplog: pytest.LogCaptureFixture) -> None:
+    warn_once.cache_clear()
+    fh.run(contrary(2), "mlp(hidden=[4])", rounds=0, stages=["personal_lda"])
+    assert "client_test" not in caplog.text
+    alone = replace(contrary(2), client_test=None)
+    fh.run(alone, "mlp(hidden=[4])", rounds=0, stages=["personal_lda"])
+    assert "personal_lda: clients have no test samples of their own: set client_test=0.2" in caplog.text

@@ -54,8 +54,8 @@ def model_and_data(
     Args:
         checkpoint: A run folder, or a file of weights.
         site: An `.npz` file with x and y, or a folder of images.
-        model: The architecture of a file of weights: a built-in name, or a function without arguments that returns the
-            module, as `module:function` or `file.py:function`.
+        model: The architecture of a file of weights: a built-in name, also with parameters, or a function without
+            arguments that returns the module, as `module:function` or `file.py:function`.
         classifier: The name of the last linear layer of such a model.
         normalize: How images are normalized; None: as in the run's training.
 
@@ -103,8 +103,9 @@ def _architecture(model: str | None, classifier: str, w: dict[str, Tensor], fede
     """The module of a built-in name or of file.py:function, with the weights of a file, in its parts."""
     if model is None:
         raise BadInput("--model: which architecture do the weights belong to? A built-in name, or file.py:function")
-    if ":" not in model:
-        if model not in MODELS:
+    name = model.partition("(")[0]
+    if ":" not in name:
+        if name not in MODELS:
             raise BadInput(f"--model {model!r} is no built-in model; for one of yours write file.py:function")
         classes = next((t.shape[0] for n, t in w.items() if n == "classifier.weight"), federation.classes)
         made = build_model(model, federation.input_shape, classes)

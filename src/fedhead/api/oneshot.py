@@ -16,11 +16,14 @@ from fedhead.api.oneshot_result import COLUMNS, OneShot
 from fedhead.api.result import Result
 from fedhead.api.run import run
 from fedhead.core.errors import BadInput, unknown
+from fedhead.core.log import warn_once
 from fedhead.data import fitted
 from fedhead.data.augment import NORMALIZATIONS, Transform
 from fedhead.data.datasets import is_path
 from fedhead.data.federation import Federation
 from fedhead.data.leave_out import fitted_anew
+from fedhead.data.named_transforms import AnyTransform
+from fedhead.executors import select
 from fedhead.models.registry import MODELS, Preprocessing
 from fedhead.stages import STAGES
 from fedhead.stages.ccvr import CCVR
@@ -29,6 +32,7 @@ from fedhead.stages.closed_form import ClosedFormHead
 HEADS = ("ncm", "ridge", "lda", "qda", "fedcof")
 HEAD_ALONE = "mlp(hidden=[])"  # a linear layer on the features
 TEST_SHARE = 0.2  # share of each client's samples that is held out where there is no test set
+QUICK_SIDE = 64  # pixels of images up to which features take little time on a CPU
 LARGEST = 4e9  # bytes of all clients' messages together, beyond which a head is computed only where it is named
 
 
@@ -87,6 +91,7 @@ def oneshot(
     wanted = entry.preprocessing or Preprocessing()
     federation = _federation(data, partition, clients, seed, data_dir, missing, wanted)
     federation = _prepared(federation, wanted, resize, normalize, seed)
+    _warn_of_cpu(federation.transform, device)
     begin = time.perf_counter()
     held = extract_features(federation, backbone, device=device, precision=precision, cache=cache, progress=progress)
     seconds = time.perf_counter() - begin
@@ -152,7 +157,10 @@ def _prepared(
                 raise unknown("normalization", normalize, [*NORMALIZATIONS, "standard"])
             mean, std = NORMALIZATIONS[normalize]
         if resize is None and wanted.resize is not None and len(federation.input_shape) != 3:
-            raise BadInput(f"this backbone takes images, the samples have shape {federation.input_shape}: use another")
+            raise BadInput(
+                f"this backbone takes images, the samples have shape {federation.input_shape}: use --backbone "
+                "'mlp(hidden=[512])' --normalize standard for tables, --backbone wordllama for texts"
+            )
         channels = federation.train.x.shape[1] if not isinstance(federation.train.x, dict) else 0
         if len(mean) > 1 and channels == 1:  # a gray image that the model repeats over its channels
             mean, std = (float(np.mean(mean)),), (float(np.mean(std)),)
@@ -166,6 +174,13 @@ def _prepared(
     if normalize == "standard":
         federation = fitted.standardize(federation)
     return federation if federation.client_test is not None else federation.with_client_test("matched", seed)
+
+
+def _warn_of_cpu(transform: AnyTransform, device: str) -> None:
+    """Say that large images take long without a GPU."""
+    side = transform.resize if isinstance(transform, Transform) else None
+    if side is not None and side > QUICK_SIDE and select.device(device).type == "cpu":
+        warn_once(f"features of {side}x{side} images take long on a CPU: --resize {QUICK_SIDE} is faster")
 
 
 def _closed_form(

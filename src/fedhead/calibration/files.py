@@ -115,6 +115,10 @@ def merge_files(paths: Sequence[str | Path]) -> Statistics:
             part = with_members(statistics_check.check(_read(path), str(path), full=False))
             form = {name: getattr(part, name) for name in ("classes", "features", "kind", *_DIFFERENCES)}
             first = first or form
+            if form["kind"] != first["kind"]:
+                raise BadInput(
+                    f"{path} is of another kind ({part.kind}) than {paths[0]} ({first['kind']}): use one kind for all"
+                )
             for name in (name for name in form if form[name] != first[name]):
                 what = _DIFFERENCES.get(name, f"{name}: {form[name]}, there {first[name]}")
                 raise BadInput(

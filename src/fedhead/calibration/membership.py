@@ -56,7 +56,7 @@ def remove(total: Statistics, part: Statistics) -> Statistics:
     """
     total, part = with_members(total), with_members(part)
     if strangers := part.members - total.members:
-        check_counts_left(total, part)
+        check_same_model(total, part)
         raise BadInput(
             f"the statistics {min(strangers)} are not in the total: they were never added, were removed before, or "
             "were recomputed since; give the file that was added"

@@ -221,7 +221,9 @@ def merge(parts: Iterable[Statistics]) -> Statistics:
 
 def check_same_model(a: Statistics, b: Statistics) -> None:
     """Raise `BadInput` for statistics that can't be added: of another kind, another model or another transform."""
-    for what in ("classes", "features", "kind"):
+    if a.kind != b.kind:
+        raise BadInput(f"statistics of another kind: {b.kind} here, {a.kind} elsewhere; use one kind for all")
+    for what in ("classes", "features"):
         mine, theirs = getattr(a, what), getattr(b, what)
         if mine != theirs:
             raise BadInput(f"statistics of a different model: {what}: {theirs} here, {mine} elsewhere")

@@ -17,7 +17,8 @@ Architecture = Annotated[
     str | None,
     typer.Option(
         "--model",
-        help="The weights' architecture: a built-in name, or file.py:function that makes it.",
+        help="The weights' architecture: a built-in model, such as 'mlp(hidden=[64])', or file.py:function "
+        "(no arguments) that returns the whole net.",
     ),
 ]
 Normalize = Annotated[str | None, typer.Option(help="How images are normalized. [default: as in training, or half]")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import shlex
@@ -156,12 +157,13 @@ def _unused(path: Path) -> Path:
 
 def _print_result(result: Row) -> None:
     runs = result.get("runs", [result])
-    left_out = len(runs) > 1 and len({one["seed"] for one in runs}) == 1
+    left_out = all("left_out" in one for one in runs)
+    width = max(11, *(len(one["left_out"]) for one in runs)) if left_out else 11
     many = f"  ({len(runs)} {'clients left out in turn' if left_out else 'seeds'})" if "runs" in result else ""
     for one in runs if left_out else []:
         own = {"accuracy": one["accuracy"], **{name: stage["accuracy"] for name, stage in one["stages"].items()}}
         shown = [f"{name} {_percent([value])}" for name, value in own.items() if value is not None]
-        print(f"{Path(one['run']).name:<11} {', '.join(shown)}")
+        print(f"{one['left_out']:<{width}} {', '.join(shown)}")
     print(f"accuracy    {_percent([r['accuracy'] for r in runs])}{many}")
     if result["personal"] is not None:
         print(f"personal    {_percent([r['personal'] for r in runs])}{many}")
@@ -224,5 +226,10 @@ def demo(
             execute(recipe, folder, Settings(), on_row=functools.partial(on_row, label))
     recipe = recipes[0][1]
     print(f"{recipe.dataset}, {recipe.clients} clients by {recipe.partition}, {recipe.rounds} rounds; accuracy in %")
-    print_results(tables.table_rows(tables.group_by_seed(runs.load_runs([out]))))
+    lines = []
+    for name in DEMO:  # each on its own, so that no label lists the settings in which they differ
+        found = runs.load_runs([out / f"{name}-seed{seed}" for seed in range(seeds)])
+        rows = tables.table_rows(tables.group_by_seed(found))
+        lines += [dataclasses.replace(rows[-1], label="one round: ridge")] if name == "one-round" else rows
+    print_results(lines)
     print(f"runs:   {out}\nreport: {page.write([out], out / 'report.html')}")

@@ -195,7 +195,7 @@ def _floats(tensor: Tensor, what: str, missing: bool) -> Tensor:
         row = int(bad.any(dim=1).nonzero()[0])
         if tensor[row].isfinite().all():
             raise BadInput(f"{what} holds numbers beyond float32, first in sample {row}: scale the data")
-        fix = 'clean the data (or missing="mean" for NaN in tables)'
+        fix = 'clean the data (or missing="mean" for NaN in tables; with fedhead oneshot --missing mean)'
         raise BadInput(f"{what} holds NaN or infinite numbers, first in sample {row}: {fix}")
     return stored
 

@@ -19,6 +19,7 @@ from fedhead.data.conversion import Pair
 from fedhead.data.datasets import Dataset
 from fedhead.data.from_arrays import CLIENTS
 from fedhead.data.from_datasets import FromDatasets
+from fedhead.data.groups import DEFAULT
 from fedhead.data.labels import Classes
 from fedhead.data.leave_out import leave_out
 from fedhead.data.partition import Natural
@@ -108,7 +109,7 @@ class Federation(FromDatasets):
         """Return a federation that was saved, with changes on top."""
         made = cls(**federation_file.restore(held))
         if clients not in (None, len(made)):
-            raise BadInput(f"clients: the file has {len(made)}; set clients={len(made)}")
+            raise BadInput(f"clients: the file has {len(made)}, not {clients}; set clients={len(made)} ({DEFAULT})")
         return fitted.prepare(made.with_client_test(client_test, seed), "refuse", augment, normalize, resize)
 
     @classmethod
@@ -132,8 +133,9 @@ class Federation(FromDatasets):
             return cls.from_arrays(found.parts[0].x, found.parts[0].y, **settings)
         if str(rule := settings.pop("partition", None) or "natural") != "natural":
             raise BadInput(f"partition: {rule} does not fit, the folders in {path} are clients; set partition=natural")
-        if settings.pop("clients", None) not in (None, len(found.parts)):
-            raise BadInput(f"clients: {path} holds {len(found.parts)}; set clients={len(found.parts)}")
+        if (clients := settings.pop("clients", None)) not in (None, len(found.parts)):
+            count = len(found.parts)
+            raise BadInput(f"clients: {path} holds {count}, not {clients}; set clients={count} ({DEFAULT})")
         return cls.from_clients(dict(zip(found.clients, found.parts, strict=True)), **settings)
 
     @classmethod

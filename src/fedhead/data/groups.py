@@ -12,6 +12,8 @@ from fedhead.data import labels
 from fedhead.data.allocation import Rows
 from fedhead.data.labels import Classes
 
+DEFAULT = "in a recipe clients is 10 unless given"  # for errors: a number that the user need not have given
+
 
 def rows_of_groups(
     groups: Any, names: Sequence[str] | None, samples: int, clients: int | None
@@ -34,7 +36,9 @@ def rows_of_groups(
         raise BadInput(f"groups has {len(read)} entries, there are {samples} samples: they must match")
     found = Classes.find(read, names, None)
     if clients is not None and clients != found.count:
-        raise BadInput(f"clients: the data has {found.count} groups, not {clients}; set clients={found.count}")
+        raise BadInput(
+            f"clients: the data has {found.count} groups, not {clients}; set clients={found.count} ({DEFAULT})"
+        )
     index = found.encode(read, "groups").numpy()
     order = np.argsort(index, kind="stable")
     rows = np.split(order, np.cumsum(np.bincount(index, minlength=found.count))[:-1])

@@ -29,11 +29,18 @@ def seed_folders(recipe: Recipe, out: Path, data: str | Path | None = None) -> d
     if recipe.test == leave_one_out.ALL:
         if recipe.seeds:
             raise BadInput(f"seeds: test={leave_one_out.ALL} is several runs already; give one seed")
-        clients = len(experiment_data.federation(recipe.override(["test=null"]), data))
-        return {out / name: one for name, one in leave_one_out.recipes(recipe, clients).items()}
+        return {path: one for path, (one, _) in _left_out(recipe, out, data).items()}
     if not recipe.seeds:
         return {out: recipe}
     return {out / f"seed{seed}": recipe.override([f"seed={seed}"]) for seed in recipe.seeds}
+
+
+def _left_out(recipe: Recipe, out: Path, data: str | Path | None) -> dict[Path, tuple[Recipe, str]]:
+    """Return the run folder of each client that is left out in turn, with its recipe and the client's name."""
+    whole = experiment_data.federation(recipe.override(["test=null"]), data)
+    each = leave_one_out.recipes(recipe, len(whole))
+    names = whole.client_names or tuple(each)
+    return {out / name: (one, client) for (name, one), client in zip(each.items(), names, strict=True)}
 
 
 def execute_seeds(
@@ -61,12 +68,13 @@ def execute_seeds(
 
     Returns:
         The result of the run; of several, the means and deviations of those that ended, with the single results under
-        `runs`.
+        `runs`, each with the name of the client that it left out (`left_out`), if any.
 
     Raises:
         Diverged: If no seed has a result.
     """
-    folders = seed_folders(recipe, out, settings.data)
+    left_out = _left_out(recipe, out, settings.data) if recipe.test == leave_one_out.ALL and not recipe.seeds else {}
+    folders = {path: one for path, (one, _) in left_out.items()} or seed_folders(recipe, out, settings.data)
     if list(folders) == [out]:
         return execute(recipe, out, settings, resume=resume, on_row=on_row)
     results: list[Row] = []
@@ -79,7 +87,8 @@ def execute_seeds(
     else:
         for folder, one in folders.items():
             try:
-                results.append(execute(one, folder, settings, resume=resume, on_row=on_row))
+                found = execute(one, folder, settings, resume=resume, on_row=on_row)
+                results.append({**found, "left_out": left_out[folder][1]} if left_out else found)
             except Diverged as error:
                 diverged[_which(one)] = error
     if not results:

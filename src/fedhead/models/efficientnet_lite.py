@@ -77,7 +77,7 @@ def efficientnet_lite0(shape: Shape, pretrained: bool = True) -> Body:
     Batch normalization keeps the statistics of the pretraining, and there is no dropout. Gray images are repeated over
     the three channels.
     """
-    channels, _, _ = image("efficientnet_lite0", shape, least=32)
+    channels, _, _ = image("efficientnet_lite0", shape, least=32, resize=224)
     if channels not in (1, 3):
         raise BadInput(f"model 'efficientnet_lite0' takes images of 1 or 3 channels, not {channels}")
     layers: list[nn.Module] = [*_conv(3, 32, 3, stride=2), nn.ReLU6()]

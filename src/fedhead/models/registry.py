@@ -291,13 +291,14 @@ def _attach(
 
 
 # -- input and parameter checks -------------------------------------------------------------------------------------
-def image(name: str, shape: Shape, least: int) -> tuple[int, int, int]:
+def image(name: str, shape: Shape, least: int, resize: int | None = None) -> tuple[int, int, int]:
     """Return the channels, height and width of an image that a model can take.
 
     Args:
         name: Name of the model, for error messages.
         shape: Shape of one input.
         least: Smallest height and width.
+        resize: Height and width that suit the model best; None: the smallest.
 
     Raises:
         BadInput: If inputs are not images, or too small.
@@ -308,7 +309,7 @@ def image(name: str, shape: Shape, least: int) -> tuple[int, int, int]:
     if min(height, width) < least:
         raise BadInput(
             f"model {name!r} can't take {height}x{width} images: it needs at least {least}x{least}; "
-            f"for smaller ones use 'digitscnn', 'resnet20' or 'mlp'"
+            f"for smaller ones use 'digitscnn', 'resnet20' or 'mlp', or resize them: resize: {resize or least}"
         )
     return channels, height, width
 
