@@ -11,7 +11,7 @@ from torch import nn
 from torch.func import functional_call, vmap
 
 from fedhead.core.errors import BadInput
-from fedhead.executors.kernels import statistics
+from fedhead.executors.kernels import batch_statistics
 from fedhead.executors.kernels.layers import StackedLayers
 from fedhead.models.batch_norm import MaskedBatchNorm, batch_norm, may_normalize_batches
 
@@ -62,8 +62,8 @@ def test_a_stack_may_have_a_kernel_for_the_statistics(padded: bool, monkeypatch:
         shapes.append(tuple(x.shape))
         return x.mean((0, 2, 3)), torch.ones(x.shape[1])
 
-    monkeypatch.setattr(statistics, "supports", lambda x: True)
-    monkeypatch.setattr(statistics, "statistics", kernel)
+    monkeypatch.setattr(batch_statistics, "supports", lambda x: True)
+    monkeypatch.setattr(batch_statistics, "mean_and_variance", kernel)
     x = torch.randn(2, 6, 4, 3, 3)
 
     def forward(own: torch.Tensor) -> torch.Tensor:

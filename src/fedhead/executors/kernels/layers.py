@@ -11,8 +11,8 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
-from fedhead.executors.kernels import convolve, linear, statistics
-from fedhead.models.batch_norm import batch_norm, batch_statistics
+from fedhead.executors.kernels import batch_statistics, convolve, linear
+from fedhead.models import batch_norm
 
 
 class StackedLayers(TorchFunctionMode):
@@ -24,9 +24,9 @@ class StackedLayers(TorchFunctionMode):
         """Replace the layers that have a stacked implementation."""
         if func is F.batch_norm:
             with self:  # for its statistics
-                return batch_norm(*args, **(kwargs or {}))
-        if func is batch_statistics and statistics.supports(args[0]):
-            return statistics.statistics(*args[:4])
+                return batch_norm.batch_norm(*args, **(kwargs or {}))
+        if func is batch_norm.batch_statistics and batch_statistics.supports(args[0]):
+            return batch_statistics.mean_and_variance(*args[:4])
         if func is F.scaled_dot_product_attention:  # under vmap the fused kernels refuse some lengths going backward
             with sdpa_kernel(SDPBackend.MATH):
                 return func(*args, **(kwargs or {}))

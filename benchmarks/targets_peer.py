@@ -1,4 +1,4 @@
-"""pfl-research's own training loop on its CIFAR-10 benchmark's model, for `bars.py`: seconds per round."""
+"""pfl-research's own training loop on its CIFAR-10 benchmark's model, for `targets.py`: seconds per round."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from bars_parts import pfl_module
 from pfl.aggregate.simulate import SimulatedBackend
 from pfl.algorithm.base import NNAlgorithmParams
 from pfl.algorithm.federated_averaging import FederatedAveraging
@@ -19,6 +18,7 @@ from pfl.data.sampling import get_user_sampler
 from pfl.hyperparam.base import NNTrainHyperParams
 from pfl.metrics import Metrics
 from pfl.model.pytorch import PyTorchModel
+from targets_data import pfl_module
 from torch import Tensor, nn
 
 

@@ -1,4 +1,4 @@
-"""Data and a model of CIFAR-10's shape for `bars.py`; its recipes name them as bars_parts.py:NAME."""
+"""Data and a model of CIFAR-10's shape for `targets.py`; its recipes name them as targets_data.py:NAME."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ def supports(x: Tensor) -> bool:
     return x.dtype != torch.float64 and x.dim() >= 2 and available()
 
 
-def statistics(
+def mean_and_variance(
     x: Tensor, samples: Tensor | None, running_mean: Tensor | None, running_var: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Compute `fedhead.models.batch_norm.batch_statistics` for a client in a stack."""
@@ -105,6 +105,6 @@ def _(
 
 @cache
 def _kernels() -> Any:
-    from fedhead.executors.kernels import statistics_kernels
+    from fedhead.executors.kernels import batch_statistics_kernels
 
-    return statistics_kernels
+    return batch_statistics_kernels

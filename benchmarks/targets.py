@@ -1,6 +1,6 @@
 """Measure what a GPU is to reach: whole commands, executors, stages and client states, one row after another.
 
-    python benchmarks/bars.py [ROW ...] [--device cuda] [--data FOLDER] [--out bars.csv] [--minutes 60] [--tiny]
+    python benchmarks/targets.py [ROW ...] [--device cuda] [--data FOLDER] [--out targets.csv] [--minutes 60] [--tiny]
 
 Rows: simplecnn40, resnet20, stages, pfl, pfl_peer, scaffold, real_run, first_round, architectures; all of them unless
 some are named. Each runs in its own process within its own time limit, and one that fails does not stop the others.
@@ -28,7 +28,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from bars_rows import ROWS, Measured, eager
+from targets_rows import ROWS, Measured, eager
 
 MEASURED = "measured: "
 HEAD = [*Measured._fields, "seconds", "eager_steps_per_s", "gpu", "torch"]
@@ -135,7 +135,7 @@ def main() -> None:
     parser.add_argument("rows", nargs="*", help=f"among {', '.join(ROWS)}; all of them unless some are named")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--data", help="a folder with CIFAR-10")
-    parser.add_argument("--out", type=Path, default=Path("bars.csv"))
+    parser.add_argument("--out", type=Path, default=Path("targets.csv"))
     parser.add_argument("--minutes", type=float, default=60.0, help="no row begins, and none goes on, after that")
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)

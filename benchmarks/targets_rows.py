@@ -1,4 +1,4 @@
-"""The measurements of `bars.py`, one function per row of its table; each yields what it has measured at once."""
+"""The measurements of `targets.py`, one function per row of its table; each yields what it has measured at once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import MagicMock
 
-from bars_commands import HERE, data, run, steps_per_round
+from targets_commands import HERE, data, run, steps_per_round
 
 SIMPLECNN = [str(HERE / "cell.yaml"), "stages=[]"]
 RESNET20 = ["fedetf-iid", "method=fedetf", "partition=dirichlet(0.1)", "batch_size=64"]
@@ -28,14 +28,14 @@ class Measured(NamedTuple):
         name: What was measured.
         value: The number.
         unit: Its unit.
-        bar: What is to be reached; empty: it is only for comparison.
+        target: What is to be reached; empty: it is only for comparison.
         precision: What was computed in.
     """
 
     name: str
     value: float
     unit: str
-    bar: str = ""
+    target: str = ""
     precision: str = "bf16"
 
 
@@ -64,7 +64,7 @@ def pfl_peer(options: argparse.Namespace) -> Iterator[Measured]:
     for package in ("dp_accounting", "prv_accountant", "multiprocess"):
         if importlib.util.find_spec(package) is None:
             sys.modules |= {package + part: MagicMock() for part in ("", ".pld", ".rdp")}
-    from bars_peer import seconds_per_round
+    from targets_peer import seconds_per_round
 
     rounds, users, cohort = (2, 4, 2) if options.tiny else (60, 1000, 50)
     seconds = seconds_per_round(rounds, users, cohort, options.device)
@@ -74,16 +74,16 @@ def pfl_peer(options: argparse.Namespace) -> Iterator[Measured]:
 
 def first_round(options: argparse.Namespace) -> Iterator[Measured]:
     """The start of a command, with empty caches of the compilers and with what that run has left in them."""
-    for name, words, bars in (
+    for name, words, targets in (
         ("SimpleCNN", [*SIMPLECNN, "rounds=30"], ("at most 20", "at most 8")),
         ("ResNet-20", [*RESNET20, "rounds=20", "last_rounds=1"], ("at most 40", "at most 12")),
     ):
         if options.tiny:
             words = [*words, "rounds=2", "local_epochs=1", "batch_size=8", "clients=3", "client_test=null"]
         with tempfile.TemporaryDirectory() as caches:
-            for state, bar in zip(("empty", "warm"), bars, strict=True):
+            for state, target in zip(("empty", "warm"), targets, strict=True):
                 found = run([*words, *data(options)], options, "bf16", Path(caches))
-                yield Measured(f"first_round: {name}, {state} caches", found.first, "s", bar)
+                yield Measured(f"first_round: {name}, {state} caches", found.first, "s", target)
                 yield Measured(f"first_round: {name}, {state} caches, whole command", found.whole, "s")
         if options.tiny:
             return
@@ -140,7 +140,7 @@ def resnet20(options: argparse.Namespace) -> Iterator[Measured]:
 
 def stages(options: argparse.Namespace) -> Iterator[Measured]:
     """The stages of a SimpleCNN run on 50,000 images, less one pass of the features' model over them."""
-    import bars_parts
+    import targets_data
     import torch
 
     import fedhead as fh
@@ -149,7 +149,7 @@ def stages(options: argparse.Namespace) -> Iterator[Measured]:
     from fedhead.engine.simulation import simulate
     from fedhead.stages.recalibrate import features
 
-    x, y, x_test, y_test = bars_parts.few_images() if options.tiny else bars_parts.images()
+    x, y, x_test, y_test = targets_data.few_images() if options.tiny else targets_data.images()
     clients = 4 if options.tiny else 10
     fed = fh.Federation.from_arrays(x, y, "dirichlet(0.1)", clients=clients, test=(x_test, y_test))
     settings: dict[str, Any] = {"rounds": 1, "local": LocalTraining(), "device": options.device, "precision": "bf16"}
@@ -202,9 +202,9 @@ def architectures(options: argparse.Namespace) -> Iterator[Measured]:
         for worker in workers:
             found = benchmark.measure(workload, clients, worker, precision, where, *size)
             name = f"architectures: {worker.name}{', compiled' if compile else ''}"
-            bar = "at least 20" if precision == "bf16" else "at least 8"
+            target = "at least 20" if precision == "bf16" else "at least 8"
             yield Measured(name, found.steps_per_s, "client-steps/s", "", precision)
-            yield Measured(f"{name}, against the eager loop", found.steps_per_s / eager, "x", bar, precision)
+            yield Measured(f"{name}, against the eager loop", found.steps_per_s / eager, "x", target, precision)
             yield Measured(f"{name}, preparation", found.preparing_s, "s", "", precision)
         if options.tiny:
             return

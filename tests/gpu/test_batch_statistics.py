@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
-from fedhead.executors.kernels import statistics
+from fedhead.executors.kernels.batch_statistics import mean_and_variance
 from fedhead.executors.kernels.layers import StackedLayers
 from fedhead.models.batch_norm import MaskedBatchNorm
 from fedhead.models.precision import set_precision
@@ -34,7 +34,7 @@ def test_padding_enters_neither_mean_nor_variance(shape: tuple[int, ...], kind: 
     x[~samples] = 1e4  # would be seen
     wanted = [torch.stack(each) for each in zip(*(expected(x[k], counts[k]) for k in range(clients)), strict=True)]
     place = x.to(DEVICE), samples.to(DEVICE)
-    found = vmap(lambda own, mine: statistics.statistics(own, mine, None, None))(*place)
+    found = vmap(lambda own, mine: mean_and_variance(own, mine, None, None))(*place)
     for mine, theirs in zip(found, wanted, strict=True):
         torch.testing.assert_close(mine.cpu().double(), theirs, atol=1e-5, rtol=1e-5)
 
@@ -42,15 +42,13 @@ def test_padding_enters_neither_mean_nor_variance(shape: tuple[int, ...], kind: 
 def test_without_two_values_the_running_statistics_count() -> None:
     x, samples = torch.randn(2, 3, 5, device=DEVICE), torch.tensor([[True, False, False], [False, False, False]])
     running = torch.rand(2, 2, 5, device=DEVICE)
-    found = vmap(statistics.statistics)(x, samples.to(DEVICE), *running)
+    found = vmap(mean_and_variance)(x, samples.to(DEVICE), *running)
     for mine, theirs in zip(found, running, strict=True):
         assert torch.equal(mine, theirs)
 
 
 def test_a_constant_channel_has_no_variance() -> None:
-    mean, var = vmap(lambda x: statistics.statistics(x, None, None, None))(
-        torch.full((2, 40, 3, 9), 7.3, device=DEVICE)
-    )
+    mean, var = vmap(lambda x: mean_and_variance(x, None, None, None))(torch.full((2, 40, 3, 9), 7.3, device=DEVICE))
     torch.testing.assert_close(mean, torch.full_like(mean, 7.3))
     assert not var.any()
 

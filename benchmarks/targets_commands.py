@@ -1,4 +1,4 @@
-"""Whole `fedhead run` commands by the clock, for `bars.py`."""
+"""Whole `fedhead run` commands by the clock, for `targets.py`."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def data(options: argparse.Namespace) -> list[str]:
     if options.data and not options.tiny:
         return []
     name = "few_images" if options.tiny else "images"
-    return [f"dataset={HERE / 'bars_parts.py'}:{name}", "augment=cifar", "normalize=cifar10"]
+    return [f"dataset={HERE / 'targets_data.py'}:{name}", "augment=cifar", "normalize=cifar10"]
 
 
 def run(words: Sequence[str], options: argparse.Namespace, precision: str, caches: Path | None = None) -> Command:

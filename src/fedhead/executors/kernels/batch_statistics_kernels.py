@@ -1,4 +1,8 @@
-"""The kernels behind `fedhead.executors.kernels.statistics`, in Triton; imported only if there is a GPU."""
+"""The kernels behind `fedhead.executors.kernels.batch_statistics`, in Triton; imported only if there is a GPU.
+
+x is [K, B, P, C]: clients, samples and padding, positions, channels. R rows of B * P and N channels make a block; S
+is the number of slices, as a power of two.
+"""
 
 from __future__ import annotations
 

@@ -17,37 +17,37 @@ TINY = Namespace(device="cpu", tiny=True, data=None)
 
 
 @pytest.fixture
-def bars(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def targets(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
-    yield importlib.import_module("bars")
-    for name in [name for name in sys.modules if name.startswith("bars")]:
+    yield importlib.import_module("targets")
+    for name in [name for name in sys.modules if name.startswith("targets")]:
         del sys.modules[name]
 
 
 @pytest.mark.parametrize("name", ["scaffold", pytest.param("stages", marks=pytest.mark.slow)])
-def test_a_row_measures_positive_numbers(bars: Any, name: str) -> None:
-    found = list(bars.ROWS[name][0](TINY))
+def test_a_row_measures_positive_numbers(targets: Any, name: str) -> None:
+    found = list(targets.ROWS[name][0](TINY))
     assert all(one.name.startswith(name) for one in found)
-    assert any(one.bar for one in found)
+    assert any(one.target for one in found)
     assert all(one.value > 0 for one in found if one.unit == "client-steps/s")
 
 
 def test_a_row_that_fails_does_not_stop_the_others(
-    bars: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    targets: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def measured(name: str, arguments: list[str], limit: float, env: Any, on_found: Callable[[Any], None]) -> str:
-        assert limit <= 90 if name == "eager" else limit <= bars.ROWS[name][1]
+        assert limit <= 90 if name == "eager" else limit <= targets.ROWS[name][1]
         if name == "pfl":
             return "it broke"
         value = {"eager": 250.0, "stages": 3.0}[name]
-        on_found({"name": name, "value": value, "unit": "s", "bar": "", "precision": "fp32", "gpu": "none"})
+        on_found({"name": name, "value": value, "unit": "s", "target": "", "precision": "fp32", "gpu": "none"})
         return ""
 
-    out = tmp_path / "bars.csv"
-    monkeypatch.setattr(bars, "measured", measured)
-    monkeypatch.setattr(sys, "argv", ["bars.py", "pfl", "stages", "--device", "cpu", "--out", str(out)])
+    out = tmp_path / "targets.csv"
+    monkeypatch.setattr(targets, "measured", measured)
+    monkeypatch.setattr(sys, "argv", ["targets.py", "pfl", "stages", "--device", "cpu", "--out", str(out)])
     with pytest.raises(SystemExit) as end:
-        bars.main()
+        targets.main()
     assert end.value.code == 1
     assert "pfl is not complete: it broke" in capsys.readouterr().err
     rows = list(csv.DictReader(out.read_text(encoding="utf-8").splitlines()))
@@ -67,9 +67,9 @@ exit {code}
 
 
 def test_a_command_is_timed_by_the_lines_of_its_rounds(
-    bars: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    targets: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from bars_commands import run
+    from targets_commands import run
 
     program = tmp_path / "python"
     program.write_text(SCRIPT.format(code=0), encoding="utf-8")
@@ -83,11 +83,11 @@ def test_a_command_is_timed_by_the_lines_of_its_rounds(
         run(["digits"], TINY, "fp32")
 
 
-def test_a_row_is_ended_at_its_limit(bars: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_row_is_ended_at_its_limit(targets: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     program = tmp_path / "python"
     program.write_text("#!/bin/sh\necho 'measured: {\"value\": 1}'\nexec sleep 30\n", encoding="utf-8")
     program.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(program))
     found: list[dict[str, float]] = []
-    assert bars.measured("pfl", [], 0.3, {}, found.append) == "not done after 0 s"
+    assert targets.measured("pfl", [], 0.3, {}, found.append) == "not done after 0 s"
     assert found == [{"value": 1}]
