@@ -135,7 +135,9 @@ def _side_by_side(names: Sequence[str], options: argparse.Namespace, columns: It
     def measure_alone(name: str) -> list[Row]:
         own = options.out.with_suffix(f".{name}.csv")
         write(own, columns, [row for row in rows if row["file"] == name])
-        subprocess.run([sys.executable, *sys.argv, "--jobs", "1", "--out", own, "--files", name], check=True)
+        command = [sys.executable, *sys.argv, "--jobs", "1", "--out", own, "--files", name]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)  # its own tables
+        print(f"{name}: done", flush=True)
         return read(own)
 
     with ThreadPoolExecutor(options.jobs) as pool:
