@@ -171,4 +171,4 @@ def test_a_warning_says_that_personal_heads_can_not_be_measured(caplog: pytest.L
     assert "client_test" not in caplog.text
     alone = replace(contrary(2), client_test=None)
     fh.run(alone, "mlp(hidden=[4])", rounds=0, stages=["personal_lda"])
-    assert "personal_lda: clients have no test samples of their own: set client_test=0.2" in caplog.text
+    assert "personal_lda: clients have no own test samples: set client_test=0.2" in caplog.text

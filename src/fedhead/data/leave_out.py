@@ -77,7 +77,7 @@ def _standardized(federation: ClientData) -> bool:
 
 
 def fitted_anew(before: ClientData, made: F) -> F:
-    """Return a federation with the means and deviations of its own training samples.
+    """Return a federation with the means and deviations of its training samples.
 
     Args:
         before: The federation whose means and deviations they are now.

@@ -40,7 +40,6 @@ from fedhead.executors.loop import Loop
 from fedhead.models.precision import set_precision
 from fedhead.models.split_model import SplitModel
 from fedhead.samplers.base import Sampler
-from fedhead.stages.personal_head import PersonalHead
 
 if TYPE_CHECKING:
     from fedhead.data.federation import Federation
@@ -108,11 +107,6 @@ class Simulation(Clients, Transport[ClientStates]):
         training_objective.check(stage, self.federation.objective, self.task.local)
         stage.check([task.model for task in self.tasks], self.federation)
         stage.check_counts(torch.as_tensor(self.federation.counts()).sum(0))
-        if self.federation.client_test is None and isinstance(stage, PersonalHead):
-            warn_once(
-                f"{stage.name}: clients have no test samples of their own: set client_test=0.2 to measure "
-                "personal heads"
-            )
         self.check_trained(stage)
 
     def log(self, line: str) -> None:

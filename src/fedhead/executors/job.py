@@ -181,7 +181,7 @@ class CheckedLosses:
 
     def __init__(self) -> None:
         self.names: set[Any] = set()
-        self._lock = threading.RLock()
+        self._lock = threading.Lock()
 
     def __enter__(self) -> set[Any]:
         self._lock.acquire()

@@ -25,6 +25,7 @@ from fedhead.calibration.sums import batch_sums
 from fedhead.calibration.symmetric import unpack
 from fedhead.core.batch import PARTS, Batch
 from fedhead.core.inputs import Inputs
+from fedhead.core.log import warn_once
 from fedhead.core.ranges import Above, Below, Between
 from fedhead.core.tree import Tree, Weights, stack
 from fedhead.stages.closed_form import ALL_CLIENTS, MEMBERS, NEVER, ClosedFormHead
@@ -91,8 +92,10 @@ class PersonalHead(Stage):
         return super().after(method)
 
     def check(self, models: Sequence[SplitModel], federation: Federation) -> None:
-        """Refuse what the collecting stage refuses."""
+        """Refuse what the collecting stage refuses; warn where no personal head can be measured."""
         super().check(models, federation)
+        if federation.client_test is None:
+            warn_once(f"{self.name}: clients have no own test samples: set client_test=0.2 to measure personal heads")
         self._collecting().check(models, federation)
 
     def check_counts(self, count: Tensor) -> None:
