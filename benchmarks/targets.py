@@ -2,10 +2,11 @@
 
     python benchmarks/targets.py [ROW ...] [--device cuda] [--data FOLDER] [--out targets.csv] [--minutes 60] [--tiny]
 
-Rows: simplecnn40, resnet20, stages, pfl, pfl_peer, scaffold, real_run, first_round, architectures; all of them unless
-some are named. Each runs in its own process within its own time limit, and one that fails does not stop the others.
-Every measurement is appended to the file as soon as it is known, beside the eager loop's speed on the same machine.
-Without --data the images are random and of CIFAR-10's shape. --tiny tries the script itself on a few samples.
+Rows: simplecnn40, resnet20, stages, pfl, pfl_peer, fedjax_peer, scaffold, real_run, first_round, architectures; all of
+them unless some are named. Each runs in its own process within its own time limit, and one that fails does not stop
+the others; `pfl_peer` and `fedjax_peer` measure other libraries, which must be importable. Every measurement is
+appended to the file as soon as it is known, beside the eager loop's speed on the same machine. Without --data the
+images are random and of CIFAR-10's shape. --tiny tries the script itself on a few samples.
 
 Python's bytecode is kept in a folder while the script runs, and torch's is made first where an installation lacks it:
 the caches that are empty at the start of `first_round` are those of the compilers.
@@ -28,7 +29,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from targets_rows import ROWS, Measured, eager
+from targets_measured import Measured
+from targets_rows import ROWS, eager
 
 MEASURED = "measured: "
 HEAD = [*Measured._fields, "seconds", "eager_steps_per_s", "gpu", "torch"]

@@ -5,38 +5,19 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
-import importlib.util
 import itertools
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
-from unittest.mock import MagicMock
+from typing import Any
 
 from targets_commands import HERE, data, run, steps_per_round
+from targets_measured import Measured, bench_rates
+from targets_peers import fedjax_peer, pfl_peer
 
 SIMPLECNN = [str(HERE / "cell.yaml"), "stages=[]"]
 RESNET20 = ["fedetf-iid", "method=fedetf", "partition=dirichlet(0.1)", "batch_size=64"]
-
-
-class Measured(NamedTuple):
-    """One measurement.
-
-    Args:
-        name: What was measured.
-        value: The number.
-        unit: Its unit.
-        target: What is to be reached; empty: it is only for comparison.
-        precision: What was computed in.
-    """
-
-    name: str
-    value: float
-    unit: str
-    target: str = ""
-    precision: str = "bf16"
 
 
 # -- whole commands ---------------------------------------------------------------------------------------------------
@@ -54,22 +35,6 @@ def pfl(options: argparse.Namespace) -> Iterator[Measured]:
             yield Measured(f"{name}, whole command", found.whole, "s", "at most 20", precision)
             yield Measured(f"{name}, first round", found.first, "s", "", precision)
             yield Measured(f"{name}, rounds", rate, "client-steps/s", "", precision)
-
-
-def pfl_peer(options: argparse.Namespace) -> Iterator[Measured]:
-    """The same training by pfl-research itself, for some rounds; `pfl` must be importable."""
-    if importlib.util.find_spec("pfl") is None:
-        raise RuntimeError("pfl-research is not installed: pip install pfl==0.6.0, or put its source on PYTHONPATH")
-    # nothing is private here: where the accountants are not installed, pfl-research is imported without them
-    for package in ("dp_accounting", "prv_accountant", "multiprocess"):
-        if importlib.util.find_spec(package) is None:
-            sys.modules |= {package + part: MagicMock() for part in ("", ".pld", ".rdp")}
-    from targets_peer import seconds_per_round
-
-    rounds, users, cohort = (2, 4, 2) if options.tiny else (60, 1000, 50)
-    seconds = seconds_per_round(rounds, users, cohort, options.device)
-    yield Measured("pfl_peer: rounds", cohort * 5 / seconds, "client-steps/s", "", "fp32")
-    yield Measured("pfl_peer: 1,500 rounds at that rate, start and tests left out", 1500 * seconds, "s", "", "fp32")
 
 
 def first_round(options: argparse.Namespace) -> Iterator[Measured]:
@@ -113,16 +78,6 @@ def real_run(options: argparse.Namespace) -> Iterator[Measured]:
 
 
 # -- in this process --------------------------------------------------------------------------------------------------
-def bench_rates(
-    workload: str, clients: int, executors: list[str], precisions: list[str], options: argparse.Namespace
-) -> list[Any]:
-    """Return what `fedhead bench` measures, without the eager loop's line."""
-    from fedhead.experiment.benchmark import bench
-
-    steps, repeats = (2, 1) if options.tiny else (None, 3)
-    return bench([workload], [clients], executors, precisions, options.device, steps, repeats)[1:]
-
-
 def simplecnn40(options: argparse.Namespace) -> Iterator[Measured]:
     """FedAvg of SimpleCNN with 40 clients."""
     (found,) = bench_rates("simplecnn", 4 if options.tiny else 40, ["stack"], ["bf16"], options)
@@ -277,6 +232,7 @@ ROWS: dict[str, tuple[Callable[[argparse.Namespace], Iterator[Measured]], float]
     "stages": (stages, 90),
     "pfl": (pfl, 240),
     "pfl_peer": (pfl_peer, 120),
+    "fedjax_peer": (fedjax_peer, 240),
     "scaffold": (scaffold, 150),
     "real_run": (real_run, 300),
     "first_round": (first_round, 300),

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import csv
 import importlib
+import importlib.util
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -30,6 +32,49 @@ def test_a_row_measures_positive_numbers(targets: Any, name: str) -> None:
     assert all(one.name.startswith(name) for one in found)
     assert any(one.target for one in found)
     assert all(one.value > 0 for one in found if one.unit == "client-steps/s")
+
+
+def test_fedjax_is_measured_beside_fedhead(targets: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    import targets_peers
+
+    def bench_rates(workload: str, clients: int, executors: list[str], precisions: list[str], _: Any) -> list[Any]:
+        return [Namespace(precision=name, steps_per_s=rate) for name, rate in zip(precisions, (600, 900), strict=True)]
+
+    library = Namespace(steps_per_s=lambda clients, steps, rounds, device: {"whole rounds": 20.0, "local steps": 30.0})
+    monkeypatch.setattr(targets_peers, "require", lambda module, package: None)
+    monkeypatch.setattr(targets_peers, "stand_in", lambda *modules: None)
+    monkeypatch.setattr(targets_peers, "bench_rates", bench_rates)
+    monkeypatch.setitem(sys.modules, "targets_fedjax", library)
+    found = {(one.name, one.precision): one.value for one in targets.ROWS["fedjax_peer"][0](TINY)}
+    assert found == {
+        ("fedjax_peer: FedAvg, 2 clients, whole rounds", "fp32"): 20,
+        ("fedjax_peer: FedAvg, 2 clients, local steps", "fp32"): 30,
+        ("fedjax_peer: fedhead, 2 clients", "fp32"): 600,
+        ("fedjax_peer: fedhead, 2 clients, against FedJAX", "fp32"): 20,
+        ("fedjax_peer: fedhead, 2 clients", "bf16"): 900,
+        ("fedjax_peer: fedhead, 2 clients, against FedJAX", "bf16"): 30,
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")  # those that other libraries give of each other
+@pytest.mark.skipif(importlib.util.find_spec("fedjax") is None, reason="fedjax is not installed")
+def test_fedjax_trains_simplecnn(targets: Any) -> None:
+    with patch.dict(sys.modules):
+        found = list(targets.ROWS["fedjax_peer"][0](TINY))
+    assert [one.precision for one in found] == ["fp32", "fp32", "fp32", "fp32", "bf16", "bf16"]
+    assert all(one.value > 0 for one in found)
+
+
+def test_a_library_that_is_not_installed_is_named(targets: Any) -> None:
+    from targets_peers import require, stand_in
+
+    with pytest.raises(RuntimeError, match=r"no_such_library is not installed: pip install no-such==1\.0"):
+        require("no_such_library", "no-such==1.0")
+    with patch.dict(sys.modules):
+        stand_in("no_such_library", "no_such_library.part", "json", "json.part")
+        assert importlib.import_module("no_such_library.part").anything
+        assert "json.part" not in sys.modules
 
 
 def test_a_row_that_fails_does_not_stop_the_others(
