@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedhead.executors.kernels.common import available, next_power_of_two
+from fedhead.executors.kernels.common import available, clients_first, next_power_of_two
 
 BLOCK = 2048  # values that a program adds up at a time
 PROGRAMS = 1024  # enough to fill a large GPU several times
@@ -58,12 +58,8 @@ def _(
 def _(
     info: Any, in_dims: tuple[int | None, ...], *args: Tensor | None
 ) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
-    def every(t: Tensor | None, dim: int | None) -> Tensor | None:
-        if t is None:
-            return None
-        return t.expand(info.batch_size, *t.shape) if dim is None else t.movedim(dim, 0)
-
-    x, *others = (every(t, dim) for t, dim in zip(args, in_dims, strict=True))
+    tensors = zip(args, in_dims, strict=True)
+    x, *others = (None if t is None else clients_first(t, dim, info.batch_size) for t, dim in tensors)
     assert x is not None
     return stacked(x, *others), (0, 0)
 

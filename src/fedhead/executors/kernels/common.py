@@ -1,10 +1,11 @@
-"""Functions shared by the kernels: availability, precision and block sizes."""
+"""Functions shared by the kernels: availability, precision, block sizes and the axis of clients."""
 
 from __future__ import annotations
 
 from functools import cache
 
 import torch
+from torch import Tensor
 
 
 @cache
@@ -29,3 +30,14 @@ def next_power_of_two(count: int, most: int) -> int:
     (16, 64, 64)
     """
     return max(16, min(most, 1 << (count - 1).bit_length()))
+
+
+def clients_first(t: Tensor, dim: int | None, clients: int) -> Tensor:
+    """Return a tensor with the clients along its first axis, as the rules for `vmap` need it.
+
+    Args:
+        t: The tensor.
+        dim: The axis of the clients; None: all of them share the tensor.
+        clients: How many there are.
+    """
+    return t.expand(clients, *t.shape) if dim is None else t.movedim(dim, 0)

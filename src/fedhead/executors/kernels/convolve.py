@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedhead.executors.kernels.common import available
+from fedhead.executors.kernels.common import available, clients_first
 from fedhead.executors.kernels.convolve_launch import gradients, launch_forward, launch_input, launch_weight, sides
 
 
@@ -53,12 +53,9 @@ def _(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, i
         x = x.movedim(across, 0)
         y = _ordinary(x.flatten(0, 1), weight, bias, stride, top, left)
         return y.reshape(*x.shape[:2], *y.shape[1:]), 0
-
-    def every(t: Tensor, dim: int | None) -> Tensor:
-        return t.expand(info.batch_size, *t.shape) if dim is None else t.movedim(dim, 0)
-
-    bias = None if bias is None else every(bias, own_bias)
-    return stacked(every(x, across), every(weight, own), bias, stride, top, left), 0
+    count = info.batch_size
+    bias = None if bias is None else clients_first(bias, own_bias, count)
+    return stacked(clients_first(x, across, count), clients_first(weight, own, count), bias, stride, top, left), 0
 
 
 @torch.library.custom_op("fedhead::stacked_convolve", mutates_args=())

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedhead.executors.kernels.common import available, dot_precision, next_power_of_two
+from fedhead.executors.kernels.common import available, clients_first, dot_precision, next_power_of_two
 
 MAX_WEIGHTS = 1 << 18  # elements of a weight; libraries are better at large products
 
@@ -48,11 +48,9 @@ def _(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, i
     if own is None and own_bias is None:  # shared weights, as of a frozen global model: one larger batch
         x = x.movedim(across, 0)
         return _ordinary(x.flatten(0, 1), weight, bias).reshape(*x.shape[:2], -1), 0
-
-    def every(t: Tensor, dim: int | None) -> Tensor:
-        return t.expand(info.batch_size, *t.shape) if dim is None else t.movedim(dim, 0)
-
-    return stacked(every(x, across), every(weight, own), None if bias is None else every(bias, own_bias)), 0
+    count = info.batch_size
+    bias = None if bias is None else clients_first(bias, own_bias, count)
+    return stacked(clients_first(x, across, count), clients_first(weight, own, count), bias), 0
 
 
 @torch.library.custom_op("fedhead::stacked_linear", mutates_args=())
