@@ -13,10 +13,9 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from fedhead.core.packing import Buffers, pack, unpack
 from fedhead.core.tree import Tree
 from fedhead.engine.client_states import ClientStates
-
-Buffers = dict[torch.dtype, Tensor]
 
 
 class HostStates(ClientStates):
@@ -52,7 +51,7 @@ class HostStates(ClientStates):
         return super().__getitem__(client)
 
     def __setitem__(self, client: int, state: Tree) -> None:
-        packed = _pack(state)
+        packed = pack(state.tensors())
         self._prefetched.pop(client, None)
         if packed and client in self._wanted:
             self._prefetched[client] = _unpack(packed, state).map(self._copies.to_device)
@@ -145,23 +144,7 @@ class Copies:
             yield
 
 
-def _pack(tree: Tree) -> Buffers:
-    """Return a tree's numbers in new memory, one buffer per dtype."""
-    return {kind: torch._C._nn.flatten_dense_tensors(parts) for kind, parts in _by_dtype(tree).items()}
-
-
 def _unpack(buffers: Buffers, like: Tree) -> Tree:
     """Return the tree whose numbers lie in buffers, in the form of another one."""
-    # one call for all tensors: there are thousands of them in a round
-    views = {
-        kind: iter(torch._C._nn.unflatten_dense_tensors(buffers[kind], parts))
-        for kind, parts in _by_dtype(like).items()
-    }
-    return like.map(lambda t: next(views[t.dtype]))
-
-
-def _by_dtype(tree: Tree) -> dict[torch.dtype, list[Tensor]]:
-    kinds: dict[torch.dtype, list[Tensor]] = {}
-    for t in tree.tensors():
-        kinds.setdefault(t.dtype, []).append(t)
-    return kinds
+    tensors = unpack(buffers, like.tensors())
+    return like.map(lambda t: next(tensors))

@@ -9,9 +9,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
+from fedhead.core.packing import pack, unpack
 from fedhead.core.tree import Tree
 from fedhead.core.treefile import save_tree
 
@@ -87,15 +87,9 @@ def to_host(tree: Tree) -> Tree:
 
     What lies there already is taken as it is, since states are replaced and never changed.
     """
-    kinds: dict[torch.dtype, list[Tensor]] = {}
-    for t in tree.tensors():
-        if not on_host(t):
-            kinds.setdefault(t.dtype, []).append(t)
-    parts = {
-        kind: iter(torch.split(torch.cat([t.reshape(-1) for t in tensors]).cpu(), [t.numel() for t in tensors]))
-        for kind, tensors in kinds.items()
-    }
-    return tree.map(lambda t: t if on_host(t) else next(parts[t.dtype]).reshape(t.shape))
+    away = [t for t in tree.tensors() if not on_host(t)]
+    copies = unpack({kind: buffer.cpu() for kind, buffer in pack(away).items()}, away)
+    return tree.map(lambda t: t if on_host(t) else next(copies))
 
 
 def on_host(t: Tensor) -> bool:
