@@ -15,10 +15,11 @@ from fedhead.algorithm.upload import Clip, Upload
 from fedhead.core.optimizers import SGD
 from fedhead.engine.rounds import train_round
 from fedhead.engine.simulation import Simulation
-from fedhead.executors import graphs, lanes
+from fedhead.executors import graphs, lane_steps
 from fedhead.executors.compile import trace
 from fedhead.executors.job import Executor
-from fedhead.executors.lanes import STEPS_PER_GRAPH, Lanes
+from fedhead.executors.lane_groups import STEPS_PER_GRAPH
+from fedhead.executors.lanes import Lanes
 from fedhead.executors.loop import Loop
 from fedhead.methods import METHODS
 
@@ -80,7 +81,7 @@ def test_compiled_lanes_end_where_the_loop_does(traced: bool, monkeypatch: pytes
         made.append(trace(function, arguments) if traced else function)
         return made[-1]
 
-    monkeypatch.setattr(lanes, "compile_step", compiled)
+    monkeypatch.setattr(lane_steps, "compile_step", compiled)
     same(trained("scaffold", Lanes(compile=True)), trained("scaffold", Loop()))
     assert 0 < len(made) <= 2
 
@@ -91,7 +92,7 @@ def test_lanes_that_can_not_be_compiled_go_on_without(
     def fails(*args: object) -> None:
         raise RuntimeError("no compiler here")
 
-    monkeypatch.setattr(lanes, "compile_step", fails)
+    monkeypatch.setattr(lane_steps, "compile_step", fails)
     same(trained("fedavg", Lanes(compile=True)), trained("fedavg", Loop()))
     assert "no compiler here" in caplog.text
 

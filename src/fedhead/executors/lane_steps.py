@@ -1,0 +1,105 @@
+"""The steps of lanes: one client's step on static tensors, compiled once per architecture for all of its lanes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from fedhead.core.errors import first_line
+from fedhead.core.log import warn_once
+from fedhead.executors.compile import InPlace, compile_step
+from fedhead.executors.graphs import cache_key, copy_into, static_copy
+from fedhead.executors.steps import PhaseBatches, PhaseRun, draw_batch
+
+
+class Lane:
+    """The static tensors and the step of one client."""
+
+    def __init__(self, phase_run: PhaseRun):
+        self.step, self.last = phase_run.step, len(phase_run.batches) - 1
+        self.carry, self.w, self.inputs, self.batches = static_copy((*phase_run[2:], phase_run.batches[:3]))
+        self.counter = torch.zeros((), dtype=torch.int64, device=phase_run.batches.rows.device)
+        self.draw = static_copy(self._draw())
+        self.key = step_key(phase_run)
+        self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+
+    def load(self, phase_run: PhaseRun) -> None:
+        """Copy the tensors of a round in."""
+        copy_into((self.carry, self.w, self.inputs, self.batches), (*phase_run[2:], phase_run.batches[:3]))
+        self.counter.zero_()
+
+    def take(self, work: InPlace, arguments: list[Tensor]) -> None:
+        """Take one step in place; a lane that is done repeats its last batch, and the result is discarded."""
+        with torch.no_grad():
+            copy_into(self.draw, self._draw())
+        work(*arguments)
+        with torch.no_grad():
+            self.counter.add_(1)
+
+    def _draw(self) -> tuple[Tensor, Tensor, Tensor]:
+        rows, weight, start = self.batches
+        return PhaseBatches(rows, weight, start, None).at(self.counter.clamp(max=self.last))
+
+    def flat(self, padded: bool, write: Callable[[Any, Any], None]) -> tuple[InPlace, list[Tensor], int]:
+        """Return a step as a function of tensors, those of this lane, and how many of the first ones it changes.
+
+        Args:
+            padded: Whether batches may have padding.
+            write: Overwrites what the step changes.
+        """
+        pool = self.step.program.source(self.step.phase.data)
+        changed, shape = pytree.tree_flatten(self.carry)
+        read, read_shape = pytree.tree_flatten((self.w, self.inputs, self.draw, pool.x, pool.y))
+
+        def function(*tensors: Tensor) -> None:
+            carry = pytree.tree_unflatten(list(tensors[: len(changed)]), shape)
+            w, inputs, drawn, x, y = pytree.tree_unflatten(list(tensors[len(changed) :]), read_shape)
+            data = pool.with_data(x, y)
+            step = replace(self.step, program=self.step.program.reading(data, self.step.phase.data))
+            batch, key = draw_batch(data, *drawn)
+            new = step(carry, w, batch, key, inputs, padded)
+            with torch.no_grad():
+                write(carry, new)
+
+        return function, [*changed, *read], len(changed)
+
+
+class CompiledSteps:
+    """The compiled steps of lanes, one per architecture and phase, and for batches with and without padding.
+
+    Args:
+        wanted: Whether to compile; it ends with the first step that can't be.
+    """
+
+    def __init__(self, wanted: bool):
+        self.wanted = wanted
+        self._steps: dict[tuple[str, bool], InPlace] = {}
+
+    def __call__(self, lane: Lane, padded: bool) -> tuple[InPlace, list[Tensor]]:
+        """Return a lane's step, compiled if that is wanted, and its arguments."""
+        function, arguments, changed = lane.flat(padded, copy_each if self.wanted else copy_into)
+        key = lane.key, padded
+        if self.wanted and key not in self._steps:
+            try:
+                self._steps[key] = compile_step(function, arguments, changed)
+            except Exception as error:  # if the compiler fails, the uncompiled step gives the same result
+                warn_once(f"the step could not be compiled ({first_line(error)}); continuing without compilation")
+                self.wanted = False
+        return self._steps.get(key, function), arguments
+
+
+def copy_each(to: Any, source: Any) -> None:
+    """Overwrite tensors one by one, which the compiler fuses with what computes them."""
+    for old, value in zip(pytree.tree_leaves(to), pytree.tree_leaves(source), strict=True):
+        old.copy_(value)
+
+
+def step_key(phase_run: PhaseRun) -> str:
+    """Return what two lanes must have in common to share a compiled step: all but the number of their batches."""
+    first = PhaseBatches(phase_run.batches.rows[:1], *phase_run.batches[1:])
+    return cache_key(phase_run._replace(batches=first))
