@@ -6,18 +6,26 @@ import dataclasses
 import inspect
 from typing import Any
 
+from fedhead.algorithm.task import LocalTraining
+from fedhead.core.optimizers import SGD, Adam
 from fedhead.data import client_test
 from fedhead.data.partition_registry import parse as parse_partition
 from fedhead.engine import callbacks
 from fedhead.experiment import build
 from fedhead.experiment.recipe import Recipe
 
-# Keys of the local training, of which there is one object.
-_LOCAL = (
-    *("local_epochs", "local_steps", "batch_size", "optimizer", "lr", "momentum", "nesterov", "betas", "weight_decay"),
-    *("lr_decay", "lr_schedule", "warmup_rounds", "clip_norm", "drop_last", "persistent_optimizer"),
-    *("label_smoothing", "class_weights"),
-)
+# Fields of the local training, of which there is one object, whose recipe keys have other names.
+_RENAMED = {
+    "epochs": "local_epochs",
+    "steps": "local_steps",
+    "schedule": "lr_schedule",
+    "persistent": "persistent_optimizer",
+}
+_LOCAL = {
+    _RENAMED.get(field.name, field.name)
+    for kind in (LocalTraining, SGD, Adam)  # AdamW's fields are Adam's
+    for field in dataclasses.fields(kind)
+}
 
 
 def canonical(recipe: Recipe) -> str:
