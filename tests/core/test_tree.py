@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.utils._pytree import tree_structure, tree_unflatten
 
 from fedhead.core.tree import Tree, Weights, mean, stack, total, unstack
 
@@ -87,3 +88,11 @@ def test_a_total_is_bit_for_bit_what_adding_one_by_one_gives() -> None:
     assert float(trees[0]["b"].sum()) == 2.0, "the first is not written to"
     with pytest.raises(KeyError, match="different names: c"):
         total([Tree(a=torch.ones(1)), Tree(a=torch.ones(1), c=torch.ones(1))])
+
+
+def test_weights_with_the_same_buffers_have_the_same_printed_structure() -> None:
+    entries = {f"layer.{k}": torch.zeros(1) for k in range(200)}
+    one = Weights(entries, list(entries)[:150])
+    other = Weights(entries, list(entries)[100:150]).replace(Weights(entries, reversed(list(entries)[:120])))
+    assert str(tree_structure(one)) == str(tree_structure(other))
+    assert tree_unflatten(list(one.values()), tree_structure(one)).buffers == one.buffers

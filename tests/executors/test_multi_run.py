@@ -23,6 +23,7 @@ from fedhead.executors.job import Executor, Job
 from fedhead.executors.multi_run import run_together
 from fedhead.executors.stack import Stack
 from fedhead.methods import METHODS
+from fedhead.models.functional import call
 
 LOCAL = LocalTraining(epochs=1, batch_size=4, optimizer=SGD(lr=0.05, momentum=0.9))
 ROUNDS = 3
@@ -116,6 +117,14 @@ def test_each_seed_ends_as_it_would_alone(name: str) -> None:
             train_round(alone.using(Stack()), number)
         for path, value in alone.server.leaves().items():
             torch.testing.assert_close(found.server.leaves()[path], value, atol=1e-10, rtol=1e-10)
+
+
+def test_a_model_that_was_applied_before_shares_a_stack_with_one_that_was_not() -> None:
+    worker = Counting()
+    runs = [simulation(seed, "fedavg") for seed in range(2)]
+    call(runs[0].task.model, {}, torch.zeros(2, 1, 6, 6, dtype=torch.float64))
+    train(runs, worker, [1, 1])
+    assert worker.widths == [6]
 
 
 def test_runs_on_other_data_or_of_another_method_train_apart_but_in_step() -> None:

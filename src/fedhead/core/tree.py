@@ -299,7 +299,8 @@ pytree.register_pytree_node(
 )
 pytree.register_pytree_node(
     Weights,
-    lambda t: (list(t.values()), (tuple(t.keys()), t.buffers)),
+    # a tuple: equal sets may print their names in different orders, and what is compiled is found by the printed form
+    lambda t: (list(t.values()), (tuple(t.keys()), tuple(n for n in t if n in t.buffers))),
     lambda values, context: Weights(zip(context[0], values, strict=True), context[1]),
     serialized_type_name="fedhead.Weights",
 )

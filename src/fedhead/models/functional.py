@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+KEPT_AS = "_functional"  # attribute of a module that keeps its `Functional`
 Slot = tuple[dict[str, Any], str, str]  # dictionary of a module, key in it, full name
 
 
@@ -54,7 +55,7 @@ class Functional:
 
 def call(module: nn.Module, weights: Mapping[str, Tensor], *inputs: Any) -> Any:
     """Compute `Functional(module)(weights, *inputs)`, keeping the `Functional` with the module for later calls."""
-    found = module.__dict__.get("_functional")
+    found = module.__dict__.get(KEPT_AS)
     if found is None:
-        found = module.__dict__["_functional"] = Functional(module)
+        found = module.__dict__[KEPT_AS] = Functional(module)
     return found(weights, *inputs)

@@ -15,8 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from fedhead.core.digest import digest_of
+from fedhead.models.functional import KEPT_AS
 
-_INTERNAL = frozenset(vars(nn.Module()))  # what every module has: parts that are looked at by themselves, and flags
+# what every module has: parts that are looked at by themselves, and flags; and what a module that was called has
+_INTERNAL = frozenset(vars(nn.Module())) | {KEPT_AS}
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks")
 _DEEPEST = 6  # of settings within settings
 
