@@ -29,7 +29,7 @@ from fedhead.executors.job import Executor
 from fedhead.executors.multi_run import run_together
 from fedhead.executors.stack import Stack
 from fedhead.experiment.data import Inputs
-from fedhead.experiment.experiment import Experiment
+from fedhead.experiment.experiment import BuiltModels, Experiment
 from fedhead.experiment.recipe import Recipe
 
 SAMPLES = {"mlp": 1440}  # others: 10,000
@@ -47,9 +47,9 @@ def federation(model: str, clients: int) -> fh.Federation:
 
 
 def experiments(fed: fh.Federation, asked: argparse.Namespace) -> list[Experiment]:
-    """One experiment per trial, which differ in their numbers alone."""
+    """One experiment per trial, which differ in their numbers alone and share the models they begin with."""
     rng = np.random.RandomState(1)
-    made = []
+    made, built = [], BuiltModels()
     for _ in range(asked.trials):
         recipe = Recipe(
             model=asked.model,
@@ -63,7 +63,7 @@ def experiments(fed: fh.Federation, asked: argparse.Namespace) -> list[Experimen
             method=asked.method,
             method_parameters={"mu": float(10 ** rng.uniform(-4, 0))} if asked.method == "fedprox" else {},
         )
-        made.append(Experiment.from_recipe(recipe, Inputs.of(fed)))
+        made.append(Experiment.from_recipe(recipe, Inputs.of(fed), built))
     return made
 
 

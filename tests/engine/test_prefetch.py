@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from fedhead.core import batching
+from fedhead.engine import prefetch
 from fedhead.engine.prefetch import Prefetcher
 
 
@@ -29,3 +30,19 @@ def test_schedules_drawn_ahead_are_the_same_and_drawn_once(monkeypatch: pytest.M
     assert sorted(drawn) == [1, 2, 3]
     ahead.schedule(draws[0])  # asked for again, it is drawn again
     assert sorted(drawn) == [1, 1, 2, 3]
+
+
+def test_batches_are_drawn_once_for_several_runs_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    draws: list[prefetch.DrawArguments] = [(40, 8, 1, False, key, None) for key in range(4)]
+    shared = Prefetcher(keep=True)
+    shared.begin(draws[:2])
+    first = [shared.schedule(arguments) for arguments in draws[:3]]
+    shared.begin(draws[:2])  # there already
+    monkeypatch.setattr(prefetch, "KEPT", 120)  # of which one has 40
+    shared.schedule(draws[3])
+    assert [shared.schedule(arguments) is kept for arguments, kept in zip(draws, first, strict=False)] == [
+        False,
+        False,  # pushed out by the first, which was drawn again
+        False,
+    ]
+    assert shared.schedule(draws[2]) is shared.schedule(draws[2])

@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from small import CLASSES, network
+from small import CLASSES, federation, network
 
 from fedhead.algorithm.phase import Reply
 from fedhead.algorithm.task import LocalTraining
+from fedhead.core.errors import Diverged
 from fedhead.core.optimizers import SGD
 from fedhead.data.augment import Transform
 from fedhead.data.federation import Federation, Samples
@@ -132,6 +133,64 @@ def test_runs_on_other_data_or_of_another_method_train_apart_but_in_step() -> No
     runs = [simulation(0, "fedavg"), simulation(1, "fedavg", data=1), simulation(0, "fedprox")]
     train(runs, worker, [1, 1, 1])
     assert sorted(worker.widths) == [3, 3, 3]
+
+
+def test_seeds_that_begin_with_other_weights_share_a_stack() -> None:
+    worker, runs = Counting(), [simulation(0, "fedavg"), simulation(1, "fedavg")]
+    for run in runs:
+        with torch.no_grad():
+            for parameter in run.task.model.parameters():
+                parameter.add_(run.task.seed)
+    train(runs, worker, [2, 2])  # in which the models are used before and after they are compared
+    assert worker.widths == [6, 6]
+
+
+def test_one_run_proceeds_at_a_time_and_what_is_alike_is_made_once() -> None:
+    data, model = federation(), network()
+    inside: list[int] = []
+
+    def go(member: Executor) -> Simulation:
+        inside.append(1)
+        time.sleep(0.01)
+        assert len(inside) == 1
+        local = replace(LOCAL, optimizer=SGD(0.1))
+        run = Simulation(data, [model], METHODS["fedavg"](), rounds=1, local=local, executor=member)
+        inside.pop()
+        train_round(run, 1, evaluated=True)
+        return run
+
+    one, other = run_together(Stack(), [go, go])
+    assert one.pool is other.pool
+    assert one.task.model is other.task.model
+    assert one.task.model is not model
+
+
+def test_a_run_with_numbers_that_are_not_finite_ends_alone() -> None:
+    runs = [simulation(seed, "fedavg") for seed in range(2)]
+    runs[0].server = runs[0].server.map(lambda t: t * float("nan"))
+    with pytest.raises(Diverged, match="round 1"):
+        train(runs, Stack(), [ROUNDS] * 2)
+    alone = simulation(1, "fedavg")
+    for number in range(1, ROUNDS + 1):
+        train_round(alone.using(Stack()), number)
+    for path, value in alone.server.leaves().items():
+        torch.testing.assert_close(runs[1].server.leaves()[path], value, atol=1e-10, rtol=1e-10)
+
+
+def test_runs_compute_together_what_they_ask_for_at_the_same_point() -> None:
+    served: list[list[int]] = []
+
+    def double(items: list[int]) -> list[int]:
+        served.append(items)
+        return [2 * item for item in items]
+
+    def go(number: int) -> Callable[[Executor], list[int]]:
+        rounds = range(1, 4) if number else (1, 3)  # one of them leaves a round out
+        return lambda member: [member.compute_together(double, 10 * round + number, round) for round in rounds]
+
+    assert run_together(Stack(), [go(0), go(1)]) == [[20, 60], [22, 42, 62]]
+    assert served == [[10, 11], [21], [30, 31]]
+    assert Stack().compute_together(double, 5, 1) == 10  # alone
 
 
 PUBLIC = Samples(torch.zeros(2, 1, 6, 6, dtype=torch.uint8), torch.zeros(2, dtype=torch.int64))

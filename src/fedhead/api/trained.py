@@ -22,7 +22,7 @@ from fedhead.data import arrays, named_inputs
 from fedhead.data.client_data import ClientData
 from fedhead.data.missing_values import fill_inputs
 from fedhead.data.table_columns import is_frame
-from fedhead.engine import server as engine_server
+from fedhead.engine import model_tests
 from fedhead.engine.client_states import ClientStates
 from fedhead.engine.clients import Clients
 from fedhead.engine.metrics import StageResult
@@ -113,7 +113,7 @@ class StateAfter:
             if client is None:
                 return torch.cat(
                     [
-                        engine_server.scores(self.algorithm, w, part, clients.task, clients.bf16)
+                        model_tests.scores(self.algorithm, w, part, clients.task, clients.bf16)
                         for part in _parts(x, clients)
                     ]
                 ).float()

@@ -25,8 +25,10 @@ from fedhead.algorithm.upload import Upload
 from fedhead.core import batching
 from fedhead.core.errors import BadInput
 from fedhead.core.tree import Tree
+from fedhead.data.arrays import Samples
 from fedhead.data.augment import Transform
 from fedhead.data.client_data import ClientData
+from fedhead.data.named_transforms import AnyTransform
 from fedhead.data.pool import Pool
 from fedhead.engine import compatibility, evaluation, local_work, robust_mean, sampling, training_objective
 from fedhead.engine.client_states import ClientStates
@@ -45,6 +47,7 @@ from fedhead.executors.client_round import OPTIMIZER, initial_optimizer_states
 from fedhead.executors.job import Executor, Job
 from fedhead.executors.map_clients import MemoryBudget, use_stacks
 from fedhead.executors.program import Program
+from fedhead.executors.shared_work import SharedWork
 from fedhead.models.batch_norm import may_normalize_batches
 from fedhead.models.dropout import calls_dropout
 from fedhead.models.split_model import SplitModel, weights
@@ -81,6 +84,7 @@ class Clients:
         min_class_count: int = 1,  # rows of smaller classes are left out of what leaves a client
         cache_features: str | None = None,  # "memory" or a folder: features are computed once; None: in every step
         all_here: bool = True,  # a real site knows neither the others' sizes nor their data
+        shared: SharedWork | None = None,  # with other runs on the same data
     ):
         training_objective.check(method, federation.objective, local)
         method.check(models, federation)
@@ -98,25 +102,30 @@ class Clients:
         self.federation, self.method = federation, method
         self.device, self.dtype, self.bf16 = torch.device(device), dtype, bf16
         self.assign = compatibility.assignment(assign, len(models), len(federation))
-        templates = [copy.deepcopy(model).to(self.device, dtype) for model in models]
-        for model in templates:
-            model.may_normalize_batches = may_normalize_batches(model)
+        self.shared = shared or SharedWork()
+        once = self.shared.once
+        kind = (self.device, dtype)
+        templates = [once(("model", kind), (model,), partial(_template, model, self.device, dtype)) for model in models]
         # features that are kept take the place of samples, and have no transform
         parts: ClientData = federation
         transform = federation.transform
         if cache_features is not None and len(federation.train.y):
             parts = with_features(federation, templates, cache_features, bf16)
             transform = Transform()
-        self.pool = Pool(parts.train, transform, device, dtype)
-        self.test = None if parts.test is None else Pool(parts.test, transform, device, dtype)
+
+        def pool(samples: Samples, transform: AnyTransform) -> Pool:
+            made = partial(Pool, samples, transform, device, dtype)
+            return once(("pool", repr(transform), kind), (samples,), made)
+
+        self.pool = pool(parts.train, transform)
+        self.test = None if parts.test is None else pool(parts.test, transform)
         # what clients say of public samples is compared sample by sample, so those are never augmented
-        plain = transform.replace(augment="none")
-        self.public = None if parts.public is None else Pool(parts.public, plain, device, dtype)
+        self.public = None if parts.public is None else pool(parts.public, transform.replace(augment="none"))
         if len(self.pool):
             x = self.pool.view(torch.zeros(2, dtype=torch.int64, device=self.device), None)
             for model in templates:
-                model.calls_dropout = calls_dropout(model, x)
-        self.initial = [weights(model) for model in templates]
+                model.calls_dropout = once("dropout", (model, self.pool), partial(calls_dropout, model, x))
+        self.initial = [once("weights", (model,), partial(weights, model)) for model in templates]
         compatibility.check_models(method, templates, self.assign, local)
         objective = training_objective.make(federation, local, self.device, all_here)
         self.tasks = [
@@ -131,17 +140,21 @@ class Clients:
                 min_class_count=min_class_count,
                 objective=objective,
                 sizes=tuple(len(rows) for rows in federation.rows) if all_here else (),
-                pool=self._held() if all_here else None,
+                pool=once("held", (federation, self.pool), self._held) if all_here else None,
             )
             for model in templates
         ]
         self.check_trained(method)
         if holders := {k: len(federation.rows[k]) for k in self.holders}:
             sampling.check(self.sampler, self._cohort_size, holders, seed)
-        self.counts = torch.as_tensor(federation.counts(), dtype=dtype, device=self.device)
+        self.counts = once(
+            ("counts", kind),
+            (federation,),
+            lambda: torch.as_tensor(federation.counts(), dtype=dtype, device=self.device),
+        )
         self._initial_states: dict[int, Tree] = {}  # by architecture
         self.states = ClientStates(self.initial_state)
-        self.prefetch = Prefetcher()
+        self.prefetch = Prefetcher() if shared is None else once("batches", (), partial(Prefetcher, keep=True))
         self.padding_check = PaddingCheck()
         self.budgets = [MemoryBudget.on(self.device) for _ in templates]  # for testing the clients of each architecture
 
@@ -311,3 +324,10 @@ class Clients:
                 tested = client_predictions(own, y, self.task.classes, keep_scores, objective)
                 found[k] = evaluation.client_test(tested, metrics)
         return found
+
+
+def _template(model: SplitModel, device: torch.device, dtype: torch.dtype) -> SplitModel:
+    """Return a copy of a model for computing with any weights."""
+    made = copy.deepcopy(model).to(device, dtype)
+    made.may_normalize_batches = may_normalize_batches(made)
+    return made

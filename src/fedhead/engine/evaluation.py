@@ -141,7 +141,7 @@ def accuracy(predictions: Predictions) -> float | None:
 
 def loss(predictions: Predictions) -> float | None:
     """The mean loss, or None where there was nothing to test."""
-    return float(predictions.losses.mean()) if len(predictions) else None
+    return predictions.loss if len(predictions) else None
 
 
 def per_class(predictions: Predictions) -> list[float | None] | None:

@@ -26,6 +26,7 @@ from fedhead.algorithm.method import Method
 from fedhead.algorithm.phase import Replies
 from fedhead.algorithm.stage import Stage
 from fedhead.core.errors import BadInput, Diverged, FedheadError
+from fedhead.core.finite import all_finite
 from fedhead.core.schema import Schema, schema
 from fedhead.core.tree import Tree, Weights
 from fedhead.engine import outliers, reply_check
@@ -172,7 +173,7 @@ def _check_replies(
     """Return the replies that are as expected, why the others are not, and what the first one looked like."""
     passed: dict[int, ClientReply] = {}
     failed = dict(received.failures)
-    finite = reply_check.all_finite(tree for reply in received.replies.values() for tree in _seen(reply))
+    finite = received.finite or all_finite(tree for reply in received.replies.values() for tree in _seen(reply))
     for k in sorted(received.replies):
         reply = received.replies[k]
         known = transport.schema(algorithm, server, k)

@@ -25,12 +25,12 @@ from fedhead.core.inputs import Inputs, map_inputs
 from fedhead.core.log import warn_once
 from fedhead.core.tree import Tree, Weights
 from fedhead.executors.client_round import phase_runs
-from fedhead.executors.job import CheckedLosses, Job
+from fedhead.executors.job import Job
 from fedhead.executors.numbers import describe
 from fedhead.executors.program import Program, Vectorizer, loss_name
 from fedhead.executors.steps import PhaseRun
 from fedhead.models.dropout import KeyedDropout, dropout_key
-from fedhead.models.module_digest import module_digest
+from fedhead.models.module_digest import computation_digest
 
 ROWS = 4  # samples, and rows of padding, that a loss is tried on
 TOLERANCE = 1e-4  # relative; what a loss does with equal numbers is equal to rounding
@@ -45,7 +45,7 @@ class PaddingCheck:
     """
 
     def __init__(self) -> None:
-        self.checked: CheckedLosses | None = None
+        self.checked: set[Any] | None = None
         self._tried: set[tuple[str, int, int]] = set()
         self._told: set[int] = set()  # architectures whose BatchNorm was seen with a single value
 
@@ -79,10 +79,9 @@ class PaddingCheck:
             check(job, k, phases)
             return
         loss = _loss_of(job.program)
-        with self.checked as checked:
-            if left := {number for number in phases if (loss, number) not in checked}:
-                check(job, k, left)
-                checked |= {(loss, number) for number in left}
+        if left := {number for number in phases if (loss, number) not in self.checked}:
+            check(job, k, left)
+            self.checked |= {(loss, number) for number in left}
 
 
 def _loss_of(program: Program) -> tuple[Any, ...]:
@@ -91,7 +90,7 @@ def _loss_of(program: Program) -> tuple[Any, ...]:
     It is what programs must have in common to share a stack, which then computes one and the same loss for all.
     """
     text, numbers = describe(program.algorithm, program.task)
-    model = module_digest(program.task.model, weights=False)
+    model = computation_digest(program.task.model)
     return text, model, *((name, value == 0) for name, value in numbers.items())
 
 

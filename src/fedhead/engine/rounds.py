@@ -19,6 +19,7 @@ import copy
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from fedhead.algorithm.base import Algorithm
@@ -171,7 +172,7 @@ def run(
         transport.check(stage)  # before any compute
         _say_what_is_not_robust(transport, stage)
     history: list[Row] = []
-    begin, kept, stopped = 0, None, None
+    begin, kept, stopped, confusion = 0, None, None, None
     validated = transport.clients.federation.validation is not None
     memories = () if resume is None else resume.memories
     objective = transport.clients.task.objective.name
@@ -192,7 +193,9 @@ def run(
             evaluated=is_evaluated(number, rounds, evaluate_every, last_rounds),
             deliver=last and not stages,
             metrics=metrics,
+            final=last,
         )
+        confusion = row.pop("confusion", None)
         history.append(row)
         if KEEP in watching.after_round(row):
             kept = Kept(number, transport.server, dict(transport.states.kept))
@@ -211,10 +214,11 @@ def run(
     if kept is not None and kept.round != number:
         transport.states.kept.clear()
         transport.restore(kept.server, kept.clients)
+        confusion = None
     if stopped is not None and transport.delivers and not stages:  # the last round was not known to be the last
         transport.evaluate(method, transport.server, transport.states, number, deliver=True)
     result = FinishedRun(transport, history, transport.name, last_rounds=last_rounds)
-    result.confusion = _confusion(transport)
+    result.confusion = confusion or _confusion(transport)
     for stage in stages:
         result.stages[stage.name] = run_stage(transport, stage, metrics)
     result.preparing = transport.preparing
@@ -228,6 +232,7 @@ def train_round(
     evaluated: bool = False,
     deliver: bool = False,
     metrics: Mapping[str, Metric] = NO_METRICS,
+    final: bool = False,
 ) -> Row:
     """Carry out one round of training, and return its record; without a quorum nothing changes."""
     clock, clients = _Clock(transport), transport.clients
@@ -243,7 +248,7 @@ def train_round(
     row |= record
     if evaluated:
         now = (transport.server, transport.states, number)
-        row |= evaluate(transport, clients.method, *now, deliver=deliver, metrics=metrics)
+        row |= evaluate(transport, clients.method, *now, deliver=deliver, metrics=metrics, final=final)
         if (validation := transport.validate(clients.method, *now, metrics)) is not None:
             row["validation"] = validation
     row["seconds"] = clock.seconds()
@@ -320,7 +325,8 @@ def evaluate(
         final: Whether to record the confusion matrix as well.
     """
     clients = transport.clients
-    row = evaluate_global_model(algorithm, server, clients.task, transport.test, clients.bf16, metrics, final)
+    test = partial(transport.test_model, round=round)
+    row = evaluate_global_model(algorithm, server, clients.task, transport.test, clients.bf16, metrics, final, test)
     tests = transport.evaluate(algorithm, server, states, round, deliver, metrics)
     row |= {"personal": None, "clients": None} if tests is None else evaluation.client_rows(tests)
     each = (None, None) if tests is None else (tests.accuracy, tests.loss)

@@ -6,21 +6,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-import torch
-from torch import Tensor
-
 from fedhead.aggregators.base import Aggregator
 from fedhead.algorithm.base import Algorithm
 from fedhead.algorithm.phase import Replies
 from fedhead.algorithm.task import Task
-from fedhead.core.batch import Output
-from fedhead.core.inputs import Inputs, device_of
-from fedhead.core.tree import Tree, Weights
+from fedhead.core.tree import Tree
 from fedhead.data.pool import Pool
 from fedhead.engine import evaluation
 from fedhead.engine.metric_registry import NO_METRICS, Metric
 from fedhead.engine.metrics import Row
-from fedhead.engine.predictions import predict
+from fedhead.engine.model_tests import ModelTest
+from fedhead.engine.predictions import Predictions
 from fedhead.engine.robust_mean import RobustMean
 
 
@@ -66,6 +62,7 @@ def evaluate_global_model(
     bf16: bool = False,
     metrics: Mapping[str, Metric] = NO_METRICS,
     final: bool = False,
+    test: Callable[[ModelTest], Predictions] = ModelTest.run,
 ) -> Row:
     """Return the global model's accuracy, loss and metrics as entries of a record, where it exists and can be tested.
 
@@ -77,19 +74,11 @@ def evaluate_global_model(
         bf16: Whether the model computes in bfloat16.
         metrics: Further metrics, by name.
         final: Whether to record the confusion matrix as well.
+        test: Carries out the test.
     """
     model = algorithm.global_model(server, task)
     if model is None or pool is None:
         return {"accuracy": None, "test_loss": None, "per_class": None}
     keep_scores = any(one.needs_scores for one in metrics.values())
-    found = predict(
-        lambda x: scores(algorithm, model, x, task, bf16), pool, task.classes, keep_scores, objective=task.objective
-    )
+    found = test(ModelTest(algorithm, model, task, pool, bf16, keep_scores))
     return evaluation.global_row(found, metrics, final)
-
-
-def scores(algorithm: Algorithm, w: Weights, x: Inputs, task: Task, bf16: bool) -> Tensor:
-    """Return the scores of the classes by the global model, [B, C]."""
-    with torch.autocast(device_of(x).type, torch.bfloat16, enabled=bf16):
-        out: Output = torch.func.functional_call(algorithm.architecture(task.model).eval(), dict(w), (x,))
-        return algorithm.scores(out, w, task)

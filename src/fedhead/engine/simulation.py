@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -28,7 +29,9 @@ from fedhead.engine.evaluation import ClientTest, ClientTests
 from fedhead.engine.host_states import HostStates
 from fedhead.engine.metric_registry import NO_METRICS, Metric
 from fedhead.engine.metrics import Row
+from fedhead.engine.model_tests import JointModelTests, ModelTest
 from fedhead.engine.outliers import OutlierPolicy
+from fedhead.engine.predictions import Predictions
 from fedhead.engine.rounds import FinishedRun, Snapshot
 from fedhead.engine.server import evaluate_global_model, make_downlink
 from fedhead.engine.stragglers import Stragglers
@@ -65,7 +68,8 @@ class Simulation(Clients, Transport[ClientStates]):
         executor: str | Executor = "loop",
         **settings: Any,
     ):
-        super().__init__(federation, models, method, **settings)
+        shared = executor.shared if isinstance(executor, Executor) else None
+        super().__init__(federation, models, method, shared=shared, **settings)
         largest, size = max(self.task.sizes), self.task.local.batch_size
         if size > 2 * largest and self.task.rounds:
             warn_once(
@@ -78,7 +82,6 @@ class Simulation(Clients, Transport[ClientStates]):
             if self._cohort_size < len(federation):  # those of the other clients would only fill its memory
                 self.states = HostStates(self.initial_state, self.device)
         self._wanted = executor
-        self._validation: Pool | None = None
         self.executor: Executor = executor if isinstance(executor, Executor) else Loop()
 
     def using(self, executor: Executor) -> Self:
@@ -116,7 +119,7 @@ class Simulation(Clients, Transport[ClientStates]):
     def begin(self) -> None:
         """Select the executor."""
         self.executor = select.executor(self._wanted, self)
-        self.padding_check.checked = self.executor.checked_losses
+        self.padding_check.checked = None if self.executor.shared is None else self.executor.shared.checked_losses
 
     def restore(self, server: Tree, kept: Mapping[int, Tree]) -> None:
         """Go on from an earlier state, on this simulation's device."""
@@ -160,7 +163,7 @@ class Simulation(Clients, Transport[ClientStates]):
             for k, reply in zip(job.clients, found, strict=True):
                 samples, left_out = float(len(self.federation.rows[k])), self.small_classes(algorithm, k)
                 replies[k] = ClientReply(reply.send, reply.keep, samples, left_out, reply.losses.get("train"))
-        return Received(replies, downlink.nbytes())
+        return Received(replies, downlink.nbytes(), finite=executor.replies_finite)
 
     def _executor_for(self, algorithm: Algorithm) -> Executor:
         """Stages that only pass over each client's data once are no work for a stack on a CPU."""
@@ -189,6 +192,13 @@ class Simulation(Clients, Transport[ClientStates]):
             {name: [None if one is None else one.accuracy for one in tests] for name, tests in on_the_way.items()},
         )
 
+    def test_model(self, test: ModelTest, round: int) -> Predictions:
+        """Test a global model; on a GPU in one stack with those of the runs that train together with this one."""
+        shared = self.executor.shared
+        if shared is None or self.device.type == "cpu":  # where a stack rounds differently, and takes as long
+            return test.run()
+        return self.executor.compute_together(shared.once("model tests", (), JointModelTests), test, round)
+
     def validate(
         self, algorithm: Algorithm, server: Tree, states: ClientStates, round: int, metrics: Mapping[str, Metric]
     ) -> Row | None:
@@ -196,9 +206,13 @@ class Simulation(Clients, Transport[ClientStates]):
         rows = self.federation.validation
         if rows is None:
             return None
-        if self._validation is None:
-            self._validation = self.pool.take(torch.from_numpy(np.concatenate(rows)).to(self.device))
-        found = evaluate_global_model(algorithm, server, self.task, self._validation, self.bf16, metrics)
+        held = self.shared.once(
+            "validation",
+            (self.federation, self.pool),
+            lambda: self.pool.take(torch.from_numpy(np.concatenate(rows)).to(self.device)),
+        )
+        test = partial(self.test_model, round=round)
+        found = evaluate_global_model(algorithm, server, self.task, held, self.bf16, metrics, test=test)
         tests = None
         if self.federation.client_test is not None or found["test_loss"] is None:
             each = self._tests(algorithm, server, states, round, metrics, (rows, self.pool))

@@ -19,6 +19,8 @@ from fedhead.engine.clients import Clients
 from fedhead.engine.evaluation import ClientTests
 from fedhead.engine.metric_registry import NO_METRICS, Metric
 from fedhead.engine.metrics import Row
+from fedhead.engine.model_tests import ModelTest
+from fedhead.engine.predictions import Predictions
 
 
 class ClientReply(NamedTuple):
@@ -44,6 +46,7 @@ class Received:
     replies: dict[int, ClientReply]  # by client
     bytes_down: int  # that the clients received, all together
     failures: dict[int, FedheadError] = field(default_factory=dict)  # why a client that was asked has no reply
+    finite: bool = False  # whether all numbers of the replies were seen to be finite
 
 
 @dataclass(frozen=True)
@@ -138,6 +141,10 @@ class Transport(ABC, Generic[S]):
     def schema(self, algorithm: Algorithm, server: Tree, client: int) -> Schema | None:
         """Return what a client's reply must look like; None: like that of the first client."""
         return None
+
+    def test_model(self, test: ModelTest, round: int) -> Predictions:
+        """Test a global model after a round."""
+        return test.run()
 
     def validate(
         self, algorithm: Algorithm, server: Tree, states: S, round: int, metrics: Mapping[str, Metric]

@@ -29,6 +29,7 @@ from fedhead.executors.slots import Plan, Turn, choose_slots, plan
 from fedhead.executors.steps import Carry, PhaseBatches, PhaseRun, draw_batch, rows
 
 TABLE_STEPS = 256  # batches of so many steps lie ready on the device
+MAX_PLANS = 16  # of the stacks of a round
 
 
 class Graphs:
@@ -91,8 +92,7 @@ class GraphRunner:
         self.done = batches.rows.new_zeros(shape[:2])  # how many steps each slot's client has made
         self.counter = torch.zeros((), dtype=torch.int64, device=batches.rows.device)
         self.graphs: StepGraphs | None = None
-        self._planned: tuple[list[int], Plan] | None = None
-        self._tables: list[Tensor] = []  # each slot's client, and its steps, at each step of the plan
+        self._plans: dict[tuple[int, ...], tuple[Plan, list[Tensor]]] = {}  # by the clients' numbers of steps
         carried = pytree.tree_leaves(self.carry)
         self._outcome = _by_client(carried)
         self._slots = _by_client([*carried, *self._held(phase_run._replace(w=self.w, inputs=self.inputs), self.key)])
@@ -111,8 +111,8 @@ class GraphRunner:
         start = _by_client([*pytree.tree_leaves(carry), *self._held(phase_run, batches.key)])
         outcome = Carry(*(tree.clone() for tree in carry))
         into = _by_client(pytree.tree_leaves(outcome))
-        schedule = self._plan(batches.lengths())
-        tables = self._fill(schedule, batches)
+        schedule, places = self._plan(tuple(batches.lengths()))
+        tables = self._fill(schedule, places, batches)
         left = 0  # steps until the table is used up
         for segment in schedule.segments:
             _move(segment.enter, lambda turn: (self._slots[turn.slot], start[turn.client]))
@@ -127,16 +127,21 @@ class GraphRunner:
             _move(segment.leave, lambda turn: (into[turn.client], self._outcome[turn.slot]))
         return outcome
 
-    def _plan(self, lengths: list[int]) -> Plan:
-        """Return the plan for these numbers of steps; where all clients take part, it is that of the last round."""
-        if self._planned is None or self._planned[0] != lengths:
-            self._planned = lengths, plan(lengths, self.slots)
-            self._tables = [torch.from_numpy(table).to(self.done.device) for table in self._planned[1].table()]
-        return self._planned[1]
+    def _plan(self, lengths: tuple[int, ...]) -> tuple[Plan, list[Tensor]]:
+        """Return the plan for these numbers of steps, with each slot's client, and its steps, at each step of it.
 
-    def _fill(self, schedule: Plan, batches: PhaseBatches) -> Iterator[int]:
+        Where all clients take part, the plans are those of the last round.
+        """
+        if lengths not in self._plans:
+            made = plan(lengths, self.slots)
+            while len(self._plans) >= MAX_PLANS:
+                del self._plans[next(iter(self._plans))]  # the oldest
+            self._plans[lengths] = made, [torch.from_numpy(table).to(self.done.device) for table in made.table()]
+        return self._plans[lengths]
+
+    def _fill(self, schedule: Plan, places: list[Tensor], batches: PhaseBatches) -> Iterator[int]:
         """Fill the table with the next steps' batches, again and again; yield how many steps it holds."""
-        client, done = self._tables
+        client, done = places
         for begin in range(0, schedule.steps, TABLE_STEPS):
             part = slice(begin, begin + TABLE_STEPS)
             count = len(done[part])

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -17,9 +16,11 @@ from fedhead.core.batching import BatchSchedule
 from fedhead.core.tree import Tree, stack
 from fedhead.data.allocation import Rows
 from fedhead.executors.program import Program
+from fedhead.executors.shared_work import SharedWork
 from fedhead.executors.steps import PhaseBatches
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 
 @dataclass(frozen=True)
@@ -132,7 +133,10 @@ class Job:
     def _padded(self, places: list[int]) -> tuple[Tensor, Tensor, Tensor]:
         pool = self.program.pool
         longest = max(len(self.rows[k]) for k in places)
-        rows = torch.tensor(np.stack([np.resize(self.rows[k], longest) for k in places]), device=pool.device)
+        different, which = _distinct([(self.rows[k],) for k in places])
+        rows = torch.tensor(np.stack([np.resize(mine, longest) for (mine,) in different]), device=pool.device)
+        if len(different) < len(places):
+            rows = rows[torch.tensor(which, device=pool.device)]
         size = torch.tensor([len(self.rows[k]) for k in places], device=pool.device)
         mask = (torch.arange(longest, device=pool.device) < size[:, None]).to(pool.dtype)
         steps = [sum(len(s) for s in self.schedules[k]) for k in places]
@@ -159,36 +163,42 @@ class Job:
         data = self.program.algorithm.phases(self.program.task)[phase].data
         pool = self.program.source(data)
         rows = [self.rows[k] if data == "private" else self.public_rows for k in places]
-        lengths = [len(s) for s in mine]
+        different, which = _distinct(list(zip(mine, rows, strict=True)))
+        lengths = [len(s) for s, _ in different]
         batch = mine[0].positions.shape[1]
-        index = np.zeros((max(lengths), len(places), batch), np.int32)  # half as many bytes to copy to a GPU
+        index = np.zeros((max(lengths), len(different), batch), np.int32)  # half as many bytes to copy to a GPU
         weight = np.zeros(index.shape, np.float32)
-        for i, (s, r) in enumerate(zip(mine, rows, strict=True)):
+        for i, (s, r) in enumerate(different):
             index[: len(s), i] = r[s.positions]
             weight[: len(s), i] = s.weight
         key = torch.tensor([s.key for s in mine], device=pool.device)
         on = (torch.from_numpy(index).to(pool.device).long(), torch.from_numpy(weight).to(pool.device))
+        if len(different) < len(places):
+            place = torch.tensor(which, device=pool.device)
+            on = (on[0].index_select(1, place), on[1].index_select(1, place))
         active = np.arange(len(index))[:, None] < np.array(lengths)
-        widths = active.sum(1).tolist()
+        widths = active[:, which].sum(1).tolist()
         padded = (active & (weight.min(2, initial=1) == 0)).any(1).tolist()
         if squeeze:
             return PhaseBatches(on[0][:, 0], on[1][:, 0], key[0], None, padded)
         return PhaseBatches(*on, key, widths, padded)
 
 
-class CheckedLosses:
-    """The losses that were checked before they train; as a context it gives their names to one thread at a time."""
+def _distinct(items: list[tuple[Any, ...]]) -> tuple[list[tuple[Any, ...]], list[int]]:
+    """Return each combination of objects once, and which of them stands at each place.
 
-    def __init__(self) -> None:
-        self.names: set[Any] = set()
-        self._lock = threading.Lock()
-
-    def __enter__(self) -> set[Any]:
-        self._lock.acquire()
-        return self.names
-
-    def __exit__(self, *_: object) -> None:
-        self._lock.release()
+    Runs that train together on the same data have batches and rows in common.
+    """
+    found: dict[tuple[int, ...], int] = {}
+    different: list[tuple[Any, ...]] = []
+    which: list[int] = []
+    for item in items:
+        key = tuple(id(part) for part in item)
+        if key not in found:
+            found[key] = len(different)
+            different.append(item)
+        which.append(found[key])
+    return different, which
 
 
 class Executor:
@@ -198,13 +208,14 @@ class Executor:
         name: Name of the executor.
         preparing: Seconds spent so far on compiling and capturing, which do not count as training.
         takes_numbers: Whether the clients of a job may differ in their settings (`Job.numbers`).
-        checked_losses: The losses that runs that train together have checked, one of them for all; None: each run
-            checks its own.
+        shared: What runs that train together compute once; None: each run trains alone.
+        replies_finite: Whether all numbers of the replies that were returned last were seen to be finite.
     """
 
     name: str = ""
     takes_numbers: bool = False
-    checked_losses: CheckedLosses | None = None
+    shared: SharedWork | None = None
+    replies_finite: bool = False
     preparing: float = 0.0
 
     def __init_subclass__(cls, **settings: Any) -> None:
@@ -234,3 +245,16 @@ class Executor:
             The replies of each job.
         """
         return [self.run(job) for job in jobs]
+
+    def compute_together(self, function: Callable[[list[T]], list[R]], item: T, round: int) -> R:
+        """Apply a function of several items to one item, together with those of the runs that train beside this one.
+
+        Args:
+            function: Takes a list of items and returns one result for each.
+            item: The item of this run.
+            round: The round that it belongs to.
+
+        Returns:
+            The result for the item.
+        """
+        return function([item])[0]

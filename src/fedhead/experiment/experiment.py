@@ -39,6 +39,8 @@ from fedhead.experiment.recipe import Recipe
 from fedhead.models.split_model import SplitModel
 from fedhead.samplers.base import Sampler
 
+BuiltModels = dict[str, tuple[SplitModel, ...]]
+
 
 @dataclass(frozen=True)
 class Experiment:
@@ -75,12 +77,13 @@ class Experiment:
     own_data: Federation | None = None
 
     @classmethod
-    def from_recipe(cls, recipe: Recipe, inputs: Inputs | None = None) -> Self:
+    def from_recipe(cls, recipe: Recipe, inputs: Inputs | None = None, built: BuiltModels | None = None) -> Self:
         """Build all that a recipe names and check that it goes together; no data is read but the user's own.
 
         Args:
             recipe: What to build.
             inputs: What the samples look like; None: as those of the recipe's data set.
+            built: Models that were built before, by what decides them; those of this recipe are added.
 
         Raises:
             BadInput: Something is unknown, out of range, or does not go with the rest.
@@ -94,7 +97,7 @@ class Experiment:
         inputs = inputs or recipe_data.inputs(recipe)
         metrics = metric_registry.find(recipe.metrics, recipe.folders, inputs.objective)
         training_objective.check(method, inputs.objective, local)  # before its head is built
-        models = tuple(build.architectures(recipe, inputs, method.head))
+        models = _models(recipe, inputs, method.head, {} if built is None else built)
         aggregator, outliers = build.aggregator(recipe.aggregator, recipe.folders), build.outliers(recipe.outliers)
         callbacks = tuple(engine_callbacks.make(text, recipe.folders) for text in recipe.callbacks)
         sampler, late = build.sampler(recipe.sampler, recipe.folders), build.stragglers(recipe.stragglers)
@@ -241,6 +244,15 @@ class Experiment:
             "seed": recipe.seed,
             "cache_features": recipe.cache_features,
         }
+
+
+def _models(recipe: Recipe, inputs: Inputs, head: str | None, built: BuiltModels) -> tuple[SplitModel, ...]:
+    """Return the recipe's models, those that were built before where there are some."""
+    decides = (recipe.model, recipe.model_parameters, recipe.seed, recipe.weights, recipe.freeze, recipe.folders)
+    key = repr((decides, inputs, head))
+    if key not in built:
+        built[key] = tuple(build.architectures(recipe, inputs, head))
+    return built[key]
 
 
 def _forward(model: SplitModel, inputs: Inputs, recipe: Recipe, client: int) -> None:

@@ -129,7 +129,7 @@ class RayTrials(RayCluster):
         settings = replace(search.settings, data=search.settings.data or os.environ.get("FEDHEAD_DATA"))
         on_gpu = self.device(settings).type == "cuda"
         width = together or (TOGETHER if on_gpu else search.width())
-        there = replace(search, recipe=found_from_here(search.recipe), settings=settings, data={})
+        there = replace(search, recipe=found_from_here(search.recipe), settings=settings, data={}, models={})
         with self.connected():
             pruned = self.ray.remote(PrunedTrials).options(num_cpus=0).remote()
             begun: list[_TrialTask] = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -20,7 +20,7 @@ from fedhead.executors import select
 from fedhead.executors.job import Executor
 from fedhead.executors.multi_run import run_together
 from fedhead.experiment.data import Inputs, is_path, search_federation
-from fedhead.experiment.experiment import Experiment
+from fedhead.experiment.experiment import BuiltModels, Experiment
 from fedhead.experiment.recipe import DATA_KEYS, Recipe
 from fedhead.experiment.run import Settings, threads_for
 from fedhead.experiment.search_space import Dimension, with_values
@@ -74,7 +74,8 @@ class TrialTraining:
     share: float
     settings: Settings
     over_clients: bool  # whether the objective is made of the clients' own results
-    data: dict[str, Federation]  # by what decides it
+    data: dict[str, Federation] = field(default_factory=dict)  # by what decides it
+    models: BuiltModels = field(default_factory=dict)
 
     @classmethod
     def make(
@@ -87,14 +88,14 @@ class TrialTraining:
         if objective not in OBJECTIVES:
             known = metric_registry.find([objective], recipe.folders, recipe.objective or "multiclass")
             over_clients = known[objective].of_clients
-        made = cls(recipe, objective, direction, share, settings, over_clients, {})
+        made = cls(recipe, objective, direction, share, settings, over_clients)
         first = {one.key: one.values[0] for one in space}
         for one in space:
             for value in one.values:
                 try:
                     chosen = with_values(recipe, first | {one.key: value})
                     inputs = Inputs.of(made.federation(chosen)) if is_path(recipe.dataset) else None
-                    Experiment.from_recipe(_in_search(chosen), inputs)
+                    Experiment.from_recipe(_in_search(chosen), inputs, made.models)
                 except BadInput as error:
                     raise BadInput(f"{one}: {error}") from error
         return made
@@ -112,7 +113,7 @@ class TrialTraining:
         """Return a trial's experiment and its data."""
         recipe = with_values(self.recipe, values)
         federation = self.federation(recipe)
-        made = Experiment.from_recipe(_in_search(recipe), Inputs.of(federation))
+        made = Experiment.from_recipe(_in_search(recipe), Inputs.of(federation), self.models)
         made.check_data(federation)
         return made, federation
 
@@ -122,7 +123,7 @@ class TrialTraining:
             return 1
         recipe = _in_search(self.recipe)
         federation = self.federation(self.recipe)
-        simulation = Experiment.from_recipe(recipe, Inputs.of(federation)).simulation(
+        simulation = Experiment.from_recipe(recipe, Inputs.of(federation), self.models).simulation(
             federation, select.device(self.settings.device), self.settings.precision == "bf16"
         )
         chosen = select.executor(self.settings.executor, simulation, recipe.folders)

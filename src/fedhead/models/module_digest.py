@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -50,6 +51,20 @@ def module_digest(module: nn.Module, weights: bool = True) -> str:
     for kind in sorted(classes, key=lambda kind: f"{kind.__module__}.{kind.__qualname__}"):
         total.update("\n".join([f"{kind.__module__}.{kind.__qualname__}", _file(kind), *_methods(kind)]).encode())
     return total.hexdigest()
+
+
+_computations: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
+
+
+def computation_digest(module: nn.Module) -> str:
+    """Return a digest of what a module computes with given weights; it is computed once per module.
+
+    Args:
+        module: The module, whose layers and settings must not change any more.
+    """
+    if module not in _computations:
+        _computations[module] = module_digest(module, weights=False)
+    return _computations[module]
 
 
 def _of_torch(kind: type) -> bool:

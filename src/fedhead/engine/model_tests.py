@@ -1,0 +1,112 @@
+"""The test of a global model: of one run, or of several runs at once in one stack of models."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedhead.algorithm.base import Algorithm
+from fedhead.algorithm.task import Task
+from fedhead.core.batch import Output
+from fedhead.core.inputs import Inputs, device_of
+from fedhead.core.schema import schema
+from fedhead.core.tree import Weights, stack
+from fedhead.data.pool import Pool
+from fedhead.engine.predictions import Predictions, of_stacked_outputs, predict
+from fedhead.executors.map_clients import SINGLE_SAMPLES, MemoryBudget, map_in_stacks, vectorized
+from fedhead.models import functional
+from fedhead.models.module_digest import computation_digest
+
+SAMPLES = 8192  # samples at once, of all models of a stack
+
+
+def scores(algorithm: Algorithm, w: Weights, x: Inputs, task: Task, bf16: bool) -> Tensor:
+    """Return the scores of the classes by the global model, [B, C]."""
+    with torch.autocast(device_of(x).type, torch.bfloat16, enabled=bf16):
+        out: Output = functional.call(algorithm.architecture(task.model).eval(), w, x)
+        return algorithm.scores(out, w, task)
+
+
+@dataclass(frozen=True)
+class ModelTest:
+    """What is tested: a global model on test samples.
+
+    Args:
+        algorithm: The method or stage, which makes scores of the model's outputs.
+        model: The model's weights.
+        task: Sizes and settings.
+        pool: Test samples.
+        bf16: Whether the model computes in bfloat16.
+        keep_scores: Whether metrics need the scores themselves.
+    """
+
+    algorithm: Algorithm
+    model: Weights
+    task: Task
+    pool: Pool
+    bf16: bool = False
+    keep_scores: bool = False
+
+    def scores(self, w: Weights, x: Inputs) -> Tensor:
+        """Return the scores of the classes by a model of these weights, [B, C]."""
+        return scores(self.algorithm, w, x, self.task, self.bf16)
+
+    def run(self) -> Predictions:
+        """Test the model by itself."""
+        task, model = self.task, self.model
+        return predict(
+            lambda x: self.scores(model, x), self.pool, task.classes, self.keep_scores, objective=task.objective
+        )
+
+
+@dataclass(eq=False)
+class JointModelTests:
+    """Tests the models of several runs, those that compute alike in one stack.
+
+    Args:
+        budget: How much is tested at once.
+    """
+
+    budget: MemoryBudget = field(default_factory=lambda: MemoryBudget(samples=SAMPLES))
+
+    def __call__(self, tests: list[ModelTest]) -> list[Predictions]:
+        """Return the predictions of each test."""
+        groups: dict[Any, list[int]] = {}
+        for place, test in enumerate(tests):
+            groups.setdefault(_computation(test), []).append(place)
+        found: dict[int, Predictions] = {}
+        for places in groups.values():
+            found.update(zip(places, self._run([tests[place] for place in places]), strict=True))
+        return [found[place] for place in range(len(tests))]
+
+    def _run(self, tests: list[ModelTest]) -> list[Predictions]:
+        return map_in_stacks(
+            [len(test.pool) for test in tests],
+            lambda places: self._stacked([tests[place] for place in places]),
+            lambda place: tests[place].run(),
+            self.budget,
+            "testing models",
+        )
+
+    @torch.no_grad()
+    def _stacked(self, tests: list[ModelTest]) -> list[Predictions]:
+        first, w = tests[0], stack([test.model for test in tests])
+        outputs = vectorized(first.scores, first.pool.device, (0, None))
+        batch = max(1, min(SINGLE_SAMPLES, self.budget.samples // len(tests)))
+        return of_stacked_outputs(
+            lambda x: outputs(w, x), first.pool, first.task.classes, first.keep_scores, batch, first.task.objective
+        )
+
+
+def _computation(test: ModelTest) -> Any:
+    """What tests must have in common to be computed in one stack."""
+    kind = type(test.algorithm)
+    if kind.architecture is not Algorithm.architecture or not len(test.pool):
+        return id(test)
+    by = None if kind.scores is Algorithm.scores else repr(test.algorithm)
+    objective = (test.task.objective.name, test.task.classes)
+    model = (computation_digest(test.task.model), tuple(schema(test.model).items()))
+    return id(test.pool), test.bf16, test.keep_scores, by, objective, model

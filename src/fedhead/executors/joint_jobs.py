@@ -1,0 +1,162 @@
+"""The jobs of several runs, trained in as few stacks as possible.
+
+The broadcast of each run becomes part of what its own clients receive, so that each client gets the same numbers as it
+would in a single run. With `mix_numbers`, runs that differ in numbers such as the learning rate or μ share a stack too
+(`executors.numbers`), up to rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from fedhead.algorithm.phase import Reply
+from fedhead.core.errors import first_line
+from fedhead.core.inputs import shape_of, tensors_of
+from fedhead.core.log import warn_once
+from fedhead.core.schema import schema
+from fedhead.core.tree import Tree
+from fedhead.executors import numbers
+from fedhead.executors.job import Executor, Job
+from fedhead.executors.program import Program
+from fedhead.executors.shared_work import SharedWork
+from fedhead.models.module_digest import computation_digest
+
+
+class JointJobs:
+    """Trains the jobs of several runs in common stacks.
+
+    Args:
+        worker: Executor that trains the stacks.
+        mix_numbers: Whether runs that differ only in numbers share a stack.
+    """
+
+    def __init__(self, worker: Executor, mix_numbers: bool):
+        self.worker = worker
+        self._mixes = mix_numbers and worker.takes_numbers
+        self._mixed: list[_Mixed] = []
+        self._found = SharedWork()  # what was found out about programs, which keep their parts from round to round
+
+    def train(self, jobs: list[Job]) -> list[list[Reply]]:
+        """Return the replies of each job."""
+        groups: list[list[int]] = []
+        for index, job in enumerate(jobs):
+            group = next((group for group in groups if self._compatible(jobs[group[0]], job)), None)
+            if group is None:
+                groups.append(group := [])
+            group.append(index)
+        stacks = [self._merge([jobs[index] for index in group]) for group in groups]
+        try:
+            outcome = self.worker.run_all(stacks)
+        except (RuntimeError, TypeError, ValueError) as error:
+            if not any(stack.numbers for stack in stacks):
+                raise
+            warn_once(f"runs that differ in their numbers train one after another ({first_line(error)})")
+            self._mixes, self._found = False, SharedWork()
+            return self.train(jobs)
+        replies: dict[int, list[Reply]] = {}
+        for group, found in zip(groups, outcome, strict=True):
+            for index in group:
+                count = len(jobs[index].clients)
+                replies[index], found = found[:count], found[count:]
+        return [replies[index] for index in range(len(jobs))]
+
+    def _compatible(self, a: Job, b: Job) -> bool:
+        """Return whether two jobs do the same work on the same data."""
+        if a.round != b.round or (a.lr != b.lr and not self._mixes):
+            return False
+        if schema(a.broadcast.replace(a.per_client[0])) != schema(b.broadcast.replace(b.per_client[0])):
+            return False
+        return self._alike(a.program, b.program)
+
+    def _alike(self, a: Program, b: Program) -> bool:
+        """Return whether clients of two programs do the same work on the same data, but for their numbers."""
+        parts = (*_parts(a), *_parts(b))
+        return self._found.once(("alike", a.bf16, b.bf16), parts, lambda: self._are_alike(a, b))
+
+    def _are_alike(self, a: Program, b: Program) -> bool:
+        one, other = [(p.bf16, repr(p.uploads), p.task.objective, self._work(p)) for p in (a, b)]
+        if one != other:
+            return False
+        mine, theirs = a.task.model, b.task.model
+        if computation_digest(mine) != computation_digest(theirs) or mine.fixed != theirs.fixed:
+            return False
+        sources = (a.pool, b.pool, a.public, b.public)
+        return self._found.once("same data", sources, lambda: _same_data(a, b))
+
+    def _work(self, program: Program) -> Any:
+        """What the clients of a stack must have in common in their algorithm and their local training."""
+        return self._described(program)[0] if self._mixes else (repr(program.algorithm), program.task.local)
+
+    def _described(self, program: Program) -> tuple[str, dict[str, float]]:
+        parts = (program.algorithm, program.task)
+        return self._found.once("described", parts, lambda: numbers.describe(*parts))
+
+    def _merge(self, jobs: list[Job]) -> Job:
+        """Merge jobs into one, with what differs between their runs as numbers."""
+        merged = merge_jobs(jobs)
+        if not self._mixes:
+            return merged
+        found = [self._described(job.program)[1] for job in jobs]
+        mixed = next((each for each in self._mixed if self._alike(each.program, merged.program)), None)
+        if mixed is None:
+            self._mixed.append(mixed := _Mixed(merged.program, found[0]))
+        mixed.names |= {name for each in found for name, value in each.items() if value != mixed.numbers[name]}
+        if any(job.lr != merged.lr for job in jobs):
+            mixed.names.add(numbers.ROUND_LR)
+        if not mixed.names:
+            return merged
+        own = [
+            {name: ({**each, numbers.ROUND_LR: job.lr})[name] for name in sorted(mixed.names)}
+            for each, job in zip(found, jobs, strict=True)
+        ]
+        spread = [mine for mine, job in zip(own, jobs, strict=True) for _ in job.clients]
+        return replace(merged, program=mixed.program, numbers=spread)
+
+
+@dataclass
+class _Mixed:
+    """Runs that differ in numbers; one program serves them all, so that a GPU's graphs are captured once."""
+
+    program: Program
+    numbers: Mapping[str, float]  # of the program
+    names: set[str] = field(default_factory=set)  # of the numbers that differ
+
+
+def merge_jobs(jobs: list[Job]) -> Job:
+    """Merge jobs into one, whose broadcasts become part of what each client receives."""
+    if len(jobs) == 1:
+        return jobs[0]
+    return replace(
+        jobs[0],
+        clients=list(range(sum(len(job.clients) for job in jobs))),
+        broadcast=Tree(),
+        per_client=[job.broadcast.replace(own) if own else job.broadcast for job in jobs for own in job.per_client],
+        states=[state for job in jobs for state in job.states],
+        rows=[rows for job in jobs for rows in job.rows],
+        counts=[counts for job in jobs for counts in job.counts],
+        schedules=[schedule for job in jobs for schedule in job.schedules],
+    )
+
+
+def _parts(program: Program) -> tuple[object, ...]:
+    """What a program is made of, but for flags; programs are made anew in every round, of the same parts."""
+    return program.algorithm, program.task, program.pool, program.public, program.uploads
+
+
+def _same_data(a: Program, b: Program) -> bool:
+    pairs = [(a.pool, b.pool), (a.public, b.public)]
+    for mine, theirs in pairs:
+        if mine is theirs:
+            continue
+        if mine is None or theirs is None:
+            return False
+        if mine.transform != theirs.transform or shape_of(mine.x) != shape_of(theirs.x):
+            return False
+        pairs_of = zip([*tensors_of(mine.x), mine.y], [*tensors_of(theirs.x), theirs.y], strict=True)
+        if not all(torch.equal(one, other) for one, other in pairs_of):
+            return False
+    return True
