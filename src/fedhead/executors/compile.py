@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedhead.executors.kernels.fusion import fuse
+
 InPlace = Callable[..., None]  # takes tensors, changes some of them in place
 
 
@@ -44,7 +46,7 @@ def compile_step(function: InPlace, arguments: list[Tensor], changed: int) -> In
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
     _use_torch_assembler()
-    graph = trace(function, arguments)
+    graph = fuse(trace(function, arguments))
     marker = _marker_folder() / _digest(graph, arguments)
     known = marker.exists()
     # The compiler uses its cache only if there is a shape environment, though there are no symbolic shapes here.

@@ -59,18 +59,49 @@ def batch_norm(
     with torch.no_grad():  # the backward pass of the normalization is that of the statistics, too
         mean, var = batch_statistics(x, samples, running_mean, running_var, count)
     fewest = 1 if running_mean is None else 2
-    y = BatchStatisticsNorm.apply(x, weight, bias, mean, var, samples, count, eps, fewest)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    y = normalize(x, weight, bias, mean, var, samples, count, eps, fewest)
     if training and running_mean is not None and running_var is not None:
         with torch.no_grad():
             unbiased = var * (count / _at_least_one(count - 1))
             for running, value in ((running_mean, mean), (running_var, unbiased)):
                 moved = running.mul(1 - momentum).add(value, alpha=momentum)
                 running.copy_(moved if samples is None else torch.where(count > 1, moved, running))
-    return y  # type: ignore[no-any-return]  # as above
+    return y
 
 
 def _at_least_one(count: Any) -> Any:
     return count.clamp_min(1) if isinstance(count, Tensor) else max(count, 1)
+
+
+def normalize(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    mean: Tensor,
+    var: Tensor,
+    samples: Tensor | None,
+    count: int | Tensor,
+    eps: float,
+    fewest: int,
+) -> Tensor:
+    """Normalize a batch by its own statistics; an executor may replace this by a kernel.
+
+    Args:
+        x: Inputs, [B, C, ...].
+        weight: Scale, [C].
+        bias: Shift, [C].
+        mean: What `batch_statistics` finds for x, [C].
+        var: Likewise.
+        samples: As for `batch_statistics`.
+        count: Likewise.
+        eps: Added to the variance.
+        fewest: Batches with fewer values per channel have other statistics than their own.
+    """
+    arguments = (x, weight, bias, mean, var, samples, count, eps, fewest)
+    if has_torch_function_unary(x):
+        found: Tensor = handle_torch_function(normalize, (x,), *arguments)
+        return found
+    return BatchStatisticsNorm.apply(*arguments)  # type: ignore[no-untyped-call,no-any-return]  # torch leaves it untyped
 
 
 class BatchStatisticsNorm(torch.autograd.Function):
@@ -94,19 +125,7 @@ class BatchStatisticsNorm(torch.autograd.Function):
         eps: float,
         fewest: int,
     ) -> Tensor:
-        """Return the normalized input.
-
-        Args:
-            x: Inputs, [B, C, ...].
-            weight: Scale, [C].
-            bias: Shift, [C].
-            mean: What `batch_statistics` finds for x, [C].
-            var: Likewise.
-            samples: As for `batch_statistics`.
-            count: Likewise.
-            eps: Added to the variance.
-            fewest: Batches with fewer values per channel have other statistics than their own.
-        """
+        """Return the normalized input; the arguments are those of `normalize`."""
         wide = x.to(weight.dtype)
         y = (wide - _per_channel(mean, x)) * _per_channel(torch.rsqrt(var + eps) * weight, x) + _per_channel(bias, x)
         return y.to(x.dtype)

@@ -40,4 +40,6 @@ def clients_first(t: Tensor, dim: int | None, clients: int) -> Tensor:
         dim: The axis of the clients; None: all of them share the tensor.
         clients: How many there are.
     """
-    return t.expand(clients, *t.shape) if dim is None else t.movedim(dim, 0)
+    if dim is None:
+        return t.expand(clients, *t.shape)
+    return t if dim == 0 else t.movedim(dim, 0)

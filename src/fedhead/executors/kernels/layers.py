@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
-from fedhead.executors.kernels import batch_statistics, convolve, linear
+from fedhead.executors.kernels import batch_statistics, convolve, linear, normalize
 from fedhead.models import batch_norm
 
 
@@ -23,10 +23,12 @@ class StackedLayers(TorchFunctionMode):
     ) -> Any:
         """Replace the layers that have a stacked implementation."""
         if func is F.batch_norm:
-            with self:  # for its statistics
+            with self:  # for its two parts
                 return batch_norm.batch_norm(*args, **(kwargs or {}))
         if func is batch_norm.batch_statistics and batch_statistics.supports(args[0]):
             return batch_statistics.mean_and_variance(*args[:4])
+        if func is batch_norm.normalize and normalize.supports(*args[:2]):
+            return normalize.normalize(*args[:6], *args[7:])  # all but the number of values
         if func is F.scaled_dot_product_attention:  # under vmap the fused kernels refuse some lengths going backward
             with sdpa_kernel(SDPBackend.MATH):
                 return func(*args, **(kwargs or {}))

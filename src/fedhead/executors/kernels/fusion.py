@@ -1,0 +1,129 @@
+"""Fusion in the graph of a step: a ReLU, and an addition before it, become part of the normalization that they follow.
+
+The compiler sees an operator as a whole and fuses nothing into it. After tracing, the graph holds the forward and the
+backward pass, so here `relu(norm(x))` and `relu(norm(x) + skip)` become one operator, and where only the ReLU's
+gradient lies between, so do the two backward ones: the sign is computed anew from x, and no gradient is stored twice.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+aten = torch.ops.aten
+VIEWS = (aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.permute.default)
+
+
+def fuse(graph: GraphModule) -> GraphModule:
+    """Fuse what follows the normalizations of a traced step; the graph is changed in place.
+
+    Args:
+        graph: A graph of `aten` operators and those of `fedhead.executors.kernels`.
+    """
+    rectified = {}  # the output of each fused ReLU, and its normalization
+    for norm in _calls(graph, "stacked_normalize"):
+        if (found := _rectified(graph, norm)) is not None and norm.args[1] is None:
+            rectified[found] = norm
+    for gradients in _calls(graph, "stacked_normalize_gradients"):
+        _unrectified(gradients, rectified)
+    graph.graph.lint()
+    graph.recompile()
+    return graph
+
+
+def _calls(graph: GraphModule, name: str) -> Iterator[Node]:
+    """Yield the calls of one of our operators; there are none unless its file was imported."""
+    for node in list(graph.graph.nodes):
+        if node.op == "call_function" and str(node.target) == f"fedhead.{name}.default":
+            yield node
+
+
+def _rectified(graph: GraphModule, norm: Node) -> Node | None:
+    """Let a normalization rectify its output, and add another tensor to it before; return what replaces the ReLU."""
+    chain = list(_views_of(norm))
+    last = chain[-1]
+    user = _only_user(last)
+    skip = None
+    if user is not None and user.target is aten.add.Tensor and not user.kwargs:
+        one, other = _arguments(user)
+        skip = other if one is last else one
+        if not isinstance(skip, Node) or skip is last or not _alike(skip, last):
+            return None
+        user = _only_user(user)
+    if user is None or user.target is not aten.relu.default:
+        return None
+    total = _arguments(user)[0]
+    if skip is not None:
+        with graph.graph.inserting_before(total):
+            skip = _undo(graph, skip, chain)
+        for node in chain:  # skip may have been computed later than the normalization
+            total.prepend(node)
+    norm.update_arg(1, skip)
+    norm.update_arg(9, True)
+    user.replace_all_uses_with(last)
+    graph.graph.erase_node(user)
+    if skip is not None:
+        graph.graph.erase_node(total)
+    return last
+
+
+def _unrectified(gradients: Node, rectified: dict[Node, Node]) -> None:
+    """Let the gradients of a rectified normalization start from those of the ReLU's output."""
+    x, slope, *_ = _arguments(gradients)
+    path = []
+    while slope.target in VIEWS and len(slope.users) == 1:
+        path.append(slope)
+        slope = _arguments(slope)[0]
+    if slope.target is not aten.threshold_backward.default or len(slope.users) != 1:
+        return
+    before, output, threshold = _arguments(slope)
+    while output.target is aten.detach.default:
+        output = _arguments(output)[0]
+    norm = rectified.get(output)
+    if norm is None or threshold != 0 or _arguments(norm)[0] is not x or not _alike(before, slope):
+        return
+    for view in path:
+        if view.target is not aten.permute.default:
+            view.target = aten.reshape.default  # the memory may be laid out in another way
+    slope.replace_all_uses_with(before)
+    slope.graph.erase_node(slope)
+    gradients.update_arg(9, True)
+
+
+def _views_of(node: Node) -> Iterator[Node]:
+    """Yield a node and the views that follow it, as long as there is nothing else."""
+    while True:
+        yield node
+        user = _only_user(node)
+        if user is None or user.target not in VIEWS:
+            return
+        node = user
+
+
+def _undo(graph: GraphModule, value: Node, chain: list[Node]) -> Node:
+    """Bring a tensor of the last view's shape into the shape of the first."""
+    for node, view in reversed(list(itertools.pairwise(chain))):
+        if view.target is aten.permute.default:
+            order = _arguments(view)[1]
+            back = [order.index(k) for k in range(len(order))]
+            value = graph.graph.call_function(aten.permute.default, (value, back))
+        else:
+            value = graph.graph.call_function(aten.reshape.default, (value, list(node.meta["val"].shape)))
+    return value
+
+
+def _arguments(node: Node) -> list[Any]:
+    return list(node.args)
+
+
+def _only_user(node: Node) -> Node | None:
+    return next(iter(node.users)) if len(node.users) == 1 else None
+
+
+def _alike(a: Node, b: Node) -> bool:
+    one, other = a.meta["val"], b.meta["val"]
+    return bool(one.shape == other.shape and one.dtype == other.dtype)

@@ -1,0 +1,223 @@
+"""Normalization by a batch's statistics for stacked clients, and its gradients, all clients in one kernel.
+
+A compiler would split the backward pass at other places than the memory wants it: it keeps gradients in float32 and
+copies them to another layout and back before the next convolution. As operators, each tensor is read and written as
+seldom as possible, with its channels last.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedhead.executors.kernels.common import available, clients_first, next_power_of_two
+
+BLOCK = 2048  # values that a program processes at a time
+PROGRAMS = 1024  # enough to fill a large GPU several times
+
+
+def supports(x: Tensor, weight: Tensor) -> bool:
+    """Return whether the kernels support such an input, and their compiler is installed."""
+    return x.dtype != torch.float64 and weight.dtype == torch.float32 and x.dim() >= 2 and available()
+
+
+def normalize(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    mean: Tensor,
+    var: Tensor,
+    samples: Tensor | None,
+    eps: float,
+    fewest: int,
+) -> Tensor:
+    """Compute `fedhead.models.batch_norm.normalize` for a client in a stack."""
+    rows = x.movedim(1, -1).contiguous()
+    flat = rows.reshape(x.shape[0], -1, x.shape[1])
+    y: Tensor = batch_normalize(flat, weight, bias, mean, var, samples, eps, fewest)
+    return y.reshape(rows.shape).movedim(-1, 1)
+
+
+# -- operators ------------------------------------------------------------------------------------------------------
+@torch.library.custom_op("fedhead::batch_normalize", mutates_args=())
+def batch_normalize(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    mean: Tensor,
+    var: Tensor,
+    samples: Tensor | None,
+    eps: float,
+    fewest: int,
+) -> Tensor:
+    """Normalize one client's batch [B, P, C]."""
+    own = (weight[None], bias[None], mean[None], var[None])
+    y: Tensor = stacked(x[None], None, *own, None if samples is None else samples[None], eps, fewest, False)
+    return y[0]
+
+
+@batch_normalize.register_fake
+def _(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    mean: Tensor,
+    var: Tensor,
+    samples: Tensor | None,
+    eps: float,
+    fewest: int,
+) -> Tensor:
+    return x.new_empty(x.shape)
+
+
+@batch_normalize.register_vmap
+def _(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int]:
+    *tensors, eps, fewest = args
+    pairs = zip(tensors, in_dims, strict=False)
+    x, *own = (None if t is None else clients_first(t, dim, info.batch_size) for t, dim in pairs)
+    assert x is not None
+    return stacked(x, None, *own, eps, fewest, False), 0
+
+
+@torch.library.custom_op("fedhead::stacked_normalize", mutates_args=())
+def stacked(
+    x: Tensor,
+    skip: Tensor | None,
+    weight: Tensor,
+    bias: Tensor,
+    mean: Tensor,
+    var: Tensor,
+    samples: Tensor | None,
+    eps: float,
+    fewest: int,
+    rectify: bool,
+) -> Tensor:
+    """Normalize every client's batch x [K, B, P, C]; weight, bias, mean and var are [K, C], samples [K, B].
+
+    With `skip` and `rectify`, max(0, y + skip) instead of y; `fusion` sets them in the graph of a whole step.
+    """
+    x = x.contiguous()
+    own = [t.contiguous() for t in (weight, bias, mean, var)]
+    y = torch.empty_like(x)
+    grid, rows, channels, blocks = _blocks(x)
+    added = x if skip is None else skip.contiguous()
+    _kernels().normalize[grid](x, added, *own, y, rows, eps, channels, skip is not None, rectify, *blocks)
+    return y
+
+
+@stacked.register_fake
+def _(
+    x: Tensor,
+    skip: Tensor | None,
+    weight: Tensor,
+    bias: Tensor,
+    mean: Tensor,
+    var: Tensor,
+    samples: Tensor | None,
+    eps: float,
+    fewest: int,
+    rectify: bool,
+) -> Tensor:
+    return x.new_empty(x.shape)
+
+
+@torch.library.custom_op("fedhead::stacked_normalize_gradients", mutates_args=())
+def gradients(
+    x: Tensor,
+    slope: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    mean: Tensor,
+    var: Tensor,
+    samples: Tensor | None,
+    eps: float,
+    fewest: int,
+    rectify: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of `stacked`'s x, weight and bias, where `slope` is that of its output.
+
+    Args:
+        x: As for `stacked`, as all that is not named here.
+        slope: The gradient of the output.
+        weight: Scale.
+        bias: Shift.
+        mean: Mean.
+        var: Variance.
+        samples: Which rows are samples and not padding; None: all of them.
+        eps: Added to the variance.
+        fewest: A batch with fewer values per channel was not normalized by its own statistics.
+        rectify: Whether the output was rectified.
+    """
+    x, slope = x.contiguous(), slope.contiguous()
+    own = [t.contiguous() for t in (weight, bias, mean, var)]
+    clients, batch, positions, channels = x.shape
+    grid, rows, _, (height, width) = _blocks(x)
+    wanted = max(1, min(PROGRAMS // (clients * grid[1]), grid[0]))
+    turns = -(-rows // (wanted * height))
+    slices = -(-rows // (turns * height))
+    part = x.new_empty(clients, slices, 2, channels, dtype=torch.float32)
+    dx, share = torch.empty_like(x), x.new_empty(clients, 2, channels, dtype=torch.float32)
+    weight_gradient, bias_gradient = (torch.empty_like(own[0]) for _ in range(2))
+    masked = samples is not None
+    flags = x if samples is None else samples.contiguous().view(torch.uint8)
+    kernels = _kernels()
+    kernels.gradient_sums[slices, *grid[1:]](
+        x, slope, *own, part, rows, slices, eps, turns, channels, rectify, height, width
+    )
+    blocks = (1 << (slices - 1).bit_length(), 1 << (batch - 1).bit_length(), width)
+    kernels.gradient_totals[grid[1:]](
+        part, flags, weight_gradient, bias_gradient, share, batch, positions, slices, fewest, channels, masked, *blocks
+    )
+    kernels.input_gradient[grid](
+        x, slope, *own, flags, share, dx, batch, positions, eps, channels, masked, rectify, height, width
+    )
+    return dx, weight_gradient, bias_gradient
+
+
+@gradients.register_fake
+def _(
+    x: Tensor,
+    slope: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    mean: Tensor,
+    var: Tensor,
+    samples: Tensor | None,
+    eps: float,
+    fewest: int,
+    rectify: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    return x.new_empty(x.shape), weight.new_empty(weight.shape), bias.new_empty(bias.shape)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x, _, *own, samples, ctx.eps, ctx.fewest, _ = inputs
+    ctx.save_for_backward(x, *own, *(() if samples is None else (samples,)))
+
+
+def _backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
+    x, weight, bias, mean, var, *samples = ctx.saved_tensors
+    own = (weight, bias, mean, var, samples[0] if samples else None, ctx.eps, ctx.fewest, False)
+    dx, weight_gradient, bias_gradient = gradients(x, slope.contiguous(), *own)
+    return dx, None, weight_gradient, bias_gradient, *[None] * 6
+
+
+stacked.register_autograd(_backward, setup_context=_save)
+
+
+def _blocks(x: Tensor) -> tuple[tuple[int, int, int], int, int, tuple[int, int]]:
+    """Return the grid of a kernel that processes each value once, the rows, the channels and the block's size."""
+    clients, batch, positions, channels = x.shape
+    width = next_power_of_two(channels, 64)
+    rows, height = batch * positions, BLOCK // width
+    return (-(-rows // height), -(-channels // width), clients), rows, channels, (height, width)
+
+
+@cache
+def _kernels() -> Any:
+    from fedhead.executors.kernels import normalize_kernels
+
+    return normalize_kernels

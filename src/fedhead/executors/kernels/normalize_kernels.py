@@ -1,0 +1,175 @@
+"""The kernels behind `fedhead.executors.kernels.normalize`, in Triton; imported only if there is a GPU.
+
+x is [K, B, P, C]: clients, samples and padding, positions, channels. R rows of B * P and N channels make a block; S
+is the number of slices, as a power of two. weight, bias, mean and var are [K, C].
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def normalize(
+    x,
+    skip,
+    weight,
+    bias,
+    mean,
+    var,
+    y,
+    rows,
+    eps,
+    C: tl.constexpr,
+    SKIP: tl.constexpr,
+    RECTIFY: tl.constexpr,
+    R: tl.constexpr,
+    N: tl.constexpr,
+):
+    """y = (x - mean) / sqrt(var + eps) * weight + bias; with SKIP, skip is added, with RECTIFY, max(0, .) is taken."""
+    k = tl.program_id(2).to(tl.int64)
+    c = tl.program_id(1) * N + tl.arange(0, N)
+    row = tl.program_id(0) * R + tl.arange(0, R)
+    at = k * rows * C + row[:, None] * C + c[None, :]
+    here = (row < rows)[:, None] & (c < C)[None, :]
+    center, scale, gain, shift = per_channel(weight, bias, mean, var, eps, k, c, C)
+    value = tl.load(x + at, mask=here, other=0.0).to(tl.float32)
+    found = ((value - center) * (scale * gain) + shift).to(y.dtype.element_ty)
+    if SKIP:
+        found = (found.to(tl.float32) + tl.load(skip + at, mask=here, other=0.0).to(tl.float32)).to(y.dtype.element_ty)
+    if RECTIFY:
+        found = tl.where(found <= 0, 0.0, found)  # what is not a number stays so
+    tl.store(y + at, found, mask=here)
+
+
+@triton.jit
+def gradient_sums(
+    x,
+    slope,
+    weight,
+    bias,
+    mean,
+    var,
+    part,
+    rows,
+    slices,
+    eps,
+    TURNS: tl.constexpr,
+    C: tl.constexpr,
+    RECTIFY: tl.constexpr,
+    R: tl.constexpr,
+    N: tl.constexpr,
+):
+    """part[k, s, :, c]: sums of the slope and of its product with the normalized x over slice s of the rows."""
+    s, k = tl.program_id(0), tl.program_id(2).to(tl.int64)
+    c = tl.program_id(1) * N + tl.arange(0, N)
+    center, scale, gain, shift = per_channel(weight, bias, mean, var, eps, k, c, C)
+    total = tl.zeros((R, N), tl.float32)
+    product = tl.zeros((R, N), tl.float32)
+    for turn in range(TURNS):
+        row = (s * TURNS + turn) * R + tl.arange(0, R)
+        at = k * rows * C + row[:, None] * C + c[None, :]
+        here = (row < rows)[:, None] & (c < C)[None, :]
+        moved = tl.load(x + at, mask=here, other=0.0).to(tl.float32) - center
+        own = tl.load(slope + at, mask=here, other=0.0).to(tl.float32)
+        if RECTIFY:
+            own = tl.where((moved * (scale * gain) + shift).to(slope.dtype.element_ty) <= 0, 0.0, own)
+        total += own
+        product += tl.where(here, own * (moved * scale), 0.0)
+    part += (k * slices + s) * 2 * C
+    tl.store(part + c, tl.sum(total, 0), mask=c < C)
+    tl.store(part + C + c, tl.sum(product, 0), mask=c < C)
+
+
+@triton.jit
+def gradient_totals(
+    part,
+    samples,
+    weight_gradient,
+    bias_gradient,
+    share,
+    B,
+    P,
+    slices,
+    fewest,
+    C: tl.constexpr,
+    MASKED: tl.constexpr,
+    S: tl.constexpr,
+    BLOCK: tl.constexpr,
+    N: tl.constexpr,
+):
+    """The gradients of weight and bias, and share[k, :, c]: these over the number of values, which x depends on.
+
+    A batch with fewer values than `fewest` was not normalized by its own statistics: its shares are 0.
+    """
+    k = tl.program_id(1).to(tl.int64)
+    c = tl.program_id(0) * N + tl.arange(0, N)
+    s = tl.arange(0, S)
+    there = (s < slices)[:, None] & (c < C)[None, :]
+    part += k * slices * 2 * C + s[:, None] * 2 * C + c[None, :]
+    total = tl.sum(tl.load(part, mask=there, other=0.0), 0)
+    product = tl.sum(tl.load(part + C, mask=there, other=0.0), 0)
+    tl.store(bias_gradient + k * C + c, total, mask=c < C)
+    tl.store(weight_gradient + k * C + c, product, mask=c < C)
+    if MASKED:
+        b = tl.arange(0, BLOCK)
+        count = tl.sum((tl.load(samples + k * B + b, mask=b < B, other=0) != 0).to(tl.float32), 0) * P
+        own = (count >= fewest).to(tl.float32) / tl.maximum(count, 1.0)
+    else:
+        own = 1.0 / (B * P)
+    share += k * 2 * C
+    tl.store(share + c, total * own, mask=c < C)
+    tl.store(share + C + c, product * own, mask=c < C)
+
+
+@triton.jit
+def input_gradient(
+    x,
+    slope,
+    weight,
+    bias,
+    mean,
+    var,
+    samples,
+    share,
+    dx,
+    B,
+    P,
+    eps,
+    C: tl.constexpr,
+    MASKED: tl.constexpr,
+    RECTIFY: tl.constexpr,
+    R: tl.constexpr,
+    N: tl.constexpr,
+):
+    """The gradient of x; the statistics depend on the samples alone, not on padding."""
+    k = tl.program_id(2).to(tl.int64)
+    c = tl.program_id(1) * N + tl.arange(0, N)
+    row = tl.program_id(0) * R + tl.arange(0, R)
+    at = k * B * P * C + row[:, None] * C + c[None, :]
+    here = (row < B * P)[:, None] & (c < C)[None, :]
+    center, scale, gain, shift = per_channel(weight, bias, mean, var, eps, k, c, C)
+    share += k * 2 * C
+    total = tl.load(share + c, mask=c < C, other=0.0)[None, :]
+    product = tl.load(share + C + c, mask=c < C, other=0.0)[None, :]
+    moved = tl.load(x + at, mask=here, other=0.0).to(tl.float32) - center
+    own = tl.load(slope + at, mask=here, other=0.0).to(tl.float32)
+    if RECTIFY:
+        own = tl.where((moved * (scale * gain) + shift).to(slope.dtype.element_ty) <= 0, 0.0, own)
+    through = total + moved * scale * product
+    if MASKED:
+        sample = tl.load(samples + k * B + row // P, mask=row < B * P, other=0) != 0
+        through = tl.where(sample[:, None], through, 0.0)
+    tl.store(dx + at, ((own - through) * (scale * gain)).to(dx.dtype.element_ty), mask=here)
+
+
+@triton.jit
+def per_channel(weight, bias, mean, var, eps, k, c, C: tl.constexpr):
+    """Mean, 1 / sqrt(var + eps), weight and bias of some channels, as rows."""
+    at = k * C + c
+    center = tl.load(mean + at, mask=c < C, other=0.0)
+    scale = tl.math.rsqrt(tl.load(var + at, mask=c < C, other=1.0) + eps)
+    gain = tl.load(weight + at, mask=c < C, other=0.0).to(tl.float32)
+    shift = tl.load(bias + at, mask=c < C, other=0.0).to(tl.float32)
+    return center[None, :], scale[None, :], gain[None, :], shift[None, :]
