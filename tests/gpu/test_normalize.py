@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -83,6 +85,29 @@ def test_what_is_not_a_number_is_not_rectified_away() -> None:
     x = torch.full((1, 2, 3, 4), torch.nan, device=DEVICE)
     own = torch.ones(4, 1, 4, device=DEVICE).unbind()
     assert kernels.stacked(x, None, *own, None, 1e-5, 1, True).isnan().all()
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_gradients_have_derivatives(masked: bool) -> None:
+    generator = torch.Generator().manual_seed(2)
+    exact = [torch.randn(size, generator=generator, dtype=torch.float64) for size in ((2, 6, 3, 4), (2, 3), (2, 3))]
+    samples = torch.tensor([[True] * 6, [True] * 4 + [False] * 2])
+
+    def loss(x: Tensor, weight: Tensor, bias: Tensor, mine: Tensor) -> Tensor:
+        with MaskedBatchNorm(mine, 6) if masked else nullcontext():
+            y = nn.functional.batch_norm(x, None, None, weight, bias, training=True)
+        return ((y.square() * y.cos()).sum((1, 2)) * (mine if masked else 1)).sum()
+
+    def second(device: str, kind: torch.dtype, layers: AbstractContextManager[object]) -> tuple[Tensor, ...]:
+        own = [t.to(device, kind).requires_grad_() for t in exact]
+        with layers:
+            losses = vmap(loss)(*own, samples.to(device))
+        grads = torch.autograd.grad(losses.sum(), own, create_graph=True)
+        return torch.autograd.grad(sum(g.square().sum() for g in grads), own)
+
+    wanted = second("cpu", torch.float64, nullcontext())
+    for mine, theirs in zip(second(DEVICE, torch.float32, StackedLayers()), wanted, strict=True):
+        torch.testing.assert_close(mine.cpu().double(), theirs, atol=1e-2, rtol=1e-3)
 
 
 class Block(nn.Module):

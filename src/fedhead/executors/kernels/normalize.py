@@ -12,8 +12,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.func import vmap
 
 from fedhead.executors.kernels.common import available, clients_first, next_power_of_two
+from fedhead.models import batch_norm
 
 BLOCK = 2048  # values that a program processes at a time
 PROGRAMS = 1024  # enough to fill a large GPU several times
@@ -200,9 +202,37 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 def _backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
     x, weight, bias, mean, var, *samples = ctx.saved_tensors
-    own = (weight, bias, mean, var, samples[0] if samples else None, ctx.eps, ctx.fewest, False)
-    dx, weight_gradient, bias_gradient = gradients(x, slope.contiguous(), *own)
+    own = (weight, bias, mean, var, samples[0] if samples else None, ctx.eps, ctx.fewest)
+    if torch.is_grad_enabled():
+        dx, weight_gradient, bias_gradient = _differentiable(x, slope, *own)
+    else:
+        dx, weight_gradient, bias_gradient = gradients(x, slope.contiguous(), *own, False)
     return dx, None, weight_gradient, bias_gradient, *[None] * 6
+
+
+def _differentiable(
+    x: Tensor,
+    slope: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    mean: Tensor,
+    var: Tensor,
+    samples: Tensor | None,
+    eps: float,
+    fewest: int,
+) -> tuple[Tensor | None, ...]:
+    """Compute `gradients` by plain operations, such that they have derivatives too."""
+    positions = x.shape[2]
+
+    def one(x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, var: Tensor, samples: Tensor | None) -> Tensor:
+        count = x.shape[0] * positions if samples is None else samples.sum(0, keepdim=True).float() * positions
+        y = batch_norm.normalize(x.movedim(-1, 1), weight, bias, mean, var, samples, count, eps, fewest)
+        return y.movedim(1, -1)
+
+    y = vmap(one, in_dims=(*[0] * 5, None if samples is None else 0))(x, weight, bias, mean, var, samples)
+    wanted = [t for t in (x, weight, bias) if t.requires_grad]
+    found = iter(torch.autograd.grad(y, wanted, slope, create_graph=True))
+    return tuple(next(found) if t.requires_grad else None for t in (x, weight, bias))
 
 
 stacked.register_autograd(_backward, setup_context=_save)
