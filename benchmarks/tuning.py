@@ -25,6 +25,7 @@ import torch
 import fedhead as fh
 from fedhead.engine.rounds import FinishedRun
 from fedhead.executors import select
+from fedhead.executors.graphs import Graphs
 from fedhead.executors.job import Executor
 from fedhead.executors.multi_run import run_together
 from fedhead.executors.stack import Stack
@@ -91,6 +92,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--batch", type=int, default=10)
+    parser.add_argument("--stack", type=int, help="most clients of a stack; default: as many as fit")
+    parser.add_argument(
+        "--slots", type=int, help="clients that train at a time on a GPU; default: chosen by their steps"
+    )
     parser.add_argument("--json", type=Path)
     parser.add_argument("--csv", type=Path, help="append the result to this table")
     asked = parser.parse_args()
@@ -104,7 +109,7 @@ def main() -> None:
     def side_by_side() -> list[FinishedRun]:
         simulation = trials[0].simulation(fed, torch.device(asked.device), asked.precision == "bf16")
         compiled = asked.device == "cuda" and select.pays_to_compile(simulation, len(trials))
-        worker = select.by_name("stack", simulation, compile=compiled) if asked.device == "cuda" else Stack()
+        worker = Stack(asked.stack, Graphs(compile=compiled, slots=asked.slots))
         return run_together(worker, [lambda member, one=one: trial(one, member) for one in trials], mix_numbers=True)
 
     trial(trials[0], "auto")  # libraries load in the first one
@@ -121,7 +126,7 @@ def main() -> None:
     )
     rates = 60 * len(alone) / min(alone_seconds), 60 * len(joined) / min(seconds)
     found = {
-        **{name: value for name, value in vars(asked).items() if name not in ("json", "csv")},
+        **{name: value for name, value in vars(asked).items() if name not in ("json", "csv", "stack", "slots")},
         "executor": alone[0].executor,
         "one_after_another_per_minute": round(rates[0], 2),
         "side_by_side_per_minute": round(rates[1], 2),

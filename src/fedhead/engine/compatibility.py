@@ -34,7 +34,8 @@ def check_models(method: Method, models: Sequence[SplitModel], assign: Sequence[
     first = {group: client for client, group in reversed(list(enumerate(assign)))}  # the first client of a model
     here = [(first[group], model) for group, model in enumerate(models) if group in first]
     if here:
-        _differing(method, here)
+        if len(here) > 1:
+            _differing(method, here)
         _lone_samples(here, local)
 
 

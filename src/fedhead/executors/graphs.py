@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -25,7 +25,8 @@ from fedhead.core.errors import first_line
 from fedhead.core.log import warn_once
 from fedhead.executors.compile import compile_step
 from fedhead.executors.compile_choice import pays_for
-from fedhead.executors.slots import Plan, Turn, choose_slots, plan
+from fedhead.executors.slots import Plan, choose_slots, plan
+from fedhead.executors.stacked_rows import StackedRows
 from fedhead.executors.steps import Carry, PhaseBatches, PhaseRun, draw_batch, rows
 
 TABLE_STEPS = 256  # batches of so many steps lie ready on the device
@@ -93,9 +94,9 @@ class GraphRunner:
         self.counter = torch.zeros((), dtype=torch.int64, device=batches.rows.device)
         self.graphs: StepGraphs | None = None
         self._plans: dict[tuple[int, ...], tuple[Plan, list[Tensor]]] = {}  # by the clients' numbers of steps
-        carried = pytree.tree_leaves(self.carry)
-        self._outcome = _by_client(carried)
-        self._slots = _by_client([*carried, *self._held(phase_run._replace(w=self.w, inputs=self.inputs), self.key)])
+        self._outcome = StackedRows(pytree.tree_leaves(self.carry))
+        held = self._held(phase_run._replace(w=self.w, inputs=self.inputs), self.key)
+        self._slots = StackedRows([*self._outcome.tensors, *held])
 
     def train(self, phase_run: PhaseRun) -> Carry:
         """Pass the clients of a round through the slots.
@@ -108,14 +109,14 @@ class GraphRunner:
         """
         _, batches, carry, _, inputs = phase_run
         copy_into(self.step.vectorizer.shared(self.inputs), self.step.vectorizer.shared(inputs))
-        start = _by_client([*pytree.tree_leaves(carry), *self._held(phase_run, batches.key)])
+        start = StackedRows([*pytree.tree_leaves(carry), *self._held(phase_run, batches.key)])
         outcome = Carry(*(tree.clone() for tree in carry))
-        into = _by_client(pytree.tree_leaves(outcome))
+        into = StackedRows(pytree.tree_leaves(outcome))
         schedule, places = self._plan(tuple(batches.lengths()))
         tables = self._fill(schedule, places, batches)
         left = 0  # steps until the table is used up
         for segment in schedule.segments:
-            _move(segment.enter, lambda turn: (self._slots[turn.slot], start[turn.client]))
+            self._slots.copy([turn.slot for turn in segment.enter], start, [turn.client for turn in segment.enter])
             todo = segment.steps
             while todo:
                 left = left or next(tables)
@@ -124,7 +125,7 @@ class GraphRunner:
                 now = min(todo, left)
                 self.graphs.replay(now)
                 todo, left = todo - now, left - now
-            _move(segment.leave, lambda turn: (into[turn.client], self._outcome[turn.slot]))
+            into.copy([turn.client for turn in segment.leave], self._outcome, [turn.slot for turn in segment.leave])
         return outcome
 
     def _plan(self, lengths: tuple[int, ...]) -> tuple[Plan, list[Tensor]]:
@@ -209,21 +210,6 @@ class GraphRunner:
             counter.add_(1)
 
         return function, [*changed, *read]
-
-
-def _by_client(tensors: Sequence[Tensor]) -> list[tuple[Tensor, ...]]:
-    """Return the tensors of each client, for tensors with a client axis."""
-    return list(zip(*(t.unbind() for t in tensors), strict=True))
-
-
-def _move(turns: Sequence[Turn], pair: Callable[[Turn], tuple[Sequence[Tensor], Sequence[Tensor]]]) -> None:
-    """Copy the tensors of several clients at once; `pair` returns where to and where from."""
-    kinds: dict[torch.dtype, list[tuple[Tensor, Tensor]]] = {}  # only tensors of one dtype are copied by one kernel
-    for turn in turns:
-        for to, source in zip(*pair(turn), strict=True):
-            kinds.setdefault(to.dtype, []).append((to, source))
-    for pairs in kinds.values():
-        torch._foreach_copy_([to for to, _ in pairs], [source for _, source in pairs])
 
 
 class Preparer(Protocol):

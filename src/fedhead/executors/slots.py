@@ -122,5 +122,20 @@ def choose_slots(lengths: Sequence[int]) -> int:
     >>> choose_slots([10] * 20), choose_slots([100, 20, 20, 20, 20, 20])
     (20, 2)
     """
-    candidates = range(1, len(lengths) + 1)
-    return min(candidates, key=lambda slots: (plan(lengths, slots).steps * (OVERHEAD + slots), slots), default=1)
+    ordered = sorted(lengths, reverse=True)
+    total, longest = sum(ordered), max(ordered, default=0)
+    best, least = 1, float("inf")
+    for slots in range(1, len(ordered) + 1):
+        at_least = max(-(-total // slots), longest)  # steps, however well the clients fit
+        if at_least * (OVERHEAD + slots) < least:
+            cost = _steps(ordered, slots) * (OVERHEAD + slots)
+            best, least = (slots, cost) if cost < least else (best, least)
+    return best
+
+
+def _steps(ordered: Sequence[int], slots: int) -> int:
+    """Return the steps of a plan for clients in order, the longest first."""
+    free = [0] * slots
+    for length in ordered:
+        heapq.heapreplace(free, free[0] + length)
+    return max(free)

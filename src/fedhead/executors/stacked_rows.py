@@ -1,0 +1,49 @@
+"""Rows of several tensors with a client axis, copied with few kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+FEW = 8  # rows up to which one kernel copies all of them, in place of two kernels per tensor
+
+
+class StackedRows:
+    """Tensors with a leading client axis, of whose rows some are overwritten at a time.
+
+    Args:
+        tensors: The tensors, of equal length.
+    """
+
+    def __init__(self, tensors: Sequence[Tensor]):
+        self.tensors = list(tensors)
+
+    @cached_property
+    def _each(self) -> list[tuple[Tensor, ...]]:
+        """The tensors of each client."""
+        return list(zip(*(t.unbind() for t in self.tensors), strict=True))
+
+    def copy(self, rows: Sequence[int], source: StackedRows, of: Sequence[int]) -> None:
+        """Overwrite some rows of all tensors.
+
+        Args:
+            rows: Rows to overwrite, each once.
+            source: Tensors of the same shapes and types but for their length.
+            of: Rows of `source` to copy, one for each of `rows`.
+        """
+        if not self.tensors or not rows:
+            return
+        if len(rows) > FEW:
+            to, at = (torch.tensor(places, device=self.tensors[0].device) for places in (rows, of))
+            for mine, theirs in zip(self.tensors, source.tensors, strict=True):
+                mine.index_copy_(0, to, theirs.index_select(0, at))
+            return
+        kinds: dict[torch.dtype, list[tuple[Tensor, Tensor]]] = {}  # only tensors of one dtype are copied by one kernel
+        for row, other in zip(rows, of, strict=True):
+            for mine, theirs in zip(self._each[row], source._each[other], strict=True):
+                kinds.setdefault(mine.dtype, []).append((mine, theirs))
+        for pairs in kinds.values():
+            torch._foreach_copy_([mine for mine, _ in pairs], [theirs for _, theirs in pairs])
