@@ -86,3 +86,21 @@ def test_torchs_generator_is_lent_to_one_thread_at_a_time_and_left_as_it_was() -
     assert torch.equal(torch.get_rng_state(), before)
     with random.global_generator(5):
         assert torch.equal(torch.rand(3), alone)
+
+
+def test_clients_drawn_at_once_have_the_batches_that_each_has_alone() -> None:
+    draws: list[batching.DrawArguments] = [
+        (n, 4, epochs, drop_last, 1000 * n + epochs, most)
+        for n in (0, 3, 9, 9, 12)
+        for epochs in (1, 3)
+        for drop_last in (False, True)
+        for most in (None, 2)
+    ]
+    for arguments, found in zip(draws, batching.draw_all(draws), strict=True):
+        n, size, epochs, drop_last, key, most = arguments
+        steps = batching.steps_per_epoch(n, size, drop_last)
+        order = [np.resize(random.permutation(random.key(key, epoch), n), steps * size) for epoch in range(epochs)]
+        expected = np.array(order, np.int64).reshape(-1, size)[:most]
+        np.testing.assert_array_equal(found.positions, expected)
+        assert found.weight.shape == expected.shape
+        assert found.weight.sum() <= max(n, 0) * epochs

@@ -2,47 +2,49 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 
 from fedhead.core import batching
+from fedhead.core.batching import DrawArguments
 from fedhead.engine import prefetch
 from fedhead.engine.prefetch import Prefetcher
 
 
 def test_schedules_drawn_ahead_are_the_same_and_drawn_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    draws = [(50, 8, 3, False, key) for key in (1, 2, 3)]
+    draws: list[DrawArguments] = [(50, 8, 3, False, key, None) for key in (1, 2, 3)]
     expected = [batching.draw_batches(*arguments) for arguments in draws]
     drawn: list[int] = []
-    plainly = batching.draw_batches
+    plainly = batching.draw_all
 
-    def counting(*arguments: int) -> batching.BatchSchedule:
-        drawn.append(arguments[-1])
-        return plainly(*arguments)  # type: ignore[arg-type]  # a flag is an int too
+    def counting(wanted: Sequence[DrawArguments]) -> list[batching.BatchSchedule]:
+        drawn.extend(arguments[4] for arguments in wanted)
+        return plainly(wanted)
 
-    monkeypatch.setattr(batching, "draw_batches", counting)
+    monkeypatch.setattr(batching, "draw_all", counting)
     ahead = Prefetcher()
     ahead.begin(draws[:2])
-    for arguments, schedule in zip(draws, expected, strict=True):
-        found = ahead.schedule(arguments)
+    for found, schedule in zip(ahead.schedules(draws), expected, strict=True):
         np.testing.assert_array_equal(found.positions, schedule.positions)
         np.testing.assert_array_equal(found.weight, schedule.weight)
     assert sorted(drawn) == [1, 2, 3]
-    ahead.schedule(draws[0])  # asked for again, it is drawn again
+    ahead.schedules(draws[:1])  # asked for again, it is drawn again
     assert sorted(drawn) == [1, 1, 2, 3]
 
 
 def test_batches_are_drawn_once_for_several_runs_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    draws: list[prefetch.DrawArguments] = [(40, 8, 1, False, key, None) for key in range(4)]
+    draws: list[DrawArguments] = [(40, 8, 1, False, key, None) for key in range(4)]
     shared = Prefetcher(keep=True)
     shared.begin(draws[:2])
-    first = [shared.schedule(arguments) for arguments in draws[:3]]
+    first = shared.schedules(draws[:3])
     shared.begin(draws[:2])  # there already
     monkeypatch.setattr(prefetch, "KEPT", 120)  # of which one has 40
-    shared.schedule(draws[3])
-    assert [shared.schedule(arguments) is kept for arguments, kept in zip(draws, first, strict=False)] == [
+    shared.schedules(draws[3:])
+    assert [shared.schedules([arguments])[0] is kept for arguments, kept in zip(draws, first, strict=False)] == [
         False,
         False,  # pushed out by the first, which was drawn again
         False,
     ]
-    assert shared.schedule(draws[2]) is shared.schedule(draws[2])
+    assert shared.schedules([draws[2]])[0] is shared.schedules([draws[2]])[0]

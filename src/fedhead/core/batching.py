@@ -7,12 +7,15 @@ trains on the same batches in the same order.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedhead.core import random
+
+DrawArguments = tuple[int, int, int, bool, int, int | None]  # those of `draw_batches`
 
 
 @dataclass(frozen=True)
@@ -48,17 +51,55 @@ def draw_batches(
     >>> draw_batches(5, 2, 1, False, key=0).weight.tolist()
     [[1.0, 1.0], [1.0, 1.0], [1.0, 0.0]]
     """
+    return draw_alike(n, batch_size, epochs, drop_last, [key], most)[0]
+
+
+def draw_alike(
+    n: int, batch_size: int, epochs: int, drop_last: bool, keys: Sequence[int], most: int | None = None
+) -> list[BatchSchedule]:
+    """Compute `draw_batches` for several clients with the same number of samples, all at once.
+
+    Args:
+        n: Number of samples of each client.
+        batch_size: Samples per batch.
+        epochs: Number of passes over the samples.
+        drop_last: Whether to drop an incomplete last batch.
+        keys: Random key of each client.
+        most: The largest number of steps.
+
+    Returns:
+        The schedule of each client.
+    """
     steps = steps_per_epoch(n, batch_size, drop_last)
     epochs = epochs if steps else 0
     if most is not None and steps:
         epochs = min(epochs, math.ceil(most / steps))
     size = steps * batch_size
-    order = np.empty((epochs, size), np.int64)
-    for epoch in range(epochs):
-        order[epoch] = np.resize(random.permutation(random.key(key, epoch), n), size)
-    weight = np.broadcast_to((np.arange(size) < n).astype(np.float32), order.shape)
+    inside = np.arange(size)
+    order = random.permutations([random.key(key, epoch) for key in keys for epoch in range(epochs)], n)
     shape = (epochs * steps, batch_size)
-    return BatchSchedule(order.reshape(shape)[:most], weight.reshape(shape)[:most], key)
+    positions = order[:, inside % max(n, 1)].reshape(len(keys), *shape)
+    weight = np.broadcast_to((inside < n).astype(np.float32), (epochs, size)).reshape(shape)
+    return [BatchSchedule(own[:most], weight[:most], key) for own, key in zip(positions, keys, strict=True)]
+
+
+def draw_all(draws: Sequence[DrawArguments]) -> list[BatchSchedule]:
+    """Compute `draw_batches` for several clients; those with as many samples are drawn at once.
+
+    Args:
+        draws: The arguments for each client.
+
+    >>> draw_all([(3, 2, 1, False, 5, None), (4, 2, 1, False, 6, None)])[1].positions.shape
+    (2, 2)
+    """
+    alike: dict[tuple[int, int, int, bool, int | None], list[int]] = {}
+    for place, (n, batch_size, epochs, drop_last, _, most) in enumerate(draws):
+        alike.setdefault((n, batch_size, epochs, drop_last, most), []).append(place)
+    found: dict[int, BatchSchedule] = {}
+    for (n, batch_size, epochs, drop_last, most), places in alike.items():
+        keys = [draws[place][4] for place in places]
+        found.update(zip(places, draw_alike(n, batch_size, epochs, drop_last, keys, most), strict=True))
+    return [found[place] for place in range(len(draws))]
 
 
 def empty_batches(n: int, batch_size: int, epochs: int, drop_last: bool, most: int | None = None) -> BatchSchedule:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -31,7 +31,13 @@ def key(*path: int | str) -> int:
 
 def permutation(key: int, n: int) -> NDArray[np.int64]:
     """Return a random permutation of 0 … n-1."""
-    return np.argsort(_hashes(key, n), kind="stable")
+    first: NDArray[np.int64] = permutations([key], n)[0]
+    return first
+
+
+def permutations(keys: Sequence[int], n: int) -> NDArray[np.int64]:
+    """Return a random permutation of 0 … n-1 for each key, [len(keys), n]."""
+    return np.argsort(_hashes(np.array(keys, np.uint64).reshape(-1, 1), n), axis=1, kind="stable")
 
 
 def uniforms(key: int, n: int) -> NDArray[np.float64]:
@@ -40,13 +46,13 @@ def uniforms(key: int, n: int) -> NDArray[np.float64]:
     >>> uniforms(key(0, "stragglers"), 3).shape
     (3,)
     """
-    return (_hashes(key, n) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    return (_hashes(np.uint64(key), n) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
-def _hashes(key: int, n: int) -> NDArray[np.uint64]:
-    """Return n random 64-bit numbers."""
+def _hashes(key: np.uint64 | NDArray[np.uint64], n: int) -> NDArray[np.uint64]:
+    """Return n random 64-bit numbers, for a column of keys a row for each."""
     with np.errstate(over="ignore"):
-        z = np.arange(1, n + 1, dtype=np.uint64) * np.uint64(_GOLDEN) + np.uint64(key)
+        z = np.arange(1, n + 1, dtype=np.uint64) * np.uint64(_GOLDEN) + key
         z = (z ^ (z >> np.uint64(30))) * np.uint64(_M1)
         z = (z ^ (z >> np.uint64(27))) * np.uint64(_M2)
         return z ^ (z >> np.uint64(31))

@@ -38,7 +38,7 @@ from fedhead.engine.metric_registry import NO_METRICS, Metric
 from fedhead.engine.outliers import OutlierPolicy
 from fedhead.engine.padding_check import PaddingCheck
 from fedhead.engine.predictions import client_predictions, summarize
-from fedhead.engine.prefetch import DrawArguments, Prefetcher
+from fedhead.engine.prefetch import Prefetcher
 from fedhead.engine.sampling import Cohort
 from fedhead.engine.server import Downlink
 from fedhead.engine.stragglers import Stragglers
@@ -243,7 +243,7 @@ class Clients:
                     states=[states[k] for k in clients],
                     rows=[self.federation.rows[k] for k in clients],
                     counts=[self.counts[k] for k in clients],
-                    schedules=[self._schedules(algorithm, task, k, round, label, trains) for k in clients],
+                    schedules=self._schedules(algorithm, task, clients, round, label, trains),
                     public_rows=self._public_rows(),
                     lr=self.lr(round),
                     round=round,
@@ -254,17 +254,18 @@ class Clients:
         return jobs
 
     def _schedules(
-        self, algorithm: Algorithm, task: Task, client: int, round: int, label: str, drawn: bool
-    ) -> list[batching.BatchSchedule]:
-        draws = self.draw_arguments(algorithm, task, client, round, label)
-        return [
-            self.prefetch.schedule(arguments) if drawn else batching.empty_batches(*arguments[:4], arguments[5])
-            for arguments in draws
-        ]
+        self, algorithm: Algorithm, task: Task, clients: list[int], round: int, label: str, drawn: bool
+    ) -> list[list[batching.BatchSchedule]]:
+        """The batches of each client's phases."""
+        draws = [self.draw_arguments(algorithm, task, k, round, label) for k in clients]
+        if not drawn:
+            return [[batching.empty_batches(*own[:4], own[5]) for own in mine] for mine in draws]
+        found = iter(self.prefetch.schedules([own for mine in draws for own in mine]))
+        return [[next(found) for _ in mine] for mine in draws]
 
     def draw_arguments(
         self, algorithm: Algorithm, task: Task, client: int, round: int, label: str = local_work.TRAIN
-    ) -> list[DrawArguments]:
+    ) -> list[batching.DrawArguments]:
         """What the batches of a client's phases are drawn from."""
         draws = []
         for number, phase in enumerate(algorithm.phases(task)):

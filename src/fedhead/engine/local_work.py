@@ -7,7 +7,7 @@ import math
 from fedhead.algorithm.phase import Phase
 from fedhead.algorithm.task import Task
 from fedhead.core import amounts, batching
-from fedhead.engine.prefetch import DrawArguments
+from fedhead.core.batching import DrawArguments
 from fedhead.engine.stragglers import Stragglers
 
 TRAIN = "train"  # the label of the rounds; that of a stage is `stage:NAME`

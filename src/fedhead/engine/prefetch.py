@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from fedhead.core import batching
+from fedhead.core.batching import DrawArguments
 
-DrawArguments = tuple[int, int, int, bool, int, int | None]  # the arguments of `batching.draw_batches`
 KEPT = 1 << 22  # samples of batches that are kept for other runs
 
 
@@ -32,21 +32,33 @@ class Prefetcher:
             return
         if self._worker is None:
             self._worker = ThreadPoolExecutor(1, thread_name_prefix="batches")
-        drawing = self._worker.submit(lambda: [batching.draw_batches(*arguments) for arguments in wanted])
+        drawing = self._worker.submit(batching.draw_all, wanted)
         self._pending.update({arguments: (drawing, place) for place, arguments in enumerate(wanted)})
 
-    def schedule(self, arguments: DrawArguments) -> batching.BatchSchedule:
-        """`batching.draw_batches`, at once if it was begun."""
+    def schedules(self, draws: Sequence[DrawArguments]) -> list[batching.BatchSchedule]:
+        """Return the batches of several clients, those that were begun at once."""
+        known = {arguments: self._drawn(arguments) for arguments in draws}
+        found = {arguments: batches for arguments, batches in known.items() if batches is not None}
+        missing = [arguments for arguments in known if arguments not in found]
+        found.update(zip(missing, batching.draw_all(missing), strict=True))
+        if self._keep:
+            for arguments, batches in found.items():
+                self._hold(arguments, batches)
+        return [found[arguments] for arguments in draws]
+
+    def _drawn(self, arguments: DrawArguments) -> batching.BatchSchedule | None:
         if arguments in self._kept:
             return self._kept[arguments]
-        if arguments in self._pending:
-            drawing, place = self._pending.pop(arguments)
-            found = drawing.result()[place]
-        else:
-            found = batching.draw_batches(*arguments)
-        if self._keep:
-            self._kept[arguments] = found
-            self._samples += found.positions.size
-            while self._samples > KEPT:  # oldest first
-                self._samples -= self._kept.pop(next(iter(self._kept))).positions.size
-        return found
+        if arguments not in self._pending:
+            return None
+        drawing, place = self._pending.pop(arguments)
+        return drawing.result()[place]
+
+    def _hold(self, arguments: DrawArguments, batches: batching.BatchSchedule) -> None:
+        """Keep batches for other runs."""
+        if arguments in self._kept:
+            return
+        self._kept[arguments] = batches
+        self._samples += batches.positions.size
+        while self._samples > KEPT:  # oldest first
+            self._samples -= self._kept.pop(next(iter(self._kept))).positions.size
