@@ -15,15 +15,19 @@ from fedhead.algorithm.task import LocalTraining
 from fedhead.core.optimizers import SGD
 from fedhead.engine.rounds import train_round
 from fedhead.engine.simulation import Simulation
-from fedhead.executors import graphs
+from fedhead.executors import graphs, step_graphs
 from fedhead.executors.client_round import local_round
-from fedhead.executors.compile import compile_step, trace, warm_up
-from fedhead.executors.graphs import GraphRunner, Graphs, StepGraphs, without_rows
+from fedhead.executors.compile import TensorForm, compile_step, is_known, trace, warm_up
+from fedhead.executors.compiler_process import CompilerProcess
+from fedhead.executors.graphs import GraphRunner, Graphs
 from fedhead.executors.job import Job
+from fedhead.executors.phase_keys import without_rows
 from fedhead.executors.slots import choose_slots
 from fedhead.executors.stack import Stack, VmapVectorizer
+from fedhead.executors.step_graphs import StepGraphs
 from fedhead.executors.steps import Carry, PhaseRun, train_eagerly
 from fedhead.methods import METHODS
+from fedhead.models.precision import set_precision
 
 
 class Replayed(Graphs):
@@ -33,7 +37,7 @@ class Replayed(Graphs):
         phase_run = without_rows(phase_run)
         slots = self.slots or choose_slots(phase_run.batches.lengths())
         runner = GraphRunner(self, phase_run, slots)
-        runner.graphs = _Traced(runner)  # type: ignore[assignment]  # replay() is all it needs
+        runner.graphs = {True: _Traced(runner)}  # type: ignore[dict-item]  # replay() is all it needs
         return runner.train(phase_run)
 
 
@@ -90,7 +94,7 @@ def test_cohorts_of_different_sizes_share_a_runner(monkeypatch: pytest.MonkeyPat
         pass
 
     made: list[Step] = []
-    monkeypatch.setattr(GraphRunner, "_prepare", lambda runner: made.append(Step(runner)) or made[-1])
+    monkeypatch.setattr(GraphRunner, "_prepare", lambda runner, compiled: made.append(Step(runner)) or made[-1])
     trainer = Graphs(slots=2)
     job = prepared("scaffold", "group")
     for clients in ([0, 1, 2, 3], [1, 3], [2]):
@@ -114,7 +118,7 @@ def test_graphs_of_one_step_and_of_many_make_as_many_steps_as_wanted(
             captures.append(work)
 
     captures: list[object] = []
-    monkeypatch.setattr(graphs, "capture", Graph)
+    monkeypatch.setattr(step_graphs, "capture", Graph)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     owner, made = Graphs(), []
     steps = StepGraphs(owner, lambda n: made.extend(range(n)))
@@ -141,21 +145,25 @@ def test_a_rehearsal_runs_the_step_once_and_keeps_its_troubles_to_itself() -> No
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # the compiler's own: as errors they would stop it
 @pytest.mark.skipif(shutil.which("g++") is None, reason="on a CPU the compiler needs g++")
-def test_a_compiled_step_works_in_place_and_is_known_the_second_time(
+def test_a_step_that_another_process_compiled_is_found_in_the_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from torch._dynamo.utils import counters
+
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
 
-    def step(total: Tensor, x: Tensor) -> None:
-        total.add_(x * 2)
+    def step(*flat: Tensor) -> None:
+        flat[0].add_(flat[1] * torch.arange(3))
 
-    total, x = torch.ones(3), torch.ones(3)
-    marks = []
-    for _ in range(2):
-        call = compile_step(step, [total, x], changed=1)
-        marks.append({mark.name for mark in (tmp_path / "fedhead").iterdir()})
-    assert total.tolist() == [1, 1, 1], "compiling changes nothing"
-    call(total, x)
-    assert total.tolist() == [3, 3, 3]
-    assert len(marks[0]) == 1
-    assert marks[0] == marks[1]
+    set_precision("fp32")  # as before any run: it decides about the cache too
+    arguments = [torch.ones(3), torch.ones(3)]
+    graph, forms = trace(step, arguments), [TensorForm.of(t) for t in arguments]
+    assert not is_known(graph, forms)
+    CompilerProcess().submit(graph, forms).wait()
+    assert is_known(graph, forms), "another process has compiled it"
+    hits = counters["inductor"]["fxgraph_cache_hit"]
+    call = compile_step(step, arguments, changed=1)
+    assert counters["inductor"]["fxgraph_cache_hit"] == hits + 1
+    assert arguments[0].tolist() == [1, 1, 1], "compiling changes nothing"
+    call(*arguments)
+    assert arguments[0].tolist() == [1, 2, 3]

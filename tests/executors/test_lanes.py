@@ -15,7 +15,7 @@ from fedhead.algorithm.upload import Clip, Upload
 from fedhead.core.optimizers import SGD
 from fedhead.engine.rounds import train_round
 from fedhead.engine.simulation import Simulation
-from fedhead.executors import graphs, lane_steps
+from fedhead.executors import lane_steps, step_graphs
 from fedhead.executors.compile import trace
 from fedhead.executors.job import Executor
 from fedhead.executors.lane_groups import STEPS_PER_GRAPH
@@ -42,7 +42,7 @@ def captures(monkeypatch: pytest.MonkeyPatch) -> list[object]:
         made.append(work)
         return SimpleNamespace(replay=work)
 
-    monkeypatch.setattr(graphs, "capture", captured)
+    monkeypatch.setattr(step_graphs, "capture", captured)
     monkeypatch.setattr(torch.cuda, "Stream", Stream)
     monkeypatch.setattr(torch.cuda, "current_stream", Stream)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())

@@ -64,6 +64,8 @@ class Snapshot:
         memories: What each callback remembers.
         kept: The models that the run ends with, where a callback has kept a round's.
         stopped: Who stopped the run after this round; None: nobody.
+        compiled_from: From which round on its steps were compiled; None: they were not yet, or never are. A run that is
+            resumed before that round is compiled from the same one on.
     """
 
     round: int
@@ -73,6 +75,7 @@ class Snapshot:
     memories: list[dict[str, Any]] = field(default_factory=list)
     kept: Kept | None = None
     stopped: str | None = None
+    compiled_from: int | None = None
 
 
 @dataclass
@@ -85,7 +88,8 @@ class FinishedRun(RunMetrics):
         executor: Name of the executor, or of the transport.
         stages: The results of the stages, by name.
         last_rounds: Over how many of the last rounds `accuracy_mean` is taken.
-        preparing: Seconds spent on compiling and capturing, which `seconds` leaves out.
+        preparing: Seconds that training waited for compiling and capturing, which `seconds` leaves out.
+        compiled_from: From which round on the steps were compiled; None: they never were.
         confusion: Global test samples by true and predicted class, after the rounds.
     """
 
@@ -95,6 +99,7 @@ class FinishedRun(RunMetrics):
     stages: dict[str, StageResult] = field(repr=False, default_factory=dict)
     last_rounds: int = 1
     preparing: float = 0.0
+    compiled_from: int | None = None
     confusion: list[list[int]] | None = field(repr=False, default=None)
 
     @property
@@ -180,6 +185,7 @@ def run(
     if resume is not None:
         transport.restore(resume.server, resume.clients)
         history, begin, kept, stopped = list(resume.history), resume.round, resume.kept, resume.stopped
+        transport.compiled_from = resume.compiled_from
     transport.begin()
     if on_start is not None:
         on_start(transport.name)
@@ -197,12 +203,16 @@ def run(
         )
         confusion = row.pop("confusion", None)
         history.append(row)
+        if transport.compiled and transport.compiled_from is None:
+            transport.compiled_from = number
+            logger.info("round %d: steps are compiled from here on", number)
         if KEEP in watching.after_round(row):
             kept = Kept(number, transport.server, dict(transport.states.kept))
         stopped = row.get("stopped")
         # copies: whoever keeps the snapshot can resume from it after later rounds
         now = (dict(transport.states.kept), list(history), copy.deepcopy(watching.memories), kept, stopped)
-        if on_round is not None and on_round(Snapshot(number, transport.server, *now)) is STOP:
+        snapshot = Snapshot(number, transport.server, *now, transport.compiled_from)
+        if on_round is not None and on_round(snapshot) is STOP:
             stopped = row.setdefault("stopped", "on_round")
             if not is_evaluated(number, rounds, evaluate_every, last_rounds):
                 logger.warning(
@@ -221,7 +231,7 @@ def run(
     result.confusion = confusion or _confusion(transport)
     for stage in stages:
         result.stages[stage.name] = run_stage(transport, stage, metrics)
-    result.preparing = transport.preparing
+    result.preparing, result.compiled_from = transport.preparing, transport.compiled_from
     return result
 
 

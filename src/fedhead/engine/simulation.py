@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
@@ -56,6 +57,7 @@ class Simulation(Clients, Transport[ClientStates]):
         models: The architectures.
         method: What is trained.
         executor: Who trains the clients: an executor, or the name of one that `begin` selects.
+        compile: When a stack that `begin` selects is compiled on a GPU (`select.COMPILE`).
         settings: What else `Clients` takes.
     """
 
@@ -66,6 +68,7 @@ class Simulation(Clients, Transport[ClientStates]):
         method: Method,
         *,
         executor: str | Executor = "loop",
+        compile: str = "auto",
         **settings: Any,
     ):
         shared = executor.shared if isinstance(executor, Executor) else None
@@ -81,7 +84,7 @@ class Simulation(Clients, Transport[ClientStates]):
             self.portion = None  # its stacks are of clients of similar sizes, taken from all of them
             if self._cohort_size < len(federation):  # those of the other clients would only fill its memory
                 self.states = HostStates(self.initial_state, self.device)
-        self._wanted = executor
+        self._wanted, self._compile = executor, select.check_compile(compile)
         self.executor: Executor = executor if isinstance(executor, Executor) else Loop()
 
     def using(self, executor: Executor) -> Self:
@@ -105,6 +108,11 @@ class Simulation(Clients, Transport[ClientStates]):
         """Seconds that the executor has spent on compiling."""
         return self.executor.preparing
 
+    @property
+    def compiled(self) -> bool:
+        """Whether the executor's last steps were compiled."""
+        return self.executor.compiled
+
     def check(self, stage: Stage) -> None:
         """Refuse a stage that does not go with the models or the data."""
         training_objective.check(stage, self.federation.objective, self.task.local)
@@ -118,7 +126,7 @@ class Simulation(Clients, Transport[ClientStates]):
 
     def begin(self) -> None:
         """Select the executor."""
-        self.executor = select.executor(self._wanted, self)
+        self.executor = select.executor(self._wanted, self, compile=self._compile)
         self.padding_check.checked = None if self.executor.shared is None else self.executor.shared.checked_losses
 
     def restore(self, server: Tree, kept: Mapping[int, Tree]) -> None:
@@ -149,6 +157,8 @@ class Simulation(Clients, Transport[ClientStates]):
             )
         downlink = make_downlink(algorithm, server, cohort, self.task_of)
         jobs = self.work(algorithm, downlink, states, round)
+        if self.compiled_from is not None and isinstance(algorithm, Method):
+            jobs = [replace(job, compiled=round >= self.compiled_from) for job in jobs]
         if isinstance(states, HostStates):
             states.prefetch(later, cohort)
         replies: dict[int, ClientReply] = {}
@@ -272,6 +282,7 @@ def simulate(
     executor: str | Executor = "auto",
     device: str = "auto",
     precision: str = "fp32",
+    compile: str = "auto",
     evaluate_every: int = 1,
     last_rounds: int = 1,
     metrics: Mapping[str, Metric] = NO_METRICS,
@@ -301,6 +312,7 @@ def simulate(
         executor: `loop`, `stack`, `lanes`, `auto` (the fastest of a short trial), or an executor.
         device: `cpu`, `cuda`, or `auto`.
         precision: `fp32` or `bf16`.
+        compile: When a stack is compiled on a GPU: `auto`, `wait` or `never`.
         evaluate_every: Evaluate after every so many rounds, and after the last `last_rounds`.
         last_rounds: Over how many of the last rounds the mean accuracy is taken.
         metrics: Further metrics of the global model, recorded wherever its accuracy is.
@@ -319,6 +331,7 @@ def simulate(
         [model] if isinstance(model, SplitModel) else list(model),
         method,
         executor=executor,
+        compile=compile,
         rounds=rounds,
         local=local,
         participation=participation,

@@ -7,12 +7,13 @@ CUDA graph needs it. Compiled kernels are cached on disk (TORCHINDUCTOR_CACHE_DI
 
 from __future__ import annotations
 
+import copyreg
 import hashlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,13 +31,61 @@ def trace(function: InPlace, arguments: list[Tensor]) -> torch.fx.GraphModule:
         return make_fx(function, tracing_mode="fake", _allow_non_fake_inputs=True)(*arguments)
 
 
-def compile_step(function: InPlace, arguments: list[Tensor], changed: int) -> InPlace:
+class TensorForm(NamedTuple):
+    """What the compiler knows of an argument."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int  # in its storage
+    dtype: torch.dtype
+    device: torch.device
+
+    @classmethod
+    def of(cls, t: Tensor) -> TensorForm:
+        """Return the form of a tensor."""
+        return cls(tuple(t.shape), t.stride(), int(t.storage_offset()), t.dtype, t.device)
+
+    def empty(self) -> Tensor:
+        """Return a tensor of this form."""
+        if not self.offset:
+            return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=self.device)
+        last = sum((size - 1) * step for size, step in zip(self.shape, self.stride, strict=True))
+        whole = torch.empty(self.offset + last + 1, dtype=self.dtype, device=self.device)
+        return whole.as_strided(self.shape, self.stride, self.offset)
+
+
+def compile_step(
+    function: InPlace,
+    arguments: list[Tensor],
+    changed: int,
+    graph: torch.fx.GraphModule | None = None,
+    has_run: bool = False,
+) -> InPlace:
     """Compile a function that changes its arguments in place.
 
     Args:
         function: Function of tensors.
         arguments: Example arguments; the compiled function takes the same shapes.
         changed: How many of the first arguments the function changes.
+        graph: What `trace` recorded of it; none: it is traced here.
+        has_run: Whether the function has run already, so that the custom kernels it uses are compiled.
+    """
+    use_torch_assembler()
+    graph = graph or trace(function, arguments)
+    forms = [TensorForm.of(t) for t in arguments]
+    if has_run:
+        return compile_graph(graph, forms)
+    copies = [t.clone() for t in arguments[:changed]]
+    with warm_up(function, [*copies, *arguments[changed:]]):
+        return compile_graph(graph, forms)
+
+
+def compile_graph(graph: torch.fx.GraphModule, forms: Sequence[TensorForm]) -> InPlace:
+    """Compile a traced function, or take it from the compiler's cache.
+
+    Args:
+        graph: What `trace` recorded; it is changed.
+        forms: The forms of the arguments.
     """
     from torch._guards import TracingContext, tracing
     from torch._inductor import compile as inductor
@@ -45,21 +94,19 @@ def compile_step(function: InPlace, arguments: list[Tensor], changed: int) -> In
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-    _use_torch_assembler()
-    graph = fuse(trace(function, arguments))
-    marker = _marker_folder() / _digest(graph, arguments)
+    marker = _marker(graph, forms)  # before the graph is changed
     known = marker.exists()
     # The compiler uses its cache only if there is a shape environment, though there are no symbolic shapes here.
     shapes = FakeTensorMode(shape_env=ShapeEnv())
-    examples: list[Any] = [shapes.from_tensor(t, static_shapes=True) for t in arguments]
-    copies = [t.clone() for t in arguments[:changed]]
-    with warm_up(function, [*copies, *arguments[changed:]]), tracing(TracingContext(shapes)):
+    with shapes:
+        examples: list[Any] = [form.empty() for form in forms]
+    with tracing(TracingContext(shapes)):
         if not known:  # until its workers are ready, the compiler builds kernels one by one
             getattr(AsyncCompile, "wait_pool_ready", bool)()
         # reordering loops fails on some steps of wide stacks, such as FedProx's (an assertion in torch 2.11)
         settings = {"loop_ordering_after_fusion": False} | ({"compile_threads": 1} if known else {})
-        with config.patch(settings):
-            kernel: Any = inductor(graph, examples)
+        with config.patch(settings), _same_key_everywhere():
+            kernel: Any = inductor(fuse(graph), examples)
     marker.parent.mkdir(parents=True, exist_ok=True)
     marker.touch()
 
@@ -67,6 +114,28 @@ def compile_step(function: InPlace, arguments: list[Tensor], changed: int) -> In
         kernel(*tensors)
 
     return run
+
+
+@contextmanager
+def _same_key_everywhere() -> Iterator[None]:
+    """Let all processes find a step under the same key in the compiler's cache.
+
+    The key is a digest of pickled arguments, and pickle names a memory format by the first module that imported torch,
+    which is another one in each program.
+    """
+    before = copyreg.dispatch_table.get(torch.memory_format)
+    copyreg.pickle(torch.memory_format, lambda kind: (_memory_format, (str(kind).removeprefix("torch."),)))
+    try:
+        yield
+    finally:
+        del copyreg.dispatch_table[torch.memory_format]
+        if before is not None:
+            copyreg.dispatch_table[torch.memory_format] = before
+
+
+def _memory_format(name: str) -> torch.memory_format:
+    found: torch.memory_format = getattr(torch, name)
+    return found
 
 
 @contextmanager
@@ -91,16 +160,25 @@ def warm_up(function: InPlace, arguments: list[Tensor]) -> Iterator[None]:
 
 # The compiler has worker processes that compile kernels in parallel. They take some seconds to start, which are wasted
 # if all kernels are cached: so each compiled step leaves a marker file next to the compiler's cache.
+def is_known(graph: torch.fx.GraphModule, forms: Sequence[TensorForm]) -> bool:
+    """Return whether a step was compiled on this machine before, so that it is in the compiler's cache."""
+    return _marker(graph, forms).exists()
+
+
+def is_first() -> bool:
+    """Return whether no step was compiled on this machine yet."""
+    return not _marker_folder().exists()
+
+
 def start_compiler_workers() -> None:
-    """Start the compiler's worker processes in the background if nothing was compiled on this machine yet."""
+    """Start the compiler's worker processes in the background."""
     from torch._inductor.async_compile import AsyncCompile
 
-    if not _marker_folder().exists():
-        for name in ("warm_pool", "wakeup"):  # not every release of torch has both
-            getattr(AsyncCompile, name, bool)()
+    for name in ("warm_pool", "wakeup"):  # not every release of torch has both
+        getattr(AsyncCompile, name, bool)()
 
 
-def _use_torch_assembler() -> None:
+def use_torch_assembler() -> None:
     """Let custom kernels use the assembler that ships with torch, as the compiler's kernels do.
 
     The compiler sets this only before its first kernel. Kernels built earlier, with Triton's own assembler, would not
@@ -117,6 +195,6 @@ def _marker_folder() -> Path:
     return Path(cache_dir()) / "fedhead"
 
 
-def _digest(graph: torch.fx.GraphModule, arguments: list[Tensor]) -> str:
-    forms = [(tuple(t.shape), t.dtype, t.device) for t in arguments]
-    return hashlib.sha256(repr((graph.code, forms, torch.__version__)).encode()).hexdigest()
+def _marker(graph: torch.fx.GraphModule, forms: Sequence[TensorForm]) -> Path:
+    named = repr((graph.code, list(forms), torch.__version__))
+    return _marker_folder() / hashlib.sha256(named.encode()).hexdigest()

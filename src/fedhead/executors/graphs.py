@@ -7,26 +7,25 @@ in a table on the device, from which a counter selects the next ones.
 
 from __future__ import annotations
 
-import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
-from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from fedhead.algorithm.stage import Stage
 from fedhead.core import random
-from fedhead.core.cuda_graphs import capture
 from fedhead.core.errors import first_line
 from fedhead.core.log import warn_once
-from fedhead.executors.compile import compile_step
+from fedhead.executors.compile import TensorForm, compile_step, is_known, trace
 from fedhead.executors.compile_choice import pays_for
+from fedhead.executors.compiler_process import Compilation, Compiler
+from fedhead.executors.phase_keys import slot_key, without_rows
 from fedhead.executors.slots import Plan, choose_slots, plan
 from fedhead.executors.stacked_rows import StackedRows
+from fedhead.executors.step_graphs import StepGraphs, copy_into, preparing, static_copy
 from fedhead.executors.steps import Carry, PhaseBatches, PhaseRun, draw_batch, rows
 
 TABLE_STEPS = 256  # batches of so many steps lie ready on the device
@@ -36,18 +35,64 @@ MAX_PLANS = 16  # of the stacks of a round
 class Graphs:
     """A trainer that keeps one runner per kind of stack, up to a maximum number.
 
+    With a compiler in the background, steps train uncompiled until all of them are compiled; those of a method change
+    over together, at the beginning of a round. Steps that were compiled on this machine before are compiled at once.
+
     Args:
         compile: Whether to compile the steps; those of a stage only if it takes long enough.
         slots: How many clients train at a time; none: as many as take the least time for the first round.
         max_runners: Maximum number of runners to keep.
+        compiler: Compiles the steps in the background; none: they are compiled before they train.
     """
 
-    def __init__(self, compile: bool = True, slots: int | None = None, max_runners: int = 6):
+    def __init__(
+        self, compile: bool = True, slots: int | None = None, max_runners: int = 6, compiler: Compiler | None = None
+    ):
         self.compile = compile
         self.slots = slots
+        self.compiler = compiler
         self.preparing = 0.0  # seconds spent on compiling and capturing
         self._runners: OrderedDict[str, GraphRunner] = OrderedDict()
         self._max_runners = max_runners
+        self._round: int | None = None
+        self._compiled: bool | None = None  # whether the method's steps are compiled in this round; None: not decided
+
+    @property
+    def compiled(self) -> bool:
+        """Whether the method's steps are compiled in this round."""
+        return self.compile and self._compiled is True
+
+    def begin_round(self, number: int, compiled: bool | None = None) -> None:
+        """Decide whether the method's steps are compiled in a round, which holds for all of it.
+
+        Args:
+            number: The round; nothing changes while it is the same.
+            compiled: Whether they must be, or must not be yet; None: they are if all are ready.
+        """
+        if number == self._round:
+            return
+        self._round, self._compiled = number, compiled
+        runners = [runner for runner in self._runners.values() if runner.compile and not runner.of_stage]
+        if compiled is None and runners:
+            self._compiled = all(runner.ready for runner in runners)
+
+    def uses_compiled(self, runner: GraphRunner) -> bool:
+        """Return whether a runner's next steps are compiled; the first time, its compilation begins."""
+        if not (self.compile and runner.compile):
+            return False
+        decided = None if runner.of_stage else self._compiled
+        if not decided:
+            runner.begin_compiling()
+        if decided is None:
+            decided = runner.ready
+        if not runner.of_stage:
+            self._compiled = decided
+        return decided and self.compile
+
+    def give_up_compiling(self, error: Exception) -> None:
+        """Go on without compilation, which gives the same result."""
+        warn_once(f"the step could not be compiled ({first_line(error)}); continuing without compilation")
+        self.compile = False
 
     def __call__(self, phase_run: PhaseRun) -> Carry:
         """Run all steps of a phase."""
@@ -83,6 +128,7 @@ class GraphRunner:
     def __init__(self, owner: Graphs, phase_run: PhaseRun, slots: int, compile: bool = True):
         step, batches, carry, w, inputs = phase_run
         self.owner, self.step, self.slots, self.compile = owner, step, slots, compile
+        self.of_stage = isinstance(step.program.algorithm, Stage)
         first = torch.arange(slots, device=batches.key.device) % len(batches.key)
         self.carry = static_copy(rows(carry, first))
         self.w = static_copy(w.map(lambda t: t[first]))
@@ -92,7 +138,9 @@ class GraphRunner:
         self.rows, self.weight = batches.rows.new_zeros(shape), batches.weight.new_zeros(shape)
         self.done = batches.rows.new_zeros(shape[:2])  # how many steps each slot's client has made
         self.counter = torch.zeros((), dtype=torch.int64, device=batches.rows.device)
-        self.graphs: StepGraphs | None = None
+        self.graphs: dict[bool, StepGraphs] = {}  # by whether their steps are compiled
+        self._compilation: Compilation | None = None  # in the background
+        self._traced: torch.fx.GraphModule | None = None  # until it is compiled
         self._plans: dict[tuple[int, ...], tuple[Plan, list[Tensor]]] = {}  # by the clients' numbers of steps
         self._outcome = StackedRows(pytree.tree_leaves(self.carry))
         held = self._held(phase_run._replace(w=self.w, inputs=self.inputs), self.key)
@@ -108,6 +156,7 @@ class GraphRunner:
             What the steps changed, for all clients.
         """
         _, batches, carry, _, inputs = phase_run
+        compiled = self.owner.uses_compiled(self)
         copy_into(self.step.vectorizer.shared(self.inputs), self.step.vectorizer.shared(inputs))
         start = StackedRows([*pytree.tree_leaves(carry), *self._held(phase_run, batches.key)])
         outcome = Carry(*(tree.clone() for tree in carry))
@@ -120,10 +169,10 @@ class GraphRunner:
             todo = segment.steps
             while todo:
                 left = left or next(tables)
-                if self.graphs is None:
-                    self.graphs = self._prepare()
+                if compiled not in self.graphs:
+                    self.graphs[compiled] = self._prepare(compiled)
                 now = min(todo, left)
-                self.graphs.replay(now)
+                self.graphs[compiled].replay(now)
                 todo, left = todo - now, left - now
             into.copy([turn.client for turn in segment.leave], self._outcome, [turn.slot for turn in segment.leave])
         return outcome
@@ -157,11 +206,47 @@ class GraphRunner:
         untrained = [t for name, t in phase_run.w.items() if name not in self.carry.params]
         return [*pytree.tree_leaves(untrained), *self.step.vectorizer.per_client(phase_run.inputs), key]
 
+    # -- compilation ------------------------------------------------------------------------------
+    @property
+    def ready(self) -> bool:
+        """Whether nobody needs to wait for the compiler in the background."""
+        return self._compilation is None or self._compilation.done
+
+    def begin_compiling(self) -> None:
+        """Hand the step to the compiler in the background, unless that was done or the step is in the cache."""
+        if self.owner.compiler is None or self._traced is not None or True in self.graphs:
+            return
+        with preparing(self.owner):
+            function, arguments = self._flat()
+            forms = [TensorForm.of(t) for t in arguments]
+            try:
+                self._traced = trace(function, arguments)
+            except Exception as error:  # whatever a method does that can't be traced
+                self.owner.give_up_compiling(error)
+                return
+            if not is_known(self._traced, forms):
+                self._compilation = self.owner.compiler.submit(self._traced, forms)
+
+    def _compiled(self, function: Callable[..., None], arguments: list[Tensor], has_run: bool) -> Callable[..., None]:
+        """Return the step compiled, or as it is where the compiler fails."""
+        try:
+            if self._compilation is not None:
+                self._compilation.wait()
+            return compile_step(function, arguments, self._changed, self._traced, has_run)
+        except Exception as error:  # if the compiler fails, the uncompiled step gives the same result
+            self.owner.give_up_compiling(error)
+            return function
+        finally:
+            self._traced = self._compilation = None
+
     # -- capture ----------------------------------------------------------------------------------
-    def _prepare(self) -> StepGraphs:
+    def _prepare(self, compiled: bool) -> StepGraphs:
         function, arguments = self._flat()
         with preparing(self.owner):
-            call = self._warm_up(function, arguments)
+            has_run = bool(self.graphs)
+            self.graphs.clear()  # for their memory
+            call = self._compiled(function, arguments, has_run) if compiled else function
+            self._warm_up(call, arguments)
 
         def work(steps: int) -> None:
             for _ in range(steps):
@@ -169,16 +254,9 @@ class GraphRunner:
 
         return StepGraphs(self.owner, work)
 
-    def _warm_up(self, function: Callable[..., None], arguments: list[Tensor]) -> Callable[..., None]:
-        """Return the step, compiled if requested, after warm-up calls whose changes are undone."""
+    def _warm_up(self, call: Callable[..., None], arguments: list[Tensor]) -> None:
+        """Call the step, and undo what it changes."""
         before = [t.clone() for t in arguments[: self._changed]]
-        call = function
-        if self.compile and self.owner.compile:
-            try:
-                call = compile_step(function, arguments, self._changed)
-            except Exception as error:  # if the compiler fails, the uncompiled step gives the same result
-                warn_once(f"the step could not be compiled ({first_line(error)}); continuing without compilation")
-                self.owner.compile = False
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
@@ -187,7 +265,6 @@ class GraphRunner:
         torch.cuda.current_stream().wait_stream(side)
         for t, value in zip(arguments, before, strict=False):
             t.copy_(value)
-        return call
 
     def _flat(self) -> tuple[Callable[..., None], list[Tensor]]:
         """Return the step as a function of flat tensors that changes the first of them in place."""
@@ -210,80 +287,3 @@ class GraphRunner:
             counter.add_(1)
 
         return function, [*changed, *read]
-
-
-class Preparer(Protocol):
-    """An object that counts the seconds spent on preparation."""
-
-    preparing: float
-
-
-class StepGraphs:
-    """Graphs of one step and of several steps: a GPU idles longer between two graphs than between two kernels."""
-
-    def __init__(self, owner: Preparer, work: Callable[[int], None], steps_per_graph: int = 8):
-        self.owner, self.work, self.steps_per_graph = owner, work, steps_per_graph
-        self.graphs: dict[int, torch.cuda.CUDAGraph] = {}  # by number of steps
-
-    def replay(self, count: int) -> None:
-        """Replay `count` steps; the time for capturing is added to the owner's `preparing`."""
-        for steps, times in ((self.steps_per_graph, count // self.steps_per_graph), (1, count % self.steps_per_graph)):
-            if times and steps not in self.graphs:
-                with preparing(self.owner):
-                    self.graphs[steps] = capture(partial(self.work, steps))
-            for _ in range(times):
-                self.graphs[steps].replay()
-
-
-@contextmanager
-def preparing(owner: Preparer) -> Iterator[None]:
-    """Add the time spent in this context to the owner's preparation, without work that was queued before."""
-    torch.cuda.synchronize()
-    begin = time.perf_counter()
-    yield
-    torch.cuda.synchronize()
-    owner.preparing += time.perf_counter() - begin
-
-
-def without_rows(phase_run: PhaseRun) -> PhaseRun:
-    """Drop the clients' lists of rows, which differ in length: a step only uses its batch."""
-    inputs = phase_run.inputs
-    return phase_run._replace(inputs=inputs._replace(rows=inputs.rows[..., :0], mask=inputs.mask[..., :0]))
-
-
-def cache_key(phase_run: PhaseRun) -> str:
-    """Return what two phase runs must have in common to share static tensors and graphs."""
-    batches = phase_run.batches
-    tensors = structure((phase_run.carry, phase_run.w, phase_run.inputs, batches.key))
-    return repr((_work(phase_run), batches.rows.shape, tensors))
-
-
-def slot_key(phase_run: PhaseRun) -> str:
-    """Return what two phase runs of stacks must have in common to pass through the same slots."""
-    vectorizer, inputs = phase_run.step.vectorizer, phase_run.inputs
-    clients = structure((phase_run.carry, phase_run.w, vectorizer.per_client(inputs)), first=1)
-    return repr((_work(phase_run), phase_run.batches.rows.shape[2:], clients, structure(vectorizer.shared(inputs))))
-
-
-def _work(phase_run: PhaseRun) -> tuple[Any, ...]:
-    program, phase = phase_run.step.program, phase_run.step.phase
-    loss = getattr(phase.loss, "__qualname__", repr(phase.loss))
-    who = (id(program.task), repr(program.algorithm), loss, phase.data)
-    return (*who, phase_run.step.optimizer, phase_run.step.names)
-
-
-def static_copy(tree: Any) -> Any:
-    """Return a copy with its own memory, for graphs to work on."""
-    return pytree.tree_map(lambda t: t.clone(memory_format=torch.contiguous_format), tree)
-
-
-def copy_into(to: Any, source: Any) -> None:
-    """Overwrite the tensors of one structure with those of another of the same structure."""
-    a, b = pytree.tree_leaves(to), pytree.tree_leaves(source)
-    torch._foreach_copy_(a, b)
-
-
-def structure(tree: Any, first: int = 0) -> list[tuple[Any, ...]]:
-    """Return the shapes from dimension `first` on, the dtypes and the structure of a tree of tensors."""
-    leaves, shape = pytree.tree_flatten(tree)
-    return [(tuple(t.shape[first:]), t.dtype) for t in leaves] + [(str(shape),)]

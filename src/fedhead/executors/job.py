@@ -41,6 +41,8 @@ class Job:
         round: The round, counted from 1.
         numbers: Settings of each client's run, by name, where the job joins runs that differ in them; empty: as in the
             program.
+        compiled: Whether the steps must be compiled, or must not be yet, as in the run that is resumed; None: as the
+            executor likes.
     """
 
     program: Program
@@ -55,6 +57,7 @@ class Job:
     lr: float
     round: int
     numbers: Sequence[Mapping[str, float]] = ()
+    compiled: bool | None = None
 
     def take(self, places: list[int]) -> Job:
         """Return the same job for some of its clients.
@@ -207,6 +210,7 @@ class Executor:
     Attributes:
         name: Name of the executor.
         preparing: Seconds spent so far on compiling and capturing, which do not count as training.
+        compiled: Whether the steps of the last jobs were compiled, all of them.
         takes_numbers: Whether the clients of a job may differ in their settings (`Job.numbers`).
         shared: What runs that train together compute once; None: each run trains alone.
         replies_finite: Whether all numbers of the replies that were returned last were seen to be finite.
@@ -217,6 +221,7 @@ class Executor:
     shared: SharedWork | None = None
     replies_finite: bool = False
     preparing: float = 0.0
+    compiled: bool = False
 
     def __init_subclass__(cls, **settings: Any) -> None:
         """Name a class that nobody has named."""

@@ -130,6 +130,7 @@ def merge_jobs(jobs: list[Job]) -> Job:
     """Merge jobs into one, whose broadcasts become part of what each client receives."""
     if len(jobs) == 1:
         return jobs[0]
+    asked = [job.compiled for job in jobs if job.compiled is not None]
     return replace(
         jobs[0],
         clients=list(range(sum(len(job.clients) for job in jobs))),
@@ -139,6 +140,7 @@ def merge_jobs(jobs: list[Job]) -> Job:
         rows=[rows for job in jobs for rows in job.rows],
         counts=[counts for job in jobs for counts in job.counts],
         schedules=[schedule for job in jobs for schedule in job.schedules],
+        compiled=any(asked) if asked else None,  # one stack is compiled or not: where runs differ, it is
     )
 
 

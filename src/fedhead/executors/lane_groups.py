@@ -9,8 +9,8 @@ from functools import partial
 
 import torch
 
-from fedhead.executors.graphs import StepGraphs, copy_into, preparing
 from fedhead.executors.lane_steps import CompiledSteps, Lane
+from fedhead.executors.step_graphs import StepGraphs, copy_into, preparing
 from fedhead.executors.steps import Carry, PhaseRun
 
 STEPS_PER_GRAPH = 4  # each step takes time to capture, for every lane

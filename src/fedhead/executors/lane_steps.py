@@ -13,7 +13,8 @@ from torch.utils import _pytree as pytree
 from fedhead.core.errors import first_line
 from fedhead.core.log import warn_once
 from fedhead.executors.compile import InPlace, compile_step
-from fedhead.executors.graphs import cache_key, copy_into, static_copy
+from fedhead.executors.phase_keys import cache_key
+from fedhead.executors.step_graphs import copy_into, static_copy
 from fedhead.executors.steps import PhaseBatches, PhaseRun, draw_batch
 
 

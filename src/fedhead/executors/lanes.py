@@ -14,10 +14,10 @@ from dataclasses import replace
 
 from fedhead.algorithm.phase import Reply
 from fedhead.executors.client_round import phase_runs
-from fedhead.executors.graphs import cache_key, without_rows
 from fedhead.executors.job import Executor, Job
 from fedhead.executors.lane_groups import LaneGroup
 from fedhead.executors.lane_steps import CompiledSteps
+from fedhead.executors.phase_keys import cache_key, without_rows
 from fedhead.executors.program import Vectorizer
 from fedhead.executors.steps import Carry, PhaseRun
 

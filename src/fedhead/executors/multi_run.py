@@ -188,7 +188,8 @@ class _Member(Executor):
     def run_all(self, jobs: list[Job]) -> list[list[Reply]]:
         """Return the replies of several jobs."""
         trained = self._multi_run.run_all(self._number, jobs)
-        self.preparing, self.replies_finite = self._multi_run.worker.preparing, trained.finite
+        self.preparing, self.compiled = self._multi_run.worker.preparing, self._multi_run.worker.compiled
+        self.replies_finite = trained.finite
         return trained.replies
 
     def compute_together(self, function: Callable[[list[T]], list[R]], item: T, round: int) -> R:

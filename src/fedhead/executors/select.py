@@ -18,6 +18,7 @@ from fedhead.core.log import warn_once
 from fedhead.core.registry import Registry
 from fedhead.executors import compile_choice
 from fedhead.executors.client_round import local_round
+from fedhead.executors.compiler_process import compiler_process
 from fedhead.executors.graphs import Graphs
 from fedhead.executors.job import Executor, Job
 from fedhead.executors.lanes import Lanes
@@ -74,23 +75,48 @@ def device(name: str) -> torch.device:
     return chosen
 
 
+COMPILE = {
+    "auto": "while training goes on uncompiled, where it pays",
+    "wait": "before training, where it pays",
+    "never": "not at all",
+}
+"""When a stack is compiled on a GPU."""
+
+
+def check_compile(name: str) -> str:
+    """Return the name, if it is one of `COMPILE`.
+
+    Raises:
+        BadInput: It is not.
+    """
+    if name not in COMPILE:
+        raise unknown("compile", name, COMPILE)
+    return name
+
+
 TIMED_FOR = 0.1  # seconds that an executor is timed for, at least
 
 
 def by_name(
-    name: str, simulation: Trainable, compile: bool | None = None, folders: Iterable[str | Path] = ()
+    name: str,
+    simulation: Trainable,
+    compile: bool | str = "auto",
+    folders: Iterable[str | Path] = (),
+    runs: int = 1,
 ) -> Executor:
     """Return the executor of a name.
 
     Args:
         name: A built-in name, package.module:Name or file.py:Name.
         simulation: What it is to train.
-        compile: Whether a stack is compiled on a GPU; None: for long runs only.
+        compile: When a stack is compiled on a GPU, as in `COMPILE`; True: before it trains, also where that takes
+            longer than it saves.
         folders: Where `file.py` is looked for, before the working directory.
+        runs: How many such runs train together.
     """
     if name == "lanes" and simulation.device.type != "cuda":
         raise BadInput("executor lanes: its streams need a GPU; use stack, loop or auto")
-    return own(name, folders) if name not in BUILT_IN else _made(name, simulation, compile)
+    return own(name, folders) if name not in BUILT_IN else _made(name, simulation, compile, runs)
 
 
 def own(name: str, folders: Iterable[str | Path] = ()) -> Executor:
@@ -100,12 +126,14 @@ def own(name: str, folders: Iterable[str | Path] = ()) -> Executor:
     return made
 
 
-def _made(name: str, simulation: Trainable, compile: bool | None = None) -> Executor:
+def _made(name: str, simulation: Trainable, compile: bool | str = "auto", runs: int = 1) -> Executor:
     if name != "stack":
         return own(name)
-    if compile is None:
-        compile = simulation.device.type == "cuda" and pays_to_compile(simulation)
-    return Stack(graphs=Graphs(compile=compile))
+    if isinstance(compile, bool):
+        return Stack(graphs=Graphs(compile=compile))
+    if check_compile(compile) == "never" or simulation.device.type != "cuda" or not pays_to_compile(simulation, runs):
+        return Stack(graphs=Graphs(compile=False))
+    return Stack(graphs=Graphs(compiler=compiler_process() if compile == "auto" else None))
 
 
 def pays_to_compile(simulation: Trainable, runs: int = 1) -> bool:
@@ -123,7 +151,9 @@ def client_steps(simulation: Trainable) -> float:
     return task.rounds * task.participation * amounts.mean(local.epochs) * batches
 
 
-def executor(name: str | Executor, simulation: Trainable, folders: Iterable[str | Path] = ()) -> Executor:
+def executor(
+    name: str | Executor, simulation: Trainable, folders: Iterable[str | Path] = (), compile: str = "auto"
+) -> Executor:
     """Return the executor of a name, or the one given.
 
     `auto` times each on a few steps of round 1 and takes the fastest. On a GPU the stack, many times as fast as the
@@ -134,11 +164,12 @@ def executor(name: str | Executor, simulation: Trainable, folders: Iterable[str 
         name: `auto`, a name as for `Registry.find`, or an executor.
         simulation: What it is chosen for.
         folders: Where `file.py:Name` is looked for, before the working directory.
+        compile: When a stack is compiled on a GPU, as in `COMPILE`. A stack that is timed is compiled before.
     """
     if isinstance(name, Executor):
         return name
     if name != "auto":
-        return by_name(name, simulation, folders=folders)
+        return by_name(name, simulation, compile, folders)
     if not simulation.task.rounds:  # there is no training to time
         return Loop()
     jobs = simulation.jobs_of_round(1)
@@ -147,9 +178,10 @@ def executor(name: str | Executor, simulation: Trainable, folders: Iterable[str 
     names = ["stack", "lanes"] if simulation.device.type == "cuda" else ["stack", "loop"]
     if names[1] == "lanes" and len(jobs) == 1:
         if can_stack(jobs[0]):
-            return _made("stack", simulation)
+            return _made("stack", simulation, compile)
         names = ["lanes"]
-    timed = [(seconds_per_client(worker, jobs), worker) for worker in (_made(n, simulation) for n in names)]
+    timely = "wait" if compile == "auto" else compile
+    timed = [(seconds_per_client(worker, jobs), worker) for worker in (_made(n, simulation, timely) for n in names)]
     seconds, best = min(timed, key=lambda pair: pair[0])
     return best if seconds < float("inf") else Loop()
 

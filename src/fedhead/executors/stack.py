@@ -164,9 +164,11 @@ class Stack(Executor):
         # with one optimizer per client a step over the whole stack is no faster, and writes more memory
         program = replace(job.program, in_place=on_cpu and bool(job.numbers))
         train = train_eagerly if on_cpu else self.graphs
+        self.graphs.begin_round(job.round, job.compiled)
         before = self.graphs.preparing
         reply = local_round(program, job.stacked_inputs(), job.stacked_batches(), VmapVectorizer(), train)
         self.preparing += self.graphs.preparing - before
+        self.compiled = self.graphs.compiled
         count = len(job.clients)
         return [Reply(*each) for each in zip(*(unstack(part, count) for part in reply), strict=True)]
 

@@ -1,0 +1,86 @@
+"""The process that compiles a step in the background: `python -m fedhead.executors.compile_worker PARENT`.
+
+It reads a step (`compiler_process.pack`) from its standard input, compiles it, which leaves it in the compiler's cache,
+and writes `{"error": null}`, or the compiler's error, to its standard output.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import json
+import os
+import sys
+import threading
+import time
+import warnings
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from fedhead.calibration import sums
+from fedhead.core.errors import first_line
+from fedhead.executors.compile import TensorForm, compile_graph, start_compiler_workers, trace, use_torch_assembler
+from fedhead.executors.kernels import layers
+
+OPERATORS = (layers, sums)  # modules whose operators a step may use
+
+
+def main() -> None:
+    """Compile the step on the standard input."""
+    threading.Thread(target=_end_with, args=(int(sys.argv[1]),), daemon=True).start()
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # whatever else is printed
+    warnings.simplefilter("ignore")
+    start_compiler_workers()  # while the step is on its way
+    if torch.cuda.is_available():
+        torch.cuda.init()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    packed = sys.stdin.buffer.read()
+    if packed:
+        answers.write(json.dumps({"error": compile_packed(packed)}))
+        answers.close()
+    os._exit(0)  # the compiler's workers end by themselves
+
+
+def compile_packed(packed: bytes) -> str | None:
+    """Compile a step, and return the compiler's error, if there is one."""
+    graph, forms = unpack(packed)
+    try:
+        compile_graph(graph, forms)
+    except Exception as error:  # the parent decides what to do
+        return first_line(error)
+    return None
+
+
+def unpack(packed: bytes) -> tuple[torch.fx.GraphModule, list[TensorForm]]:
+    """Return the traced step of `compiler_process.pack`, with its settings in place."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    step = torch.load(io.BytesIO(packed), weights_only=False)
+    forms = [TensorForm(*form) for form in step["forms"]]
+    if forms[0].device.type == "cuda":
+        torch.cuda.set_device(forms[0].device)
+    torch.backends.cuda.matmul.allow_tf32 = step["settings"]["matmul_tf32"]
+    torch.backends.cudnn.allow_tf32 = step["settings"]["cudnn_tf32"]
+    torch.set_num_threads(step["settings"]["threads"])
+    use_torch_assembler()
+    modules = {name: importlib.import_module(module) for name, module in step["modules"].items()}
+    names: dict[str, Any] = {**modules, **step["values"]}
+    exec(step["source"], names)
+    function = partial(names["forward"], SimpleNamespace(**step["attributes"]))
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        arguments = [form.empty() for form in forms]
+    return trace(function, arguments), forms
+
+
+def _end_with(parent: int) -> None:
+    """End this process when its parent has ended."""
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main()

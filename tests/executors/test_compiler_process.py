@@ -1,0 +1,96 @@
+"""The process that compiles in the background: steps reach it as they were traced, and it never holds anybody up."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedhead.executors.compile import TensorForm, trace
+from fedhead.executors.compile_worker import unpack
+from fedhead.executors.compiler_process import Compilation, CompilerProcess, pack
+
+TABLE = torch.tensor([1.0, float("inf"), 3.0])
+
+
+def step(*flat: Tensor) -> None:
+    """A step with a constant, and with numbers that depend on no argument."""
+    total, x = flat
+    total.add_(x * torch.arange(3) + TABLE.clamp(max=5.0))
+
+
+def traced() -> tuple[torch.fx.GraphModule, list[TensorForm]]:
+    arguments = [torch.ones(3), torch.ones(4)[1:]]
+    return trace(step, arguments), [TensorForm.of(t) for t in arguments]
+
+
+def submit(answer: str) -> tuple[CompilerProcess, Compilation]:
+    """Submit a step to a process that runs this Python code."""
+    process = CompilerProcess([sys.executable, "-S", "-c", f"import sys, time; sys.stdin.buffer.read(); {answer}"])
+    return process, process.submit(*traced())
+
+
+def test_a_step_arrives_as_it_was_traced() -> None:
+    graph, forms = traced()
+    found, same_forms = unpack(pack(graph, forms))
+    assert found.code == graph.code
+    assert "arange" in found.code
+    assert same_forms == forms
+    total = torch.ones(3)
+    found(total, torch.ones(3))
+    assert total.tolist() == [2.0, 7.0, 6.0]
+
+
+def test_an_argument_that_is_part_of_a_larger_tensor_keeps_its_form() -> None:
+    form = TensorForm.of(torch.ones(4, 5)[1:, 2:4])
+    assert form.offset == 7
+    assert TensorForm.of(form.empty()) == form
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [("print('{\"error\": null}')", None), ('print(\'{"error": "no"}\')', "no"), ("sys.exit(3)", None)],
+    ids=["compiled", "the compiler failed", "the process failed"],
+)
+def test_a_compilation_ends_with_the_compilers_error(answer: str, error: str | None) -> None:
+    made = submit(answer)[1]
+    if error is None:
+        made.wait()
+    else:
+        with pytest.raises(RuntimeError, match=error):
+            made.wait()
+    assert made.done
+    assert made.error == error
+
+
+def test_steps_are_compiled_one_after_another(tmp_path: Path) -> None:
+    file = tmp_path / "log"
+    code = f"f = open({str(file)!r}, 'a'); f.write('begin '); f.flush(); time.sleep(0.05); f.write('end '); f.close()"
+    process, first = submit(code)
+    second = process.submit(*traced())
+    first.wait()
+    second.wait()
+    assert file.read_text() == "begin end begin end "
+
+
+def test_nobody_waits_for_the_compiler_at_the_end() -> None:
+    process, made = submit("time.sleep(60)")
+    while not process._processes:
+        time.sleep(0.01)
+    process.stop()
+    begin = time.monotonic()
+    made.wait()
+    assert time.monotonic() - begin < 5
+
+
+def test_a_process_that_is_started_ahead_compiles_the_first_step() -> None:
+    process = CompilerProcess([sys.executable, "-S", "-c", "import sys; sys.stdin.read(); print('{\"error\": null}')"])
+    process.start()
+    process.start()
+    assert len(process._processes) == 1
+    process.submit(*traced()).wait()
+    assert not process._processes
