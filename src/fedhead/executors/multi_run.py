@@ -118,7 +118,8 @@ class MultiRun:
     def _train(self, runs: list[list[Job]]) -> list[_Trained]:
         jobs = [job for own in runs for job in own]
         found = self._jobs.train(jobs)
-        finite = all_finite(tree for replies in found for reply in replies for tree in (reply.send, reply.keep))
+        sent = (tree for replies in found for reply in replies for tree in (reply.send, reply.keep))
+        finite = self._jobs.worker.replies_finite or all_finite(sent)
         if jobs[0].program.pool.device.type == "cuda":
             found = _losses_on_host(found)
         each = iter(found)

@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 from fedhead.algorithm.client import ClientInputs
 from fedhead.algorithm.phase import Phase, Reply
 from fedhead.core.errors import BadInput
+from fedhead.core.finite import all_finite
 from fedhead.core.log import warn_once
 from fedhead.core.optimizers import Optimizer
 from fedhead.core.tree import Tree, Weights, unstack
@@ -121,11 +122,18 @@ class Stack(Executor):
         self.size = size
         self.graphs = graphs or Graphs()
         self._streams: list[torch.cuda.Stream] = []  # of architectures
+        self._computed: list[Tree] = []  # the replies of whole stacks
 
     def run_all(self, jobs: list[Job]) -> list[list[Reply]]:
         """Return the replies of several jobs, whose clients differ in architecture."""
-        if len(jobs) == 1 or jobs[0].program.pool.device.type == "cpu":
-            return super().run_all(jobs)
+        self._computed.clear()
+        one_stream = len(jobs) == 1 or jobs[0].program.pool.device.type == "cpu"
+        replies = super().run_all(jobs) if one_stream else self._run_on_streams(jobs)
+        self.replies_finite = all_finite(self._computed)
+        self._computed.clear()
+        return replies
+
+    def _run_on_streams(self, jobs: list[Job]) -> list[list[Reply]]:
         while len(self._streams) < len(jobs):
             self._streams.append(torch.cuda.Stream())  # type: ignore[no-untyped-call]  # torch leaves it untyped
         main = torch.cuda.current_stream()
@@ -169,6 +177,7 @@ class Stack(Executor):
         reply = local_round(program, job.stacked_inputs(), job.stacked_batches(), VmapVectorizer(), train)
         self.preparing += self.graphs.preparing - before
         self.compiled = self.graphs.compiled
+        self._computed += [reply.send, reply.keep]
         count = len(job.clients)
         return [Reply(*each) for each in zip(*(unstack(part, count) for part in reply), strict=True)]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 
 import torch
@@ -36,14 +36,24 @@ class StackedRows:
         """
         if not self.tensors or not rows:
             return
+        every = list(range(len(self.tensors[0])))
+        if list(rows) == list(of) == every and len(source.tensors[0]) == len(every):
+            self._copy(zip(self.tensors, source.tensors, strict=True))
+            return
         if len(rows) > FEW:
             to, at = (torch.tensor(places, device=self.tensors[0].device) for places in (rows, of))
             for mine, theirs in zip(self.tensors, source.tensors, strict=True):
                 mine.index_copy_(0, to, theirs.index_select(0, at))
             return
+        self._copy(
+            pair
+            for row, other in zip(rows, of, strict=True)
+            for pair in zip(self._each[row], source._each[other], strict=True)
+        )
+
+    def _copy(self, pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
         kinds: dict[torch.dtype, list[tuple[Tensor, Tensor]]] = {}  # only tensors of one dtype are copied by one kernel
-        for row, other in zip(rows, of, strict=True):
-            for mine, theirs in zip(self._each[row], source._each[other], strict=True):
-                kinds.setdefault(mine.dtype, []).append((mine, theirs))
-        for pairs in kinds.values():
-            torch._foreach_copy_([mine for mine, _ in pairs], [theirs for _, theirs in pairs])
+        for mine, theirs in pairs:
+            kinds.setdefault(mine.dtype, []).append((mine, theirs))
+        for alike in kinds.values():
+            torch._foreach_copy_([mine for mine, _ in alike], [theirs for _, theirs in alike])
