@@ -75,6 +75,7 @@ class Replies:
             then.
         robust_mean: What `mean` takes in place of the weighted mean, given an entry's name and what was sent under it;
             set where the run has an aggregator.
+        weighted_mean: Computes the weighted mean; set where several runs compute theirs at once.
     """
 
     clients: Sequence[int]
@@ -82,6 +83,7 @@ class Replies:
     sent: Sequence[Tree]
     total: Tree | None = None
     robust_mean: Callable[[str, Sequence[Tree]], Tree] | None = field(default=None, repr=False)
+    weighted_mean: Callable[[list[Tree], list[float]], Tree] | None = field(default=None, repr=False)
 
     def __len__(self) -> int:
         return len(self.clients)
@@ -103,7 +105,7 @@ class Replies:
             return replace(self, sent=wrapped).mean(name, weights)["value"]
         if self.robust_mean is not None:
             return self.robust_mean(name, sent)
-        return trees.mean(sent, list(self.samples if weights is None else weights))
+        return (self.weighted_mean or trees.mean)(sent, list(self.samples if weights is None else weights))
 
     def sum(self, name: str) -> Tree | Tensor:
         """Return the plain sum of what the clients sent under a name.

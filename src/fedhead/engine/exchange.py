@@ -98,8 +98,10 @@ def exchange(
                 raise why
             transport.log(f"{where}: {transport.client_name(k)} does not count: {why}")
         if len(counted) >= max(min(quorum.replies, len({*cohort.clients, *counted})), fewest):
-            new = _aggregate(transport, algorithm, server, counted, total, clipped, rule, inclusion)
-            reply_check.check_finite(new, f"{where}, the server")
+            mean = functools.partial(transport.mean, round=round)
+            new = _aggregate(transport, algorithm, server, counted, total, clipped, rule, inclusion, mean)
+            if not transport.finite(new, round):
+                reply_check.check_finite(new, f"{where}, the server")
             for k in sorted(counted):
                 states[k] = counted[k].kept
             missing = {**transport.why_absent(present), **cohort.dropped}
@@ -255,6 +257,7 @@ def _aggregate(
     clipped: dict[int, Outlier],
     rule: Aggregator | None,
     inclusion: Mapping[int, float],
+    mean: Callable[[list[Tree], list[float]], Tree],
 ) -> Tree:
     task = transport.clients.task
     if total is not None:
@@ -264,7 +267,7 @@ def _aggregate(
     sent = _decoded(transport, algorithm, replies) | {k: outlier.sent for k, outlier in clipped.items()}
     samples = {k: r.samples for k, r in replies.items()} | {k: outlier.samples for k, outlier in clipped.items()}
     samples = {k: count / inclusion[k] if k in inclusion else count for k, count in samples.items()}
-    return _with_frozen(server, aggregate(algorithm, server, sent, samples, task, rule), task.model.frozen)
+    return _with_frozen(server, aggregate(algorithm, server, sent, samples, task, rule, mean), task.model.frozen)
 
 
 def _with_frozen(old: Tree, new: Tree, names: frozenset[str]) -> Tree:

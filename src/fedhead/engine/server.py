@@ -10,6 +10,7 @@ from fedhead.aggregators.base import Aggregator
 from fedhead.algorithm.base import Algorithm
 from fedhead.algorithm.phase import Replies
 from fedhead.algorithm.task import Task
+from fedhead.core import tree as trees
 from fedhead.core.tree import Tree
 from fedhead.data.pool import Pool
 from fedhead.engine import evaluation
@@ -44,14 +45,15 @@ def aggregate(
     samples: Mapping[int, float],
     task: Task,
     aggregator: Aggregator | None = None,
+    mean: Callable[[list[Tree], list[float]], Tree] = trees.mean,
 ) -> Tree:
     """The server's new state from replies that have passed the checks, taken in the order of the clients' numbers."""
     order = sorted(sent)
-    replies = Replies(order, [samples[k] for k in order], [sent[k] for k in order])
+    replies = Replies(order, [samples[k] for k in order], [sent[k] for k in order], weighted_mean=mean)
     if aggregator is None:
         return algorithm.aggregate(server, replies, task)
-    mean = RobustMean(aggregator, server)
-    return mean.remember(algorithm, algorithm.aggregate(server, replace(replies, robust_mean=mean), task))
+    robust = RobustMean(aggregator, server)
+    return robust.remember(algorithm, algorithm.aggregate(server, replace(replies, robust_mean=robust), task))
 
 
 def evaluate_global_model(

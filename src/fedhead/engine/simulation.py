@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -21,13 +22,14 @@ from fedhead.core.log import warn_once
 from fedhead.core.tree import Tree
 from fedhead.data.allocation import Rows
 from fedhead.data.pool import Pool
-from fedhead.engine import evaluation, training_objective
+from fedhead.engine import evaluation, joint_aggregation, training_objective
 from fedhead.engine import rounds as loop
 from fedhead.engine.callbacks import Callback
 from fedhead.engine.client_states import ClientStates
 from fedhead.engine.clients import Clients
 from fedhead.engine.evaluation import ClientTest, ClientTests
 from fedhead.engine.host_states import HostStates
+from fedhead.engine.joint_aggregation import Weighted
 from fedhead.engine.metric_registry import NO_METRICS, Metric
 from fedhead.engine.metrics import Row
 from fedhead.engine.model_tests import JointModelTests, ModelTest
@@ -41,6 +43,7 @@ from fedhead.executors import select
 from fedhead.executors.forward import ForwardExecutor
 from fedhead.executors.job import Executor, Job
 from fedhead.executors.loop import Loop
+from fedhead.executors.shared_work import SharedWork
 from fedhead.models.precision import set_precision
 from fedhead.models.split_model import SplitModel
 from fedhead.samplers.base import Sampler
@@ -202,12 +205,31 @@ class Simulation(Clients, Transport[ClientStates]):
             {name: [None if one is None else one.accuracy for one in tests] for name, tests in on_the_way.items()},
         )
 
+    @property
+    def _joined(self) -> SharedWork | None:
+        """What this run shares with others, where their servers compute at once: on a GPU, which waits for its host.
+
+        On a CPU that would take as long, and round differently.
+        """
+        return self.executor.shared if self.device.type == "cuda" else None
+
+    def mean(self, trees: list[Tree], weights: list[float], round: int) -> Tree:
+        """Return the weighted mean of what clients have sent in a round."""
+        if self._joined is None or not math.fsum(weights) > 0:
+            return super().mean(trees, weights, round)
+        return self.executor.compute_together(joint_aggregation.means, Weighted(trees, weights), round)
+
+    def finite(self, server: Tree, round: int) -> bool:
+        """Return whether all numbers of the server's state after a round are finite."""
+        if self._joined is None:
+            return super().finite(server, round)
+        return self.executor.compute_together(joint_aggregation.finite, server, round)
+
     def test_model(self, test: ModelTest, round: int) -> Predictions:
-        """Test a global model; on a GPU in one stack with those of the runs that train together with this one."""
-        shared = self.executor.shared
-        if shared is None or self.device.type == "cpu":  # where a stack rounds differently, and takes as long
-            return test.run()
-        return self.executor.compute_together(shared.once("model tests", (), JointModelTests), test, round)
+        """Test a global model, in one stack with those of the runs that train together with this one."""
+        if self._joined is None:
+            return super().test_model(test, round)
+        return self.executor.compute_together(self._joined.once("model tests", (), JointModelTests), test, round)
 
     def validate(
         self, algorithm: Algorithm, server: Tree, states: ClientStates, round: int, metrics: Mapping[str, Metric]

@@ -12,8 +12,9 @@ from torch import Tensor
 from fedhead.algorithm.base import Algorithm
 from fedhead.algorithm.stage import Stage
 from fedhead.core.errors import FedheadError
+from fedhead.core.finite import all_finite
 from fedhead.core.schema import Schema
-from fedhead.core.tree import Tree
+from fedhead.core.tree import Tree, mean
 from fedhead.data.pool import Pool
 from fedhead.engine.clients import Clients
 from fedhead.engine.evaluation import ClientTests
@@ -147,6 +148,14 @@ class Transport(ABC, Generic[S]):
     def schema(self, algorithm: Algorithm, server: Tree, client: int) -> Schema | None:
         """Return what a client's reply must look like; None: like that of the first client."""
         return None
+
+    def mean(self, trees: list[Tree], weights: list[float], round: int) -> Tree:
+        """Return the weighted mean of what clients have sent in a round."""
+        return mean(trees, weights)
+
+    def finite(self, server: Tree, round: int) -> bool:
+        """Return whether all numbers of the server's state after a round are finite."""
+        return all_finite([server])
 
     def test_model(self, test: ModelTest, round: int) -> Predictions:
         """Test a global model after a round."""
