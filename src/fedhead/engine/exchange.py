@@ -25,17 +25,16 @@ from fedhead.algorithm.base import Algorithm
 from fedhead.algorithm.method import Method
 from fedhead.algorithm.phase import Replies
 from fedhead.algorithm.stage import Stage
-from fedhead.core.errors import BadInput, Diverged, FedheadError
-from fedhead.core.finite import all_finite
-from fedhead.core.schema import Schema, schema
+from fedhead.core.errors import FedheadError
 from fedhead.core.tree import Tree, Weights
-from fedhead.engine import outliers, reply_check
+from fedhead.engine import reply_check
+from fedhead.engine.counted_replies import check_replies, decoded, unlike_others, without_outliers
 from fedhead.engine.evaluation import mean, weighted_mean
 from fedhead.engine.metrics import Row
 from fedhead.engine.outliers import Outlier
 from fedhead.engine.sampling import Cohort
 from fedhead.engine.server import aggregate
-from fedhead.engine.transport import AnyTransport, ClientReply, Quorum, Received
+from fedhead.engine.transport import AnyTransport, ClientReply, Quorum
 from fedhead.executors.malloc import hand_back_memory
 
 
@@ -84,13 +83,13 @@ def exchange(
         ask = functools.partial(_ask, transport, algorithm, server, states, round=round)
         fresh, faults, received, total = ask(asked, total)
         down += received
-        unlike = _unlike_others(transport, algorithm, counted | fresh)
+        unlike = unlike_others(transport, algorithm, counted | fresh)
         if unlike and total is not None:  # nothing can be taken out of a sum again: add up the others anew
             fresh, more, received, total = ask([k for k in (counted | fresh) if k not in unlike], Tree())
             counted, faults, down = {}, faults | more, down + received
         faults |= unlike
         passed = {k: reply for k, reply in (counted | fresh).items() if k not in faults}
-        counted, odd, clipped = _without_outliers(transport, algorithm, server, passed)
+        counted, odd, clipped = without_outliers(transport, algorithm, server, passed)
         faults |= odd
         failed = {k: why for k, why in failed.items() if k not in asked} | faults
         for k, why in faults.items():
@@ -144,7 +143,7 @@ def _ask(
     for begin in range(0, len(asked), size):
         received = transport.exchange(algorithm, server, states, asked[begin : begin + size], round)
         down += received.bytes_down
-        found, faults, first = _check_replies(transport, algorithm, server, received, round, first)
+        found, faults, first = check_replies(transport, algorithm, server, received, round, first)
         del received  # before the next portion is made
         if total is not None:
             for k in sorted(found):
@@ -160,92 +159,8 @@ def _added(
     transport: AnyTransport, algorithm: Algorithm, total: Tree, client: int, reply: ClientReply
 ) -> tuple[Tree, ClientReply]:
     """Return the total with a reply, and what is kept of the reply."""
-    sent = _decoded(transport, algorithm, {client: reply})[client]
+    sent = decoded(transport, algorithm, {client: reply})[client]
     return algorithm.add(total, sent), reply._replace(send=algorithm.digest(sent), added_bytes=reply.nbytes)
-
-
-def _check_replies(
-    transport: AnyTransport,
-    algorithm: Algorithm,
-    server: Tree,
-    received: Received,
-    round: int,
-    first: Schema | None = None,
-) -> tuple[dict[int, ClientReply], dict[int, FedheadError], Schema | None]:
-    """Return the replies that are as expected, why the others are not, and what the first one looked like."""
-    passed: dict[int, ClientReply] = {}
-    failed = dict(received.failures)
-    finite = received.finite or all_finite(tree for reply in received.replies.values() for tree in _seen(reply))
-    for k in sorted(received.replies):
-        reply = received.replies[k]
-        known = transport.schema(algorithm, server, k)
-        try:
-            reply_check.check_form(reply.send, first if known is None else known, k, round)
-            if not finite:  # of some client
-                for tree in _seen(reply):
-                    reply_check.check_finite(tree, f"client {k}, round {round}")
-            _check_possible(transport, algorithm, k, reply)
-        except Diverged as error:
-            drops = transport.clients.outliers is not None and transport.clients.outliers.action == "drop"
-            failed[k] = reply_check.Impossible(str(error)) if drops else error
-            continue
-        except FedheadError as error:
-            failed[k] = error
-            continue
-        first = schema(reply.send) if first is None else first
-        passed[k] = reply
-    return passed, failed, first
-
-
-def _seen(reply: ClientReply) -> list[Tree]:
-    """What can be checked of a reply: a site checks by itself what it keeps."""
-    return [reply.send, *([reply.kept] if isinstance(reply.kept, Tree) else [])]
-
-
-def _check_possible(transport: AnyTransport, algorithm: Algorithm, client: int, reply: ClientReply) -> None:
-    """Raise `Impossible` for numbers that no client could have computed, where uploads let them be seen."""
-    clients = transport.clients
-    if not upload.exact(clients.uploads, algorithm, algorithm.class_rows):
-        return
-    task = clients.task_of(client)
-    try:
-        algorithm.check_reply(upload.decode(clients.uploads, algorithm, reply.send, task), reply.samples, task)
-    except BadInput as error:
-        raise reply_check.Impossible(f"client {client}: {error}") from error
-
-
-def _unlike_others(
-    transport: AnyTransport, algorithm: Algorithm, replies: dict[int, ClientReply]
-) -> dict[int, FedheadError]:
-    """Return why replies can't be aggregated with the others, where uploads let them be seen."""
-    if not algorithm.class_rows or not upload.exact(transport.clients.uploads, algorithm, algorithm.class_rows):
-        return {}
-    whole = {k: reply for k, reply in replies.items() if reply.added_bytes is None}
-    digests = {k: algorithm.digest(sent) for k, sent in _decoded(transport, algorithm, whole).items()}
-    digests |= {k: reply.send for k, reply in replies.items() if k not in whole}
-    found = algorithm.unlike_others(digests)
-    return {k: reply_check.Impossible(f"client {k}: {why}") for k, why in found.items()}
-
-
-def _without_outliers(
-    transport: AnyTransport, algorithm: Algorithm, server: Tree, replies: dict[int, ClientReply]
-) -> tuple[dict[int, ClientReply], dict[int, FedheadError], dict[int, Outlier]]:
-    """Return the replies that count, why those that stand out don't, and those that are scaled down instead."""
-    policy = transport.clients.outliers
-    if policy is None or not replies:
-        return replies, {}, {}
-    samples = {k: reply.samples for k, reply in replies.items()}
-    found = outliers.find(policy, algorithm, server, _decoded(transport, algorithm, replies), samples)
-    if policy.action == "clip":
-        return replies, {}, found
-    kind = reply_check.Refused if policy.action == "reject" else reply_check.Impossible
-    odd: dict[int, FedheadError] = {k: kind(f"client {k}: {outlier.why}") for k, outlier in found.items()}
-    return {k: reply for k, reply in replies.items() if k not in odd}, odd, {}
-
-
-def _decoded(transport: AnyTransport, algorithm: Algorithm, replies: dict[int, ClientReply]) -> dict[int, Tree]:
-    clients = transport.clients
-    return {k: upload.decode(clients.uploads, algorithm, r.send, clients.task_of(k)) for k, r in replies.items()}
 
 
 def _aggregate(
@@ -264,7 +179,7 @@ def _aggregate(
         order = sorted(replies)
         added = Replies(order, [replies[k].samples for k in order], [], total)
         return _with_frozen(server, algorithm.aggregate(server, added, task), task.model.frozen)
-    sent = _decoded(transport, algorithm, replies) | {k: outlier.sent for k, outlier in clipped.items()}
+    sent = decoded(transport, algorithm, replies) | {k: outlier.sent for k, outlier in clipped.items()}
     samples = {k: r.samples for k, r in replies.items()} | {k: outlier.samples for k, outlier in clipped.items()}
     samples = {k: count / inclusion[k] if k in inclusion else count for k, count in samples.items()}
     return _with_frozen(server, aggregate(algorithm, server, sent, samples, task, rule, mean), task.model.frozen)
