@@ -101,7 +101,7 @@ def stages(options: argparse.Namespace) -> Iterator[Measured]:
     import fedhead as fh
     from fedhead.algorithm.task import LocalTraining
     from fedhead.engine.server import evaluate_global_model
-    from fedhead.engine.simulation import simulate
+    from fedhead.engine.simulate import simulate
     from fedhead.stages.recalibrate import features
 
     x, y, x_test, y_test = targets_data.few_images() if options.tiny else targets_data.images()

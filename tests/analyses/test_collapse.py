@@ -17,7 +17,8 @@ from fedhead.cli.analysing import _numbers
 from fedhead.core.errors import BadInput
 from fedhead.core.optimizers import SGD
 from fedhead.engine.rounds import train_round
-from fedhead.engine.simulation import Simulation, simulate
+from fedhead.engine.simulate import simulate
+from fedhead.engine.simulation import Simulation
 from fedhead.executors.loop import Loop
 from fedhead.executors.stack import Stack
 from fedhead.experiment.recipe import Recipe

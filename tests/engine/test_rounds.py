@@ -16,7 +16,8 @@ from fedhead.core.errors import BadInput, Diverged
 from fedhead.core.optimizers import SGD
 from fedhead.core.tree import Tree
 from fedhead.engine.rounds import FinishedRun, Snapshot
-from fedhead.engine.simulation import Simulation, simulate
+from fedhead.engine.simulate import simulate
+from fedhead.engine.simulation import Simulation
 from fedhead.executors.job import Executor, Job
 from fedhead.executors.loop import Loop
 from fedhead.methods import METHODS

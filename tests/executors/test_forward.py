@@ -21,8 +21,8 @@ from fedhead.core.optimizers import SGD
 from fedhead.engine.predictions import summarize
 from fedhead.engine.rounds import run_stage, train_round
 from fedhead.engine.server import make_downlink
+from fedhead.engine.simulate import simulate as run
 from fedhead.engine.simulation import Simulation
-from fedhead.engine.simulation import simulate as run
 from fedhead.executors import forward, map_clients
 from fedhead.executors.forward import ForwardExecutor
 from fedhead.executors.job import Executor, Job, Rows

@@ -17,7 +17,7 @@ from fedhead.core.errors import BadInput
 from fedhead.core.optimizers import SGD
 from fedhead.data.federation import Federation
 from fedhead.engine.rounds import FinishedRun
-from fedhead.engine.simulation import simulate
+from fedhead.engine.simulate import simulate
 from fedhead.experiment import build
 from fedhead.experiment.experiment import Experiment
 from fedhead.experiment.recipe import Recipe

@@ -30,22 +30,18 @@ from fedhead.data.augment import Transform
 from fedhead.data.client_data import ClientData
 from fedhead.data.named_transforms import AnyTransform
 from fedhead.data.pool import Pool
-from fedhead.engine import compatibility, evaluation, local_work, robust_mean, sampling, training_objective
+from fedhead.engine import compatibility, local_work, robust_mean, sampling, training_objective
 from fedhead.engine.client_states import ClientStates
-from fedhead.engine.evaluation import ClientTest
 from fedhead.engine.features import with_features
-from fedhead.engine.metric_registry import NO_METRICS, Metric
 from fedhead.engine.outliers import OutlierPolicy
 from fedhead.engine.padding_check import PaddingCheck
-from fedhead.engine.predictions import client_predictions, summarize
 from fedhead.engine.prefetch import Prefetcher
 from fedhead.engine.sampling import Cohort
 from fedhead.engine.server import Downlink
 from fedhead.engine.stragglers import Stragglers
-from fedhead.executors import forward
 from fedhead.executors.client_round import OPTIMIZER, initial_optimizer_states
-from fedhead.executors.job import Executor, Job
-from fedhead.executors.map_clients import MemoryBudget, use_stacks
+from fedhead.executors.job import Job
+from fedhead.executors.map_clients import MemoryBudget
 from fedhead.executors.program import Program
 from fedhead.executors.shared_work import SharedWork
 from fedhead.models.batch_norm import may_normalize_batches
@@ -289,42 +285,6 @@ class Clients:
         pool = self.pool if self.federation.client_test_from == "train" else self.test
         assert pool is not None, "local test rows point into the test set"
         return local, pool
-
-    def own_tests(
-        self,
-        algorithm: Algorithm,
-        downlink: Downlink,
-        states: ClientStates,
-        round: int,
-        executor: Executor | None = None,
-        metrics: Mapping[str, Metric] = NO_METRICS,
-        samples: tuple[list[Rows], Pool] | None = None,
-    ) -> dict[int, ClientTest]:
-        """Test each addressed client's model on its own samples.
-
-        Args:
-            algorithm: The method or stage.
-            downlink: What the clients receive.
-            states: What they have kept.
-            round: The number of the round.
-            executor: The run's executor.
-            metrics: Further metrics, by name.
-            samples: The rows of all clients and their pool; None: the clients' test samples.
-        """
-        local, pool = samples or self.test_rows
-        found: dict[int, ClientTest] = {}
-        objective = self.task.objective
-        keep_scores = not objective.has_classes or any(one.needs_scores for one in metrics.values())
-        reduce = forward.scores if keep_scores else partial(summarize, objective=objective)
-        for job in self.work(algorithm, downlink, states, round, trains=False):
-            budget = self.budgets[self.assign[job.clients[0]]] if use_stacks(self.device, executor) else None
-            rows = [local[k] for k in job.clients]
-            each = forward.personal(job, pool, rows, budget, reduce)
-            for k, mine, own in zip(job.clients, rows, each, strict=True):
-                y = pool.y[torch.from_numpy(mine).to(pool.device)]
-                tested = client_predictions(own, y, self.task.classes, keep_scores, objective)
-                found[k] = evaluation.client_test(tested, metrics)
-        return found
 
 
 def _template(model: SplitModel, device: torch.device, dtype: torch.dtype) -> SplitModel:

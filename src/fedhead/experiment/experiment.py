@@ -29,7 +29,8 @@ from fedhead.engine.features import MEMORY
 from fedhead.engine.metric_registry import Metric
 from fedhead.engine.outliers import OutlierPolicy
 from fedhead.engine.rounds import FinishedRun, Snapshot
-from fedhead.engine.simulation import Simulation, simulate
+from fedhead.engine.simulate import simulate
+from fedhead.engine.simulation import Simulation
 from fedhead.engine.stragglers import Stragglers
 from fedhead.executors.job import Executor
 from fedhead.experiment import build
@@ -210,7 +211,7 @@ class Experiment:
         on_round: Callable[[Snapshot], Any] | None = None,
         on_start: Callable[[str], None] | None = None,
     ) -> FinishedRun:
-        """Simulate the whole run; the arguments are those of `engine.simulation.simulate`."""
+        """Simulate the whole run; the arguments are those of `engine.simulate.simulate`."""
         return simulate(
             federation,
             self.models,
