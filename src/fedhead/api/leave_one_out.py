@@ -32,7 +32,8 @@ from fedhead.stages.ridge import Ridge
 if TYPE_CHECKING:
     import pandas as pd
 
-_SAME_NUMBERS = {"seed", "device", "executor", "precision", "weights", "progress"}  # settings that need no full run
+# Settings that need no full run.
+_SAME_NUMBERS = {"seed", "device", "executor", "precision", "compile", "weights", "progress"}
 
 
 @dataclass(frozen=True, repr=False)

@@ -120,6 +120,7 @@ def load(
         stage_rows=found.get("stages", {}),
         executor=str(folder.environment().get("executor", "")),
         preparing=float(found.get("preparing") or 0.0),
+        compiled_from=folder.environment().get("compiled_from"),
         counts=folder.partition.counts(),
         class_names=folder.partition.class_names(),
         client_names=folder.partition.client_names(),

@@ -34,7 +34,8 @@ class Record:
         rows: The records of the rounds.
         stage_rows: The records of the stages, by name.
         executor: Name of the executor, or of the transport.
-        preparing: Seconds spent on compiling.
+        preparing: Seconds that training waited for compiling.
+        compiled_from: From which round on the steps were compiled; None: they never were.
         counts: Training samples by client and class; None if the run was stopped before it split its data.
         class_names: Names of the classes, if they have such.
         client_names: Names of the clients, if they have such.
@@ -48,6 +49,7 @@ class Record:
     stage_rows: dict[str, Row]
     executor: str
     preparing: float = 0.0
+    compiled_from: int | None = None
     counts: NDArray[np.int64] | None = None
     class_names: Sequence[str] | None = None
     client_names: Sequence[str] | None = None
@@ -65,7 +67,8 @@ class RecordedResult(RunMetrics):
 
     def __init__(self, record: Record):
         self.record = record
-        self.rows, self.executor, self.preparing = record.rows, record.executor, record.preparing
+        self.rows, self.executor = record.rows, record.executor
+        self.preparing, self.compiled_from = record.preparing, record.compiled_from
         self.last_rounds = record.recipe.last_rounds
 
     @property

@@ -46,7 +46,8 @@ class Result(RecordedResult):
         record: Settings and records of the run.
         rows: The records of the rounds, as dictionaries; see `history`.
         executor: Name of the executor, or of the transport.
-        preparing: Seconds spent on compiling.
+        preparing: Seconds that training waited for compiling.
+        compiled_from: From which round on the steps were compiled; None: they never were.
         last_rounds: Over how many of the last rounds `accuracy_mean` is taken.
     """
 
@@ -75,6 +76,7 @@ class Result(RecordedResult):
             stage_rows=finished.stage_rows,
             executor=finished.executor,
             preparing=finished.preparing,
+            compiled_from=finished.compiled_from,
             counts=federation.counts(),
             class_names=federation.names,
             client_names=federation.client_names,

@@ -97,6 +97,7 @@ def run(
     executor: str | Executor | type[Executor] = "auto",
     device: str = "auto",
     precision: str = "fp32",
+    compile: str = "auto",
     out: str | PathLike[str] | None = None,
     resume: Snapshot | bool | None = None,
     progress: bool = False,
@@ -164,6 +165,9 @@ def run(
         executor: `"auto"`, `"loop"`, `"stack"`, `"lanes"`, an executor or its class: how clients are computed.
         device: `"auto"`, `"cpu"` or `"cuda"`.
         precision: `"fp32"`, `"tf32"` or `"bf16"`.
+        compile: When the steps of a stack are compiled on a GPU, where the run is long enough: `"auto"` while training
+            goes on uncompiled, `"wait"` before it, so that a run that is repeated has the same numbers bit for bit,
+            `"never"`.
         out: Run folder, as `fedhead run` writes it: from it the run can be resumed, reported and loaded
             (`fedhead.load`). What a recipe can't hold (the data, modules, classes of a notebook, functions) is recorded
             by name and digest, and has to be given again to resume.
@@ -256,7 +260,7 @@ def run(
     chosen_executor = executor if isinstance(executor, str | Executor) else EXECUTORS.resolve(executor)()
     made_loggers = tuple(make_logger(one) for one in loggers)
     if out is not None:
-        how = Settings(None, device, chosen_executor, precision, loggers=made_loggers)
+        how = Settings(None, device, chosen_executor, precision, loggers=made_loggers, compile=compile)
         return run_in_folder(experiment, objects, federation, Path(out), how, bool(resume), progress, assign, on_round)
     earlier = resume if isinstance(resume, Snapshot) else None
     group = LoggerGroup(made_loggers, None)
@@ -273,6 +277,7 @@ def run(
             executor=chosen_executor,
             device=device,
             precision=precision,
+            compile=compile,
             assign=assign,
             resume=earlier,
             on_round=after_round,

@@ -35,6 +35,7 @@ def sweep(
     device: str = "auto",
     executor: str | Executor = "auto",
     precision: str = "fp32",
+    compile: str = "auto",
     progress: bool = False,
 ) -> Results:
     """Run a recipe with every combination of values, each with every seed, in one folder that can be resumed.
@@ -58,6 +59,7 @@ def sweep(
         device: Where to compute: "auto", "cpu" or "cuda".
         executor: What trains the clients, as in `fedhead.run`.
         precision: "fp32", "tf32" or "bf16".
+        compile: When steps are compiled on a GPU, as in `fedhead.run`.
         progress: Print a line about each run that begins.
 
     Returns:
@@ -70,7 +72,7 @@ def sweep(
         raise BadInput(f"engine {engine!r}: give 'local' or 'ray'")
     part = None if shard is None else read_shard(shard)
     table = plan(recipe if isinstance(recipe, str) else Path(recipe), axes or {})
-    settings = Settings(None if data is None else Path(data), device, executor, precision)
+    settings = Settings(None if data is None else Path(data), device, executor, precision, compile=compile)
     result = run_sweep(
         table,
         None if out is None else Path(out),

@@ -62,6 +62,20 @@ class Precision(StrEnum):
 PrecisionName = Annotated[Precision, typer.Option(help="What to compute in.")]
 
 
+class Compile(StrEnum):
+    """When steps are compiled on a GPU."""
+
+    auto = "auto"
+    wait = "wait"
+    never = "never"
+
+
+CompileName = Annotated[
+    Compile,
+    typer.Option(help="On a GPU long runs are compiled: while they train already (auto), before (wait), or never."),
+]
+
+
 def words(text: str) -> list[str]:
     """Return the words between commas."""
     return [word.strip() for word in text.split(",") if word.strip()]

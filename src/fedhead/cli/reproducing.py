@@ -14,6 +14,8 @@ import typer
 from fedhead.cli.app import app
 from fedhead.cli.options import (
     Assignments,
+    Compile,
+    CompileName,
     DataFolder,
     Device,
     DryRun,
@@ -73,6 +75,7 @@ def reproduce(
     shard: Shard = None,
     executor: ExecutorName = "auto",
     precision: PrecisionName = Precision.fp32,
+    compile: CompileName = Compile.auto,
     together: Together = None,
     dry_run: DryRun = False,
     summary: Annotated[
@@ -125,7 +128,7 @@ def reproduce(
                 _duration(upcoming),
                 seeds=how_many,
                 splits=partitions,
-                settings=Settings(*settings),
+                settings=Settings(*settings, compile=compile.value),
                 together=together,
                 log=_log,
             )
@@ -165,7 +168,7 @@ def reproduce(
             variants=words(variants),
             results=results,
             minutes=minutes,
-            settings=Settings(*settings),
+            settings=Settings(*settings, compile=compile.value),
             together=together,
             shard=None if shard is None else read_shard(shard),
             log=_log,

@@ -16,6 +16,8 @@ import typer
 from fedhead.cli.app import app
 from fedhead.cli.options import (
     Assignments,
+    Compile,
+    CompileName,
     DataFolder,
     Device,
     ExecutorName,
@@ -53,6 +55,7 @@ def run(
     device: Device = "auto",
     executor: ExecutorName = "auto",
     precision: PrecisionName = Precision.fp32,
+    compile: CompileName = Compile.auto,
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads. [default: by the model's size]")] = None,
     transport: Annotated[
         TransportName, typer.Option(help="All clients in this process, or one process per client, on Flower.")
@@ -89,7 +92,7 @@ def run(
         raise BadInput("--resume needs --out: name the run folder that is to go on")
     found = load(recipe, assignments or [])
     loggers = tuple(make_logger(text, found.folders) for text in logger or [])
-    settings = Settings(data, device, executor, precision.value, threads, loggers, allow_changed_code)
+    settings = Settings(data, device, executor, precision.value, threads, loggers, allow_changed_code, compile.value)
     name = f"{Path(recipe).stem}-{found.method.rpartition(':')[2]}"
     out = out or _unused(Path("runs") / (name if found.seeds else f"{name}-seed{found.seed}"))
     if together and not found.seeds:
@@ -111,6 +114,7 @@ def run(
             "--device": None if device == "auto" else device,
             "--executor": None if executor == "auto" else executor,
             "--precision": None if precision is Precision.fp32 else precision.value,
+            "--compile": None if compile is Compile.auto else compile.value,
             "--transport": transport.value if over_flower else None,
         }
         given = {"--together": together, "--allow-changed-code": allow_changed_code}
@@ -179,6 +183,8 @@ def _print_result(result: Row) -> None:
         print(f"            per client and round {_bytes(each['up'])} up, {_bytes(each['down'])} down")
     prepared = result.get("preparing") or 0.0
     print(f"time        {result['seconds']:.1f} s" + (f", after {prepared:.1f} s of compiling" if prepared else ""))
+    if started := {r.get("compiled_from") for r in runs} - {None}:
+        print(f"compiled    from round {' and '.join(map(str, sorted(started)))} on")
     print(f"run         {result['run']}")
 
 

@@ -12,6 +12,8 @@ import typer
 from fedhead.cli.app import app
 from fedhead.cli.options import (
     Assignments,
+    Compile,
+    CompileName,
     DataFolder,
     Device,
     DryRun,
@@ -55,6 +57,7 @@ def sweep(
     devices: Devices = None,
     executor: ExecutorName = "auto",
     precision: PrecisionName = Precision.fp32,
+    compile: CompileName = Compile.auto,
     together: Together = None,
     dry_run: DryRun = False,
     as_json: TableAsJson = False,
@@ -89,7 +92,7 @@ def sweep(
     if dry_run:
         _list_cells(table, how_many, as_json)
         return
-    settings = Settings(data, device, executor, precision.value)
+    settings = Settings(data, device, executor, precision.value, compile=compile.value)
     if devices is not None:
         if engine is EngineName.ray:
             raise BadInput("--devices are those of this machine: leave --engine ray out")

@@ -11,7 +11,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedhead.cli.app import app
-from fedhead.cli.options import Assignments, DataFolder, Device, Engine, EngineName, Precision, PrecisionName
+from fedhead.cli.options import (
+    Assignments,
+    Compile,
+    CompileName,
+    DataFolder,
+    Device,
+    Engine,
+    EngineName,
+    Precision,
+    PrecisionName,
+)
 from fedhead.cli.output import interruptible
 from fedhead.core.errors import BadInput
 
@@ -79,6 +89,7 @@ def tune(
     data: DataFolder = None,
     device: Device = "auto",
     precision: PrecisionName = Precision.fp32,
+    compile: CompileName = Compile.auto,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print no line per trial.")] = False,
 ) -> None:
     """Search for the settings of a recipe that are best on validation samples; test samples are never read.
@@ -144,7 +155,7 @@ def tune(
             engine=engine.value,
             cpus_per_worker=cpus_per_worker,
             gpus_per_worker=gpus_per_worker,
-            settings=Settings(data, device, "auto", precision.value),
+            settings=Settings(data, device, "auto", precision.value, compile=compile.value),
             on_trial=tell,
         )
     print(f"best        {objective} {found.value:.4f} on validation samples")

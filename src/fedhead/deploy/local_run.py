@@ -22,6 +22,7 @@ ALLOWED = {
     "device": ("auto", "cpu"),
     "executor": ("auto", "loop"),
     "precision": ("fp32",),
+    "compile": ("auto",),
     "loggers": ((),),
 }
 

@@ -57,7 +57,8 @@ class RunMetrics(ABC):
     executor: str
     rows: list[Row]  # the records of all rounds
     last_rounds: int
-    preparing: float = 0.0  # seconds spent on compiling and capturing, which `seconds` leaves out
+    preparing: float = 0.0  # seconds that training waited for compiling and capturing, which `seconds` leaves out
+    compiled_from: int | None = None  # from which round on the steps were compiled; None: they never were
 
     @property
     @abstractmethod

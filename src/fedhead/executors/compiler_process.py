@@ -22,7 +22,7 @@ from typing import Any, Protocol
 
 import torch
 
-from fedhead.executors.compile import TensorForm
+from fedhead.executors.compile import TensorForm, is_first, start_compiler_workers
 
 COMMAND = (sys.executable, "-m", "fedhead.executors.compile_worker")
 
@@ -75,15 +75,16 @@ class CompilerProcess:
 
     def __init__(self, command: Sequence[str] = COMMAND):
         self._command = command
-        self._turn = threading.Lock()
+        self._starting, self._turn = threading.Lock(), threading.Lock()
         self._processes: list[subprocess.Popen[bytes]] = []  # that are running; the first may be waiting for a step
         self._waiting: subprocess.Popen[bytes] | None = None
         atexit.register(self.stop)
 
     def start(self) -> None:
         """Start a process ahead of the first step: it takes seconds until it is ready."""
-        if self._waiting is None:
-            self._waiting = self._new_process()
+        with self._starting:  # runs that train together proceed in threads
+            if not self._processes:
+                self._waiting = self._new_process()
 
     def submit(self, graph: torch.fx.GraphModule, forms: Sequence[TensorForm]) -> Compilation:
         """Begin to compile a step; the compilation ends without an error also where its process fails.
@@ -121,6 +122,16 @@ class CompilerProcess:
         process = subprocess.Popen([*self._command, str(os.getpid())], env=environment, **pipes)
         self._processes.append(process)
         return process
+
+
+def start_ahead(compile: str) -> None:
+    """Start what compiles the first step of this machine, `compile` as in `select.COMPILE`; others are in the cache."""
+    if compile == "never" or not is_first():
+        return
+    if compile == "wait":
+        start_compiler_workers()
+    else:
+        compiler_process().start()
 
 
 @cache

@@ -244,5 +244,6 @@ def final_metrics(out: str, recipe: Recipe, result: FinishedRun) -> Row:
         "client_bytes": result.client_bytes,
         "seconds": result.seconds,
         "preparing": result.preparing,
+        "compiled_from": result.compiled_from,
         "executor": result.executor,
     }

@@ -19,7 +19,7 @@ from fedhead.engine.metrics import Row
 from fedhead.engine.rounds import FinishedRun, Snapshot
 from fedhead.engine.simulation import Simulation
 from fedhead.executors import select
-from fedhead.executors.compile import start_compiler_workers
+from fedhead.executors.compiler_process import start_ahead
 from fedhead.executors.job import Executor
 from fedhead.executors.multi_run import run_together
 from fedhead.executors.stack import Stack
@@ -28,6 +28,7 @@ from fedhead.experiment.experiment import Experiment
 from fedhead.experiment.loggers.base import Logger
 from fedhead.experiment.recipe import Recipe
 from fedhead.experiment.recorded_run import RecordedRun, stored_clients
+from fedhead.experiment.run_folder import RunFolder
 from fedhead.models.split_model import SplitModel
 
 LONG = 50  # local epochs of a client from which on a run on a GPU is likely to be compiled
@@ -44,6 +45,7 @@ class Settings:
     threads: int | None = None  # None: one for small models, torch's own choice for others
     loggers: tuple[Logger, ...] = ()  # besides those of the recipe
     allow_changed_code: bool = False  # resume also where the user's own code differs from what the run began with
+    compile: str = "auto"  # when steps are compiled on a GPU, as in `select.COMPILE`
 
 
 def execute(
@@ -75,7 +77,7 @@ def execute(
         experiment = Experiment.from_recipe(run.recipe)
         epochs = recipe.rounds * amounts.mean(experiment.local.epochs)
         if select.device(settings.device).type == "cuda" and epochs >= LONG:
-            start_compiler_workers()  # while the data is read
+            start_ahead(settings.compile)  # while the data is read
         carry_out(run, experiment, experiment.federation(settings.data), settings, on_row=on_row)
     assert run.result is not None, "set when the run ends"
     return run.result
@@ -108,16 +110,26 @@ def carry_out(
     device = select.device(settings.device)
     chosen = _as_begun(run, settings, device)
     torch.set_num_threads(chosen.threads or threads_for(experiment.models))  # sums over more threads round differently
-    facts = {} if "executor" in run.environment else {**environment.facts(device), "precision": chosen.precision}
+    facts: dict[str, Any] = {}
+    if "executor" not in run.environment:
+        facts = {**environment.facts(device), "precision": chosen.precision, "compile": chosen.compile}
     with run.writing(facts, federation):
         run.folder.checkpoints.in_background = device.type == "cuda"  # a CPU has no time to spare
         if run.objects is not None:
             experiment = run.with_initial_weights(experiment)
         snapshot = run.snapshot(lambda state: {int(k): kept for k, kept in state["clients"].items()})
+        if snapshot is not None:  # a run that was stopped goes on as it would have, also if it has to repeat rounds
+            snapshot = replace(snapshot, compiled_from=run.environment.get("compiled_from"))
         for row in snapshot.history if snapshot else ():
             on_row(row)
 
+        def begin(name: str) -> None:
+            compiled_from = None if snapshot is None else snapshot.compiled_from
+            run.folder.save_environment({"executor": name, "compiled_from": compiled_from})
+
         def after_round(now: Snapshot) -> Any:
+            if now.compiled_from == now.round:  # before there is a checkpoint of it
+                run.folder.save_environment({"compiled_from": now.round})
             state = Tree(server=now.server, clients=stored_clients(now.clients))
             run.after_round(now, state)
             on_row(now.history[-1])
@@ -131,10 +143,11 @@ def carry_out(
             executor=chosen.executor,
             device=chosen.device,
             precision=chosen.precision,
+            compile=chosen.compile,
             assign=assign,
             resume=snapshot,
             on_round=after_round,
-            on_start=lambda name: run.folder.save_environment({"executor": name}),
+            on_start=begin,
         )
         if not run.recipe.rounds:
             run.save_first(result, Tree(server=result.server, clients=Tree()))
@@ -160,9 +173,8 @@ def execute_together(
         return lambda member: execute(recipe, out, replace(settings, executor=member), resume=resume, on_row=on_row)
 
     with read_once():
-        return run_together(
-            _stack_for(recipes, settings), [one(recipe, out) for recipe, out in zip(recipes, outs, strict=True)]
-        )
+        worker = _stack_for(recipes, outs, settings, resume)
+        return run_together(worker, [one(recipe, out) for recipe, out in zip(recipes, outs, strict=True)])
 
 
 def refuse_apart(settings: Settings) -> None:
@@ -178,12 +190,14 @@ def stack_is_best(recipe: Recipe, settings: Settings) -> bool:
     return select.executor("auto", _simulation(recipe, settings)).name == "stack"
 
 
-def _stack_for(recipes: Sequence[Recipe], settings: Settings) -> Executor:
-    """A stack for runs that train together, compiled on a GPU if they take long enough."""
+def _stack_for(recipes: Sequence[Recipe], outs: Sequence[Path], settings: Settings, resume: bool) -> Executor:
+    """A stack for runs that train together, compiled on a GPU if all of them take long enough."""
     if select.device(settings.device).type != "cuda":
         return Stack()
+    begun = {RunFolder.open(out).environment().get("compile") for out in outs if resume and RunFolder.holds_run(out)}
+    compile = begun.pop() if settings.compile == "auto" and len(begun) == 1 else None
     simulation = _simulation(recipes[0], settings)
-    return select.by_name("stack", simulation, compile=select.pays_to_compile(simulation, len(recipes)))
+    return select.by_name("stack", simulation, compile or settings.compile, runs=len(recipes))
 
 
 def _simulation(recipe: Recipe, settings: Settings) -> Simulation:
@@ -197,14 +211,14 @@ def _as_begun(run: RecordedRun, settings: Settings, device: torch.device) -> Set
     begun = run.environment
     if "executor" not in begun:
         return replace(settings, device=str(device), executor=_executor(settings.executor, run.recipe))
-    for name in ("executor", "device", "precision"):
-        value = getattr(settings, name)
+    for name in ("executor", "device", "precision", "compile"):
+        value, begun_with = getattr(settings, name), begun.get(name, "auto")
         asked = value.name if isinstance(value, Executor) else value
         if name == "device":
             asked = asked.partition(":")[0]  # whichever GPU
-        if asked not in ("auto", begun[name]) and not (name == "precision" and asked == "fp32"):
+        if asked not in ("auto", begun_with) and not (name == "precision" and asked == "fp32"):
             raise BadInput(
-                f"{run.out} was begun with {name} {begun[name]}, and another one rounds differently: "
+                f"{run.out} was begun with {name} {begun_with}, and another one rounds differently: "
                 f"leave --{name} out to resume, or start a new run"
             )
     if begun["device"] == "cuda" and device.type != "cuda":
@@ -216,6 +230,7 @@ def _as_begun(run: RecordedRun, settings: Settings, device: torch.device) -> Set
         device=str(device) if device.type == begun["device"] else begun["device"],
         precision=begun["precision"],
         threads=begun["threads"],
+        compile=begun.get("compile", "auto"),
     )
 
 

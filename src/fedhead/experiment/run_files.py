@@ -67,11 +67,14 @@ def check_totals(rows: Iterable[Mapping[str, Any]], where: str) -> None:
 
 def check_environment(found: dict[str, Any], where: str) -> dict[str, Any]:
     """Return what a run was begun with, if the values that resuming needs are of their kinds."""
-    for name in ("executor", "device", "precision", "experiment"):
+    for name in ("executor", "device", "precision", "compile", "experiment"):
         if name in found and not isinstance(found[name], str):
             raise _damaged(where, f"{name} is {_short(found[name])}")
     if "executor" in found and "threads" in found and not (type(found["threads"]) is int and found["threads"] >= 1):
         raise _damaged(where, f"threads is {_short(found['threads'])}")
+    begun = found.get("compiled_from")
+    if begun is not None and not (type(begun) is int and begun >= 1):
+        raise _damaged(where, f"compiled_from is {_short(begun)}")
     objects, extended = found.get("objects", {}), found.get("extended", [])
     if not isinstance(objects, dict) or not all(isinstance(line, str) for line in objects.values()):
         raise _damaged(where, "objects is no list of names with what each is")
@@ -180,7 +183,7 @@ def _stages(value: Any) -> bool:
 
 
 _KINDS: dict[str, Callable[[Any], bool]] = {
-    **dict.fromkeys(("lr", "accuracy", "accuracy_mean", "personal", "preparing"), _measured),
+    **dict.fromkeys(("lr", "accuracy", "accuracy_mean", "personal", "preparing", "compiled_from"), _measured),
     **dict.fromkeys(("train_loss", "test_loss", "personal_weighted", "personal_loss"), _measured),
     **dict.fromkeys(("participants", *_TOTALS), _number),
     **dict.fromkeys(("clients", "per_class", "client_test_loss"), _several),

@@ -152,8 +152,7 @@ class TrialTraining:
         experiment, federation = made[0]
         device = select.device(self.settings.device)
         simulation = experiment.simulation(federation, device, self.settings.precision == "bf16")
-        compiled = device.type == "cuda" and select.pays_to_compile(simulation, len(made))
-        worker = select.by_name("stack", simulation, compile=compiled)
+        worker = select.by_name("stack", simulation, self.settings.compile, runs=len(made))
         run_together(worker, [one(place) for place in range(len(made))], mix_numbers=True)
 
     def _train(
@@ -178,6 +177,7 @@ class TrialTraining:
                 executor=executor,
                 device=self.settings.device,
                 precision=self.settings.precision,
+                compile=self.settings.compile,
                 on_round=after_round,
             )
         except Diverged as error:

@@ -62,6 +62,7 @@ def _details(run: Run, state: str) -> str:
     versions = env["versions"] if isinstance(env.get("versions"), dict) else {}
     facts = [f"executor {env.get('executor', '–')}", f"device {env.get('device_name') or env.get('device', '–')}"]
     facts += [f"precision {env['precision']}"] if env.get("precision") else []
+    facts += [f"compiled from round {env['compiled_from']} on"] if env.get("compiled_from") else []
     facts += [
         f"{name} {version}" for name, version in (versions.items() if isinstance(versions, dict) else ()) if version
     ]
