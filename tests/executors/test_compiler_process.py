@@ -13,6 +13,8 @@ from torch import Tensor
 from fedhead.executors.compile import TensorForm, trace
 from fedhead.executors.compile_worker import unpack
 from fedhead.executors.compiler_process import Compilation, CompilerProcess, pack
+from fedhead.executors.kernels import normalize
+from fedhead.executors.kernels.fusion import fuse
 
 TABLE = torch.tensor([1.0, float("inf"), 3.0])
 
@@ -43,6 +45,19 @@ def test_a_step_arrives_as_it_was_traced() -> None:
     total = torch.ones(3)
     found(total, torch.ones(3))
     assert total.tolist() == [2.0, 7.0, 6.0]
+
+
+def test_operators_for_stacks_arrive_too_and_are_fused_alike() -> None:
+    def normalized(*flat: Tensor) -> None:
+        total, x, own = flat
+        total.add_(normalize.stacked(x, None, own, own, own, own, None, 1e-5, 8, False).relu())
+
+    arguments = [torch.ones(2, 4, 3, 5), torch.ones(2, 4, 3, 5), torch.ones(2, 5)]
+    graph, forms = trace(normalized, arguments), [TensorForm.of(t) for t in arguments]
+    found, _ = unpack(pack(graph, forms))
+    assert found.code == graph.code
+    plain = graph.code
+    assert fuse(found).code == fuse(graph).code != plain
 
 
 def test_an_argument_that_is_part_of_a_larger_tensor_keeps_its_form() -> None:
