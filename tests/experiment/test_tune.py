@@ -121,7 +121,7 @@ def _pairs(made: fh.Federation) -> list[tuple[Any, Any]]:
 def test_each_trial_has_the_value_of_its_own_single_run(guarded: str, tmp_path: Path) -> None:
     recipe = Recipe(dataset=guarded, method="fedprox", momentum=0.5, **SMALL)  # type: ignore[arg-type]
     space = ["lr=log(0.01, 1)", "method.mu=log(1e-3, 10)"]
-    found = fh.tune(recipe, *space, out=tmp_path / "s", trials=4, objective="loss", pruner="none", together=4)
+    found = fh.tune(recipe, *space, out=tmp_path / "s", trials=4, objective="loss", pruner="none", concurrent_trials=4)
     federation = search_federation(recipe, 0.15)
     for trial in found.trials:
         alone = Experiment.from_recipe(with_values(recipe, dict(trial.values)), Inputs.of(federation))
@@ -142,7 +142,7 @@ def test_the_best_setting_is_trained_on_all_samples_in_the_end(tmp_path: Path) -
 @pytest.mark.slow
 def test_poor_trials_end_early_and_a_study_goes_on_where_it_was(planted: Recipe, tmp_path: Path) -> None:
     longer = replace(planted, rounds=4)
-    same = {"out": tmp_path / "s", "objective": "loss", "together": 1, "sampler": "random"}
+    same = {"out": tmp_path / "s", "objective": "loss", "concurrent_trials": 1, "sampler": "random"}
     first = fh.tune(longer, "method.place=uniform(0, 1)", trials=6, **same)  # type: ignore[arg-type]
     second = fh.tune(longer, "method.place=uniform(0, 1)", trials=12, **same)  # type: ignore[arg-type]
     assert [one.values for one in second.trials[:6]] == [one.values for one in first.trials]
@@ -206,7 +206,7 @@ def test_an_objective_without_a_number_ends_the_trial_not_the_count(
 ) -> None:
     monkeypatch.setitem(fh.METRICS._held, "nothing", lambda y_true, y_pred: math.nan)
     with pytest.raises(fh.Diverged, match="nothing is nan"):
-        fh.tune(planted, "lr=log(0.01, 0.1)", out=tmp_path, trials=2, objective="nothing", together=1)
+        fh.tune(planted, "lr=log(0.01, 0.1)", out=tmp_path, trials=2, objective="nothing", concurrent_trials=1)
     with (tmp_path / "trials.csv").open() as file:
         assert [row["state"] for row in csv.DictReader(file)] == ["pruned", "pruned"]
 
@@ -222,7 +222,9 @@ def test_an_error_in_mid_search_is_one_line_and_leaves_no_trial_running(
 
     monkeypatch.setitem(fh.METRICS._held, "breaks", breaks)
     with pytest.raises(fh.BadInput, match="metric breaks: the function raised ZeroDivisionError") as caught:
-        fh.tune(planted, "lr=log(0.01, 0.1)", out=tmp_path, trials=3, objective="breaks", together=1, pruner="none")
+        fh.tune(
+            planted, "lr=log(0.01, 0.1)", out=tmp_path, trials=3, objective="breaks", concurrent_trials=1, pruner="none"
+        )
     assert "\n" not in str(caught.value)
     with (tmp_path / "trials.csv").open() as file:
         rows = list(csv.DictReader(file))
@@ -234,7 +236,7 @@ def test_an_error_in_mid_search_is_one_line_and_leaves_no_trial_running(
 def test_validation_samples_of_a_recipe_are_given_back_unless_callbacks_need_them(
     planted: Recipe, tmp_path: Path
 ) -> None:
-    common: Any = {"trials": 1, "objective": "loss", "together": 1}
+    common: Any = {"trials": 1, "objective": "loss", "concurrent_trials": 1}
     held = replace(planted, validation=0.4, rounds=1)
     found = fh.tune(held, "lr=log(0.01, 0.1)", out=tmp_path / "a", **common)
     assert found.recipe.validation is None
@@ -342,7 +344,7 @@ import fedhead as fh
 from fedhead.experiment.recipe import load
 recipe = load("digits", ["subset=300", "rounds=6", "local_epochs=1", "model=mlp(hidden=[8])"])
 found = fh.tune(recipe, "lr=log(1e-3, 1)", out=sys.argv[1], trials=int(sys.argv[2]), sampler="random", pruner="none",
-                together=2)
+                concurrent_trials=2)
 print(len(found.trials))
 """
 

@@ -27,7 +27,12 @@ SPACE = "lr=log(0.01, 1)"
 
 
 def _tune(out: Path, **more: Any) -> fh.TuneResult:
-    usual: dict[str, Any] = {"sampler": "random", "pruner": "none", "together": 2, "settings": Settings(device="cpu")}
+    usual: dict[str, Any] = {
+        "sampler": "random",
+        "pruner": "none",
+        "concurrent_trials": 2,
+        "settings": Settings(device="cpu"),
+    }
     return fh.tune(RECIPE, SPACE, out=out, objective="loss", **(usual | more))
 
 
@@ -70,7 +75,7 @@ def test_the_process_with_the_study_says_which_trials_end_early(
 ) -> None:
     _use(monkeypatch, Ray(cpus=1))
     monkeypatch.setattr("fedhead.experiment.study.Study.report", lambda self, trial, number, value: trial.number == 1)
-    found = _tune(tmp_path, trials=2, engine="ray", together=1)
+    found = _tune(tmp_path, trials=2, engine="ray", concurrent_trials=1)
     assert [one.state for one in found.trials] == ["complete", "pruned"]
 
 
@@ -101,7 +106,7 @@ from fedhead.experiment.run import Settings
 ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
 recipe = load("digits", ["subset=60", "rounds=6", "local_epochs=1", "clients=2", "model=mlp(hidden=[4])",
                          "method=slow.py:Slow"])
-found = fh.tune(recipe, "lr=log(0.01, 1)", out="study", trials=6, sampler="random", pruner="none", together=1,
+found = fh.tune(recipe, "lr=log(0.01, 1)", out="study", trials=6, sampler="random", pruner="none", concurrent_trials=1,
                 engine="ray", settings=Settings(device="cpu"))
 print(len(found.trials), Counter(one.state for one in found.trials))
 """

@@ -69,7 +69,7 @@ def tune(
     validation: Annotated[
         float | None, typer.Option(help="Share of each client's training samples to test on. [default: 0.15]")
     ] = None,
-    together: Annotated[
+    concurrent_trials: Annotated[
         int | None, typer.Option(help="Trials side by side. [default: 8 where a stack is fastest, else 1]")
     ] = None,
     minutes: Annotated[float | None, typer.Option(help="Begin no trial after so many minutes.")] = None,
@@ -148,7 +148,7 @@ def tune(
             sampler=sampler.value,
             pruner=pruner.value,
             validation=validation,
-            together=together,
+            concurrent_trials=concurrent_trials,
             minutes=minutes,
             final=final,
             seed=seed,

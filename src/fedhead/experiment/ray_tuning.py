@@ -18,7 +18,7 @@ from fedhead.core.errors import FedheadError
 from fedhead.core.log import logger
 from fedhead.experiment.ray_cluster import RayCluster, found_from_here
 from fedhead.experiment.trial_queue import Batch, TrialQueue
-from fedhead.experiment.trial_training import TOGETHER, TrialTraining
+from fedhead.experiment.trial_training import CONCURRENT, TrialTraining
 
 Sent = tuple[str, int, Any, Any]  # ("round", trial, round, value) or ("end", trial, value, reason)
 
@@ -124,11 +124,11 @@ class RayTrials(RayCluster):
     def __init__(self, cpus: float = 1, gpus: float = 0):
         super().__init__(cpus, gpus, "worker")
 
-    def run(self, search: TrialTraining, queue: TrialQueue, together: int | None) -> None:
+    def run(self, search: TrialTraining, queue: TrialQueue, concurrent: int | None) -> None:
         """Train trials until the queue has none, on as many workers as the cluster has room for."""
         settings = replace(search.settings, data=search.settings.data or os.environ.get("FEDHEAD_DATA"))
         on_gpu = self.device(settings).type == "cuda"
-        width = together or (TOGETHER if on_gpu else search.width())
+        width = concurrent or (CONCURRENT if on_gpu else search.width())
         there = replace(search, recipe=found_from_here(search.recipe), settings=settings, data={}, models={})
         with self.connected():
             pruned = self.ray.remote(PrunedTrials).options(num_cpus=0).remote()

@@ -53,7 +53,7 @@ class TrialQueue:
 class TrialEngine(Protocol):
     """What trains the trials of a search."""
 
-    def run(self, search: TrialTraining, queue: TrialQueue, together: int | None) -> None:
+    def run(self, search: TrialTraining, queue: TrialQueue, concurrent: int | None) -> None:
         """Train trials until the queue has none, so many side by side; None: as many as is best."""
         ...
 
@@ -61,9 +61,9 @@ class TrialEngine(Protocol):
 class LocalTrials:
     """Trains trials in this process."""
 
-    def run(self, search: TrialTraining, queue: TrialQueue, together: int | None) -> None:
+    def run(self, search: TrialTraining, queue: TrialQueue, concurrent: int | None) -> None:
         """Train trials until the queue has none."""
-        width = together or search.width()
+        width = concurrent or search.width()
         while batch := queue.next(width):
             self._train(search, queue, batch)
             queue.ended(batch)

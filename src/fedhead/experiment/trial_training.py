@@ -28,7 +28,7 @@ from fedhead.experiment.search_space import Dimension, with_values
 Direction = Literal["maximize", "minimize"]
 Report = Callable[[int, int, float], bool]  # place of a trial, round, value -> whether the trial ends here
 Ended = Callable[[int, float | None, str], None]  # place of a trial, its value, the reason where there is none
-TOGETHER = 8  # trials side by side by default, where a stack is fastest
+CONCURRENT = 8  # trials side by side by default, where a stack is fastest
 VALIDATION = 0.15  # share of each client's training samples, as in the experiments of CCVR
 # Objectives that every run has, by their name in a round's record, and which values are good.
 OBJECTIVES: Mapping[str, tuple[str, Direction]] = {
@@ -127,7 +127,7 @@ class TrialTraining:
             federation, select.device(self.settings.device), self.settings.precision == "bf16"
         )
         chosen = select.executor(self.settings.executor, simulation, recipe.folders)
-        return TOGETHER if chosen.takes_numbers else 1
+        return CONCURRENT if chosen.takes_numbers else 1
 
     def run(self, chosen: Sequence[Mapping[str, Any]], report: Report, ended: Ended) -> None:
         """Train trials, side by side if there are several.

@@ -62,7 +62,7 @@ def tune(
     sampler: str = "tpe",
     pruner: str = "median",
     validation: float | None = None,
-    together: int | None = None,
+    concurrent_trials: int | None = None,
     minutes: float | None = None,
     final: bool = False,
     seed: int = 0,
@@ -92,7 +92,7 @@ def tune(
             that successive `halving` leaves out, or `none`.
         validation: Share of each client's training samples that is held back; None: the recipe's, or 0.15. All are
             given back in the final training, but for those that the recipe holds back for its callbacks.
-        together: How many trials train side by side; None: 8 where a stack is fastest, else 1.
+        concurrent_trials: How many trials train side by side; None: 8 where a stack is fastest, else 1.
         minutes: Begin no trial after so many minutes.
         final: Train the best setting on all training samples, in the folder `final`.
         seed: Seed of the sampler.
@@ -112,7 +112,7 @@ def tune(
     settings = settings or Settings()
     trial_engine = _engine(engine, cpus_per_worker, gpus_per_worker)
     check("trials", trials, Annotated[int, AtLeast(1)])
-    check("together", together, Annotated[int, AtLeast(1)] | None)
+    check("concurrent_trials", concurrent_trials, Annotated[int, AtLeast(1)] | None)
     check("minutes", minutes, Annotated[float, Above(0)] | None)
     check("seed", seed, Annotated[int, Between(0, MOST_SEED)])
     space, others = read_space(assignments)
@@ -140,10 +140,10 @@ def tune(
     )
     with closing(study):
         queue = TrialQueue(study, trials, TimeBudget(minutes), on_trial)
-        trial_engine.run(search, queue, together)
+        trial_engine.run(search, queue, concurrent_trials)
         while final and study.others_work and not queue.budget.exhausted:  # it is of the best of all trials
             time.sleep(1)
-            trial_engine.run(search, queue, together)
+            trial_engine.run(search, queue, concurrent_trials)
         study.write()
         best, all_trials = study.best, study.trials()
     if best is None:
