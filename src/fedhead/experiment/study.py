@@ -15,6 +15,7 @@ from typing import Any
 
 from fedhead.core.errors import BadInput, FedheadError, first_line, unknown
 from fedhead.core.treefile import atomic
+from fedhead.experiment.optuna_names import optuna, pruners, samplers
 from fedhead.experiment.recipe import Recipe
 from fedhead.experiment.search_space import Dimension, with_values
 from fedhead.experiment.trials import TRIALS, TrialRecord, record, to_csv
@@ -23,16 +24,6 @@ FILE, BEST = "study.db", "best.yaml"
 _NAME = "fedhead"
 _BETWEEN_WORKERS = 7919  # between the seeds of two workers
 MOST_SEED = 2**32 - 1  # of the samplers' generators
-
-
-def optuna() -> Any:
-    """Return the package Optuna, or raise `BadInput` where it is not installed."""
-    try:
-        import optuna as found
-    except ImportError as error:
-        raise BadInput(f"tuning needs Optuna ({error}): pip install 'fedhead[tune]'") from error
-    found.logging.set_verbosity(found.logging.WARNING)
-    return found
 
 
 class Study:
@@ -69,8 +60,8 @@ class Study:
         self.folder, self.recipe, self.space = folder, recipe, tuple(space)
         self.maximizes = direction == "maximize"
         found = optuna()
-        samplers, pruners = _samplers(found), _pruners(found)
-        for kind, name, known in (("sampler", sampler, samplers), ("pruner", pruner, pruners)):
+        choose, end_early = samplers(found), pruners(found)
+        for kind, name, known in (("sampler", sampler, choose), ("pruner", pruner, end_early)):
             if name not in known:
                 raise unknown(kind, name, known)
         about: Any = {
@@ -103,8 +94,8 @@ class Study:
             _lock(self._alive)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # Optuna calls some samplers and options experimental
-                self._study.sampler = samplers[sampler]((seed + _BETWEEN_WORKERS * joined) % (MOST_SEED + 1))
-                self._study.pruner = pruners[pruner]()
+                self._study.sampler = choose[sampler]((seed + _BETWEEN_WORKERS * joined) % (MOST_SEED + 1))
+                self._study.pruner = end_early[pruner]()
 
     def close(self) -> None:
         """Let go of the study's files."""
@@ -254,22 +245,6 @@ def objective_of(folder: Path) -> tuple[str, str] | None:
         raise BadInput(f"{folder / FILE} can't be used as a study ({error})") from error
     about = json.loads(found[0]) if found else None
     return (about["objective"], about["direction"]) if about else None
-
-
-def _samplers(found: Any) -> dict[str, Any]:
-    return {
-        "tpe": lambda seed: found.samplers.TPESampler(seed=seed, multivariate=True),
-        "gp": lambda seed: found.samplers.GPSampler(seed=seed),
-        "random": lambda seed: found.samplers.RandomSampler(seed=seed),
-    }
-
-
-def _pruners(found: Any) -> dict[str, Any]:
-    return {
-        "median": lambda: found.pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=1),
-        "halving": found.pruners.SuccessiveHalvingPruner,
-        "none": found.pruners.NopPruner,
-    }
 
 
 def _refuse_other(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
