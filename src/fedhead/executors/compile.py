@@ -105,7 +105,7 @@ def compile_graph(graph: torch.fx.GraphModule, forms: Sequence[TensorForm]) -> I
             getattr(AsyncCompile, "wait_pool_ready", bool)()
         # reordering loops fails on some steps of wide stacks, such as FedProx's (an assertion in torch 2.11)
         settings = {"loop_ordering_after_fusion": False} | ({"compile_threads": 1} if known else {})
-        with config.patch(settings), _same_key_everywhere():
+        with config.patch(settings), _same_key_everywhere(), without_arguments():
             kernel: Any = inductor(fuse(graph), examples)
     marker.parent.mkdir(parents=True, exist_ok=True)
     marker.touch()
@@ -131,6 +131,23 @@ def _same_key_everywhere() -> Iterator[None]:
         del copyreg.dispatch_table[torch.memory_format]
         if before is not None:
             copyreg.dispatch_table[torch.memory_format] = before
+
+
+@contextmanager
+def without_arguments() -> Iterator[None]:
+    """Let the compiler describe an operator without its arguments.
+
+    When it meets an operator of ours for the first time, torch 2.11 describes it for its log, whether or not that is
+    written: each argument with all that it was computed from, a text that doubles with every layer before it.
+    """
+    from torch._inductor.exc import OperatorIssue
+
+    before = OperatorIssue.__dict__["operator_str"]
+    OperatorIssue.operator_str = staticmethod(lambda target, args, kwargs: f"target: {target}")  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        OperatorIssue.operator_str = before  # type: ignore[method-assign]
 
 
 def _memory_format(name: str) -> torch.memory_format:
