@@ -17,7 +17,7 @@ from fedhead.engine.rounds import train_round
 from fedhead.engine.simulation import Simulation
 from fedhead.executors import graphs, step_graphs
 from fedhead.executors.client_round import local_round
-from fedhead.executors.compile import TensorForm, compile_step, is_known, trace, warm_up, without_arguments
+from fedhead.executors.compile import TensorForm, compile_step, is_known, short_descriptions, trace, warm_up
 from fedhead.executors.compiler_process import CompilerProcess
 from fedhead.executors.graphs import GraphRunner, Graphs
 from fedhead.executors.job import Job
@@ -137,12 +137,12 @@ def test_the_compiler_describes_an_operator_without_all_that_its_arguments_come_
             raise AssertionError("this text would have as many lines as there are paths to here")
 
     before = MissingOperatorWithoutDecomp.operator_str
-    with without_arguments():
+    with short_descriptions():
         assert "aten.relu" in MissingOperatorWithoutDecomp.operator_str(torch.ops.aten.relu.default, [Deep()], {})
     assert MissingOperatorWithoutDecomp.operator_str is before
 
 
-def test_a_rehearsal_runs_the_step_once_and_keeps_its_troubles_to_itself() -> None:
+def test_warming_up_runs_the_step_once_and_raises_no_errors() -> None:
     seen = []
 
     def step(t: Tensor) -> None:

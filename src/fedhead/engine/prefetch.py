@@ -36,7 +36,7 @@ class Prefetcher:
         self._pending.update({arguments: (drawing, place) for place, arguments in enumerate(wanted)})
 
     def schedules(self, draws: Sequence[DrawArguments]) -> list[batching.BatchSchedule]:
-        """Return the batches of several clients, those that were begun at once."""
+        """Return the batches of several clients; what was not begun before is drawn now."""
         known = {arguments: self._drawn(arguments) for arguments in draws}
         found = {arguments: batches for arguments, batches in known.items() if batches is not None}
         missing = [arguments for arguments in known if arguments not in found]

@@ -99,7 +99,7 @@ class Simulation(Clients, Transport[ClientStates]):
 
     @property
     def preparing(self) -> float:
-        """Seconds that the executor has spent on compiling."""
+        """Seconds that training has waited so far for compiling."""
         return self.executor.preparing
 
     @property

@@ -86,7 +86,7 @@ class Transport(ABC, Generic[S]):
     keeps_states: bool = True  # whether the clients' states of an earlier round are still there
     delivers: bool = False  # whether clients on other machines store their final models
     portion: int | None = 16  # clients that are asked at a time where replies are added up; None: all
-    compiled_from: int | None = None  # from which round on steps are compiled, where a run is resumed; None: not known
+    compiled_from: int | None = None  # from which round on steps are compiled; None: they are not yet, or never are
     quorum: Quorum | None = None  # None: every client of a cohort must reply, and the first failure ends the run
 
     @property
@@ -101,7 +101,7 @@ class Transport(ABC, Generic[S]):
 
     @property
     def preparing(self) -> float:
-        """Seconds spent so far on compiling, which is no training."""
+        """Seconds that training has waited so far for compiling."""
         return 0.0
 
     @property

@@ -18,6 +18,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from fedhead.core.errors import first_line
+from fedhead.core.log import warn_once
 from fedhead.executors.kernels.fusion import fuse
 
 InPlace = Callable[..., None]  # takes tensors, changes some of them in place
@@ -105,7 +107,7 @@ def compile_graph(graph: torch.fx.GraphModule, forms: Sequence[TensorForm]) -> I
             getattr(AsyncCompile, "wait_pool_ready", bool)()
         # reordering loops fails on some steps of wide stacks, such as FedProx's (an assertion in torch 2.11)
         settings = {"loop_ordering_after_fusion": False} | ({"compile_threads": 1} if known else {})
-        with config.patch(settings), _same_key_everywhere(), without_arguments():
+        with config.patch(settings), _same_key_everywhere(), short_descriptions():
             kernel: Any = inductor(fuse(graph), examples)
     marker.parent.mkdir(parents=True, exist_ok=True)
     marker.touch()
@@ -133,8 +135,13 @@ def _same_key_everywhere() -> Iterator[None]:
             copyreg.dispatch_table[torch.memory_format] = before
 
 
+def _memory_format(name: str) -> torch.memory_format:
+    found: torch.memory_format = getattr(torch, name)
+    return found
+
+
 @contextmanager
-def without_arguments() -> Iterator[None]:
+def short_descriptions() -> Iterator[None]:
     """Let the compiler describe an operator without its arguments.
 
     When it meets an operator of ours for the first time, torch 2.11 describes it for its log, whether or not that is
@@ -150,9 +157,9 @@ def without_arguments() -> Iterator[None]:
         OperatorIssue.operator_str = before  # type: ignore[method-assign]
 
 
-def _memory_format(name: str) -> torch.memory_format:
-    found: torch.memory_format = getattr(torch, name)
-    return found
+def warn_not_compiled(error: Exception) -> None:
+    """Warn that training goes on with uncompiled steps, which give the same result."""
+    warn_once(f"the step could not be compiled ({first_line(error)}); continuing without compilation")
 
 
 @contextmanager
@@ -182,9 +189,9 @@ def is_known(graph: torch.fx.GraphModule, forms: Sequence[TensorForm]) -> bool:
     return _marker(graph, forms).exists()
 
 
-def is_first() -> bool:
-    """Return whether no step was compiled on this machine yet."""
-    return not _marker_folder().exists()
+def has_compiled() -> bool:
+    """Return whether any step was compiled on this machine before."""
+    return _marker_folder().exists()
 
 
 def start_compiler_workers() -> None:

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 
 import torch
 
-from fedhead.executors.compile import TensorForm, is_first, start_compiler_workers
+from fedhead.executors.compile import TensorForm, has_compiled, start_compiler_workers
 
 COMMAND = (sys.executable, "-m", "fedhead.executors.compile_worker")
 
@@ -126,7 +126,7 @@ class CompilerProcess:
 
 def start_ahead(compile: str) -> None:
     """Start what compiles the first step of this machine, `compile` as in `select.COMPILE`; others are in the cache."""
-    if compile == "never" or not is_first():
+    if compile == "never" or has_compiled():
         return
     if compile == "wait":
         start_compiler_workers()

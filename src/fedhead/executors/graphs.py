@@ -17,15 +17,13 @@ from torch.utils import _pytree as pytree
 
 from fedhead.algorithm.stage import Stage
 from fedhead.core import random
-from fedhead.core.errors import first_line
-from fedhead.core.log import warn_once
-from fedhead.executors.compile import TensorForm, compile_step, is_known, trace
+from fedhead.executors.compile import TensorForm, compile_step, is_known, trace, warn_not_compiled
 from fedhead.executors.compile_choice import pays_for
 from fedhead.executors.compiler_process import Compilation, Compiler
 from fedhead.executors.phase_keys import slot_key, without_rows
 from fedhead.executors.slots import Plan, choose_slots, plan
 from fedhead.executors.stacked_rows import StackedRows
-from fedhead.executors.step_graphs import StepGraphs, copy_into, preparing, static_copy
+from fedhead.executors.step_graphs import StepGraphs, copy_each, copy_into, preparing, static_copy
 from fedhead.executors.steps import Carry, PhaseBatches, PhaseRun, draw_batch, rows
 
 TABLE_STEPS = 256  # batches of so many steps lie ready on the device
@@ -51,7 +49,7 @@ class Graphs:
         self.compile = compile
         self.slots = slots
         self.compiler = compiler
-        self.preparing = 0.0  # seconds spent on compiling and capturing
+        self.preparing = 0.0  # seconds that training waited for compiling and capturing
         self._runners: OrderedDict[str, GraphRunner] = OrderedDict()
         self._max_runners = max_runners
         self._round: int | None = None
@@ -91,7 +89,7 @@ class Graphs:
 
     def give_up_compiling(self, error: Exception) -> None:
         """Go on without compilation, which gives the same result."""
-        warn_once(f"the step could not be compiled ({first_line(error)}); continuing without compilation")
+        warn_not_compiled(error)
         self.compile = False
 
     def __call__(self, phase_run: PhaseRun) -> Carry:
@@ -119,7 +117,7 @@ class GraphRunner:
     """Static tensors for one kind of stack, and the graphs that work on them.
 
     Args:
-        owner: Counts the seconds of preparation.
+        owner: Decides when its steps are compiled, and counts the seconds of preparation.
         phase_run: A phase to be trained, as an example of those to come.
         slots: How many clients train at a time.
         compile: Whether to compile its steps.
@@ -282,8 +280,7 @@ class GraphRunner:
             index, weight, done = [table.index_select(0, counter.reshape(1))[0] for table in tables]
             batch, draw = draw_batch(data, index, weight, random.fold_in(key, done))
             new = step(carry, w, batch, draw, inputs)
-            for old, value in zip(pytree.tree_leaves(carry), pytree.tree_leaves(new), strict=True):
-                old.copy_(value)
+            copy_each(carry, new)
             counter.add_(1)
 
         return function, [*changed, *read]

@@ -41,8 +41,8 @@ class Job:
         round: The round, counted from 1.
         numbers: Settings of each client's run, by name, where the job joins runs that differ in them; empty: as in the
             program.
-        compiled: Whether the steps must be compiled, or must not be yet, as in the run that is resumed; None: as the
-            executor likes.
+        compiled: Whether the steps must be compiled, or must not be yet, as in the run that is resumed; None: the
+            executor decides.
     """
 
     program: Program
@@ -209,7 +209,7 @@ class Executor:
 
     Attributes:
         name: Name of the executor.
-        preparing: Seconds spent so far on compiling and capturing, which do not count as training.
+        preparing: Seconds that training has waited so far for compiling and capturing, which do not count as training.
         compiled: Whether the steps of the last jobs were compiled, all of them.
         takes_numbers: Whether the clients of a job may differ in their settings (`Job.numbers`).
         shared: What runs that train together compute once; None: each run trains alone.

@@ -10,11 +10,9 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from fedhead.core.errors import first_line
-from fedhead.core.log import warn_once
-from fedhead.executors.compile import InPlace, compile_step
+from fedhead.executors.compile import InPlace, compile_step, warn_not_compiled
 from fedhead.executors.phase_keys import cache_key
-from fedhead.executors.step_graphs import copy_into, static_copy
+from fedhead.executors.step_graphs import copy_each, copy_into, static_copy
 from fedhead.executors.steps import PhaseBatches, PhaseRun, draw_batch
 
 
@@ -89,15 +87,9 @@ class CompiledSteps:
             try:
                 self._steps[key] = compile_step(function, arguments, changed)
             except Exception as error:  # if the compiler fails, the uncompiled step gives the same result
-                warn_once(f"the step could not be compiled ({first_line(error)}); continuing without compilation")
+                warn_not_compiled(error)
                 self.wanted = False
         return self._steps.get(key, function), arguments
-
-
-def copy_each(to: Any, source: Any) -> None:
-    """Overwrite tensors one by one, which the compiler fuses with what computes them."""
-    for old, value in zip(pytree.tree_leaves(to), pytree.tree_leaves(source), strict=True):
-        old.copy_(value)
 
 
 def step_key(phase_run: PhaseRun) -> str:

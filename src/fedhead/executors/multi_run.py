@@ -119,7 +119,7 @@ class MultiRun:
         jobs = [job for own in runs for job in own]
         found = self._jobs.train(jobs)
         sent = (tree for replies in found for reply in replies for tree in (reply.send, reply.keep))
-        finite = self._jobs.worker.replies_finite or all_finite(sent)
+        finite = self.worker.replies_finite or all_finite(sent)
         if jobs[0].program.pool.device.type == "cuda":
             found = _losses_on_host(found)
         each = iter(found)

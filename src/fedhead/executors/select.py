@@ -116,7 +116,7 @@ def by_name(
     """
     if name == "lanes" and simulation.device.type != "cuda":
         raise BadInput("executor lanes: its streams need a GPU; use stack, loop or auto")
-    return own(name, folders) if name not in BUILT_IN else _made(name, simulation, compile, runs)
+    return own(name, folders) if name not in BUILT_IN else _built_in(name, simulation, compile, runs)
 
 
 def own(name: str, folders: Iterable[str | Path] = ()) -> Executor:
@@ -126,7 +126,7 @@ def own(name: str, folders: Iterable[str | Path] = ()) -> Executor:
     return made
 
 
-def _made(name: str, simulation: Trainable, compile: bool | str = "auto", runs: int = 1) -> Executor:
+def _built_in(name: str, simulation: Trainable, compile: bool | str, runs: int = 1) -> Executor:
     if name != "stack":
         return own(name)
     if isinstance(compile, bool):
@@ -178,10 +178,10 @@ def executor(
     names = ["stack", "lanes"] if simulation.device.type == "cuda" else ["stack", "loop"]
     if names[1] == "lanes" and len(jobs) == 1:
         if can_stack(jobs[0]):
-            return _made("stack", simulation, compile)
+            return _built_in("stack", simulation, compile)
         names = ["lanes"]
-    timely = "wait" if compile == "auto" else compile
-    timed = [(seconds_per_client(worker, jobs), worker) for worker in (_made(n, simulation, timely) for n in names)]
+    first = "wait" if compile == "auto" else compile  # a stack that is timed uncompiled would look too slow
+    timed = [(seconds_per_client(worker, jobs), worker) for worker in (_built_in(n, simulation, first) for n in names)]
     seconds, best = min(timed, key=lambda pair: pair[0])
     return best if seconds < float("inf") else Loop()
 

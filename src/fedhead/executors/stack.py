@@ -27,9 +27,10 @@ from fedhead.executors.program import Program, Vectorizer
 from fedhead.executors.stack_errors import explain
 from fedhead.executors.steps import train_eagerly
 
-# Stacks of more than the default number of clients, on a GPU: the most clients, bytes of its memory, and how often it
-# holds a client's weights (gradients, the optimizer's state and copies of all three).
-MOST, MEMORY, COPIES = 1024, 4 << 30, 10
+# Stacks of small models on a GPU may hold more clients than `largest` says.
+MAX_CLIENTS = 1024
+MEMORY = 4 << 30  # bytes that their clients may take
+COPIES = 10  # of a client's weights in this memory: gradients, the optimizer's state and copies of all three
 # Which tensors of a client's inputs have a client axis.
 INPUT_DIMS: Any = ClientInputs(
     *{**dict.fromkeys(ClientInputs._fields, 0), "broadcast": None, "lr": None, "round": None}.values()  # type: ignore[arg-type]  # dims in place of tensors
@@ -94,13 +95,13 @@ def largest(device: torch.device) -> int:
     return 128 if device.type == "cuda" else 64
 
 
-def _most(job: Job) -> int:
+def _largest_for(job: Job) -> int:
     """Return the most clients of a job's stacks: on a GPU as many of a small model as take little of its memory."""
     device = job.program.pool.device
     if device.type == "cpu":
         return largest(device)
     one = job.broadcast.nbytes + job.per_client[0].nbytes + job.states[0].nbytes
-    return max(largest(device), min(MOST, MEMORY // max(COPIES * one, 1)))
+    return max(largest(device), min(MAX_CLIENTS, MEMORY // max(COPIES * one, 1)))
 
 
 class Stack(Executor):
@@ -154,7 +155,7 @@ class Stack(Executor):
         for order in by_steps(job):
             done = 0
             while done < len(order):
-                size = self.size or _most(job)
+                size = self.size or _largest_for(job)
                 places = order[done : done + size]
                 try:
                     replies.update(zip(places, self._run_stack(job.take(places)), strict=True))

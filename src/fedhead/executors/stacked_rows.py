@@ -8,7 +8,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-FEW = 8  # rows up to which one kernel copies all of them, in place of two kernels per tensor
+FEW = 8  # rows; up to so many are copied by one kernel per dtype, more of them by two kernels per tensor
 
 
 class StackedRows:
