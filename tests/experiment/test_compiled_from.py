@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -144,3 +145,11 @@ def test_the_mode_decides_how_a_stack_is_compiled(
         assert isinstance(found, Stack)
         assert found.graphs.compile == (compiles and device == "cuda")
         assert (found.graphs.compiler is not None) == (background and device == "cuda")
+
+
+def test_a_stage_after_the_run_is_compiled_when_the_run_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    execute(replace(RECIPE, rounds=1), tmp_path, Settings(device="cpu", executor="stack", compile="never"))
+    asked: list[object] = []
+    monkeypatch.setattr(select, "_built_in", lambda name, simulation, compile, runs: asked.append(compile) or Stack())
+    fh.load(tmp_path).calibrate(fh.CCVR(samples=10, epochs=1))
+    assert asked == ["never"]

@@ -138,7 +138,7 @@ def _executor(begun: Mapping[str, Any], simulation: Simulation, folders: Sequenc
     # what a GPU does best a CPU may not do at all; a run over Flower was trained by its sites
     if name == "flower" or begun.get("device") != simulation.device.type:
         name = "loop"
-    return select.by_name(name, simulation, folders=folders)
+    return select.by_name(name, simulation, begun.get("compile", "auto"), folders)
 
 
 def fresh(trained: Trained) -> Simulation:
