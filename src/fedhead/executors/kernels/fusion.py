@@ -26,10 +26,11 @@ def fuse(graph: GraphModule) -> GraphModule:
     """
     rectified = {}  # the output of each fused ReLU, and its normalization
     for norm in _calls(graph, "stacked_normalize"):
-        if (found := _rectified(graph, norm)) is not None and norm.args[1] is None:
-            rectified[found] = norm
+        output = _fuse_relu(graph, norm)
+        if output is not None and norm.args[1] is None:  # after an addition the sign does not follow from x alone
+            rectified[output] = norm
     for gradients in _calls(graph, "stacked_normalize_gradients"):
-        _unrectified(gradients, rectified)
+        _fuse_relu_gradient(gradients, rectified)
     graph.graph.lint()
     graph.recompile()
     return graph
@@ -42,7 +43,7 @@ def _calls(graph: GraphModule, name: str) -> Iterator[Node]:
             yield node
 
 
-def _rectified(graph: GraphModule, norm: Node) -> Node | None:
+def _fuse_relu(graph: GraphModule, norm: Node) -> Node | None:
     """Let a normalization rectify its output, and add another tensor to it before; return what replaces the ReLU."""
     chain = list(_views_of(norm))
     last = chain[-1]
@@ -71,7 +72,7 @@ def _rectified(graph: GraphModule, norm: Node) -> Node | None:
     return last
 
 
-def _unrectified(gradients: Node, rectified: dict[Node, Node]) -> None:
+def _fuse_relu_gradient(gradients: Node, rectified: dict[Node, Node]) -> None:
     """Let the gradients of a rectified normalization start from those of the ReLU's output."""
     x, slope, *_ = _arguments(gradients)
     path = []

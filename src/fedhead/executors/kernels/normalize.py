@@ -1,8 +1,7 @@
 """Normalization by a batch's statistics for stacked clients, and its gradients, all clients in one kernel.
 
-A compiler would split the backward pass at other places than the memory wants it: it keeps gradients in float32 and
-copies them to another layout and back before the next convolution. As operators, each tensor is read and written as
-seldom as possible, with its channels last.
+The compiler would keep the gradients of plain operations in float32, and copy them to another layout and back before
+the next convolution. These operators read and write each tensor as seldom as possible, with its channels last.
 """
 
 from __future__ import annotations
@@ -139,19 +138,9 @@ def gradients(
     fewest: int,
     rectify: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of `stacked`'s x, weight and bias, where `slope` is that of its output.
+    """Compute the gradients of `stacked`'s x, weight and bias; `slope` is the gradient of its output.
 
-    Args:
-        x: As for `stacked`, as all that is not named here.
-        slope: The gradient of the output.
-        weight: Scale.
-        bias: Shift.
-        mean: Mean.
-        var: Variance.
-        samples: Which rows are samples and not padding; None: all of them.
-        eps: Added to the variance.
-        fewest: A batch with fewer values per channel was not normalized by its own statistics.
-        rectify: Whether the output was rectified.
+    The other arguments are those of `stacked`, without `skip`, whose gradient is that of the sum.
     """
     x, slope = x.contiguous(), slope.contiguous()
     own = [t.contiguous() for t in (weight, bias, mean, var)]
