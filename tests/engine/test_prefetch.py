@@ -39,12 +39,9 @@ def test_batches_are_drawn_once_for_several_runs_up_to_a_limit(monkeypatch: pyte
     shared = Prefetcher(keep=True)
     shared.begin(draws[:2])
     first = shared.schedules(draws[:3])
-    shared.begin(draws[:2])  # there already
-    monkeypatch.setattr(prefetch, "KEPT", 120)  # of which one has 40
+    shared.begin(draws[:2])
+    assert all(found is kept for found, kept in zip(shared.schedules(draws[:3]), first, strict=True))
+    monkeypatch.setattr(prefetch, "KEPT", 120)  # three times the 40 samples of one
     shared.schedules(draws[3:])
-    assert [shared.schedules([arguments])[0] is kept for arguments, kept in zip(draws, first, strict=False)] == [
-        False,
-        False,  # pushed out by the first, which was drawn again
-        False,
-    ]
-    assert shared.schedules([draws[2]])[0] is shared.schedules([draws[2]])[0]
+    found = [shared.schedules([draws[number]])[0] is first[number] for number in (1, 2, 0)]
+    assert found == [True, True, False], "the oldest is drawn again"

@@ -36,11 +36,7 @@ ROUNDS, AT = 3, 2  # how many rounds, and from which one on steps are compiled
 class Ready:
     """A compiler in the background that is done at once; steps change over when a run says so."""
 
-    def __init__(self) -> None:
-        self.submitted = 0
-
     def submit(self, graph: torch.fx.GraphModule, forms: Sequence[TensorForm]) -> Compilation:
-        self.submitted += 1
         made = Compilation()
         made.end()
         return made
