@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors import SafetensorError
@@ -136,6 +138,24 @@ def test_a_change_of_code_or_settings_is_another_extractor(monkeypatch: pytest.M
     seen = {module_digest(module) for module in (first, *others, hooked)}
     monkeypatch.setattr(Activated, "forward", lambda self, x: self.linear(x))
     assert len({*seen, module_digest(first)}) == 6
+
+
+def test_settings_of_any_type_are_part_of_a_digest() -> None:
+    def scaled(by: Any) -> nn.Module:
+        layer = nn.Identity()
+        layer.by = by
+        return layer
+
+    pairs = [
+        (np.ones(2), np.zeros(2)),
+        (np.float32(1), np.float32(2)),
+        (Fraction(1, 2), Fraction(1, 3)),
+        (Fraction(1, 2).limit_denominator, Fraction(1, 3).limit_denominator),
+        (slice(1), slice(2)),
+    ]
+    for one, other in pairs:
+        assert module_digest(scaled(one)) == module_digest(scaled(copy.deepcopy(one)))
+        assert module_digest(scaled(one)) != module_digest(scaled(other)), one
 
 
 def test_a_damaged_file_is_computed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

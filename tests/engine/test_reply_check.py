@@ -57,3 +57,4 @@ def test_complex_numbers_count() -> None:
     good = torch.tensor([1 + 2j, 3 - 1j])
     assert all_finite([Tree(w=good)])
     assert not all_finite([Tree(w=torch.complex(torch.tensor([float("nan"), 1.0]), torch.zeros(2)))])
+    assert not all_finite([Tree(w=torch.view_as_real(good / 0))])  # a view of another type

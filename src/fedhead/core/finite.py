@@ -18,7 +18,8 @@ def all_finite(trees: Iterable[Tree]) -> bool:
     host much longer; on a CPU only where it has no clients of other runs. A GPU is synchronized once per dtype.
     """
     tensors = [t for tree in trees for t in tree.tensors() if (t.is_floating_point() or t.is_complex()) and t.numel()]
-    wholes = {id(whole): whole for t in tensors if (whole := t if t._base is None else t._base).dtype == t.dtype}
+    parts_of = (t if t._base is None or t._base.dtype != t.dtype else t._base for t in tensors)
+    wholes = {id(whole): whole for whole in parts_of}
     ours = sum(t.numel() for t in tensors) >= sum(t.numel() for t in wholes.values() if t.device.type == "cpu")
     if len(wholes) < len(tensors) and ours and _finite(list(wholes.values())):
         return True

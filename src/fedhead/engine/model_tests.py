@@ -18,7 +18,7 @@ from fedhead.data.pool import Pool
 from fedhead.engine.predictions import Predictions, of_stacked_outputs, predict
 from fedhead.executors.map_clients import SINGLE_SAMPLES, MemoryBudget, map_in_stacks, vectorized
 from fedhead.models import functional
-from fedhead.models.module_digest import computation_digest
+from fedhead.models.module_digest import computation_digest, settings_digest
 
 SAMPLES = 8192  # samples at once, of all models of a stack
 
@@ -106,7 +106,7 @@ def _computation(test: ModelTest) -> Any:
     kind = type(test.algorithm)
     if kind.architecture is not Algorithm.architecture or not len(test.pool):
         return id(test)
-    by = None if kind.scores is Algorithm.scores else repr(test.algorithm)
+    by = None if kind.scores is Algorithm.scores else settings_digest(test.algorithm)
     objective = (test.task.objective.name, test.task.classes)
     model = (computation_digest(test.task.model), tuple(schema(test.model).items()))
     return id(test.pool), test.bf16, test.keep_scores, by, objective, model

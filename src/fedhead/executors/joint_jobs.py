@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from fedhead.algorithm.phase import Reply
+from fedhead.algorithm.task import Task
 from fedhead.core.errors import first_line
 from fedhead.core.inputs import shape_of, tensors_of
 from fedhead.core.log import warn_once
@@ -23,7 +24,7 @@ from fedhead.executors import numbers
 from fedhead.executors.job import Executor, Job
 from fedhead.executors.program import Program
 from fedhead.executors.shared_work import SharedWork
-from fedhead.models.module_digest import computation_digest
+from fedhead.models.module_digest import computation_digest, settings_digest
 
 
 class JointJobs:
@@ -75,10 +76,12 @@ class JointJobs:
     def _alike(self, a: Program, b: Program) -> bool:
         """Return whether clients of two programs do the same work on the same data, but for their numbers."""
         parts = (*_parts(a), *_parts(b))
-        return self._found.once(("alike", a.bf16, b.bf16), parts, lambda: self._are_alike(a, b))
+        # a method may change itself between rounds
+        what = ("alike", a.bf16, b.bf16, settings_digest(a.algorithm), settings_digest(b.algorithm))
+        return self._found.once(what, parts, lambda: self._are_alike(a, b))
 
     def _are_alike(self, a: Program, b: Program) -> bool:
-        one, other = [(p.bf16, repr(p.uploads), p.task.objective, self._work(p)) for p in (a, b)]
+        one, other = [(p.bf16, [*map(settings_digest, p.uploads)], _settings(p.task), self._work(p)) for p in (a, b)]
         if one != other:
             return False
         mine, theirs = a.task.model, b.task.model
@@ -89,11 +92,14 @@ class JointJobs:
 
     def _work(self, program: Program) -> Any:
         """What the clients of a stack must have in common in their algorithm and their local training."""
-        return self._described(program)[0] if self._mixes else (repr(program.algorithm), program.task.local)
+        if self._mixes:
+            return self._described(program)[0]
+        return settings_digest(program.algorithm), program.task.local
 
     def _described(self, program: Program) -> tuple[str, dict[str, float]]:
         parts = (program.algorithm, program.task)
-        return self._found.once("described", parts, lambda: numbers.describe(*parts))
+        what = ("described", settings_digest(program.algorithm))
+        return self._found.once(what, parts, lambda: numbers.describe(*parts))
 
     def _merge(self, jobs: list[Job]) -> Job:
         """Merge jobs into one, with what differs between their runs as numbers."""
@@ -147,6 +153,11 @@ def merge_jobs(jobs: list[Job]) -> Job:
 def _parts(program: Program) -> tuple[object, ...]:
     """What a program is made of, but for flags; programs are made anew in every round, of the same parts."""
     return program.algorithm, program.task, program.pool, program.public, program.uploads
+
+
+def _settings(task: Task) -> tuple[object, ...]:
+    """What hooks see of a task beside the model and local training, but for what is of one seed or split."""
+    return task.objective, task.classes, task.clients, task.rounds, task.participation, task.min_class_count
 
 
 def _same_data(a: Program, b: Program) -> bool:

@@ -65,6 +65,7 @@ class MultiRun:
         self._members = 0
         self._joined = 0
         self._waiting: list[_Request] = []
+        self._stopped: BaseException | None = None
 
     def join(self) -> Executor:
         """Return an executor for one more run; all runs must have joined before any of them starts."""
@@ -78,6 +79,15 @@ class MultiRun:
         with self.turn:
             self._members -= 1
             self._serve_if_all_wait()
+
+    def stop(self, error: BaseException) -> None:
+        """Let every run end with an error as soon as it waits for the others; no lock is needed for that."""
+        self._stopped = error
+
+    def raise_if_stopped(self) -> None:
+        """Raise the error by which all runs end, where there is one."""
+        if self._stopped is not None:
+            raise self._stopped
 
     def run_all(self, member: int, jobs: list[Job]) -> _Trained:
         """Wait for the other runs, then train with them; `member` is the number of the run."""
@@ -96,6 +106,11 @@ class MultiRun:
         return found
 
     def _serve_if_all_wait(self) -> None:
+        if self._stopped is not None:
+            for request in self._waiting:
+                request.error, request.done = self._stopped, True
+            self._waiting = []
+            self.turn.notify_all()
         if not self._waiting or len(self._waiting) < self._members:
             return
         # resumed runs may be at different rounds: those behind go first until all are at the same
@@ -105,15 +120,24 @@ class MultiRun:
         self._waiting = [request for request in self._waiting if request.point != behind]
         for function in dict.fromkeys(request.function for request in now):
             requests = [request for request in now if request.function == function]
-            try:
-                for request, result in zip(requests, function([r.item for r in requests]), strict=True):
-                    request.result = result
-            except BaseException as error:  # any error must reach the waiting threads
-                for request in requests:
-                    request.error = error
+            self._serve(requests)
         for request in now:
             request.done = True
         self.turn.notify_all()
+
+    def _serve(self, requests: list[_Request]) -> None:
+        """Compute what several runs wait for; where that fails, for each by itself: only those that fail must end."""
+        try:
+            found = requests[0].function([request.item for request in requests])
+            for request, result in zip(requests, found, strict=True):
+                request.result = result
+        except BaseException as error:  # any error must reach the waiting threads
+            if len(requests) > 1 and isinstance(error, Exception):
+                for request in requests:
+                    self._serve([request])
+            else:
+                for request in requests:
+                    request.error = error
 
     def _train(self, runs: list[list[Job]]) -> list[_Trained]:
         jobs = [job for own in runs for job in own]
@@ -141,7 +165,8 @@ def _losses_on_host(found: list[list[Reply]]) -> list[list[Reply]]:
 def run_together(worker: Executor, runs: Sequence[Callable[[Executor], T]], *, mix_numbers: bool = False) -> list[T]:
     """Run several functions in turns, each with its own executor, and return their results.
 
-    A run that fails does not stop the others; its error is raised when all have ended.
+    A run that fails does not stop the others; its error is raised when all have ended. An interrupt ends all of them as
+    soon as the one that proceeds waits for the others.
 
     Args:
         worker: Executor that trains the clients of all runs.
@@ -158,6 +183,7 @@ def run_together(worker: Executor, runs: Sequence[Callable[[Executor], T]], *, m
     def run(index: int, member: Executor) -> None:
         with multi_run.turn:
             try:
+                multi_run.raise_if_stopped()
                 found[index] = runs[index](member)
             except BaseException as error:  # raised below, in the caller's thread
                 errors[index] = error
@@ -168,8 +194,14 @@ def run_together(worker: Executor, runs: Sequence[Callable[[Executor], T]], *, m
     threads = [threading.Thread(target=run, args=pair) for pair in enumerate(members)]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join()
+    try:
+        for thread in threads:
+            thread.join()
+    except BaseException as error:  # an interrupt reaches the main thread only
+        multi_run.stop(error)
+        for thread in threads:
+            thread.join()
+        raise
     for index in sorted(errors):
         raise errors[index]
     return [found[index] for index in range(len(runs))]

@@ -19,6 +19,7 @@ from fedhead.algorithm.phase import Phase
 from fedhead.algorithm.task import LocalTraining, Task
 from fedhead.core.optimizers import SGD, Optimizer, lay_out_alike
 from fedhead.core.tree import Tree
+from fedhead.models.module_digest import settings_digest
 
 T = TypeVar("T")
 ROUND_LR = "lr"  # name of the round's learning rate among a run's numbers
@@ -53,7 +54,7 @@ def _masked(part: Any, path: str, numbers: dict[str, float]) -> Any:
     """Describe a dataclass without its numbers, which are entered into `numbers`."""
     fields = [field.name for field in dataclasses.fields(part) if field.init]
     if vars(part).keys() - set(fields):
-        return repr(part)  # it has computed something of its numbers
+        return settings_digest(part)  # it has computed something of its numbers
     found: list[Any] = [type(part)]
     for name in fields:
         value = getattr(part, name)

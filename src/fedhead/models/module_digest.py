@@ -8,10 +8,11 @@ import inspect
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import CodeType, FunctionType
+from types import CodeType, FunctionType, MethodType
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -22,6 +23,7 @@ from fedhead.models.functional import KEPT_AS
 _INTERNAL = frozenset(vars(nn.Module())) | {KEPT_AS}
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks")
 _DEEPEST = 6  # of settings within settings
+_ADDRESS = " at 0x"  # in the printed form of an object that has none of its own
 
 
 def module_digest(module: nn.Module, weights: bool = True) -> str:
@@ -67,6 +69,16 @@ def computation_digest(module: nn.Module) -> str:
     return _computations[module]
 
 
+def settings_digest(part: object) -> str:
+    """Return a digest of an object's class and of all its attributes, also those that its printed form leaves out.
+
+    Args:
+        part: The object, such as a method.
+    """
+    texts = [f"{type(part).__module__} {part!r}", *_described(vars(part))]
+    return hashlib.blake2b("\n".join(texts).encode(), digest_size=16).hexdigest()
+
+
 def _of_torch(kind: type) -> bool:
     return kind is object or kind.__module__.partition(".")[0] in ("torch", "builtins")
 
@@ -103,12 +115,16 @@ def _described(value: Any, depth: int = 0) -> Iterator[str]:
         yield repr(value)
     elif isinstance(value, Tensor):
         yield digest_of({"": value}, 16)
+    elif isinstance(value, np.ndarray | np.generic) and not np.asarray(value).dtype.hasobject:
+        yield f"{value.dtype} {value.shape} {hashlib.blake2b(value.tobytes(), digest_size=16).hexdigest()}"
     elif depth >= _DEEPEST or isinstance(value, nn.Module):  # a module is looked at where it is registered
         return
     elif isinstance(value, FunctionType):
         yield from _code(value.__code__)
         bound = inspect.getclosurevars(value).nonlocals
         yield from _described([value.__defaults__, value.__kwdefaults__, bound], depth + 1)
+    elif isinstance(value, MethodType):
+        yield from _described([value.__func__, value.__self__], depth + 1)
     elif isinstance(value, functools.partial):
         yield from _described([value.func, value.args, value.keywords], depth + 1)
     elif isinstance(value, Mapping):
@@ -124,3 +140,5 @@ def _described(value: Any, depth: int = 0) -> Iterator[str]:
         yield f"{getattr(value, '__module__', '')}.{value.__qualname__}"
     elif hasattr(value, "__dict__"):
         yield from _described(vars(value), depth + 1)
+    elif _ADDRESS not in (text := repr(value)):
+        yield text

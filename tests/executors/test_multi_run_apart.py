@@ -1,0 +1,135 @@
+"""Joined runs that must not reach each other: other settings that are hidden or change, errors, an interrupt."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from small import federation, network
+from torch import Tensor
+
+from fedhead.algorithm.client import Client
+from fedhead.algorithm.method import Method
+from fedhead.algorithm.phase import Replies, Reply
+from fedhead.algorithm.task import LocalTraining, Task
+from fedhead.core.batch import Batch
+from fedhead.core.optimizers import SGD
+from fedhead.core.tree import Tree, Weights
+from fedhead.engine.rounds import train_round
+from fedhead.engine.simulation import Simulation
+from fedhead.executors.job import Executor
+from fedhead.executors.multi_run import run_together
+from fedhead.executors.stack import Stack
+from fedhead.methods.fedproto import FedProto
+from fedhead.methods.fedprox import FedProx
+
+ROUNDS = 2
+LOCAL = LocalTraining(batch_size=4, optimizer=SGD(lr=0.05))
+
+
+class Adapts(FedProx):
+    """Its server changes μ from round to round, in each run in another way."""
+
+    def aggregate(self, server: Tree, replies: Replies, task: Task) -> Tree:
+        object.__setattr__(self, "mu", self.mu * (2 + task.seed) + 1)
+        return super().aggregate(server, replies, task)
+
+
+class Scaled(FedProx):
+    """A setting that its printed form, that of a dataclass it inherits from, leaves out."""
+
+    def __init__(self, scale: float):
+        super().__init__(mu=0.1)
+        object.__setattr__(self, "scale", scale)
+
+    def loss(self, w: Weights, batch: Batch, client: Client) -> Tensor:
+        scale: float = vars(self)["scale"]
+        return scale * super().loss(w, batch, client)
+
+
+class OfRounds(FedProx):
+    def loss(self, w: Weights, batch: Batch, client: Client) -> Tensor:
+        return client.task.rounds * super().loss(w, batch, client)
+
+
+class Fails(FedProx):
+    def finish(self, w: Weights, client: Client) -> Reply:
+        if self.mu == 2:
+            raise RuntimeError("mu is 2")
+        return super().finish(w, client)
+
+
+def of(*methods: Method) -> list[Simulation]:
+    return [
+        Simulation(federation(), [network()], method, rounds=ROUNDS, local=LOCAL, seed=seed, dtype=torch.float64)
+        for seed, method in enumerate(methods)
+    ]
+
+
+def train(runs: list[Simulation], mix_numbers: bool = False) -> None:
+    def one(run: Simulation) -> Callable[[Executor], object]:
+        return lambda member: [train_round(run.using(member), number) for number in range(1, ROUNDS + 1)]
+
+    run_together(Stack(), [one(run) for run in runs], mix_numbers=mix_numbers)
+
+
+def with_tasks(runs: list[Simulation], **settings: Any) -> list[Simulation]:
+    runs[-1].tasks = [replace(task, **settings) for task in runs[-1].tasks]
+    return runs
+
+
+def check_alone(found: Simulation, alone: Simulation) -> None:
+    for number in range(1, ROUNDS + 1):
+        train_round(alone.using(Stack()), number)
+    for path, value in alone.server.leaves().items():
+        torch.testing.assert_close(found.server.leaves()[path], value, atol=1e-10, rtol=1e-10)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: of(Adapts(0.1), Adapts(0.1)),
+        lambda: of(Scaled(1.0), Scaled(3.0)),
+        lambda: with_tasks(of(OfRounds(0.1), OfRounds(0.1)), rounds=7),
+        lambda: with_tasks(of(FedProto(), FedProto()), min_class_count=6),
+    ],
+    ids=["a method that changes", "a hidden setting", "rounds", "min_class_count"],
+)
+def test_runs_with_other_settings_end_as_they_would_alone(make: Callable[[], list[Simulation]]) -> None:
+    joined = make()
+    train(joined)
+    for found, alone in zip(joined, make(), strict=True):
+        check_alone(found, alone)
+
+
+@pytest.mark.parametrize("mix_numbers", [False, True])
+def test_a_run_whose_clients_fail_ends_alone(mix_numbers: bool) -> None:
+    runs = of(Fails(1.0), Fails(2.0))
+    with pytest.raises(RuntimeError, match="mu is 2"):
+        train(runs, mix_numbers)
+    check_alone(runs[0], of(Fails(1.0))[0])
+
+
+def test_an_interrupt_ends_all_runs() -> None:
+    done: list[int] = []
+
+    def go(member: Executor) -> None:
+        for round in range(1, 500):
+            member.compute_together(lambda items: items, 0, round)
+            if round == 2 and 2 not in done:
+                os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.001)
+            done.append(round)
+
+    before = threading.active_count()
+    with pytest.raises(KeyboardInterrupt):
+        run_together(Stack(), [go, go])
+    assert threading.active_count() == before
+    assert max(done) < 400
