@@ -89,8 +89,8 @@ def test_torchs_generator_is_lent_to_one_thread_at_a_time_and_left_as_it_was() -
 
 
 def test_clients_drawn_at_once_have_the_batches_that_each_has_alone() -> None:
-    draws: list[batching.DrawArguments] = [
-        (n, 4, epochs, drop_last, 1000 * n + epochs, most)
+    draws = [
+        batching.DrawArguments(n, 4, epochs, drop_last, 1000 * n + epochs, most)
         for n in (0, 3, 9, 9, 12)
         for epochs in (1, 3)
         for drop_last in (False, True)

@@ -14,13 +14,13 @@ from fedhead.engine.prefetch import Prefetcher
 
 
 def test_schedules_drawn_ahead_are_the_same_and_drawn_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    draws: list[DrawArguments] = [(50, 8, 3, False, key, None) for key in (1, 2, 3)]
+    draws = [DrawArguments(50, 8, 3, False, key) for key in (1, 2, 3)]
     expected = [batching.draw_batches(*arguments) for arguments in draws]
     drawn: list[int] = []
     plainly = batching.draw_all
 
     def counting(wanted: Sequence[DrawArguments]) -> list[batching.BatchSchedule]:
-        drawn.extend(arguments[4] for arguments in wanted)
+        drawn.extend(arguments.key for arguments in wanted)
         return plainly(wanted)
 
     monkeypatch.setattr(batching, "draw_all", counting)
@@ -35,7 +35,7 @@ def test_schedules_drawn_ahead_are_the_same_and_drawn_once(monkeypatch: pytest.M
 
 
 def test_batches_are_drawn_once_for_several_runs_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    draws: list[DrawArguments] = [(40, 8, 1, False, key, None) for key in range(4)]
+    draws = [DrawArguments(40, 8, 1, False, key) for key in range(4)]
     shared = Prefetcher(keep=True)
     shared.begin(draws[:2])
     first = shared.schedules(draws[:3])

@@ -9,13 +9,23 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedhead.core import random
 
-DrawArguments = tuple[int, int, int, bool, int, int | None]  # those of `draw_batches`
+
+class DrawArguments(NamedTuple):
+    """The arguments of `draw_batches`, which describes them."""
+
+    n: int
+    batch_size: int
+    epochs: int
+    drop_last: bool
+    key: int
+    most: int | None = None
 
 
 @dataclass(frozen=True)
@@ -89,15 +99,15 @@ def draw_all(draws: Sequence[DrawArguments]) -> list[BatchSchedule]:
     Args:
         draws: The arguments for each client.
 
-    >>> draw_all([(3, 2, 1, False, 5, None), (4, 2, 1, False, 6, None)])[1].positions.shape
+    >>> draw_all([DrawArguments(3, 2, 1, False, key=5), DrawArguments(4, 2, 1, False, key=6)])[1].positions.shape
     (2, 2)
     """
-    alike: dict[tuple[int, int, int, bool, int | None], list[int]] = {}
-    for place, (n, batch_size, epochs, drop_last, _, most) in enumerate(draws):
-        alike.setdefault((n, batch_size, epochs, drop_last, most), []).append(place)
+    alike: dict[DrawArguments, list[int]] = {}
+    for place, draw in enumerate(draws):
+        alike.setdefault(draw._replace(key=0), []).append(place)
     found: dict[int, BatchSchedule] = {}
-    for (n, batch_size, epochs, drop_last, most), places in alike.items():
-        keys = [draws[place][4] for place in places]
+    for (n, batch_size, epochs, drop_last, _, most), places in alike.items():
+        keys = [draws[place].key for place in places]
         found.update(zip(places, draw_alike(n, batch_size, epochs, drop_last, keys, most), strict=True))
     return [found[place] for place in range(len(draws))]
 

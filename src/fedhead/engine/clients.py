@@ -255,7 +255,10 @@ class Clients:
         """The batches of each client's phases."""
         draws = [self.draw_arguments(algorithm, task, k, round, label) for k in clients]
         if not drawn:
-            return [[batching.empty_batches(*own[:4], own[5]) for own in mine] for mine in draws]
+            return [
+                [batching.empty_batches(own.n, own.batch_size, own.epochs, own.drop_last, own.most) for own in mine]
+                for mine in draws
+            ]
         found = iter(self.prefetch.schedules([own for mine in draws for own in mine]))
         return [[next(found) for _ in mine] for mine in draws]
 

@@ -50,4 +50,5 @@ def draw_arguments(
     if part < 1:
         most = math.ceil(part * (epochs * per_epoch if most is None else most))
     epochs = epochs if phase.begins <= round <= (phase.ends or round) else 0
-    return samples, size, epochs, local.drop_last, batching.phase_key(task.seed, round, label, number, client), most
+    key = batching.phase_key(task.seed, round, label, number, client)
+    return DrawArguments(samples, size, epochs, local.drop_last, key, most)
