@@ -99,6 +99,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--csv", type=Path, help="append the result to this table")
     asked = parser.parse_args()
+    if asked.csv and (asked.stack or asked.slots):
+        parser.error("the table has no columns for --stack and --slots: leave --csv out")
     fh.tune_malloc()
     fed = federation(asked.model, asked.clients)
     trials = experiments(fed, asked)
