@@ -269,7 +269,7 @@ def test_runs_are_stacked_in_the_order_of_joining_whoever_comes_first() -> None:
 
     class First(Stack):
         def run(self, job: Job) -> list[Reply]:
-            firsts.append(next(i for i, run in enumerate(runs) if run.tasks[0] is job.program.task))
+            firsts.append(next(i for i, run in enumerate(runs) if run.tasks[0].model is job.program.task.model))
             return super().run(job)
 
     def one(number: int) -> Callable[[Executor], None]:

@@ -59,6 +59,11 @@ class OfRounds(FedProx):
         return client.task.rounds * super().loss(w, batch, client)
 
 
+class OfSeed(FedProx):
+    def loss(self, w: Weights, batch: Batch, client: Client) -> Tensor:
+        return (1 + client.task.seed) * super().loss(w, batch, client)
+
+
 class Fails(FedProx):
     def finish(self, w: Weights, client: Client) -> Reply:
         if self.mu == 2:
@@ -97,10 +102,11 @@ def check_alone(found: Simulation, alone: Simulation) -> None:
     [
         lambda: of(Adapts(0.1), Adapts(0.1)),
         lambda: of(Scaled(1.0), Scaled(3.0)),
+        lambda: of(OfSeed(0.1), OfSeed(0.1)),
         lambda: with_tasks(of(OfRounds(0.1), OfRounds(0.1)), rounds=7),
         lambda: with_tasks(of(FedProto(), FedProto()), min_class_count=6),
     ],
-    ids=["a method that changes", "a hidden setting", "rounds", "min_class_count"],
+    ids=["a method that changes", "a hidden setting", "seed", "rounds", "min_class_count"],
 )
 def test_runs_with_other_settings_end_as_they_would_alone(make: Callable[[], list[Simulation]]) -> None:
     joined = make()

@@ -22,6 +22,7 @@ from fedhead.core.schema import schema
 from fedhead.core.tree import Tree
 from fedhead.executors import numbers
 from fedhead.executors.job import Executor, Job
+from fedhead.executors.joint_task import ReadsTask, joint_task
 from fedhead.executors.program import Program
 from fedhead.executors.shared_work import SharedWork
 from fedhead.models.module_digest import computation_digest, settings_digest
@@ -38,6 +39,7 @@ class JointJobs:
     def __init__(self, worker: Executor, mix_numbers: bool):
         self.worker = worker
         self._mixes = mix_numbers and worker.takes_numbers
+        self._joins = True
         self._mixed: list[_Mixed] = []
         self._found = SharedWork()  # what was found out about programs, which keep their parts from round to round
 
@@ -52,6 +54,10 @@ class JointJobs:
         stacks = [self._merge([jobs[index] for index in group]) for group in groups]
         try:
             outcome = self.worker.run_all(stacks)
+        except ReadsTask as error:
+            warn_once(f"runs train one after another: a hook reads client.task.{error}, which differs between them")
+            self._joins = False
+            return self.train(jobs)
         except (RuntimeError, TypeError, ValueError) as error:
             if not any(stack.numbers for stack in stacks):
                 raise
@@ -67,7 +73,7 @@ class JointJobs:
 
     def _compatible(self, a: Job, b: Job) -> bool:
         """Return whether two jobs do the same work on the same data."""
-        if a.round != b.round or (a.lr != b.lr and not self._mixes):
+        if not self._joins or a.round != b.round or (a.lr != b.lr and not self._mixes):
             return False
         if schema(a.broadcast.replace(a.per_client[0])) != schema(b.broadcast.replace(b.per_client[0])):
             return False
@@ -104,6 +110,9 @@ class JointJobs:
     def _merge(self, jobs: list[Job]) -> Job:
         """Merge jobs into one, with what differs between their runs as numbers."""
         merged = merge_jobs(jobs)
+        tasks = tuple(job.program.task for job in jobs)
+        task = self._found.once("task", tasks, lambda: joint_task(tasks))
+        merged = replace(merged, program=replace(merged.program, task=task))
         if not self._mixes:
             return merged
         found = [self._described(job.program)[1] for job in jobs]
