@@ -20,11 +20,12 @@ from fedhead.algorithm.method import Method
 from fedhead.algorithm.phase import Replies, Reply
 from fedhead.algorithm.task import LocalTraining, Task
 from fedhead.core.batch import Batch
+from fedhead.core.errors import Diverged
 from fedhead.core.optimizers import SGD
 from fedhead.core.tree import Tree, Weights
 from fedhead.engine.rounds import train_round
 from fedhead.engine.simulation import Simulation
-from fedhead.executors.job import Executor
+from fedhead.executors.job import Executor, Job
 from fedhead.executors.multi_run import run_together
 from fedhead.executors.stack import Stack
 from fedhead.methods.fedproto import FedProto
@@ -139,3 +140,15 @@ def test_an_interrupt_ends_all_runs() -> None:
         run_together(Stack(), [go, go])
     assert threading.active_count() == before
     assert max(done) < 400
+
+
+class Spoils(Stack):
+    """A user's executor that changes what a stack has computed."""
+
+    def run(self, job: Job) -> list[Reply]:
+        return [reply._replace(send=reply.send.map(lambda t: t * float("nan"))) for reply in super().run(job)]
+
+
+def test_what_a_users_stack_returns_is_checked() -> None:
+    with pytest.raises(Diverged, match="client 0, round 1"):
+        train_round(of(FedProx())[0].using(Spoils()), 1)
