@@ -156,6 +156,7 @@ def test_poor_trials_end_early_and_a_study_goes_on_where_it_was(planted: Recipe,
     ("words", "said"),
     [
         (["digits"], "nothing is searched"),
+        (["digits", "lr=loguniform(1e-3, 1)"], "loguniform is not known here; write lr=log(...)"),
         (["digits", "lr=log(-1, 1)"], "positive bounds"),
         (["digits", "lr=log(1, 0.1)"], "range is empty"),
         (["digits", "lr=uniform(-1, 1)"], "lr: -1 is out of range"),

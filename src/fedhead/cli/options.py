@@ -72,7 +72,9 @@ class Compile(StrEnum):
 
 CompileName = Annotated[
     Compile,
-    typer.Option(help="On a GPU long runs are compiled: while they train already (auto), before (wait), or never."),
+    typer.Option(
+        help="On a GPU: compile long runs while they train (auto), first, so that numbers repeat exactly (wait), or never."
+    ),
 ]
 
 

@@ -13,6 +13,12 @@ from fedhead.core.errors import BadInput
 from fedhead.experiment.recipe import Recipe
 
 KINDS = ("log", "uniform", "int", "choice")
+OTHER_NAMES = {
+    "loguniform": "log",
+    "float": "uniform",
+    "randint": "int",
+    "categorical": "choice",
+}  # Optuna's, Ray Tune's
 # Keys that are the same in all trials, with what to do instead.
 _FIXED = {
     "validation": "trials are compared on the same samples: give their share by --validation",
@@ -81,6 +87,8 @@ def read_space(assignments: Sequence[str]) -> tuple[list[Dimension], list[str]]:
     others: list[str] = []
     for text in assignments:
         key, equals, value = text.partition("=")
+        if (kind := value.partition("(")[0].strip()) in OTHER_NAMES and value.rstrip().endswith(")"):
+            raise BadInput(f"{text}: {kind} is not known here; write {key}={OTHER_NAMES[kind]}(...)")
         if not equals or value.partition("(")[0].strip() not in KINDS or not value.rstrip().endswith(")"):
             others.append(text)
             continue

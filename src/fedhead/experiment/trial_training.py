@@ -54,7 +54,10 @@ def direction_of(objective: str, recipe: Recipe) -> Direction:
     """
     if objective in OBJECTIVES:
         return OBJECTIVES[objective][1]
-    found = metric_registry.find([objective], recipe.folders, recipe.objective or "multiclass")
+    try:
+        found = metric_registry.find([objective], recipe.folders, recipe.objective or "multiclass")
+    except BadInput as error:
+        raise BadInput(f"{error}; or {', '.join(OBJECTIVES)}") from error
     if objective not in found:
         raise unknown("objective", objective, [*OBJECTIVES, *found])
     return "minimize" if found[objective].better == "min" else "maximize"
