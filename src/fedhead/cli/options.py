@@ -72,7 +72,7 @@ class Compile(StrEnum):
 
 CompileName = Annotated[
     Compile,
-    typer.Option(help="On a GPU, compile long runs while they train (auto), first, for exact repeats (wait), or never."),
+    typer.Option(help="On a GPU compile long runs while they train (auto), first, for exact repeats (wait), or never."),
 ]
 
 
