@@ -109,7 +109,9 @@ def test_a_run_that_fails_is_named_and_the_others_go_on(
     assert call([*words, "--out", "out"]) == 1
     said = capsys.readouterr()
     assert "failed: mine.py:Mine(mu=1) model.hidden=6, seed 0: " in said.err
-    assert said.err.splitlines()[-1].startswith("error: mine.py:Mine(mu=1) model.hidden=6, seed 0: ")
+    last = said.err.splitlines()[-1]
+    assert last.startswith("error: mine.py:Mine(mu=1) model.hidden=6, seed 0: ")
+    assert last.endswith("the same command runs what failed again")
     assert "no such thing" in said.err
     assert json.loads(Path("out/table.json").read_text())["cells"][1]["finished"] == 1
 

@@ -123,7 +123,7 @@ def sweep(
     if result.failures:
         name, reason = next(iter(result.failures.items()))
         more = f" ({len(result.failures) - 1} more failed)" if len(result.failures) > 1 else ""
-        raise FedheadError(f"{name}: {reason}{more}; {GOES_ON}")
+        raise FedheadError(f"{name}: {reason}{more}; fix it, and the same command runs what failed again")
 
 
 def _list_cells(table: Table, seeds: int | list[int] | None, as_json: bool) -> None:
