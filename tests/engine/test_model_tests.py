@@ -1,4 +1,4 @@
-"""The models of several runs tested in one stack: each has the results of its own test."""
+"""The models of several runs tested in one stack: each gets the results that it has when tested alone."""
 
 from __future__ import annotations
 

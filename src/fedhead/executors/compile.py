@@ -150,6 +150,7 @@ def short_descriptions() -> Iterator[None]:
     from torch._inductor.exc import OperatorIssue
 
     before = OperatorIssue.__dict__["operator_str"]
+    # there is no setting for this: the method is replaced, and put back
     OperatorIssue.operator_str = staticmethod(lambda target, args, kwargs: f"target: {target}")  # type: ignore[method-assign]
     try:
         yield

@@ -58,8 +58,8 @@ def batch_norm(
     count: Any = x.shape[0] * positions if samples is None else samples.sum(0, keepdim=True).to(kind) * positions
     with torch.no_grad():  # the backward pass of the normalization is that of the statistics, too
         mean, var = batch_statistics(x, samples, running_mean, running_var, count)
-    fewest = 1 if running_mean is None else 2
-    y = normalize(x, weight, bias, mean, var, samples, count, eps, fewest)
+    min_count = 1 if running_mean is None else 2
+    y = normalize(x, weight, bias, mean, var, samples, count, eps, min_count)
     if training and running_mean is not None and running_var is not None:
         with torch.no_grad():
             unbiased = var * (count / _at_least_one(count - 1))
@@ -82,7 +82,7 @@ def normalize(
     samples: Tensor | None,
     count: int | Tensor,
     eps: float,
-    fewest: int,
+    min_count: int,
 ) -> Tensor:
     """Normalize a batch by its own statistics; an executor may replace this by a kernel.
 
@@ -95,9 +95,9 @@ def normalize(
         samples: As for `batch_statistics`.
         count: Likewise.
         eps: Added to the variance.
-        fewest: Batches with fewer values per channel have other statistics than their own.
+        min_count: Batches with fewer values per channel have other statistics than their own.
     """
-    arguments = (x, weight, bias, mean, var, samples, count, eps, fewest)
+    arguments = (x, weight, bias, mean, var, samples, count, eps, min_count)
     if has_torch_function_unary(x):
         found: Tensor = handle_torch_function(normalize, (x,), *arguments)
         return found
@@ -123,7 +123,7 @@ class BatchStatisticsNorm(torch.autograd.Function):
         samples: Tensor | None,
         count: int | Tensor,
         eps: float,
-        fewest: int,
+        min_count: int,
     ) -> Tensor:
         """Return the normalized input; the arguments are those of `normalize`."""
         wide = x.to(weight.dtype)
@@ -133,7 +133,7 @@ class BatchStatisticsNorm(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         """Save what the backward pass needs."""
-        x, weight, _, mean, var, samples, count, ctx.eps, ctx.fewest = inputs
+        x, weight, _, mean, var, samples, count, ctx.eps, ctx.min_count = inputs
         ctx.count = None if isinstance(count, Tensor) else count
         ctx.save_for_backward(x, weight, mean, var, *(() if samples is None else (samples, count)))
 
@@ -143,17 +143,17 @@ class BatchStatisticsNorm(torch.autograd.Function):
         x, weight, mean, var, *masked = ctx.saved_tensors
         if torch.is_grad_enabled():  # the saved statistics, which may be the running ones, are constants to autograd
             samples, count = masked or (None, ctx.count)
-            running_mean, running_var = (mean, var) if ctx.fewest > 1 else (None, None)
+            running_mean, running_var = (mean, var) if ctx.min_count > 1 else (None, None)
             mean, var = _statistics(x, samples, running_mean, running_var, count)
-        slope = grads[0].to(weight.dtype)
+        grad = grads[0].to(weight.dtype)
         scale = torch.rsqrt(var + ctx.eps)
         normal = (x.to(weight.dtype) - _per_channel(mean, x)) * _per_channel(scale, x)
-        bias_grad = slope.sum(_reduced_axes(x))
-        weight_grad = (slope * normal).sum(_reduced_axes(x))
+        bias_grad = grad.sum(_reduced_axes(x))
+        weight_grad = (grad * normal).sum(_reduced_axes(x))
         count = _at_least_one(masked[1]) if masked else ctx.count
-        dx = slope - _per_channel(bias_grad / count, x) - normal * _per_channel(weight_grad / count, x)
+        dx = grad - _per_channel(bias_grad / count, x) - normal * _per_channel(weight_grad / count, x)
         if masked:  # mean and variance depend on the samples alone
-            dx = torch.where(_per_row(masked[0] & (masked[1] >= ctx.fewest), x), dx, slope)
+            dx = torch.where(_per_row(masked[0] & (masked[1] >= ctx.min_count), x), dx, grad)
         return (dx * _per_channel(scale * weight, x)).to(x.dtype), weight_grad, bias_grad, *[None] * 6
 
 

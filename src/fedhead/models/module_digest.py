@@ -23,7 +23,7 @@ from fedhead.models.functional import KEPT_AS
 _INTERNAL = frozenset(vars(nn.Module())) | {KEPT_AS}
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks")
 _DEEPEST = 6  # of settings within settings
-_ADDRESS = " at 0x"  # in the printed form of an object that has none of its own
+_ADDRESS = " at 0x"  # in the printed form of objects whose class does not define one
 
 
 def module_digest(module: nn.Module, weights: bool = True) -> str:

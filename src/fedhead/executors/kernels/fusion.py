@@ -74,24 +74,24 @@ def _fuse_relu(graph: GraphModule, norm: Node) -> Node | None:
 
 def _fuse_relu_gradient(gradients: Node, rectified: dict[Node, Node]) -> None:
     """Let the gradients of a rectified normalization start from those of the ReLU's output."""
-    x, slope, *_ = _arguments(gradients)
+    x, grad, *_ = _arguments(gradients)
     path = []
-    while slope.target in VIEWS and len(slope.users) == 1:
-        path.append(slope)
-        slope = _arguments(slope)[0]
-    if slope.target is not aten.threshold_backward.default or len(slope.users) != 1:
+    while grad.target in VIEWS and len(grad.users) == 1:
+        path.append(grad)
+        grad = _arguments(grad)[0]
+    if grad.target is not aten.threshold_backward.default or len(grad.users) != 1:
         return
-    before, output, threshold = _arguments(slope)
+    before, output, threshold = _arguments(grad)
     while output.target is aten.detach.default:
         output = _arguments(output)[0]
     norm = rectified.get(output)
-    if norm is None or threshold != 0 or _arguments(norm)[0] is not x or not _alike(before, slope):
+    if norm is None or threshold != 0 or _arguments(norm)[0] is not x or not _alike(before, grad):
         return
     for view in path:
         if view.target is not aten.permute.default:
             view.target = aten.reshape.default  # the memory may be laid out in another way
-    slope.replace_all_uses_with(before)
-    slope.graph.erase_node(slope)
+    grad.replace_all_uses_with(before)
+    grad.graph.erase_node(grad)
     gradients.update_arg(9, True)
 
 

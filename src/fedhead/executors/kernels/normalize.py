@@ -33,12 +33,12 @@ def normalize(
     var: Tensor,
     samples: Tensor | None,
     eps: float,
-    fewest: int,
+    min_count: int,
 ) -> Tensor:
     """Compute `fedhead.models.batch_norm.normalize` for a client in a stack."""
     rows = x.movedim(1, -1).contiguous()
     flat = rows.reshape(x.shape[0], -1, x.shape[1])
-    y: Tensor = batch_normalize(flat, weight, bias, mean, var, samples, eps, fewest)
+    y: Tensor = batch_normalize(flat, weight, bias, mean, var, samples, eps, min_count)
     return y.reshape(rows.shape).movedim(-1, 1)
 
 
@@ -52,35 +52,26 @@ def batch_normalize(
     var: Tensor,
     samples: Tensor | None,
     eps: float,
-    fewest: int,
+    min_count: int,
 ) -> Tensor:
     """Normalize one client's batch [B, P, C]."""
     own = (weight[None], bias[None], mean[None], var[None])
-    y: Tensor = stacked(x[None], None, *own, None if samples is None else samples[None], eps, fewest, False)
+    y: Tensor = stacked(x[None], None, *own, None if samples is None else samples[None], eps, min_count, False)
     return y[0]
 
 
 @batch_normalize.register_fake
-def _(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    mean: Tensor,
-    var: Tensor,
-    samples: Tensor | None,
-    eps: float,
-    fewest: int,
-) -> Tensor:
+def _(x: Tensor, *others: Any) -> Tensor:
     return x.new_empty(x.shape)
 
 
 @batch_normalize.register_vmap
 def _(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int]:
-    *tensors, eps, fewest = args
+    *tensors, eps, min_count = args
     pairs = zip(tensors, in_dims, strict=False)
     x, *own = (None if t is None else clients_first(t, dim, info.batch_size) for t, dim in pairs)
     assert x is not None
-    return stacked(x, None, *own, eps, fewest, False), 0
+    return stacked(x, None, *own, eps, min_count, False), 0
 
 
 @torch.library.custom_op("fedhead::stacked_normalize", mutates_args=())
@@ -93,7 +84,7 @@ def stacked(
     var: Tensor,
     samples: Tensor | None,
     eps: float,
-    fewest: int,
+    min_count: int,
     rectify: bool,
 ) -> Tensor:
     """Normalize every client's batch x [K, B, P, C]; weight, bias, mean and var are [K, C], samples [K, B].
@@ -110,39 +101,28 @@ def stacked(
 
 
 @stacked.register_fake
-def _(
-    x: Tensor,
-    skip: Tensor | None,
-    weight: Tensor,
-    bias: Tensor,
-    mean: Tensor,
-    var: Tensor,
-    samples: Tensor | None,
-    eps: float,
-    fewest: int,
-    rectify: bool,
-) -> Tensor:
+def _(x: Tensor, *others: Any) -> Tensor:
     return x.new_empty(x.shape)
 
 
 @torch.library.custom_op("fedhead::stacked_normalize_gradients", mutates_args=())
 def gradients(
     x: Tensor,
-    slope: Tensor,
+    grad: Tensor,
     weight: Tensor,
     bias: Tensor,
     mean: Tensor,
     var: Tensor,
     samples: Tensor | None,
     eps: float,
-    fewest: int,
+    min_count: int,
     rectify: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute the gradients of `stacked`'s x, weight and bias; `slope` is the gradient of its output.
+    """Compute the gradients of `stacked`'s x, weight and bias; `grad` is the gradient of its output.
 
     The other arguments are those of `stacked`, without `skip`, whose gradient is that of the sum.
     """
-    x, slope = x.contiguous(), slope.contiguous()
+    x, grad = x.contiguous(), grad.contiguous()
     own = [t.contiguous() for t in (weight, bias, mean, var)]
     clients, batch, positions, channels = x.shape
     grid, rows, _, (height, width) = _blocks(x)
@@ -156,71 +136,71 @@ def gradients(
     flags = x if samples is None else samples.contiguous().view(torch.uint8)
     kernels = _kernels()
     kernels.gradient_sums[slices, *grid[1:]](
-        x, slope, *own, part, rows, slices, eps, turns, channels, rectify, height, width
+        x, grad, *own, part, rows, slices, eps, turns, channels, rectify, height, width
     )
     blocks = (1 << (slices - 1).bit_length(), 1 << (batch - 1).bit_length(), width)
     kernels.gradient_totals[grid[1:]](
-        part, flags, weight_gradient, bias_gradient, share, batch, positions, slices, fewest, channels, masked, *blocks
+        part,
+        flags,
+        weight_gradient,
+        bias_gradient,
+        share,
+        batch,
+        positions,
+        slices,
+        min_count,
+        channels,
+        masked,
+        *blocks,
     )
     kernels.input_gradient[grid](
-        x, slope, *own, flags, share, dx, batch, positions, eps, channels, masked, rectify, height, width
+        x, grad, *own, flags, share, dx, batch, positions, eps, channels, masked, rectify, height, width
     )
     return dx, weight_gradient, bias_gradient
 
 
 @gradients.register_fake
-def _(
-    x: Tensor,
-    slope: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    mean: Tensor,
-    var: Tensor,
-    samples: Tensor | None,
-    eps: float,
-    fewest: int,
-    rectify: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
+def _(x: Tensor, grad: Tensor, weight: Tensor, bias: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
     return x.new_empty(x.shape), weight.new_empty(weight.shape), bias.new_empty(bias.shape)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    x, _, *own, samples, ctx.eps, ctx.fewest, _ = inputs
+    x, _, *own, samples, ctx.eps, ctx.min_count, _ = inputs
     ctx.save_for_backward(x, *own, *(() if samples is None else (samples,)))
 
 
-def _backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
+def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     x, weight, bias, mean, var, *samples = ctx.saved_tensors
-    own = (weight, bias, mean, var, samples[0] if samples else None, ctx.eps, ctx.fewest)
+    own = (weight, bias, mean, var, samples[0] if samples else None, ctx.eps, ctx.min_count)
     if torch.is_grad_enabled():
-        dx, weight_gradient, bias_gradient = _differentiable(x, slope, *own)
+        dx, weight_gradient, bias_gradient = _differentiable(x, grad, *own)
     else:
-        dx, weight_gradient, bias_gradient = gradients(x, slope.contiguous(), *own, False)
+        dx, weight_gradient, bias_gradient = gradients(x, grad.contiguous(), *own, False)
     return dx, None, weight_gradient, bias_gradient, *[None] * 6
 
 
 def _differentiable(
     x: Tensor,
-    slope: Tensor,
+    grad: Tensor,
     weight: Tensor,
     bias: Tensor,
     mean: Tensor,
     var: Tensor,
     samples: Tensor | None,
     eps: float,
-    fewest: int,
+    min_count: int,
 ) -> tuple[Tensor | None, ...]:
     """Compute `gradients` by plain operations, such that they have derivatives too."""
     positions = x.shape[2]
 
     def one(x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, var: Tensor, samples: Tensor | None) -> Tensor:
         count = x.shape[0] * positions if samples is None else samples.sum(0, keepdim=True).float() * positions
-        y = batch_norm.normalize(x.movedim(-1, 1), weight, bias, mean, var, samples, count, eps, fewest)
+        y = batch_norm.normalize(x.movedim(-1, 1), weight, bias, mean, var, samples, count, eps, min_count)
         return y.movedim(1, -1)
 
     y = vmap(one, in_dims=(*[0] * 5, None if samples is None else 0))(x, weight, bias, mean, var, samples)
     wanted = [t for t in (x, weight, bias) if t.requires_grad]
-    found = iter(torch.autograd.grad(y, wanted, slope, create_graph=True))
+    found = iter(torch.autograd.grad(y, wanted, grad, create_graph=True))
     return tuple(next(found) if t.requires_grad else None for t in (x, weight, bias))
 
 

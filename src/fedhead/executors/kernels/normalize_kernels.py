@@ -46,7 +46,7 @@ def normalize(
 @triton.jit
 def gradient_sums(
     x,
-    slope,
+    grad,
     weight,
     bias,
     mean,
@@ -61,7 +61,7 @@ def gradient_sums(
     R: tl.constexpr,
     N: tl.constexpr,
 ):
-    """part[k, s, :, c]: sums of the slope and of its product with the normalized x over slice s of the rows."""
+    """part[k, s, :, c]: sums of the gradient, and of it times the normalized x, over slice s of the rows."""
     s, k = tl.program_id(0), tl.program_id(2).to(tl.int64)
     c = tl.program_id(1) * N + tl.arange(0, N)
     center, scale, gain, shift = per_channel(weight, bias, mean, var, eps, k, c, C)
@@ -72,9 +72,9 @@ def gradient_sums(
         at = k * rows * C + row[:, None] * C + c[None, :]
         here = (row < rows)[:, None] & (c < C)[None, :]
         moved = tl.load(x + at, mask=here, other=0.0).to(tl.float32) - center
-        own = tl.load(slope + at, mask=here, other=0.0).to(tl.float32)
+        own = tl.load(grad + at, mask=here, other=0.0).to(tl.float32)
         if RECTIFY:
-            own = tl.where((moved * (scale * gain) + shift).to(slope.dtype.element_ty) <= 0, 0.0, own)
+            own = tl.where((moved * (scale * gain) + shift).to(grad.dtype.element_ty) <= 0, 0.0, own)
         total += own
         product += tl.where(here, own * (moved * scale), 0.0)
     part += (k * slices + s) * 2 * C
@@ -92,7 +92,7 @@ def gradient_totals(
     B,
     P,
     slices,
-    fewest,
+    min_count,
     C: tl.constexpr,
     MASKED: tl.constexpr,
     S: tl.constexpr,
@@ -101,7 +101,7 @@ def gradient_totals(
 ):
     """The gradients of weight and bias, and share[k, :, c]: these over the number of values, which x depends on.
 
-    A batch with fewer values than `fewest` was not normalized by its own statistics: its shares are 0.
+    A batch with fewer values than `min_count` was not normalized by its own statistics: its shares are 0.
     """
     k = tl.program_id(1).to(tl.int64)
     c = tl.program_id(0) * N + tl.arange(0, N)
@@ -115,7 +115,7 @@ def gradient_totals(
     if MASKED:
         b = tl.arange(0, BLOCK)
         count = tl.sum((tl.load(samples + k * B + b, mask=b < B, other=0) != 0).to(tl.float32), 0) * P
-        own = (count >= fewest).to(tl.float32) / tl.maximum(count, 1.0)
+        own = (count >= min_count).to(tl.float32) / tl.maximum(count, 1.0)
     else:
         own = 1.0 / (B * P)
     share += k * 2 * C
@@ -126,7 +126,7 @@ def gradient_totals(
 @triton.jit
 def input_gradient(
     x,
-    slope,
+    grad,
     weight,
     bias,
     mean,
@@ -154,9 +154,9 @@ def input_gradient(
     total = tl.load(share + c, mask=c < C, other=0.0)[None, :]
     product = tl.load(share + C + c, mask=c < C, other=0.0)[None, :]
     moved = tl.load(x + at, mask=here, other=0.0).to(tl.float32) - center
-    own = tl.load(slope + at, mask=here, other=0.0).to(tl.float32)
+    own = tl.load(grad + at, mask=here, other=0.0).to(tl.float32)
     if RECTIFY:
-        own = tl.where((moved * (scale * gain) + shift).to(slope.dtype.element_ty) <= 0, 0.0, own)
+        own = tl.where((moved * (scale * gain) + shift).to(grad.dtype.element_ty) <= 0, 0.0, own)
     through = total + moved * scale * product
     if MASKED:
         sample = tl.load(samples + k * B + row // P, mask=row < B * P, other=0) != 0
