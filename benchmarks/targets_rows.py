@@ -29,7 +29,7 @@ def pfl(options: argparse.Namespace) -> Iterator[Measured]:
     steps = clients * (2 if options.tiny else 5)
     with tempfile.TemporaryDirectory() as caches:
         for state, precision in [("empty", "bf16"), ("warm", "bf16"), ("empty", "fp32")][: 1 if options.tiny else 3]:
-            found = run(words, options, precision, Path(caches))
+            found = run(words, options, precision, Path(caches) / precision)
             rate = steps * (rounds - 1) / (found.last - found.first)
             name = f"pfl: {state} caches"
             yield Measured(f"{name}, whole command", found.whole, "s", "at most 20", precision)
