@@ -72,6 +72,24 @@ class Fails(FedProx):
         return super().finish(w, client)
 
 
+class AlwaysFails(FedProx):
+    def finish(self, w: Weights, client: Client) -> Reply:
+        raise ValueError("no reply")
+
+
+class Counting(Stack):
+    """A stack that notes how many clients each of its jobs has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.widths: list[int] = []
+
+    def run(self, job: Job) -> list[Reply]:
+        found = super().run(job)
+        self.widths.append(len(job.clients))
+        return found
+
+
 def of(*methods: Method) -> list[Simulation]:
     return [
         Simulation(federation(), [network()], method, rounds=ROUNDS, local=LOCAL, seed=seed, dtype=torch.float64)
@@ -79,11 +97,11 @@ def of(*methods: Method) -> list[Simulation]:
     ]
 
 
-def train(runs: list[Simulation], mix_numbers: bool = False) -> None:
+def train(runs: list[Simulation], mix_numbers: bool = False, worker: Stack | None = None) -> None:
     def one(run: Simulation) -> Callable[[Executor], object]:
         return lambda member: [train_round(run.using(member), number) for number in range(1, ROUNDS + 1)]
 
-    run_together(Stack(), [one(run) for run in runs], mix_numbers=mix_numbers)
+    run_together(worker or Stack(), [one(run) for run in runs], mix_numbers=mix_numbers)
 
 
 def with_tasks(runs: list[Simulation], **settings: Any) -> list[Simulation]:
@@ -122,6 +140,41 @@ def test_a_run_whose_clients_fail_ends_alone(mix_numbers: bool) -> None:
     with pytest.raises(RuntimeError, match="mu is 2"):
         train(runs, mix_numbers)
     check_alone(runs[0], of(Fails(1.0))[0])
+
+
+def test_a_run_that_fails_does_not_change_the_numbers_of_the_others() -> None:
+    whole, runs, worker = of(FedProx(0.1), FedProx(0.2)), of(FedProx(0.1), FedProx(0.2), AlwaysFails(0.3)), Counting()
+    train(whole, mix_numbers=True)
+    with pytest.raises(ValueError, match="no reply"):
+        train(runs, True, worker)
+    assert set(worker.widths) == {8}  # the others stay in one stack
+    for one, other in zip(whole, runs, strict=False):
+        for path, value in one.server.leaves().items():
+            assert torch.equal(other.server.leaves()[path], value)
+
+
+class SendsNan(FedProx):
+    """Its replies are no numbers."""
+
+    def finish(self, w: Weights, client: Client) -> Reply:
+        return super().finish(w, client)._replace(send=Tree(model=w.params.map(lambda t: t * float("nan"))))
+
+
+def test_numbers_that_are_not_finite_are_seen_beside_a_run_that_fails() -> None:
+    runs = of(SendsNan(0.1), AlwaysFails(0.3), FedProx(0.2))
+    failed: list[BaseException] = []
+
+    def one(run: Simulation) -> Callable[[Executor], None]:
+        def go(member: Executor) -> None:
+            try:
+                train_round(run.using(member), 1)
+            except (Diverged, ValueError) as error:
+                failed.append(error)
+
+        return go
+
+    run_together(Stack(), [one(run) for run in runs])
+    assert sorted(str(error)[:8] for error in failed) == ["client 0", "no reply"]
 
 
 def test_an_interrupt_ends_all_runs() -> None:

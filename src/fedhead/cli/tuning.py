@@ -23,10 +23,13 @@ from fedhead.cli.options import (
     PrecisionName,
 )
 from fedhead.cli.output import interruptible
-from fedhead.core.errors import BadInput
+from fedhead.core.errors import BadInput, FedheadError
 
 if TYPE_CHECKING:
     from fedhead.experiment.trials import TrialRecord
+
+MOST_NAMED = 10  # failed trials in one line
+ENDED = ("complete", "pruned", "failed")
 
 
 class Sampler(StrEnum):
@@ -73,6 +76,9 @@ def tune(
         int | None, typer.Option(help="Trials side by side. [default: 8 where a stack is fastest, else 1]")
     ] = None,
     minutes: Annotated[float | None, typer.Option(help="Begin no trial after so many minutes.")] = None,
+    stop_on_error: Annotated[
+        bool, typer.Option("--stop-on-error", help="End the search at a trial's first error. [default: go on]")
+    ] = False,
     final: Annotated[
         bool, typer.Option("--final", help="Then train the best setting on all training samples, in OUT/final.")
     ] = False,
@@ -130,9 +136,10 @@ def tune(
 
     def tell(trial: TrialRecord) -> None:
         if not quiet:
-            chosen = " ".join(f"{key}={_short(value)}" for key, value in trial.values.items())
+            chosen = _chosen(trial)
             value = "–" if trial.value is None else f"{trial.value:.4f}"
-            print(f"trial {trial.number:<4} {trial.state:<9} {value:>9}  {chosen}", file=sys.stderr)
+            why = f"  {trial.reason}" if trial.state == "failed" else ""
+            print(f"trial {trial.number:<4} {trial.state:<9} {value:>9}  {chosen}{why}", file=sys.stderr)
 
     def stopped() -> str:
         return f"stopped; go on with: {shlex.join(['fedhead', *sys.argv[1:]])}"
@@ -150,6 +157,7 @@ def tune(
             validation=validation,
             concurrent_trials=concurrent_trials,
             minutes=minutes,
+            stop_on_error=stop_on_error,
             final=final,
             seed=seed,
             engine=engine.value,
@@ -168,6 +176,21 @@ def tune(
     if plot:
         for path in draw(folder):
             print(f"figure      {path}")
+    if failed := found.failed:
+        raise FedheadError(_failures(failed, sum(one.state in ENDED for one in found.trials)))
+
+
+def _failures(failed: list[TrialRecord], ended: int) -> str:
+    """Name the trials that failed, in one line, with the error of the first."""
+    numbers = [str(one.number) for one in failed[:MOST_NAMED]] + ["…"] * (len(failed) > MOST_NAMED)
+    again = "; fix it, and the same command tries it again" if any(one.repeatable for one in failed) else ""
+    first = failed[0]
+    why = f"trial {first.number} ({_chosen(first)}): {first.reason}"
+    return f"{len(failed)} of {ended} trials failed ({', '.join(numbers)}); {why}{again}"
+
+
+def _chosen(trial: TrialRecord) -> str:
+    return " ".join(f"{key}={_short(value)}" for key, value in trial.values.items())
 
 
 def _short(value: object) -> str:

@@ -34,7 +34,12 @@ class JointJobs:
     Args:
         worker: Executor that trains the stacks.
         mix_numbers: Whether runs that differ only in numbers share a stack.
+
+    Attributes:
+        replies_finite: Whether all numbers of the replies that were returned last were seen to be finite.
     """
+
+    replies_finite = False
 
     def __init__(self, worker: Executor, mix_numbers: bool):
         self.worker = worker
@@ -43,8 +48,8 @@ class JointJobs:
         self._mixed: list[_Mixed] = []
         self._found = SharedWork()  # what was found out about programs, which keep their parts from round to round
 
-    def train(self, jobs: list[Job]) -> list[list[Reply]]:
-        """Return the replies of each job."""
+    def train(self, jobs: list[Job]) -> list[list[Reply] | Exception]:
+        """Return the replies of each job, or the error by which it failed; the others are trained as they are."""
         groups: list[list[int]] = []
         for index, job in enumerate(jobs):
             group = next((group for group in groups if self._compatible(jobs[group[0]], job)), None)
@@ -58,18 +63,37 @@ class JointJobs:
             warn_once(f"runs train one after another: a hook reads client.task.{error}, which differs between them")
             self._joins = False
             return self.train(jobs)
-        except (RuntimeError, TypeError, ValueError) as error:
-            if not any(stack.numbers for stack in stacks):
-                raise
-            warn_once(f"runs that differ in their numbers train one after another ({first_line(error)})")
-            self._mixes, self._found = False, SharedWork()
-            return self.train(jobs)
-        replies: dict[int, list[Reply]] = {}
+        except Exception as error:  # a user's own code may raise anything
+            if len(groups) > 1:  # a stack that fails must not change what the others compute
+                return self._apart(jobs, groups)
+            if stacks[0].numbers and isinstance(error, RuntimeError | TypeError | ValueError):
+                return self._unmixed(jobs, error)
+            return [error] if len(jobs) == 1 else self._apart(jobs, [[index] for index in range(len(jobs))])
+        self.replies_finite = self.worker.replies_finite
+        replies: dict[int, list[Reply] | Exception] = {}
         for group, found in zip(groups, outcome, strict=True):
             for index in group:
                 count = len(jobs[index].clients)
                 replies[index], found = found[:count], found[count:]
         return [replies[index] for index in range(len(jobs))]
+
+    def _apart(self, jobs: list[Job], groups: list[list[int]]) -> list[list[Reply] | Exception]:
+        """Train one group of jobs after another."""
+        found: dict[int, list[Reply] | Exception] = {}
+        for group in groups:
+            found |= zip(group, self.train([jobs[index] for index in group]), strict=True)
+        self.replies_finite = False  # only those of the last group are known
+        return [found[index] for index in range(len(jobs))]
+
+    def _unmixed(self, jobs: list[Job], error: Exception) -> list[list[Reply] | Exception]:
+        """Train jobs that failed in one stack without sharing it, from now on if that is of use."""
+        before, self._mixes, self._found = self._found, False, SharedWork()
+        found = self.train(jobs)
+        if all(isinstance(one, Exception) for one in found):  # the stack was not the reason
+            self._mixes, self._found = True, before
+        else:
+            warn_once(f"runs that differ in their numbers train one after another ({first_line(error)})")
+        return found
 
     def _compatible(self, a: Job, b: Job) -> bool:
         """Return whether two jobs do the same work on the same data."""

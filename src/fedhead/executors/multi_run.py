@@ -30,7 +30,7 @@ _TRAIN, _AFTER = 0, 1  # the points of a round at which runs wait
 class _Request:
     member: int
     point: tuple[int, int]  # the round, and where in the round
-    function: Callable[[list[Any]], list[Any]]
+    function: Callable[[list[Any]], Sequence[Any]]  # in place of a result it may return an error
     item: Any
     result: Any = None
     error: BaseException | None = None
@@ -93,7 +93,9 @@ class MultiRun:
         """Wait for the other runs, then train with them; `member` is the number of the run."""
         return self.compute(member, (jobs[0].round, _TRAIN), self._train, jobs)
 
-    def compute(self, member: int, point: tuple[int, int], function: Callable[[list[T]], list[R]], item: T) -> R:
+    def compute(
+        self, member: int, point: tuple[int, int], function: Callable[[list[T]], Sequence[R | Exception]], item: T
+    ) -> R:
         """Wait for the other runs, then return what a function of the items of all that came here makes of this one."""
         request = _Request(member, point, function, item)
         with self.turn:
@@ -130,7 +132,10 @@ class MultiRun:
         try:
             found = requests[0].function([request.item for request in requests])
             for request, result in zip(requests, found, strict=True):
-                request.result = result
+                if isinstance(result, Exception):
+                    request.error = result
+                else:
+                    request.result = result
         except BaseException as error:  # any error must reach the waiting threads
             if len(requests) > 1 and isinstance(error, Exception):
                 for request in requests:
@@ -139,15 +144,27 @@ class MultiRun:
                 for request in requests:
                     request.error = error
 
-    def _train(self, runs: list[list[Job]]) -> list[_Trained]:
+    def _train(self, runs: list[list[Job]]) -> list[_Trained | Exception]:
         jobs = [job for own in runs for job in own]
-        found = self._jobs.train(jobs)
+        outcome = iter(self._jobs.train(jobs))
+        found: list[list[Reply]] = []
+        errors: dict[int, Exception] = {}
+        for place, own in enumerate(runs):
+            each = [next(outcome) for _ in own]
+            replies = [one for one in each if not isinstance(one, Exception)]
+            if len(replies) == len(own):
+                found += replies
+            else:
+                errors[place] = next(one for one in each if isinstance(one, Exception))
         sent = (tree for replies in found for reply in replies for tree in (reply.send, reply.keep))
-        finite = self.worker.replies_finite or all_finite(sent)
+        finite = self._jobs.replies_finite or all_finite(sent)
         if jobs[0].program.pool.device.type == "cuda":
             found = _losses_on_host(found)
-        each = iter(found)
-        return [_Trained([next(each) for _ in own], finite) for own in runs]
+        trained = iter(found)
+        return [
+            errors[place] if place in errors else _Trained([next(trained) for _ in own], finite)
+            for place, own in enumerate(runs)
+        ]
 
 
 def _losses_on_host(found: list[list[Reply]]) -> list[list[Reply]]:

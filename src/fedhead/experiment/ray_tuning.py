@@ -12,15 +12,16 @@ import queue as queues
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
-from fedhead.core.errors import FedheadError
 from fedhead.core.log import logger
 from fedhead.experiment.ray_cluster import RayCluster, found_from_here
 from fedhead.experiment.trial_queue import Batch, TrialQueue
 from fedhead.experiment.trial_training import CONCURRENT, TrialTraining
+from fedhead.experiment.trials import Outcome
 
-Sent = tuple[str, int, Any, Any]  # ("round", trial, round, value) or ("end", trial, value, reason)
+# ("round", the trial's number, (round, value)) or ("end", its number, how it ended)
+Sent = tuple[Literal["round"], int, tuple[int, float]] | tuple[Literal["end"], int, Outcome]
 
 
 class PrunedTrials:
@@ -50,7 +51,7 @@ def train_trials(search: TrialTraining, chosen: Mapping[int, Mapping[str, Any]],
     sent: queues.SimpleQueue[Sent | BaseException | None] = queues.SimpleQueue()
 
     def report(place: int, number: int, value: float) -> bool:
-        sent.put(("round", numbers[place], number, value))
+        sent.put(("round", numbers[place], (number, value)))
         return bool(ray.get(pruned.has.remote(numbers[place])))
 
     def run() -> None:
@@ -58,7 +59,7 @@ def train_trials(search: TrialTraining, chosen: Mapping[int, Mapping[str, Any]],
             search.run(
                 list(chosen.values()),
                 report,
-                lambda place, value, reason: sent.put(("end", numbers[place], value, reason)),
+                lambda place, outcome: sent.put(("end", numbers[place], outcome)),
             )
             sent.put(None)
         except BaseException as error:  # raised below, in the task's own thread
@@ -91,10 +92,10 @@ class _TrialTask:
 
     def received(self, item: Sent) -> None:
         """Tell the study, and the worker if a trial is to end."""
-        kind, number, first, second = item
-        if kind == "end":
-            self.queue.study.tell(self.left.pop(number), first, second)
-        elif self.queue.study.report(self.left[number], first, second):
+        study, number = self.queue.study, item[1]
+        if item[0] == "end":
+            study.tell(self.left.pop(number), item[2])
+        elif study.report(self.left[number], *item[2]):
             self.pruned.add.remote(number)
 
     def ended(self) -> None:
@@ -102,8 +103,11 @@ class _TrialTask:
         self.queue.ended(self.batch)
 
     def failed(self, error: BaseException | str) -> None:
-        """End the search, as on one machine."""
-        raise error if isinstance(error, BaseException) else FedheadError(f"a trial was given up: {error}")
+        """End the search, as on one machine; trials that have lost too many workers only fail themselves."""
+        if isinstance(error, BaseException):
+            raise error
+        self.queue.failed(list(self.left.values()), error)
+        self.ended()
 
     def lost(self, error: BaseException) -> None:
         """Say so."""
@@ -142,6 +146,6 @@ class RayTrials(RayCluster):
 
             try:
                 self.run_tasks(train_trials, begin)
-            except Exception as error:  # a user's own code may raise anything
+            except Exception as error:  # what ends the search
                 queue.failed([trial for task in begun for trial in task.left.values()], error)
                 raise

@@ -18,12 +18,13 @@ from fedhead.core.treefile import atomic
 from fedhead.experiment.optuna_names import optuna, pruners, samplers
 from fedhead.experiment.recipe import Recipe
 from fedhead.experiment.search_space import Dimension, with_values
-from fedhead.experiment.trials import TRIALS, TrialRecord, record, to_csv
+from fedhead.experiment.trials import REASON, REPEATABLE, TRIALS, Outcome, TrialRecord, record, to_csv
 
 FILE, BEST = "study.db", "best.yaml"
 _NAME = "fedhead"
 _BETWEEN_WORKERS = 7919  # between the seeds of two workers
 MOST_SEED = 2**32 - 1  # of the samplers' generators
+_REPEATS = "repeats"  # the number of the failed trial whose values a trial has
 
 
 class Study:
@@ -88,7 +89,10 @@ class Study:
             self._study.set_user_attr("about", about)
             workers = folder / "workers"
             workers.mkdir(exist_ok=True)
-            joined = len(list(workers.iterdir()))  # each worker draws other values
+            earlier = list(workers.iterdir())
+            joined = len(earlier)  # each worker draws other values
+            if not any(map(_is_held, earlier)):
+                self._try_failed_again()
             self._worker = uuid.uuid4().hex
             self._alive = (workers / self._worker).open("w")
             _lock(self._alive)
@@ -117,7 +121,7 @@ class Study:
         with self._storage_errors(), self.locked(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             self._give_up_lost()
-            taken = sum(one.state in ("complete", "pruned", "running") for one in self.trials())
+            taken = sum(one.state in ("complete", "pruned", "running", "failed") for one in self.trials())
             begun = [self._study.ask() for _ in range(max(0, min(count, most - taken)))]
             for trial in begun:
                 trial.set_user_attr("worker", self._worker)
@@ -137,22 +141,22 @@ class Study:
                 chosen[one.key] = trial.suggest_float(one.key, *map(float, one.values), log=one.kind == "log")
         return chosen
 
-    def tell(self, trial: Any, value: float | None, reason: str = "") -> None:
-        """Record the end of a trial: its value, or, without one, that it was pruned.
+    def tell(self, trial: Any, outcome: Outcome) -> None:
+        """Record the end of a trial.
 
         Args:
             trial: The trial.
-            value: What it reached.
-            reason: Why it ended early.
+            outcome: How it ended.
         """
+        states = optuna().trial.TrialState
         with self._storage_errors(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            if reason:
-                trial.set_user_attr("reason", reason)
-            if value is None:
-                self._study.tell(trial, state=optuna().trial.TrialState.PRUNED)
-            else:
-                self._study.tell(trial, value)
+            if outcome.state == "complete":
+                self._study.tell(trial, outcome.value)
+                return
+            trial.set_user_attr(REASON, outcome.reason)
+            trial.set_user_attr(REPEATABLE, outcome.repeatable)
+            self._study.tell(trial, state=states.FAIL if outcome.state == "failed" else states.PRUNED)
 
     def report(self, trial: Any, round_: int, value: float) -> bool:
         """Record what a trial has reached in a round, and return whether it is to end there."""
@@ -162,14 +166,12 @@ class Study:
             return bool(trial.should_prune())
 
     def fail(self, trials: Sequence[Any], reason: str) -> None:
-        """Record that what has not ended of some trials failed; they do not count, and are not tried again."""
-        states = optuna().trial.TrialState
-        running = {one.number for one in self._study.get_trials(deepcopy=False, states=(states.RUNNING,))}
+        """Record that what has not ended of some trials failed, by an error."""
         with self._storage_errors():
-            for trial in trials:
-                if trial.number in running:
-                    trial.set_user_attr("reason", reason)
-                    self._study.tell(trial, state=states.FAIL)
+            running = {one.number for one in self.trials() if one.state == "running"}
+        for trial in trials:
+            if trial.number in running:
+                self.tell(trial, Outcome("failed", reason=reason, repeatable=True))
 
     def _give_up_lost(self) -> None:
         """End the trials of workers that were killed, and let their values be tried again."""
@@ -180,7 +182,13 @@ class Study:
                 continue
             self._study.tell(trial.number, state=states.FAIL)
             if len(trial.params) == len(self.space):
-                self._study.enqueue_trial(trial.params)
+                self._study.enqueue_trial(trial.params, {_REPEATS: trial.number})
+
+    def _try_failed_again(self) -> None:
+        """Let the values of trials that failed by an error be tried again, which may be fixed by now."""
+        for trial, held in zip(self.trials(), self._study.get_trials(deepcopy=False), strict=True):
+            if trial.state == "failed" and trial.repeatable:
+                self._study.enqueue_trial(held.params, {_REPEATS: trial.number})
 
     @property
     def others_work(self) -> bool:
@@ -191,7 +199,11 @@ class Study:
     # -- results ----------------------------------------------------------------------------------
     def trials(self) -> list[TrialRecord]:
         """Return all trials, in order."""
-        return [record(trial, self.space) for trial in self._study.get_trials(deepcopy=False)]
+        found = self._study.get_trials(deepcopy=False)
+        repeated = {one.user_attrs.get(_REPEATS) for one in found}
+        failed = optuna().trial.TrialState.FAIL  # without a reason: its process was killed
+        retried = [one.state == failed and (one.number in repeated or REASON not in one.user_attrs) for one in found]
+        return [record(trial, self.space, again) for trial, again in zip(found, retried, strict=True)]
 
     @property
     def best(self) -> TrialRecord | None:

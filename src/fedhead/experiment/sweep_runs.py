@@ -157,7 +157,7 @@ def run_bundle(bundle: Bundle, together: bool | None, settings: Settings) -> dic
         joined = train_joined(leads, together, settings)
     except Exception as error:  # a user's own code may raise anything; below each run is asked for its own error
         joined = True
-        _refuse_broken_disk(error)
+        refuse_broken_disk(error)
     for paths in alike:
         for path in paths:
             if joined and path in leads and (reason := _diverged(path)) is not None:
@@ -167,7 +167,7 @@ def run_bundle(bundle: Bundle, together: bool | None, settings: Settings) -> dic
                 _fork_new(path, paths, bundle)
                 train_one(path, bundle[path], settings)
             except Exception as error:  # likewise
-                _refuse_broken_disk(error)
+                refuse_broken_disk(error)
                 failures[path] = describe_error(error)
     return failures
 
@@ -182,7 +182,7 @@ def _diverged(path: Path) -> str | None:
     return RunFolder.open(path).diverged if (path / CONFIG).exists() else None
 
 
-def _refuse_broken_disk(error: Exception) -> None:
+def refuse_broken_disk(error: Exception) -> None:
     """Raise what no other run would survive; a run that finds too little memory is only too large itself."""
     if (fault := machine_fault(error)) is not None and fault != "out of memory":
         raise error

@@ -14,6 +14,7 @@ from fedhead.experiment.trial_training import TrialTraining
 from fedhead.experiment.trials import TrialRecord
 
 Batch = Sequence[Any]  # Optuna's trials that train side by side
+HOPELESS = 10  # a search ends when so many trials have failed and none has a result
 
 
 class TrialQueue:
@@ -30,16 +31,23 @@ class TrialQueue:
         self.study, self.budget = study, budget
         self._most = most
         self._on_trial = on_trial
+        self._failed = 0
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether so many trials have failed here, with no result in the study, that others are not begun."""
+        return self._failed >= HOPELESS and self.study.best is None
 
     def next(self, width: int) -> Batch:
-        """Begin up to so many trials; none where the study has enough, or the time is up."""
-        return [] if self.budget.exhausted else self.study.ask(width, self._most)
+        """Begin up to so many trials; none where the study has enough, the time is up, or all have failed."""
+        return [] if self.budget.exhausted or self.hopeless else self.study.ask(width, self._most)
 
     def ended(self, batch: Batch) -> None:
         """Write what has been found, and tell of each trial."""
         self.study.write()
         records = {one.number: one for one in self.study.trials()}
         for trial in batch:
+            self._failed += records[trial.number].state == "failed"
             self._on_trial(records[trial.number])
 
     def failed(self, batch: Batch, error: BaseException | str) -> None:
@@ -75,8 +83,8 @@ class LocalTrials:
             search.run(
                 [study.values(trial) for trial in batch],
                 lambda place, number, value: study.report(batch[place], number, value),
-                lambda place, value, reason: study.tell(batch[place], value, reason),
+                lambda place, outcome: study.tell(batch[place], outcome),
             )
-        except Exception as error:  # a user's own code may raise anything
+        except Exception as error:  # what ends the search
             queue.failed(batch, error)
             raise

@@ -24,10 +24,12 @@ from fedhead.experiment.experiment import BuiltModels, Experiment
 from fedhead.experiment.recipe import DATA_KEYS, Recipe
 from fedhead.experiment.run import Settings, threads_for
 from fedhead.experiment.search_space import Dimension, with_values
+from fedhead.experiment.sweep_runs import describe_error, refuse_broken_disk
+from fedhead.experiment.trials import Outcome
 
 Direction = Literal["maximize", "minimize"]
 Report = Callable[[int, int, float], bool]  # place of a trial, round, value -> whether the trial ends here
-Ended = Callable[[int, float | None, str], None]  # place of a trial, its value, the reason where there is none
+Ended = Callable[[int, Outcome], None]  # place of a trial, how it ended
 CONCURRENT = 8  # trials side by side by default, where a stack is fastest
 VALIDATION = 0.15  # share of each client's training samples, as in the experiments of CCVR
 # Objectives that every run has, by their name in a round's record, and which values are good.
@@ -67,6 +69,14 @@ class _Pruned(Exception):
     """A trial ends here: stages would not change that."""
 
 
+class _SearchFault(Exception):
+    """An error ends the search, not only the trial that met it."""
+
+    def __init__(self, error: Exception):
+        super().__init__()
+        self.error = error
+
+
 @dataclass
 class TrialTraining:
     """How the trials of a study are trained and what is measured of them."""
@@ -77,12 +87,20 @@ class TrialTraining:
     share: float
     settings: Settings
     over_clients: bool  # whether the objective is made of the clients' own results
+    stop_on_error: bool = False  # whether an error in one trial ends the search
+    objective_varies: bool = False  # whether some trials may have the objective and others not
     data: dict[str, Federation] = field(default_factory=dict)  # by what decides it
     models: BuiltModels = field(default_factory=dict)
 
     @classmethod
     def make(
-        cls, recipe: Recipe, space: Sequence[Dimension], objective: str, share: float, settings: Settings
+        cls,
+        recipe: Recipe,
+        space: Sequence[Dimension],
+        objective: str,
+        share: float,
+        settings: Settings,
+        stop_on_error: bool = False,
     ) -> TrialTraining:
         """Check what is searched: both ends of each range, and every choice."""
         if objective not in OBJECTIVES and objective not in recipe.metrics:
@@ -91,7 +109,8 @@ class TrialTraining:
         if objective not in OBJECTIVES:
             known = metric_registry.find([objective], recipe.folders, recipe.objective or "multiclass")
             over_clients = known[objective].of_clients
-        made = cls(recipe, objective, direction, share, settings, over_clients)
+        varies = any(one.key in ("method", "stages") for one in space)
+        made = cls(recipe, objective, direction, share, settings, over_clients, stop_on_error, varies)
         first = {one.key: one.values[0] for one in space}
         for one in space:
             for value in one.values:
@@ -121,9 +140,16 @@ class TrialTraining:
         return made, federation
 
     def width(self) -> int:
-        """Return how many trials train side by side: several where a stack is fastest."""
+        """Return how many trials train side by side: several where a stack is fastest, of the recipe as it is."""
         if self.settings.executor not in ("auto", "stack"):
             return 1
+        try:
+            return self._width()
+        except Exception as error:  # a user's own code may raise anything, perhaps for no value that is searched
+            refuse_broken_disk(error)
+            return 1
+
+    def _width(self) -> int:
         recipe = _in_search(self.recipe)
         federation = self.federation(self.recipe)
         simulation = Experiment.from_recipe(recipe, Inputs.of(federation), self.models).simulation(
@@ -138,25 +164,65 @@ class TrialTraining:
         Args:
             chosen: The values of each trial, by key.
             report: Called with a trial's place in `chosen`, the round and its value; returns whether the trial ends.
-            ended: Called with a trial's place, its value (None: it was pruned or has diverged) and the reason.
+            ended: Called with a trial's place and how it ended. A trial that fails does not stop the others.
 
         Raises:
-            BadInput: A trial can't be trained; the others are trained to their end.
+            OSError: Or another error that no other trial would survive, such as one of the study's file; with
+                `stop_on_error` any error of a trial.
         """
-        made = [self.experiment(dict(values)) for values in chosen]
-        torch.set_num_threads(self.settings.threads or threads_for(made[0][0].models))
+        made: dict[int, tuple[Experiment, Federation]] = {}
+        worker: str | Executor = self.settings.executor
+        for place, values in enumerate(chosen):
+            try:
+                built = self.experiment(dict(values))
+                if len(chosen) > 1 and not made:
+                    worker = self._stack(*built, runs=len(chosen))
+                made[place] = built
+            except Exception as error:  # a user's own code may raise anything
+                ended(place, self._failed(error))
+        if not made:
+            return
+        torch.set_num_threads(self.settings.threads or threads_for(next(iter(made.values()))[0].models))
 
         def one(place: int) -> Callable[[str | Executor], None]:
-            return lambda executor: ended(place, *self._train(*made[place], executor, partial(report, place)))
+            return lambda executor: ended(place, self._outcome(*made[place], executor, partial(report, place)))
 
-        if len(made) == 1:
-            one(0)(self.settings.executor)
-            return
-        experiment, federation = made[0]
+        if isinstance(worker, Executor):
+            run_together(worker, [one(place) for place in made], mix_numbers=True)
+        else:
+            one(0)(worker)
+
+    def _stack(self, experiment: Experiment, federation: Federation, runs: int) -> Executor:
+        """Return what trains several trials, of which this is the first."""
         device = select.device(self.settings.device)
         simulation = experiment.simulation(federation, device, self.settings.precision == "bf16")
-        worker = select.by_name("stack", simulation, self.settings.compile, runs=len(made))
-        run_together(worker, [one(place) for place in range(len(made))], mix_numbers=True)
+        return select.by_name("stack", simulation, self.settings.compile, runs=runs)
+
+    def _outcome(
+        self,
+        experiment: Experiment,
+        federation: Federation,
+        executor: str | Executor,
+        report: Callable[[int, float], bool],
+    ) -> Outcome:
+        """Train a trial, and return how it ended."""
+        try:
+            return self._train(experiment, federation, executor, report)
+        except Diverged as error:
+            return Outcome("failed", reason=f"diverged: {error}")
+        except _Pruned:
+            return Outcome("pruned", reason="others were better in this round")
+        except _SearchFault as fault:
+            raise fault.error from None
+        except Exception as error:  # a user's own code may raise anything
+            return self._failed(error)
+
+    def _failed(self, error: Exception) -> Outcome:
+        """Return that a trial failed by an error, or raise the error where it ends the search."""
+        refuse_broken_disk(error)
+        if self.stop_on_error:
+            raise error
+        return Outcome("failed", reason=describe_error(error), repeatable=True)
 
     def _train(
         self,
@@ -164,38 +230,37 @@ class TrialTraining:
         federation: Federation,
         executor: str | Executor,
         report: Callable[[int, float], bool],
-    ) -> tuple[float | None, str]:
-        """Train a trial, and return its value, or None and why there is none."""
-
+    ) -> Outcome:
         def after_round(now: Snapshot) -> None:
             value = self._value(now.history[-1])
             if value is not None and math.isfinite(value):
-                ends = report(now.round, value)
+                try:
+                    ends = report(now.round, value)
+                except Exception as error:
+                    raise _SearchFault(error) from error
                 if ends and now.round < experiment.recipe.rounds:
                     raise _Pruned
 
-        try:
-            result = experiment.simulate(
-                federation,
-                executor=executor,
-                device=self.settings.device,
-                precision=self.settings.precision,
-                compile=self.settings.compile,
-                on_round=after_round,
-            )
-        except Diverged as error:
-            return None, f"diverged: {error}"
-        except _Pruned:
-            return None, "others were better in this round"
+        result = experiment.simulate(
+            federation,
+            executor=executor,
+            device=self.settings.device,
+            precision=self.settings.precision,
+            compile=self.settings.compile,
+            on_round=after_round,
+        )
         value = self._final_value(result)
         if value is None:
-            raise BadInput(
+            lacking = BadInput(
                 f"objective {self.objective}: {experiment.method.name} has none here; tune for another one, such as "
                 "personal or loss"
             )
+            if self.objective_varies:
+                raise lacking
+            raise _SearchFault(lacking)
         if math.isfinite(value):
-            return value, ""
-        return None, f"{self.objective} is {value}, which can't be compared"
+            return Outcome("complete", value)
+        return Outcome("failed", reason=f"{self.objective} is {value}, which can't be compared")
 
     def _value(self, row: Row) -> float | None:
         name = OBJECTIVES[self.objective][0] if self.objective in OBJECTIVES else None

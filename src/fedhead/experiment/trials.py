@@ -7,7 +7,7 @@ import io
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 from fedhead.experiment.search_space import Dimension
 
@@ -15,6 +15,24 @@ TRIALS = "trials.csv"
 # the keys that are searched stand before the last; no key of a recipe is among these names
 COLUMNS = ("trial", "state", "value", "trained_rounds", "seconds", "reason")
 STATES = {"COMPLETE": "complete", "PRUNED": "pruned", "RUNNING": "running", "FAIL": "failed", "WAITING": "waiting"}
+RETRIED = "retried"  # the state of a failed trial in whose place there is another one
+REASON, REPEATABLE = "reason", "repeatable"  # what Optuna keeps of a trial that ended early
+
+
+class Outcome(NamedTuple):
+    """How a trial ended.
+
+    Args:
+        state: `complete`, `pruned` or `failed`.
+        value: What a complete trial reached.
+        reason: Why it ended early.
+        repeatable: Whether a failed trial may succeed when it is tried again, as after an error that was fixed.
+    """
+
+    state: Literal["complete", "pruned", "failed"]
+    value: float | None = None
+    reason: str = ""
+    repeatable: bool = False
 
 
 @dataclass(frozen=True)
@@ -23,12 +41,14 @@ class TrialRecord:
 
     Args:
         number: Its number, from 0.
-        state: `complete`, `pruned`, `running`, `failed` or `waiting`.
+        state: `complete`, `pruned`, `running`, `failed`, `retried` (failed, and tried again as another trial) or
+            `waiting`.
         value: What was reached; of a pruned trial the last value that was reported.
         trained_rounds: The rounds that were trained.
         seconds: How long it took.
         values: What was chosen, by key.
         reason: Why it ended early.
+        repeatable: Whether it failed by an error, so that the same command tries it again.
     """
 
     number: int
@@ -38,6 +58,7 @@ class TrialRecord:
     seconds: float | None
     values: Mapping[str, Any]
     reason: str = ""
+    repeatable: bool = False
 
 
 def to_csv(trials: Sequence[TrialRecord], space: Sequence[Dimension]) -> str:
@@ -53,12 +74,13 @@ def to_csv(trials: Sequence[TrialRecord], space: Sequence[Dimension]) -> str:
     return out.getvalue()
 
 
-def record(trial: Any, space: Sequence[Dimension]) -> TrialRecord:
+def record(trial: Any, space: Sequence[Dimension], retried: bool = False) -> TrialRecord:
     """Return what a trial of Optuna chose and reached.
 
     Args:
         trial: Optuna's frozen trial.
         space: The keys that are searched; others are left out.
+        retried: Whether it failed, and there is another one in its place.
     """
     kinds = {one.key: one.kind for one in space}
     values = {
@@ -67,8 +89,9 @@ def record(trial: Any, space: Sequence[Dimension]) -> TrialRecord:
         if key in kinds
     }
     last = max(trial.intermediate_values, default=0)
-    value = trial.value if trial.state.name == "COMPLETE" else trial.intermediate_values.get(last)
+    value = trial.intermediate_values.get(last) if trial.state.name in ("PRUNED", "RUNNING") else trial.value
     seconds = None if trial.duration is None else trial.duration.total_seconds()
+    state, kept = RETRIED if retried else STATES[trial.state.name], trial.user_attrs
     return TrialRecord(
-        trial.number, STATES[trial.state.name], value, last, seconds, values, trial.user_attrs.get("reason", "")
+        trial.number, state, value, last, seconds, values, kept.get(REASON, ""), kept.get(REPEATABLE, False)
     )

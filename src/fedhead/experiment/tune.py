@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
-from fedhead.core.errors import BadInput, Diverged
+from fedhead.core.errors import BadInput, FedheadError
 from fedhead.core.parameters import check
 from fedhead.core.ranges import Above, AtLeast, Below, Between
 from fedhead.engine.metrics import Row
@@ -51,6 +51,11 @@ class TuneResult:
         assert self.best.value is not None, "of a complete trial"
         return self.best.value
 
+    @property
+    def failed(self) -> list[TrialRecord]:
+        """The trials that failed, without those in whose place another was tried."""
+        return [one for one in self.trials if one.state == "failed"]
+
 
 def tune(
     recipe: str | Path | Recipe,
@@ -64,6 +69,7 @@ def tune(
     validation: float | None = None,
     concurrent_trials: int | None = None,
     minutes: float | None = None,
+    stop_on_error: bool = False,
     final: bool = False,
     seed: int = 0,
     settings: Settings | None = None,
@@ -94,6 +100,8 @@ def tune(
             given back in the final training, but for those that the recipe holds back for its callbacks.
         concurrent_trials: How many trials train side by side; None: 8 where a stack is fastest, else 1.
         minutes: Begin no trial after so many minutes.
+        stop_on_error: Raise the first error of a trial; else it is recorded as failed, see `TuneResult.failed`, and the
+            others go on. A trial that diverges only fails in any case.
         final: Train the best setting on all training samples, in the folder `final`.
         seed: Seed of the sampler.
         settings: Device, precision and data folder.
@@ -107,7 +115,7 @@ def tune(
 
     Raises:
         BadInput: Something can't be used, nothing is searched, or the folder holds another study.
-        Diverged: No trial has a result.
+        FedheadError: No trial has a result: all have failed, or ten have and none was better.
     """
     settings = settings or Settings()
     trial_engine = _engine(engine, cpus_per_worker, gpus_per_worker)
@@ -125,7 +133,7 @@ def tune(
     share = check("validation", asked, Annotated[float, Above(0), Below(1)])
     if not base.callbacks:  # the samples are given back; callbacks would need them in the final training too
         base = replace(base, validation=None)
-    search = TrialTraining.make(base, space, objective, share, settings)
+    search = TrialTraining.make(base, space, objective, share, settings, stop_on_error)
     direction = direction or search.direction
     study = Study(
         Path(out),
@@ -149,11 +157,22 @@ def tune(
     if best is None:
         if not all_trials:
             raise BadInput(f"minutes: no trial was begun within {minutes:g}; allow more")
-        why = f" ({reason})" if (reason := next((one.reason for one in all_trials if one.reason), "")) else ""
-        raise Diverged(f"{out}: no trial has a result{why}; search other values, or look at its trials.csv")
+        raise FedheadError(f"{out}: {_without_result(all_trials, trials)}")
     chosen = with_values(base, dict(best.values))
     result = _train_finally(chosen, study, replace(settings, executor="auto")) if final else None
     return TuneResult(Path(out), chosen, best, direction, all_trials, result)
+
+
+def _without_result(all_trials: list[TrialRecord], asked: int) -> str:
+    """Say why a search has found nothing."""
+    ended = [one for one in all_trials if one.state in ("pruned", "failed")]
+    if not ended:
+        return "no trial has ended; give the same command again, which goes on with the study"
+    failed = [one for one in ended if one.state == "failed"]
+    told = next(iter(failed), ended[0])
+    how = f"all {len(ended)} trials failed" if len(failed) == len(ended) else "no trial has a result"
+    left = f" and the search stopped before the other {asked - len(ended)}" if len(ended) < asked else ""
+    return f"{how}{left} (trial {told.number}: {told.reason}); search other values, or look at its trials.csv"
 
 
 def _engine(name: str, cpus: float, gpus: float) -> TrialEngine:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from fedhead.core.errors import BadInput
 from fedhead.core.text import printable
 from fedhead.experiment.study import objective_of
-from fedhead.experiment.trials import COLUMNS, STATES, TRIALS
+from fedhead.experiment.trials import COLUMNS, RETRIED, STATES, TRIALS
 
 _LARGEST = float(np.finfo(np.float32).max)  # the random forest computes in single precision
 
@@ -129,8 +129,9 @@ def _row(header: list[str], texts: list[str], where: str) -> dict[str, str]:
     if len(texts) != len(header):
         raise BadInput(f"{where}: the header has {len(header)} columns, the row has {len(texts)}")
     row = dict(zip(header, texts, strict=True))
-    if row["state"] not in STATES.values():
-        raise BadInput(f"{where}: state: {row['state'][:60]!r} is not one of {', '.join(STATES.values())}")
+    states = (*STATES.values(), RETRIED)
+    if row["state"] not in states:
+        raise BadInput(f"{where}: state: {row['state'][:60]!r} is not one of {', '.join(states)}")
     if row["state"] == "complete":
         if not row["trial"].isdecimal() or len(row["trial"]) > 9:
             raise BadInput(f"{where}: trial: {row['trial'][:60]!r} is not a whole number")

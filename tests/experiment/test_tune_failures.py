@@ -1,0 +1,191 @@
+"""Trials that fail: each is recorded with its error, the others go on with their own numbers, the end names them."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+from torch import Tensor
+
+import fedhead as fh
+from fedhead.cli import call
+from fedhead.experiment import trial_queue
+from fedhead.experiment.recipe import Recipe, load
+from fedhead.experiment.run import Settings
+from fedhead.experiment.search_space import Dimension
+from fedhead.experiment.study import Study
+from fedhead.experiment.trial_training import TrialTraining
+from fedhead.experiment.trials import Outcome
+
+pytest.importorskip("optuna")
+SMALL = ["subset=60", "rounds=1", "local_epochs=1", "clients=2", "model=mlp(hidden=[4])"]
+BROKEN = "method.kind=choice(good, loss, server)"
+
+
+@dataclass(frozen=True)
+class Breaks(fh.Method):
+    """FedAvg that raises in the loss or on the server, by its setting."""
+
+    kind: str = "good"
+    broken: ClassVar[bool] = True
+
+    def loss(self, w: fh.Weights, batch: fh.Batch, client: fh.Client) -> Tensor:
+        if self.broken and self.kind == "loss":
+            raise ValueError("no such loss\nmore lines")
+        return super().loss(w, batch, client)
+
+    def aggregate(self, server: fh.Tree, replies: fh.Replies, task: fh.Task) -> fh.Tree:
+        if self.broken and self.kind == "server":
+            raise KeyError("no such mean")
+        return super().aggregate(server, replies, task)
+
+
+@pytest.fixture
+def breaks(monkeypatch: pytest.MonkeyPatch) -> Recipe:
+    monkeypatch.setitem(fh.METHODS._held, "breaks", Breaks)
+    return load("digits", [*SMALL, "method=breaks"])
+
+
+def tune(recipe: Recipe, *space: str, out: Path, **more: Any) -> fh.TuneResult:
+    usual: dict[str, Any] = {
+        "sampler": "random",
+        "pruner": "none",
+        "objective": "loss",
+        "concurrent_trials": 1,
+        "seed": 7,
+    }
+    return fh.tune(recipe, *space, out=out, settings=Settings(device="cpu", executor="stack"), **(usual | more))
+
+
+def rows(folder: Path) -> list[dict[str, str]]:
+    with (folder / "trials.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.mark.parametrize("concurrent", [pytest.param(1, marks=pytest.mark.slow), 6])
+def test_trials_that_raise_are_recorded_as_failed_and_the_others_go_on(
+    breaks: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, concurrent: int
+) -> None:
+    found = tune(breaks, BROKEN, "lr=uniform(0.1, 0.2)", out=tmp_path / "a", trials=6, concurrent_trials=concurrent)
+    kinds = [one.values["method.kind"] for one in found.trials]
+    assert set(kinds) == {"good", "loss", "server"}
+    assert [one.state for one in found.trials] == ["complete" if kind == "good" else "failed" for kind in kinds]
+    said = {"loss": "ValueError: no such loss", "server": "KeyError: 'no such mean'"}
+    for one in found.failed:
+        assert one.value is None
+        assert one.reason.endswith(said[one.values["method.kind"]])
+        assert one.reason.startswith("Breaks.")  # the user's own line
+    monkeypatch.setattr(Breaks, "broken", False)
+    whole = tune(breaks, BROKEN, "lr=uniform(0.1, 0.2)", out=tmp_path / "b", trials=6, concurrent_trials=concurrent)
+    values = [one.value for one in whole.trials if one.values["method.kind"] == "good"]
+    assert [one.value for one in found.trials if one.state == "complete"] == values  # bit by bit
+
+
+@pytest.mark.parametrize("concurrent", [pytest.param(1, marks=pytest.mark.slow), 4])
+def test_a_trial_that_diverges_has_failed_and_is_not_tried_again(tmp_path: Path, concurrent: int) -> None:
+    recipe, space = load("digits", SMALL), "lr=choice(0.1, 1e39)"
+    found = tune(recipe, space, out=tmp_path, trials=4, concurrent_trials=concurrent, sampler="tpe", objective="loss")
+    states = {one.values["lr"]: one.state for one in found.trials}
+    assert states == {0.1: "complete", 1e39: "failed"}
+    assert found.best.values["lr"] == 0.1
+    assert "diverged: client 0, round 1" in found.failed[0].reason
+    again = tune(recipe, space, out=tmp_path, trials=4, concurrent_trials=concurrent, sampler="tpe", objective="loss")
+    assert again.trials == found.trials
+
+
+@pytest.mark.slow
+def test_the_same_command_tries_again_what_failed_by_an_error(
+    breaks: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = tune(breaks, "method.kind=choice(good, server)", out=tmp_path, trials=4)
+    monkeypatch.setattr(Breaks, "broken", False)
+    second = tune(breaks, "method.kind=choice(good, server)", out=tmp_path, trials=4)
+    assert not second.failed
+    states = [one.state for one in second.trials]
+    assert states.count("complete") == 4
+    assert states.count("retried") == len(first.failed)
+    assert [one.values for one in second.trials[4:]] == [one.values for one in first.failed]
+    assert [row["state"] for row in rows(tmp_path)] == states
+
+
+def test_a_worker_that_joins_another_does_not_try_its_failed_trials_again(tmp_path: Path) -> None:
+    def join() -> Study:
+        return Study(
+            tmp_path, Recipe(), [Dimension("lr", "log", (0.01, 1))], objective="loss", direction="minimize",
+            sampler="random", pruner="none", seed=0, share=0.15,
+        )  # fmt: skip
+
+    one = join()
+    one.tell(one.ask(1, 2)[0], Outcome("failed", reason="out of memory", repeatable=True))
+    other = join()
+    assert [trial.state for trial in other.trials()] == ["failed"]
+    assert len(other.ask(2, 2)) == 1  # a failed trial counts
+    for study in (one, other):
+        study.close()
+    alone = join()
+    assert [trial.state for trial in alone.trials()] == ["retried", "running", "waiting"]
+    alone.close()
+
+
+def test_a_search_whose_trials_all_fail_stops_with_one_line(
+    breaks: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trial_queue, "HOPELESS", 3)
+    with pytest.raises(
+        fh.FedheadError, match="all 3 trials failed and the search stopped before the other 5"
+    ) as caught:
+        tune(breaks, "method.kind=choice(server)", "lr=uniform(0.1, 0.2)", out=tmp_path, trials=8)
+    assert "trial 0: Breaks.aggregate (test_tune_failures.py, line" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert [row["state"] for row in rows(tmp_path)] == ["failed"] * 3
+
+
+def test_stop_on_error_raises_the_error_itself(breaks: Recipe, tmp_path: Path) -> None:
+    with pytest.raises(KeyError, match="no such mean"):
+        tune(breaks, "method.kind=choice(server)", out=tmp_path, trials=4, stop_on_error=True)
+    assert [row["state"] for row in rows(tmp_path)] == ["failed"]
+
+
+def test_a_model_that_can_not_be_built_with_some_values_fails_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = TrialTraining.experiment
+
+    def experiment(self: TrialTraining, values: dict[str, Any]) -> Any:
+        if values["lr"] > 0.15:
+            raise RuntimeError("too wide")
+        return whole(self, values)
+
+    monkeypatch.setattr(TrialTraining, "experiment", experiment)
+    found = tune(load("digits", SMALL), "lr=uniform(0.1, 0.2)", out=tmp_path, trials=3, concurrent_trials=3)
+    assert [one.state for one in found.trials] == [
+        "failed" if one.values["lr"] > 0.15 else "complete" for one in found.trials
+    ]
+    assert found.failed
+    assert all(one.reason.endswith("RuntimeError: too wide") for one in found.failed)
+
+
+def test_an_objective_that_no_trial_can_have_ends_the_search_at_once(tmp_path: Path) -> None:
+    recipe = load("digits", [*SMALL, "method=local"])
+    with pytest.raises(fh.BadInput, match="objective accuracy: local has none here"):
+        tune(recipe, "lr=uniform(0.1, 0.2)", out=tmp_path, trials=4, objective="accuracy")
+    assert [row["state"] for row in rows(tmp_path)] == ["failed"]
+
+
+@pytest.mark.slow
+def test_the_command_names_the_failed_trials_and_exits_with_1(
+    breaks: Recipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["tune", "digits", *SMALL, "method=breaks", "method.kind=choice(good, server)", "--sampler", "random"]
+    assert call([*words, "--trials", "4", "--out", str(tmp_path / "s"), "--objective", "loss"]) == 1
+    said = capsys.readouterr()
+    assert "best        loss" in said.out
+    failed = [row for row in rows(tmp_path / "s") if row["state"] == "failed"]
+    assert f"trial {failed[0]['trial']}    failed            –  method.kind=server  Breaks.aggregate" in said.err
+    last = said.err.splitlines()[-1]
+    numbers = ", ".join(row["trial"] for row in failed)
+    assert last.startswith(f"error: {len(failed)} of 4 trials failed ({numbers}); trial {failed[0]['trial']} (method")
+    assert last.endswith("fix it, and the same command tries it again")
