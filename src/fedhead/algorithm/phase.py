@@ -13,6 +13,7 @@ from fedhead.core import tree as trees
 from fedhead.core.batch import PARTS, Batch
 from fedhead.core.errors import BadInput
 from fedhead.core.optimizers import Optimizer
+from fedhead.core.stacked_trees import StackedTrees, weighted_mean
 from fedhead.core.tree import Tree, Weights
 
 
@@ -83,7 +84,7 @@ class Replies:
     sent: Sequence[Tree]
     total: Tree | None = None
     robust_mean: Callable[[str, Sequence[Tree]], Tree] | None = field(default=None, repr=False)
-    weighted_mean: Callable[[list[Tree], list[float]], Tree] | None = field(default=None, repr=False)
+    weighted_mean: Callable[[Sequence[Tree], list[float]], Tree] | None = field(default=None, repr=False)
 
     def __len__(self) -> int:
         return len(self.clients)
@@ -99,13 +100,19 @@ class Replies:
             The weighted mean, or what the run's aggregator takes in place of it: a tree, or a tensor where the clients
             sent one.
         """
+        if isinstance(self.sent, StackedTrees) and self.robust_mean is None and name in self.sent.stacked:
+            found = self._weighted_mean(self.sent.under(name), weights)
+            return found if isinstance(self.sent.stacked[name], Tree) else found["value"]
         sent = self._sent(name)
         if isinstance(sent[0], Tensor):  # averaged as a tree of one
             wrapped = [Tree({name: Tree(value=entry)}) for entry in sent]
             return replace(self, sent=wrapped).mean(name, weights)["value"]
         if self.robust_mean is not None:
             return self.robust_mean(name, sent)
-        return (self.weighted_mean or trees.mean)(sent, list(self.samples if weights is None else weights))
+        return self._weighted_mean(sent, weights)
+
+    def _weighted_mean(self, sent: Sequence[Tree], weights: Sequence[float] | None) -> Tree:
+        return (self.weighted_mean or weighted_mean)(sent, list(self.samples if weights is None else weights))
 
     def sum(self, name: str) -> Tree | Tensor:
         """Return the plain sum of what the clients sent under a name.

@@ -274,20 +274,33 @@ def mean(trees: list[Tree], weights: list[float]) -> Tree:
     Raises:
         ValueError: If the weights do not have a positive sum.
     """
+    average = row_average(weights)
+    return trees[0].map(lambda *rows: average(torch.stack(rows)), *trees[1:])
+
+
+def row_average(weights: list[float]) -> Callable[[Tensor], Tensor]:
+    """Return the function that computes the weighted mean of the rows of a tensor; the weights need not sum to 1.
+
+    Args:
+        weights: One weight per row, with a positive sum.
+
+    Raises:
+        ValueError: If the weights do not have a positive sum.
+    """
     total = math.fsum(weights)
     if not total > 0:
         raise ValueError(f"a weighted mean needs weights with a positive sum, not {total}")
 
     shares: dict[tuple[torch.dtype, torch.device], Tensor] = {}  # copied to a GPU only once
 
-    def average(*rows: Tensor) -> Tensor:
-        kind = (rows[0].dtype, rows[0].device)
+    def average(rows: Tensor) -> Tensor:
+        kind = (rows.dtype, rows.device)
         if kind not in shares:
             shares[kind] = torch.tensor([w / total for w in weights], dtype=kind[0], device=kind[1])
-        mixed: Tensor = torch.tensordot(shares[kind], torch.stack(rows), dims=1)
+        mixed: Tensor = torch.tensordot(shares[kind], rows, dims=1)
         return mixed
 
-    return trees[0].map(average, *trees[1:])
+    return average
 
 
 # Let torch.func (vmap, grad) treat trees as containers; no other place uses pytree's internals.

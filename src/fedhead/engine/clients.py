@@ -148,6 +148,7 @@ class Clients:
             (federation,),
             lambda: torch.as_tensor(federation.counts(), dtype=dtype, device=self.device),
         )
+        self._counts_of = self.counts.unbind()  # once, not in every round
         self._initial_states: dict[int, Tree] = {}  # by architecture
         self.states = ClientStates(self.initial_state)
         self.prefetch = Prefetcher() if shared is None else once("batches", (), partial(Prefetcher, keep=True))
@@ -191,7 +192,7 @@ class Clients:
 
     def small_classes(self, algorithm: Algorithm, client: int) -> list[int]:
         """The classes that a client holds too few samples of to send their rows in an exchange."""
-        return class_rows.small_classes(algorithm, self.counts[client], self.task.min_class_count)
+        return class_rows.small_classes(algorithm, self._counts_of[client], self.task.min_class_count)
 
     @cached_property
     def holders(self) -> list[int]:
@@ -238,7 +239,7 @@ class Clients:
                     per_client=[downlink.per_client[k] for k in clients],
                     states=[states[k] for k in clients],
                     rows=[self.federation.rows[k] for k in clients],
-                    counts=[self.counts[k] for k in clients],
+                    counts=[self._counts_of[k] for k in clients],
                     schedules=self._schedules(algorithm, task, clients, round, label, trains),
                     public_rows=self._public_rows(),
                     lr=self.lr(round),

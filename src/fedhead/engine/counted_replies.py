@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, MutableMapping
+
 from fedhead.algorithm import upload
 from fedhead.algorithm.base import Algorithm
 from fedhead.core.errors import BadInput, Diverged, FedheadError
@@ -10,6 +12,7 @@ from fedhead.core.schema import Schema, schema
 from fedhead.core.tree import Tree
 from fedhead.engine import outliers, reply_check
 from fedhead.engine.outliers import Outlier
+from fedhead.engine.stacked_cohort import as_stack
 from fedhead.engine.transport import AnyTransport, ClientReply, Received
 
 
@@ -20,7 +23,7 @@ def check_replies(
     received: Received,
     round: int,
     first: Schema | None = None,
-) -> tuple[dict[int, ClientReply], dict[int, FedheadError], Schema | None]:
+) -> tuple[MutableMapping[int, ClientReply], dict[int, FedheadError], Schema | None]:
     """Return the replies that are as expected, why the others are not, and what the first one looked like.
 
     Args:
@@ -31,6 +34,9 @@ def check_replies(
         round: Number of the round.
         first: What the first reply of the same exchange looked like, where some were checked before.
     """
+    form = _form_of_all(transport, algorithm, server, received)
+    if form is not None and first in (None, form):
+        return received.replies, {}, form
     passed: dict[int, ClientReply] = {}
     failed = dict(received.failures)
     finite = received.finite or all_finite(tree for reply in received.replies.values() for tree in _seen(reply))
@@ -55,6 +61,18 @@ def check_replies(
     return passed, failed, first
 
 
+def _form_of_all(transport: AnyTransport, algorithm: Algorithm, server: Tree, received: Received) -> Schema | None:
+    """What each reply looks like, where they have one form and nothing is to be found out about single ones."""
+    stack, clients = as_stack(received.replies), transport.clients
+    if stack is None or not received.finite or received.failures or clients.uploads:
+        return None
+    if type(algorithm).check_reply is not Algorithm.check_reply:
+        return None
+    if any(transport.schema(algorithm, server, k) is not None for k in stack):
+        return None
+    return stack.sent.schema()
+
+
 def _seen(reply: ClientReply) -> list[Tree]:
     """What can be checked of a reply: a site checks by itself what it keeps."""
     return [reply.send, *([reply.kept] if isinstance(reply.kept, Tree) else [])]
@@ -73,7 +91,7 @@ def _check_possible(transport: AnyTransport, algorithm: Algorithm, client: int, 
 
 
 def unlike_others(
-    transport: AnyTransport, algorithm: Algorithm, replies: dict[int, ClientReply]
+    transport: AnyTransport, algorithm: Algorithm, replies: Mapping[int, ClientReply]
 ) -> dict[int, FedheadError]:
     """Return why replies can't be aggregated with the others, where uploads let them be seen."""
     if not algorithm.class_rows or not upload.exact(transport.clients.uploads, algorithm, algorithm.class_rows):
@@ -86,8 +104,8 @@ def unlike_others(
 
 
 def without_outliers(
-    transport: AnyTransport, algorithm: Algorithm, server: Tree, replies: dict[int, ClientReply]
-) -> tuple[dict[int, ClientReply], dict[int, FedheadError], dict[int, Outlier]]:
+    transport: AnyTransport, algorithm: Algorithm, server: Tree, replies: Mapping[int, ClientReply]
+) -> tuple[Mapping[int, ClientReply], dict[int, FedheadError], dict[int, Outlier]]:
     """Return the replies that count, why those that stand out don't, and those that are scaled down instead."""
     policy = transport.clients.outliers
     if policy is None or not replies:
@@ -101,7 +119,7 @@ def without_outliers(
     return {k: reply for k, reply in replies.items() if k not in odd}, odd, {}
 
 
-def decoded(transport: AnyTransport, algorithm: Algorithm, replies: dict[int, ClientReply]) -> dict[int, Tree]:
+def decoded(transport: AnyTransport, algorithm: Algorithm, replies: Mapping[int, ClientReply]) -> dict[int, Tree]:
     """Return what clients sent, as it was before it passed the uploads."""
     clients = transport.clients
     return {k: upload.decode(clients.uploads, algorithm, r.send, clients.task_of(k)) for k, r in replies.items()}

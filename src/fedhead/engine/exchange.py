@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -33,7 +33,8 @@ from fedhead.engine.evaluation import mean, weighted_mean
 from fedhead.engine.metrics import Row
 from fedhead.engine.outliers import Outlier
 from fedhead.engine.sampling import Cohort
-from fedhead.engine.server import aggregate
+from fedhead.engine.server import aggregate, aggregate_replies
+from fedhead.engine.stacked_cohort import as_stack
 from fedhead.engine.transport import AnyTransport, ClientReply, Quorum
 from fedhead.executors.malloc import hand_back_memory
 
@@ -70,7 +71,7 @@ def exchange(
     fewest = 1 if rule is None else rule.fewest()
     where = f"stage {algorithm.name}" if isinstance(algorithm, Stage) else f"round {round}"
     total = Tree() if _adds_up(transport, algorithm) else None
-    counted: dict[int, ClientReply] = {}
+    counted: Mapping[int, ClientReply] = {}
     failed: dict[int, FedheadError] = {}
     down, inclusion = 0, dict[int, float]()
     for attempt in range(1, quorum.attempts + 1):
@@ -83,12 +84,14 @@ def exchange(
         ask = functools.partial(_ask, transport, algorithm, server, states, round=round)
         fresh, faults, received, total = ask(asked, total)
         down += received
-        unlike = unlike_others(transport, algorithm, counted | fresh)
+        unlike = unlike_others(transport, algorithm, _merged(counted, fresh))
         if unlike and total is not None:  # nothing can be taken out of a sum again: add up the others anew
-            fresh, more, received, total = ask([k for k in (counted | fresh) if k not in unlike], Tree())
+            fresh, more, received, total = ask([k for k in (*counted, *fresh) if k not in unlike], Tree())
             counted, faults, down = {}, faults | more, down + received
         faults |= unlike
-        passed = {k: reply for k, reply in (counted | fresh).items() if k not in faults}
+        passed = _merged(counted, fresh)
+        if faults:
+            passed = {k: reply for k, reply in passed.items() if k not in faults}
         counted, odd, clipped = without_outliers(transport, algorithm, server, passed)
         faults |= odd
         failed = {k: why for k, why in failed.items() if k not in asked} | faults
@@ -101,8 +104,8 @@ def exchange(
             new = _aggregate(transport, algorithm, server, counted, total, clipped, rule, inclusion, mean)
             if not transport.finite(new, round):
                 reply_check.check_finite(new, f"{where}, the server")
-            for k in sorted(counted):
-                states[k] = counted[k].kept
+            for k, kept in _kept(counted):
+                states[k] = kept
             missing = {**transport.why_absent(present), **cohort.dropped}
             absent = {k: why for k, why in missing.items() if k not in counted and k not in failed}
             return new, _record(transport, counted, failed, absent, clipped, down)
@@ -112,6 +115,18 @@ def exchange(
         f"{where} has no quorum: {len(counted)} of {max(quorum.replies, fewest)} replies after "
         f"{quorum.attempts} attempts ({reasons}); fix the sites, then resume"
     )
+
+
+def _merged(counted: Mapping[int, ClientReply], fresh: Mapping[int, ClientReply]) -> Mapping[int, ClientReply]:
+    """All replies so far; those of one stack stay one."""
+    return {**counted, **fresh} if counted else fresh
+
+
+def _kept(counted: Mapping[int, ClientReply]) -> Iterable[tuple[int, Any]]:
+    """What each client keeps, in the order of their numbers."""
+    if (stack := as_stack(counted)) is not None:
+        return zip(stack, stack.kept, strict=True)
+    return [(k, counted[k].kept) for k in sorted(counted)]
 
 
 def _adds_up(transport: AnyTransport, algorithm: Algorithm) -> bool:
@@ -129,7 +144,7 @@ def _ask(
     total: Tree | None,
     *,
     round: int,
-) -> tuple[dict[int, ClientReply], dict[int, FedheadError], int, Tree | None]:
+) -> tuple[Mapping[int, ClientReply], dict[int, FedheadError], int, Tree | None]:
     """Ask clients, and check their replies; with a total, add them to it portion by portion.
 
     Returns:
@@ -137,7 +152,7 @@ def _ask(
         the clients received, and the new total.
     """
     size = max(len(asked), 1) if total is None or transport.portion is None else transport.portion
-    passed: dict[int, ClientReply] = {}
+    passed: Mapping[int, ClientReply] = {}
     failed: dict[int, FedheadError] = {}
     down, first = 0, None
     for begin in range(0, len(asked), size):
@@ -150,7 +165,7 @@ def _ask(
                 total, found[k] = _added(transport, algorithm, total, k, found[k])
             if len(asked) > size:
                 hand_back_memory()
-        passed |= found
+        passed = _merged(passed, found)
         failed |= faults
     return passed, failed, down, total
 
@@ -167,18 +182,22 @@ def _aggregate(
     transport: AnyTransport,
     algorithm: Algorithm,
     server: Tree,
-    replies: dict[int, ClientReply],
+    replies: Mapping[int, ClientReply],
     total: Tree | None,
     clipped: dict[int, Outlier],
     rule: Aggregator | None,
     inclusion: Mapping[int, float],
-    mean: Callable[[list[Tree], list[float]], Tree],
+    mean: Callable[[Sequence[Tree], list[float]], Tree],
 ) -> Tree:
     task = transport.clients.task
     if total is not None:
         order = sorted(replies)
         added = Replies(order, [replies[k].samples for k in order], [], total)
         return _with_frozen(server, algorithm.aggregate(server, added, task), task.model.frozen)
+    stack = as_stack(replies)
+    if stack is not None and not (clipped or inclusion or transport.clients.uploads):
+        found = Replies(list(stack), stack.samples, stack.sent, weighted_mean=mean)
+        return _with_frozen(server, aggregate_replies(algorithm, server, found, task, rule), task.model.frozen)
     sent = decoded(transport, algorithm, replies) | {k: outlier.sent for k, outlier in clipped.items()}
     samples = {k: r.samples for k, r in replies.items()} | {k: outlier.samples for k, outlier in clipped.items()}
     samples = {k: count / inclusion[k] if k in inclusion else count for k, count in samples.items()}
@@ -203,13 +222,14 @@ def _skipped(transport: AnyTransport, where: str, cohort: Cohort) -> Row:
 
 def _record(
     transport: AnyTransport,
-    replies: dict[int, ClientReply],
+    replies: Mapping[int, ClientReply],
     failed: dict[int, FedheadError],
     absent: dict[int, str],
     clipped: dict[int, Outlier],
     down: int,
 ) -> Row:
-    up = sum(reply.nbytes for reply in replies.values())
+    stack = as_stack(replies)
+    up = sum(reply.nbytes for reply in replies.values()) if stack is None else stack.sent.nbytes
     record: Row = {"bytes_up": up, "bytes_down": down, "participants": len(replies)} | _train_losses(transport, replies)
     if failed:
         record["failed"] = {transport.client_name(k): str(why) for k, why in failed.items()}
@@ -217,22 +237,30 @@ def _record(
         record["absent"] = {transport.client_name(k): why for k, why in absent.items()}
     if clipped:
         record["clipped"] = {transport.client_name(k): outlier.why for k, outlier in clipped.items()}
-    left_out = {transport.client_name(k): list(reply.left_out) for k, reply in replies.items() if reply.left_out}
-    if left_out:
+    each = replies.items() if stack is None else ()
+    if left_out := {transport.client_name(k): list(reply.left_out) for k, reply in each if reply.left_out}:
         record["left_out"] = left_out
     return record
 
 
-def _train_losses(transport: AnyTransport, replies: dict[int, ClientReply]) -> Row:
+def _train_losses(transport: AnyTransport, replies: Mapping[int, ClientReply]) -> Row:
     """Return the losses of local training, of each client and their means; nothing where no client has trained."""
-    there = {k: reply for k, reply in sorted(replies.items()) if reply.train_loss is not None}
-    if not there:
+    clients, samples, values = _losses_of(replies)
+    if not values:
         return {}
-    # on a GPU this waits once for all clients; a client without a single step has no loss, which is NaN here
-    values = torch.stack([reply.train_loss for reply in there.values() if reply.train_loss is not None]).tolist()
+    # a client without a single step has no loss, which is NaN here
     each = [value if math.isfinite(value) else None for value in values]
     return {
-        "train_loss": weighted_mean(each, [reply.samples for reply in there.values()]),
+        "train_loss": weighted_mean(each, samples),
         "train_loss_unweighted": mean(each),
-        "client_train_loss": {transport.client_name(k): value for k, value in zip(there, each, strict=True)},
+        "client_train_loss": {transport.client_name(k): value for k, value in zip(clients, each, strict=True)},
     }
+
+
+def _losses_of(replies: Mapping[int, ClientReply]) -> tuple[list[int], list[float], list[float]]:
+    """Return the clients that have trained, their numbers of samples and losses; waits once for a GPU."""
+    if (stack := as_stack(replies)) is not None:
+        return list(stack), stack.samples, stack.train_losses() or []
+    there = {k: reply for k, reply in sorted(replies.items()) if reply.train_loss is not None}
+    losses = [reply.train_loss for reply in there.values() if reply.train_loss is not None]
+    return list(there), [reply.samples for reply in there.values()], torch.stack(losses).tolist() if losses else []

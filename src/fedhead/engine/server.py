@@ -10,7 +10,7 @@ from fedhead.aggregators.base import Aggregator
 from fedhead.algorithm.base import Algorithm
 from fedhead.algorithm.phase import Replies
 from fedhead.algorithm.task import Task
-from fedhead.core import tree as trees
+from fedhead.core.stacked_trees import weighted_mean
 from fedhead.core.tree import Tree
 from fedhead.data.pool import Pool
 from fedhead.engine import evaluation
@@ -45,11 +45,18 @@ def aggregate(
     samples: Mapping[int, float],
     task: Task,
     aggregator: Aggregator | None = None,
-    mean: Callable[[list[Tree], list[float]], Tree] = trees.mean,
+    mean: Callable[[Sequence[Tree], list[float]], Tree] = weighted_mean,
 ) -> Tree:
     """The server's new state from replies that have passed the checks, taken in the order of the clients' numbers."""
     order = sorted(sent)
     replies = Replies(order, [samples[k] for k in order], [sent[k] for k in order], weighted_mean=mean)
+    return aggregate_replies(algorithm, server, replies, task, aggregator)
+
+
+def aggregate_replies(
+    algorithm: Algorithm, server: Tree, replies: Replies, task: Task, aggregator: Aggregator | None = None
+) -> Tree:
+    """The server's new state from replies that have passed the checks, in the order of the clients' numbers."""
     if aggregator is None:
         return algorithm.aggregate(server, replies, task)
     robust = RobustMean(aggregator, server)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
@@ -31,12 +31,14 @@ from fedhead.engine.model_tests import JointModelTests, ModelTest
 from fedhead.engine.own_tests import own_tests
 from fedhead.engine.predictions import Predictions
 from fedhead.engine.server import evaluate_global_model, make_downlink
+from fedhead.engine.stacked_cohort import StackedCohort
 from fedhead.engine.transport import ClientReply, Received, Transport
 from fedhead.executors import select
 from fedhead.executors.forward import ForwardExecutor
 from fedhead.executors.job import Executor, Job
 from fedhead.executors.loop import Loop
 from fedhead.executors.shared_work import SharedWork
+from fedhead.executors.stacked_replies import StackedReplies
 from fedhead.models.split_model import SplitModel
 
 if TYPE_CHECKING:
@@ -155,18 +157,22 @@ class Simulation(Clients, Transport[ClientStates]):
             jobs = [replace(job, compiled=round >= self.compiled_from) for job in jobs]
         if isinstance(states, HostStates):
             states.prefetch(later, cohort)
-        replies: dict[int, ClientReply] = {}
+        replies: MutableMapping[int, ClientReply] = {}
         executor = self._executor_for(algorithm)
         for job, found in zip(jobs, executor.run_all(jobs), strict=True):
             if not isinstance(found, Sequence) or len(found) != len(job.clients):
-                count = f"{len(found)} replies" if isinstance(found, Sequence) else type(found).__name__
+                what = f"{len(found)} replies" if isinstance(found, Sequence) else type(found).__name__
                 raise BadInput(
-                    f"executor {executor.name}: run returned {count} for {len(job.clients)} clients: "
+                    f"executor {executor.name}: run returned {what} for {len(job.clients)} clients: "
                     "return one Reply per client of the job, in the order of job.clients"
                 )
-            for k, reply in zip(job.clients, found, strict=True):
-                samples, left_out = float(len(self.federation.rows[k])), self.small_classes(algorithm, k)
-                replies[k] = ClientReply(reply.send, reply.keep, samples, left_out, reply.losses.get("train"))
+            samples = [float(len(self.federation.rows[k])) for k in job.clients]
+            left_out = [self.small_classes(algorithm, k) for k in job.clients]
+            if isinstance(found, StackedReplies) and len(jobs) == 1 and not any(left_out):
+                replies = StackedCohort(job.clients, found, samples)
+                break
+            for k, reply, count, few in zip(job.clients, found, samples, left_out, strict=True):
+                replies[k] = ClientReply(reply.send, reply.keep, count, few, reply.losses.get("train"))
         return Received(replies, downlink.nbytes(), finite=executor.replies_finite)
 
     def _executor_for(self, algorithm: Algorithm) -> Executor:
@@ -204,11 +210,11 @@ class Simulation(Clients, Transport[ClientStates]):
         """
         return self.executor.shared if self.device.type == "cuda" else None
 
-    def mean(self, trees: list[Tree], weights: list[float], round: int) -> Tree:
+    def mean(self, trees: Sequence[Tree], weights: list[float], round: int) -> Tree:
         """Return the weighted mean of what clients have sent in a round."""
         if self._joined is None or not math.fsum(weights) > 0:
             return super().mean(trees, weights, round)
-        return self.executor.compute_together(joint_aggregation.means, Weighted(trees, weights), round)
+        return self.executor.compute_together(joint_aggregation.means, Weighted(list(trees), weights), round)
 
     def finite(self, server: Tree, round: int) -> bool:
         """Return whether all numbers of the server's state after a round are finite."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
 
@@ -14,7 +14,8 @@ from fedhead.algorithm.stage import Stage
 from fedhead.core.errors import FedheadError
 from fedhead.core.finite import all_finite
 from fedhead.core.schema import Schema
-from fedhead.core.tree import Tree, mean
+from fedhead.core.stacked_trees import weighted_mean
+from fedhead.core.tree import Tree
 from fedhead.data.pool import Pool
 from fedhead.engine.clients import Clients
 from fedhead.engine.evaluation import ClientTests
@@ -44,7 +45,7 @@ class ClientReply(NamedTuple):
 class Received:
     """What came back from an exchange."""
 
-    replies: dict[int, ClientReply]  # by client
+    replies: MutableMapping[int, ClientReply]  # by client
     bytes_down: int  # that the clients received, all together
     failures: dict[int, FedheadError] = field(default_factory=dict)  # why a client that was asked has no reply
     finite: bool = False  # whether all numbers of the replies were seen to be finite
@@ -149,9 +150,9 @@ class Transport(ABC, Generic[S]):
         """Return what a client's reply must look like; None: like that of the first client."""
         return None
 
-    def mean(self, trees: list[Tree], weights: list[float], round: int) -> Tree:
+    def mean(self, trees: Sequence[Tree], weights: list[float], round: int) -> Tree:
         """Return the weighted mean of what clients have sent in a round."""
-        return mean(trees, weights)
+        return weighted_mean(trees, weights)
 
     def finite(self, server: Tree, round: int) -> bool:
         """Return whether all numbers of the server's state after a round are finite."""

@@ -240,7 +240,7 @@ class Executor:
         """
         raise NotImplementedError
 
-    def run_all(self, jobs: list[Job]) -> list[list[Reply]]:
+    def run_all(self, jobs: list[Job]) -> Sequence[Sequence[Reply]]:
         """Train the clients of several jobs; one job after another by default.
 
         Args:

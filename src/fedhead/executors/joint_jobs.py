@@ -74,7 +74,7 @@ class JointJobs:
         for group, found in zip(groups, outcome, strict=True):
             for index in group:
                 count = len(jobs[index].clients)
-                replies[index], found = found[:count], found[count:]
+                replies[index], found = list(found[:count]), found[count:]
         return [replies[index] for index in range(len(jobs))]
 
     def _apart(self, jobs: list[Job], groups: list[list[int]]) -> list[list[Reply] | Exception]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -18,13 +18,14 @@ from fedhead.core.errors import BadInput
 from fedhead.core.finite import all_finite
 from fedhead.core.log import warn_once
 from fedhead.core.optimizers import Optimizer
-from fedhead.core.tree import Tree, Weights, unstack
+from fedhead.core.tree import Tree, Weights
 from fedhead.executors.client_round import local_round
 from fedhead.executors.graphs import Graphs
 from fedhead.executors.job import Executor, Job
 from fedhead.executors.kernels.layers import stacked_layers
 from fedhead.executors.program import Program, Vectorizer
 from fedhead.executors.stack_errors import explain
+from fedhead.executors.stacked_replies import StackedReplies
 from fedhead.executors.steps import train_eagerly
 
 # Stacks of small models on a GPU may hold more clients than `largest` says.
@@ -125,26 +126,27 @@ class Stack(Executor):
         self._streams: list[torch.cuda.Stream] = []  # of architectures
         self._computed: list[Tree] = []  # the replies of whole stacks
 
-    def run_all(self, jobs: list[Job]) -> list[list[Reply]]:
+    def run_all(self, jobs: list[Job]) -> list[Sequence[Reply]]:
         """Return the replies of several jobs, whose clients differ in architecture."""
         self._computed.clear()
         one_stream = len(jobs) == 1 or jobs[0].program.pool.device.type == "cpu"
-        replies = super().run_all(jobs) if one_stream else self._run_on_streams(jobs)
+        run = self._replies if type(self).run is Stack.run else self.run
+        replies = [run(job) for job in jobs] if one_stream else self._run_on_streams(run, jobs)
         # a subclass may return other replies than were computed here
         self.replies_finite = type(self).run is Stack.run and all_finite(self._computed)
         self._computed.clear()
         return replies
 
-    def _run_on_streams(self, jobs: list[Job]) -> list[list[Reply]]:
+    def _run_on_streams(self, run: Callable[[Job], Sequence[Reply]], jobs: list[Job]) -> list[Sequence[Reply]]:
         while len(self._streams) < len(jobs):
             self._streams.append(torch.cuda.Stream())  # type: ignore[no-untyped-call]  # torch leaves it untyped
         main = torch.cuda.current_stream()
-        replies = []
+        replies: list[Sequence[Reply]] = []
         try:
             for stream, job in zip(self._streams, jobs, strict=False):
                 stream.wait_stream(main)
                 with torch.cuda.stream(stream):
-                    replies.append(self.run(job))  # which only queues the work, once everything is captured
+                    replies.append(run(job))  # which only queues the work, once everything is captured
         finally:
             for stream in self._streams:
                 main.wait_stream(stream)
@@ -152,6 +154,10 @@ class Stack(Executor):
 
     def run(self, job: Job) -> list[Reply]:
         """Return the replies in the order of the job's clients."""
+        return list(self._replies(job))
+
+    def _replies(self, job: Job) -> Sequence[Reply]:
+        """Return the replies in the order of the job's clients; those of a single stack are not taken apart."""
         replies: dict[int, Reply] = {}
         for order in by_steps(job):
             done = 0
@@ -159,7 +165,10 @@ class Stack(Executor):
                 size = self.size or _largest_for(job)
                 places = order[done : done + size]
                 try:
-                    replies.update(zip(places, self._run_stack(job.take(places)), strict=True))
+                    found = self._run_stack(job.take(places))
+                    if isinstance(found, StackedReplies) and len(places) == len(job.clients):
+                        return found.in_places(places)
+                    replies.update(zip(places, found, strict=True))
                     done += len(places)
                 except torch.OutOfMemoryError:
                     self._halve(len(places))
@@ -169,7 +178,7 @@ class Stack(Executor):
                     raise explained from error
         return [replies[k] for k in range(len(job.clients))]
 
-    def _run_stack(self, job: Job) -> list[Reply]:
+    def _run_stack(self, job: Job) -> Sequence[Reply]:
         on_cpu = job.program.pool.device.type == "cpu"
         # with one optimizer per client a step over the whole stack is no faster, and writes more memory
         program = replace(job.program, in_place=on_cpu and bool(job.numbers))
@@ -180,8 +189,7 @@ class Stack(Executor):
         self.preparing += self.graphs.preparing - before
         self.compiled = self.graphs.compiled
         self._computed += [reply.send, reply.keep]
-        count = len(job.clients)
-        return [Reply(*each) for each in zip(*(unstack(part, count) for part in reply), strict=True)]
+        return StackedReplies(reply, range(len(job.clients)))
 
     def _halve(self, count: int) -> None:
         if count == 1:

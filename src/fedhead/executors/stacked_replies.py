@@ -1,0 +1,46 @@
+"""The replies of a stack of clients, taken apart only when single ones are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import overload
+
+from fedhead.algorithm.phase import Reply
+from fedhead.core.stacked_trees import StackedTrees
+
+
+class StackedReplies(Sequence[Reply]):
+    """The replies of clients that were trained in one stack.
+
+    Args:
+        stacked: A reply whose tensors have a client axis.
+        rows: The row of each client along that axis.
+    """
+
+    def __init__(self, stacked: Reply, rows: Sequence[int]):
+        self.stacked = stacked
+        self.send, self.keep, self.losses = (StackedTrees(part, rows) for part in stacked)
+
+    def in_places(self, places: Sequence[int]) -> StackedReplies:
+        """Return the replies in another order.
+
+        Args:
+            places: The new place of each reply.
+        """
+        row = dict(zip(places, self.send.rows, strict=True))
+        return StackedReplies(self.stacked, [row[place] for place in range(len(places))])
+
+    @cached_property
+    def _replies(self) -> list[Reply]:
+        return [Reply(*each) for each in zip(self.send, self.keep, self.losses, strict=True)]
+
+    def __len__(self) -> int:
+        return len(self.send)
+
+    @overload
+    def __getitem__(self, place: int) -> Reply: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[Reply]: ...
+    def __getitem__(self, place: int | slice) -> Reply | list[Reply]:
+        return self._replies[place]

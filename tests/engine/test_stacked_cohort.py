@@ -1,0 +1,91 @@
+"""A cohort that trains in one stack is aggregated as one, with the numbers of single replies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+import torch
+from small import federation, network
+
+from fedhead.algorithm.base import Algorithm
+from fedhead.algorithm.task import LocalTraining
+from fedhead.core import stacked_trees
+from fedhead.core.optimizers import SGD
+from fedhead.core.tree import Tree, unstack
+from fedhead.engine.client_states import ClientStates
+from fedhead.engine.rounds import train_round
+from fedhead.engine.simulation import Simulation
+from fedhead.engine.stacked_cohort import StackedCohort
+from fedhead.engine.transport import ClientReply, Received
+from fedhead.executors.stack import Stack
+from fedhead.methods import METHODS
+
+LOCAL = LocalTraining(epochs=1, batch_size=4, optimizer=SGD(0.05, 0.9))
+
+
+class Apart(Simulation):
+    """A simulation that takes replies apart, and may change those of a client."""
+
+    factor = 1.0
+
+    def exchange(
+        self, algorithm: Algorithm, server: Tree, states: ClientStates, cohort: list[int], round: int
+    ) -> Received:
+        """Replace each reply by itself, and that of client 1 by a multiple of it."""
+        received = super().exchange(algorithm, server, states, cohort, round)
+        assert isinstance(received.replies, StackedCohort)
+        for k, reply in list(received.replies.items()):
+            send = reply.send.map(torch.mul, self.factor) if k == 1 else reply.send
+            received.replies[k] = reply._replace(send=send)
+        return received
+
+
+def trained(kind: type[Simulation], method: str = "fedavg") -> tuple[Simulation, list[Mapping[str, object]]]:
+    made = kind(federation(), [network("batch")], METHODS[method](), rounds=2, local=LOCAL).using(Stack())
+    rows = [train_round(made, number) for number in (1, 2)]
+    return made, [{name: value for name, value in row.items() if name != "seconds"} for row in rows]
+
+
+@pytest.mark.parametrize("method", ["fedavg", "scaffold", "fedproto"])
+def test_the_same_numbers_as_of_single_replies(method: str) -> None:
+    (whole, rows), (apart, expected) = trained(Simulation, method), trained(Apart, method)
+    assert rows == expected
+    for name, value in apart.server.leaves().items():
+        assert torch.equal(whole.server.leaves()[name], value)
+    for k, state in apart.states.kept.items():
+        for name, value in state.leaves().items():
+            assert torch.equal(whole.states.kept[k].leaves()[name], value)
+
+
+def test_no_reply_is_taken_apart_where_the_server_needs_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+
+    def noted(tree: Tree, count: int) -> list[Tree]:
+        seen.extend(tree.leaves())
+        return unstack(tree, count)
+
+    monkeypatch.setattr(stacked_trees, "unstack", noted)
+    trained(Simulation)
+    assert seen == []
+    trained(Apart)
+    assert "model/classifier.weight" in seen
+
+
+def test_a_reply_that_was_replaced_counts() -> None:
+    class Larger(Apart):
+        factor = 3.0
+
+    larger, honest = (trained(kind)[0].server["model"]["classifier.weight"] for kind in (Larger, Apart))
+    assert not torch.equal(larger, honest)
+
+
+def test_replies_of_a_stack_are_a_mapping() -> None:
+    simulation = trained(Simulation)[0]
+    replies = simulation.exchange(simulation.method, simulation.server, simulation.states, [0, 1, 3], 2).replies
+    assert list(replies) == [0, 1, 3]
+    assert replies[1].samples == len(simulation.federation.rows[1])
+    other = ClientReply(Tree(), Tree(), 1.0)
+    replies[1] = other
+    del replies[0]
+    assert (list(replies), len(replies), replies[1]) == ([1, 3], 2, other)
