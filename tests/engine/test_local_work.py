@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -16,6 +16,7 @@ from small import SIZES, federation, network
 import fedhead as fh
 from fedhead.core.amounts import Uniform
 from fedhead.core.errors import BadInput
+from fedhead.engine import local_work
 from fedhead.engine.rounds import Snapshot, run, train_round
 from fedhead.engine.simulation import Simulation
 from fedhead.executors.job import Executor
@@ -24,6 +25,7 @@ from fedhead.executors.stack import by_steps
 from fedhead.experiment.recipe import Recipe, load
 from fedhead.experiment.run import Settings, execute
 from fedhead.experiment.run_folder import RunFolder
+from fedhead.samplers.uniform import UniformSampler
 
 LOCAL = fh.LocalTraining(epochs=2, batch_size=4, optimizer=fh.SGD(lr=0.05, momentum=0.9), lr_decay=0.9)
 EPOCHS = (1, 3, 1, 1, 5)  # the largest client does least, the smallest most
@@ -277,3 +279,58 @@ def test_what_can_not_be_done_is_refused_before_anything_is_computed(
     with pytest.raises(BadInput, match=says):
         fh.run(federation(), network("group"), rounds=1, out=tmp_path / "run", **settings)
     assert not (tmp_path / "run").exists()
+
+
+class Counting(UniformSampler):
+    """Counts how often it is asked."""
+
+    asked: ClassVar[list[int]] = []
+
+    def select(self, round: int, count: int, sizes: Mapping[int, int], seed: int) -> Sequence[int]:
+        """Select as usual."""
+        self.asked.append(round)
+        return super().select(round, count, sizes, seed)
+
+
+def test_a_cohort_that_was_drawn_ahead_is_not_drawn_again() -> None:
+    simulation = made(fh.FedAvg(), participation=0.5, sampler=Counting())
+    Counting.asked.clear()
+    ahead = simulation.cohort(2)
+    again = simulation.draw_cohort(2, simulation.sizes(simulation.present()))
+    assert again.clients == ahead
+    assert Counting.asked == [2]
+    assert simulation.draw_cohort(2, {ahead[0]: 5}).clients == ahead[:1], "others are present"
+
+
+def test_what_batches_are_drawn_from_is_found_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[int] = []
+    plainly = local_work.draw_arguments
+
+    def counting(*args: Any) -> Any:
+        found.append(args[3])
+        return plainly(*args)
+
+    simulation = made(fh.FedAvg())
+    expected = [job.schedules for job in simulation.jobs_of_round(2)]
+    monkeypatch.setattr(local_work, "draw_arguments", counting)
+    simulation.draw_ahead(simulation.holders, 2)
+    jobs = simulation.jobs_of_round(2)
+    assert found == simulation.holders
+    for mine, own in zip(jobs[0].schedules, expected[0], strict=True):
+        assert all((a.positions == b.positions).all() and a.key == b.key for a, b in zip(mine, own, strict=True))
+    simulation.jobs_of_round(3)
+    assert found == 2 * simulation.holders
+
+
+def test_a_method_that_changes_its_phases_draws_anew() -> None:
+    class Changing(fh.Method):
+        epochs: ClassVar[int] = 1
+
+        def phases(self, task: fh.Task) -> tuple[fh.Phase, ...]:
+            return (fh.Phase(self.loss, epochs=self.epochs),)
+
+    simulation = made(Changing())
+    simulation.draw_ahead(simulation.holders, 2)
+    before = len(simulation.jobs_of_round(2)[0].schedules[0][0])
+    Changing.epochs = 3
+    assert len(simulation.jobs_of_round(2)[0].schedules[0][0]) == 3 * before

@@ -20,7 +20,7 @@ from fedhead.core.tree import Tree
 from fedhead.engine.rounds import train_round
 from fedhead.engine.simulation import Simulation
 from fedhead.executors.job import Job
-from fedhead.executors.stack import Stack
+from fedhead.executors.stack import Stack, by_steps
 from fedhead.methods import METHODS
 
 
@@ -103,3 +103,10 @@ def test_each_architecture_has_its_own_stream_on_a_gpu(broken: bool, monkeypatch
         each = [(f"stream {n} waits for main", f"on stream {n}", f"job {n + 1}", f"off stream {n}") for n in (0, 1)]
         assert events[:8] == [*each[0], *each[1]]
     assert events[-2:] == ["main waits for stream 0", "main waits for stream 1"]
+
+
+def test_clients_of_equal_steps_are_one_list_with_the_largest_first() -> None:
+    job: Any = SimpleNamespace(schedules=[[range(2)], [range(2)], [range(2)]], rows=[range(3), range(4), range(4)])
+    assert by_steps(job) == [[1, 2, 0]]
+    job.schedules[0] = [range(1)]
+    assert by_steps(job) == [[1, 2, 0]]

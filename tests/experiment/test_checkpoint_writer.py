@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,10 @@ import torch
 
 from fedhead.core.tree import Tree, Weights
 from fedhead.core.treefile import load_tree
-from fedhead.experiment import checkpoint_writer
+from fedhead.experiment import checkpoint_writer, run
 from fedhead.experiment.checkpoint_writer import CheckpointWriter, to_host
+from fedhead.experiment.recipe import load
+from fedhead.experiment.recorded_run import stored_clients
 
 STATE = Tree(
     server=Weights({"w": torch.arange(6.0).reshape(2, 3), "count": torch.tensor(3)}, ["count"]),
@@ -84,3 +87,16 @@ def test_what_goes_wrong_in_the_background_is_raised_by_the_next_call(
     writer.close()
     with pytest.raises(OSError, match="No space left"):
         writer.save(STATE, {"round": 2}, final=final)
+
+
+def test_states_are_only_collected_where_they_are_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    collected: list[int] = []
+
+    def noted(clients: Mapping[int, Tree]) -> Tree:
+        collected.append(len(clients))
+        return stored_clients(clients)
+
+    monkeypatch.setattr(run, "stored_clients", noted)
+    monkeypatch.setattr(checkpoint_writer, "SHARE", 1e-9)
+    run.execute(load("digits", ["rounds=4", "clients=3", "local_epochs=1"]), tmp_path / "run", run.Settings())
+    assert collected == [3, 3], "the first and the last round"

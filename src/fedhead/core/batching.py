@@ -90,7 +90,8 @@ def draw_alike(
     shape = (epochs * steps, batch_size)
     positions = order[:, inside % max(n, 1)].reshape(len(keys), *shape)
     weight = np.broadcast_to((inside < n).astype(np.float32), (epochs, size)).reshape(shape)
-    return [BatchSchedule(own[:most], weight[:most], key) for own, key in zip(positions, keys, strict=True)]
+    weight = weight[:most]  # one table for all of them
+    return [BatchSchedule(own[:most], weight, key) for own, key in zip(positions, keys, strict=True)]
 
 
 def draw_all(draws: Sequence[DrawArguments]) -> list[BatchSchedule]:

@@ -23,7 +23,6 @@ from fedhead.algorithm.stage import Stage
 from fedhead.algorithm.task import LocalTraining, Task
 from fedhead.algorithm.upload import Upload
 from fedhead.core import batching
-from fedhead.core.errors import BadInput
 from fedhead.core.tree import Tree
 from fedhead.data.arrays import Samples
 from fedhead.data.augment import Transform
@@ -33,6 +32,7 @@ from fedhead.data.pool import Pool
 from fedhead.engine import compatibility, local_work, robust_mean, sampling, training_objective
 from fedhead.engine.client_states import ClientStates
 from fedhead.engine.features import with_features
+from fedhead.engine.local_work import LocalWork
 from fedhead.engine.outliers import OutlierPolicy
 from fedhead.engine.padding_check import PaddingCheck
 from fedhead.engine.prefetch import Prefetcher
@@ -148,6 +148,8 @@ class Clients:
             (federation,),
             lambda: torch.as_tensor(federation.counts(), dtype=dtype, device=self.device),
         )
+        self._drawn: tuple[int, Mapping[int, int], Cohort] | None = None  # the last cohort
+        self._local_work = LocalWork(federation.rows, self.public, self.stragglers)
         self._counts_of = self.counts.unbind()  # once, not in every round
         self._initial_states: dict[int, Tree] = {}  # by architecture
         self.states = ClientStates(self.initial_state)
@@ -210,8 +212,13 @@ class Clients:
             round: Number of the round, from 1.
             sizes: Training samples of each client that can take part, by its number.
         """
+        if self._drawn is not None and self._drawn[:2] == (round, sizes):  # ahead, while the round before it trained
+            return self._drawn[2]
         cohort = sampling.draw(self.sampler, round, self._cohort_size, sizes, self.task.seed)
-        return cohort if self.stragglers is None else sampling.drop_late(cohort, self.stragglers, round, self.task.seed)
+        if self.stragglers is not None:
+            cohort = sampling.drop_late(cohort, self.stragglers, round, self.task.seed)
+        self._drawn = (round, sizes, cohort)
+        return cohort
 
     def lr(self, round: int) -> float:
         """The learning rate of a round, from 1."""
@@ -241,7 +248,7 @@ class Clients:
                     rows=[self.federation.rows[k] for k in clients],
                     counts=[self._counts_of[k] for k in clients],
                     schedules=self._schedules(algorithm, task, clients, round, label, trains),
-                    public_rows=self._public_rows(),
+                    public_rows=self._public_rows,
                     lr=self.lr(round),
                     round=round,
                 )
@@ -254,7 +261,7 @@ class Clients:
         self, algorithm: Algorithm, task: Task, clients: list[int], round: int, label: str, drawn: bool
     ) -> list[list[batching.BatchSchedule]]:
         """The batches of each client's phases."""
-        draws = [self.draw_arguments(algorithm, task, k, round, label) for k in clients]
+        draws = self._local_work.draws(algorithm, task, clients, round, label)
         if not drawn:
             return [
                 [batching.empty_batches(own.n, own.batch_size, own.epochs, own.drop_last, own.most) for own in mine]
@@ -263,20 +270,14 @@ class Clients:
         found = iter(self.prefetch.schedules([own for mine in draws for own in mine]))
         return [[next(found) for _ in mine] for mine in draws]
 
-    def draw_arguments(
-        self, algorithm: Algorithm, task: Task, client: int, round: int, label: str = local_work.TRAIN
-    ) -> list[batching.DrawArguments]:
-        """What the batches of a client's phases are drawn from."""
-        draws = []
-        for number, phase in enumerate(algorithm.phases(task)):
-            if phase.data not in ("private", "public"):
-                raise BadInput(f"{algorithm.name}: phase {number} trains on data={phase.data!r}: say private or public")
-            if phase.data == "public" and self.public is None:
-                raise BadInput(f"{algorithm.name} needs public data: give the federation some (public=...)")
-            n = len(self.federation.rows[client]) if phase.data == "private" else len(self._public_rows())
-            draws.append(local_work.draw_arguments(phase, number, task, client, round, label, n, self.stragglers))
-        return draws
+    def draw_ahead(self, clients: Sequence[int], round: int) -> None:
+        """Begin to draw the batches of a later round of training in the background."""
+        for group in sorted({self.assign[k] for k in clients}):
+            own = [k for k in clients if self.assign[k] == group]
+            draws = self._local_work.ahead(self.method, self.tasks[group], own, round)
+            self.prefetch.begin(draw for mine in draws for draw in mine)
 
+    @cached_property
     def _public_rows(self) -> Rows:
         return np.arange(0 if self.public is None else len(self.public), dtype=np.int64)
 

@@ -51,9 +51,12 @@ class HostStates(ClientStates):
         return super().__getitem__(client)
 
     def __setitem__(self, client: int, state: Tree) -> None:
-        packed = pack(state.tensors())
         self._prefetched.pop(client, None)
-        if packed and client in self._wanted:
+        if next(state.tensors(), None) is None:  # of most methods, for thousands of clients
+            self._buffers[client], self._kept[client] = {}, state
+            return
+        packed = pack(state.tensors())
+        if client in self._wanted:
             self._prefetched[client] = _unpack(packed, state).map(self._copies.to_device)
         self._buffers[client] = self._copies.to_host(packed)
         self._kept[client] = _unpack(self._buffers[client], state)

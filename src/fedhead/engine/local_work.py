@@ -3,14 +3,80 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
+from fedhead.algorithm.base import Algorithm
+from fedhead.algorithm.method import Method
 from fedhead.algorithm.phase import Phase
 from fedhead.algorithm.task import Task
 from fedhead.core import amounts, batching
 from fedhead.core.batching import DrawArguments
+from fedhead.core.errors import BadInput
+from fedhead.data.allocation import Rows
+from fedhead.data.pool import Pool
 from fedhead.engine.stragglers import Stragglers
 
 TRAIN = "train"  # the label of the rounds; that of a stage is `stage:NAME`
+
+
+class LocalWork:
+    """What the batches of all clients are drawn from; what was found ahead of a round is not found again in it.
+
+    Args:
+        rows: Each client's training rows.
+        public: The samples that all clients hold.
+        stragglers: Who does only a part of the work, in rounds.
+    """
+
+    def __init__(self, rows: Sequence[Rows], public: Pool | None, stragglers: Stragglers | None):
+        self._rows, self._public, self._stragglers = rows, public, stragglers
+        # of each architecture's task: the round, the phases and what each client draws from
+        self._ahead: dict[int, tuple[int, Sequence[Phase], dict[int, list[DrawArguments]]]] = {}
+
+    def ahead(self, method: Method, task: Task, clients: Sequence[int], round: int) -> list[list[DrawArguments]]:
+        """Compute `draws` for a round of training that is yet to come."""
+        found = self.draws(method, task, clients, round, TRAIN)
+        self._ahead[id(task)] = (round, method.phases(task), dict(zip(clients, found, strict=True)))
+        return found
+
+    def draws(
+        self, algorithm: Algorithm, task: Task, clients: Sequence[int], round: int, label: str
+    ) -> list[list[DrawArguments]]:
+        """Return what the batches of each client's phases are drawn from.
+
+        Args:
+            algorithm: A method or a stage.
+            task: Sizes and settings, of the clients' architecture.
+            clients: Numbers of the clients.
+            round: Number of the round.
+            label: `TRAIN`, or the stage's.
+
+        Raises:
+            BadInput: If a phase trains on data that there is not.
+        """
+        phases = algorithm.phases(task)
+        self._check_data(algorithm, phases)
+        known: dict[int, list[DrawArguments]] = {}
+        if label == TRAIN and (made := self._ahead.get(id(task))) is not None:
+            # a method may change itself between rounds, and its phases with it
+            known = made[2] if made[:2] == (round, phases) else {}
+        return [known[k] if k in known else self._draws_of(k, task, phases, round, label) for k in clients]
+
+    def _draws_of(
+        self, client: int, task: Task, phases: Sequence[Phase], round: int, label: str
+    ) -> list[DrawArguments]:
+        size = {"private": len(self._rows[client]), "public": 0 if self._public is None else len(self._public)}
+        return [
+            draw_arguments(phase, number, task, client, round, label, size[phase.data], self._stragglers)
+            for number, phase in enumerate(phases)
+        ]
+
+    def _check_data(self, algorithm: Algorithm, phases: Sequence[Phase]) -> None:
+        for number, phase in enumerate(phases):
+            if phase.data not in ("private", "public"):
+                raise BadInput(f"{algorithm.name}: phase {number} trains on data={phase.data!r}: say private or public")
+            if phase.data == "public" and self._public is None:
+                raise BadInput(f"{algorithm.name} needs public data: give the federation some (public=...)")
 
 
 def draw_arguments(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -137,8 +137,11 @@ class Simulation(Clients, Transport[ClientStates]):
 
     def sizes(self, present: Sequence[int]) -> dict[int, int]:
         """Return how many training samples each of these clients has."""
-        sizes = self.task.sizes
-        return {k: sizes[k] for k in present}
+        return self._sizes if present == self.holders else {k: self.task.sizes[k] for k in present}
+
+    @cached_property
+    def _sizes(self) -> dict[int, int]:
+        return {k: self.task.sizes[k] for k in self.holders}
 
     def exchange(
         self, algorithm: Algorithm, server: Tree, states: ClientStates, cohort: list[int], round: int
@@ -148,9 +151,7 @@ class Simulation(Clients, Transport[ClientStates]):
         goes_on = isinstance(algorithm, Method) and round < self.task.rounds
         later = self.cohort(round + 1) if goes_on and (on_gpu or isinstance(states, HostStates)) else []
         if on_gpu:  # a CPU has no time to spare
-            self.prefetch.begin(
-                draw for k in later for draw in self.draw_arguments(self.method, self.task_of(k), k, round + 1)
-            )
+            self.draw_ahead(later, round + 1)
         downlink = make_downlink(algorithm, server, cohort, self.task_of)
         jobs = self.work(algorithm, downlink, states, round)
         if self.compiled_from is not None and isinstance(algorithm, Method):

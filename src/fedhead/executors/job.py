@@ -69,6 +69,9 @@ class Job:
             The smaller job.
         """
 
+        if places == list(range(len(self.clients))):
+            return self
+
         def select(items: list[T]) -> list[T]:
             return [items[i] for i in places]
 
@@ -137,7 +140,8 @@ class Job:
         pool = self.program.pool
         longest = max(len(self.rows[k]) for k in places)
         different, which = _distinct([(self.rows[k],) for k in places])
-        rows = torch.tensor(np.stack([np.resize(mine, longest) for (mine,) in different]), device=pool.device)
+        full = [mine if len(mine) == longest else np.resize(mine, longest) for (mine,) in different]
+        rows = torch.from_numpy(np.stack(full)).to(pool.device)
         if len(different) < len(places):
             rows = rows[torch.tensor(which, device=pool.device)]
         size = torch.tensor([len(self.rows[k]) for k in places], device=pool.device)

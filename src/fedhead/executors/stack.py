@@ -208,6 +208,8 @@ def by_steps(job: Job) -> list[list[int]]:
         job: The job.
     """
     steps = [[len(schedule) for schedule in mine] for mine in job.schedules]
+    if all(mine == steps[0] for mine in steps):
+        return [sorted(range(len(steps)), key=lambda k: -len(job.rows[k]))] if steps else []
     lists: list[list[int]] = []
     for k in sorted(range(len(steps)), key=lambda k: (-sum(steps[k]), -len(job.rows[k]), k)):
         fits = (own for own in lists if all(a >= b for a, b in zip(steps[own[-1]], steps[k], strict=True)))

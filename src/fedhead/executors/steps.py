@@ -45,8 +45,8 @@ class PhaseBatches(NamedTuple):
     def lengths(self) -> list[int]:
         """Each client's number of steps in a stack."""
         assert self.widths is not None, "a stack has widths"
-        width = np.array(self.widths)
-        return [int((width > k).sum()) for k in range(len(self.key))]
+        found: list[int] = (np.array(self.widths)[:, None] > np.arange(len(self.key))).sum(0).tolist()
+        return found
 
     def __len__(self) -> int:
         return len(self.rows)

@@ -46,14 +46,8 @@ class CheckpointWriter:
             facts: What else a resumed run needs, as JSON can hold it.
             final: Whether to save it in any case, and before this returns.
         """
-        if final:
-            self.wait()
-        elif self._pending is not None and not self._pending.done():
+        if not self.is_due(final):
             return False
-        else:
-            self.wait()  # raises what went wrong
-            if time.monotonic() - self._saved_at < self._took / SHARE:
-                return False
         if final or not self.in_background:
             self._write(state, facts)
             return True
@@ -61,6 +55,13 @@ class CheckpointWriter:
             self._pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending = self._pool.submit(self._write, to_host(state), dict(facts))
         return True
+
+    def is_due(self, final: bool = False) -> bool:
+        """Return whether `save` would save a state now; raises what went wrong in the background."""
+        if not final and self._pending is not None and not self._pending.done():
+            return False
+        self.wait()
+        return final or time.monotonic() - self._saved_at >= self._took / SHARE
 
     def wait(self) -> None:
         """Wait until nothing is being written, and raise what went wrong with the last one."""

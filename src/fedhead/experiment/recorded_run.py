@@ -162,7 +162,7 @@ class RecordedRun:
         memories, stopped = facts.get("memories", []), facts.get("stopped")
         return Snapshot(number, state["server"], dict(clients(state)), history, memories, kept, stopped)
 
-    def after_round(self, now: Snapshot, state: Tree, *, checkpoint: bool = False) -> None:
+    def after_round(self, now: Snapshot, state: Callable[[], Tree], *, checkpoint: bool = False) -> None:
         """Record a round and save its state, if the last checkpoint is long enough ago or `checkpoint` is set."""
         self.folder.record(now.history[-1])
         self.loggers.log_round(now.history[-1])
@@ -175,25 +175,28 @@ class RecordedRun:
             result: The run.
             state: The states of server and clients.
         """
-        self.save(Snapshot(0, result.server, {}, []), state, final=True)
+        self.save(Snapshot(0, result.server, {}, []), lambda: state, final=True)
 
-    def save(self, now: Snapshot, state: Tree, final: bool, stopped: str | None = None) -> None:
+    def save(self, now: Snapshot, state: Callable[[], Tree], final: bool, stopped: str | None = None) -> None:
         """Save the state after a round with what the callbacks remember and keep.
 
         Args:
             now: The round.
-            state: The states of server and clients.
+            state: Returns the states of server and clients; only called if they are saved.
             final: Whether to save it however long ago the last checkpoint is.
             stopped: Who stopped the run after the round was recorded.
         """
+        if not self.folder.checkpoints.is_due(final):
+            return
+        held = state()
         facts: dict[str, Any] = {"memories": now.memories} if now.memories else {}
         if (who := now.stopped or stopped) is not None:
             facts["stopped"] = who
         if now.kept is not None:
             facts["kept"] = now.kept.round
             if now.kept.round != now.round:
-                state = state.replace(kept=Tree(server=now.kept.server, clients=stored_clients(now.kept.clients)))
-        self.folder.save_checkpoint(now.round, state, final=final, facts=facts)
+                held = held.replace(kept=Tree(server=now.kept.server, clients=stored_clients(now.kept.clients)))
+        self.folder.save_checkpoint(now.round, held, final=final, facts=facts)
 
     def finish(self, result: FinishedRun, public: Samples | None) -> Row:
         """Store the stages' states and the final metrics, and return these; from then on the run is finished."""

@@ -130,7 +130,10 @@ def carry_out(
         def after_round(now: Snapshot) -> Any:
             if now.compiled_from == now.round:  # before there is a checkpoint of it
                 run.folder.save_environment({"compiled_from": now.round})
-            state = Tree(server=now.server, clients=stored_clients(now.clients))
+
+            def state() -> Tree:
+                return Tree(server=now.server, clients=stored_clients(now.clients))
+
             run.after_round(now, state)
             on_row(now.history[-1])
             asked = on_round(now)

@@ -69,7 +69,7 @@ def _run(run: RecordedRun, transport: FlowerTransport, experiment: Experiment) -
         accepted = torch.tensor([now.clients.get(k, 0) for k in range(len(transport.spec.sites))])
         state = Tree(server=now.server, clients=Tree(), accepted=accepted)
         with _disk(run.out):
-            run.after_round(now, state, checkpoint=True)  # sites keep states for one round back, no more
+            run.after_round(now, lambda: state, checkpoint=True)  # sites keep states for one round back, no more
         transport.log(_line(now.history[-1]))
 
     resume = run.snapshot(lambda state: {k: int(r) for k, r in enumerate(state["accepted"])})
