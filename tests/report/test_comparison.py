@@ -198,8 +198,8 @@ def test_a_run_that_is_there_twice_counts_once() -> None:
 
 
 def test_runs_of_a_sweep_over_stages_share_their_training_without_a_word() -> None:
-    again = one(60.0, stages=["ridge"], **{"stage.ridge.alpha": 2.0})
-    assert compare([one(60.0, stages=["ccvr"]), again]).notes == compare([one(60.0)]).notes
+    again, other = (one(60.0, stages=["ridge"], **{"stage.ridge.alpha": alpha}) for alpha in (2.0, 3.0))
+    assert compare([one(60.0, stages=["ccvr"]), again, other]).notes == compare([one(60.0)]).notes
     assert any("another result" in note for note in compare([one(60.0, stages=["ccvr"]), one(61.0)]).notes)
 
 

@@ -189,7 +189,40 @@ def test_stages_of_other_parameters_have_other_labels(tmp_path: Path) -> None:
         recipe = Recipe(rounds=1, stages=("ccvr",), stage_parameters={"ccvr": {"samples": samples}})
         write_run(tmp_path / f"{samples}", recipe, [1.0], {"ccvr": 2.0})
     labels = [line.label for line in tables.table_rows(tables.group_by_seed(load_runs([tmp_path])))]
-    assert labels == ["fedavg", "fedavg + ccvr (samples=100)", "fedavg", "fedavg + ccvr (samples=500)"]
+    assert labels == ["fedavg", "fedavg + ccvr (samples=100)", "fedavg + ccvr (samples=500)"]
+
+
+def test_a_sweep_over_stages_has_one_row_per_stage_and_one_for_what_was_trained(tmp_path: Path) -> None:
+    after = {"ccvr": 70.0, "ridge": 80.0}
+    for stages in ((), ("ccvr",), ("ccvr", "ridge"), ("ridge",)):
+        for seed in (0, 1):
+            recipe = Recipe(rounds=1, stages=stages, seed=seed, loggers=("csv",) * (not stages))
+            place = tmp_path / f"{'+'.join(stages) or 'none'}-{seed}"
+            write_run(place, recipe, [50.0 + seed], {name: after[name] + seed for name in stages})
+    write_run(tmp_path / "prox", Recipe(method="fedprox", method_parameters={"mu": 0.1}, rounds=1), [60.0], {})
+    found = load_runs([tmp_path])
+    lines = tables.table_rows(tables.group_by_seed(found))
+    assert [(line.label, line.accuracy) for line in lines] == [
+        ("fedavg", [50.0, 51.0]),
+        ("fedavg + ccvr", [70.0, 71.0]),
+        ("fedavg + ridge", [80.0, 81.0]),
+        ("fedprox", [60.0]),
+    ]
+    assert not tables.notes(tables.group_by_seed(found))
+    other = replace(found[0].recipe, stages=("lda",))  # of the same training, with another result
+    write_run(tmp_path / "other", other, [58.0], {"lda": 1.0})
+    [note] = tables.notes(tables.group_by_seed(load_runs([tmp_path])))
+    assert "DIFFERENT results (accuracy 50.00" in note
+    assert note.endswith(f"{tmp_path / 'ridge-0'}")
+
+
+def test_parameters_of_stages_are_named_where_those_that_have_the_stage_differ(tmp_path: Path) -> None:
+    for place, stages in (("a", ("ridge",)), ("b", ("ccvr", "ridge")), ("c", ("ccvr",))):
+        given = {"ridge": {"alpha": 2.0}} if "ridge" in stages else {}
+        write_run(
+            tmp_path / place, Recipe(rounds=1, stages=stages, stage_parameters=given), [1.0], dict.fromkeys(stages, 2.0)
+        )
+    assert list(table(tmp_path)) == ["fedavg", "fedavg + ridge", "fedavg + ccvr"]
 
 
 def test_curves_keep_their_room_however_long_the_labels_are(unlike: Path) -> None:

@@ -177,11 +177,11 @@ def _column_keys(recipes: Sequence[Row], by: Sequence[str]) -> list[str]:
             raise BadInput(f"by {key}: means are over seeds; name a setting, such as partition")
         if key not in KEYS and not any(key in recipe for recipe in recipes):
             raise unknown("key", key, {*KEYS, *(k for recipe in recipes for k in recipe)} - {*_REPEATS})
-    differing = [key for key in _differing(recipes) if not _of_row(key)]
-    data = [key for key in differing if key in _DATA]
+    settings = [key for key in differing(recipes) if not _of_row(key)]
+    data = [key for key in settings if key in _DATA]
     if by:
         return [*dict.fromkeys(by), *(key for key in data if key not in by)]
-    found = [key for key in differing if key in data or not _follows(recipes, key, ["method", *data])]
+    found = [key for key in settings if key in data or not _follows(recipes, key, ["method", *data])]
     return found or ["dataset", "partition"]  # one column, which says where all runs are from
 
 
@@ -189,15 +189,14 @@ def _row_keys(recipes: Sequence[Row], columns: Sequence[str]) -> tuple[list[str]
     """Return the keys that rows show, and those that follow from method and column, of which a note is enough."""
     shown: list[str] = []
     unshown: list[str] = []
-    for key in _differing(recipes):
+    for key in differing(recipes):
         if key in columns or key in ("method", "stages"):
             continue
-        methods = {recipe["method"] for recipe in recipes if key in recipe}
-        concerned = [recipe for recipe in recipes if _concerns(key, recipe, methods)]
-        if _of_row(key) and key not in _differing(concerned):
+        users = concerned(recipes, key)
+        if _of_row(key) and key not in differing(users):
             continue  # those that have it agree
-        by_method = not _of_row(key) and _follows(concerned, key, ["method"])
-        (shown if by_method or not _follows(concerned, key, ["method", *columns]) else unshown).append(key)
+        by_method = not _of_row(key) and _follows(users, key, ["method"])
+        (shown if by_method or not _follows(users, key, ["method", *columns]) else unshown).append(key)
     return shown, unshown
 
 
@@ -205,14 +204,17 @@ def _of_row(key: str) -> bool:
     return key.partition(".")[0] in ("method", "stage", "stages")
 
 
-def _concerns(key: str, recipe: Row, methods: set[str]) -> bool:
-    """Whether a recipe uses a key: parameters of a method or a stage are for those alone, defaults too."""
+def concerned(recipes: Sequence[Row], key: str) -> list[Row]:
+    """Return the recipes that use a key: parameters of a method or a stage are for those alone, defaults too."""
     if key.startswith("stage."):
-        return key.removeprefix("stage.").rpartition(".")[0] in recipe["stages"]
-    return not key.startswith("method.") or recipe["method"] in methods
+        stage = key.removeprefix("stage.").rpartition(".")[0]
+        return [recipe for recipe in recipes if stage in recipe["stages"]]
+    methods = {recipe["method"] for recipe in recipes if key in recipe}
+    return [recipe for recipe in recipes if not key.startswith("method.") or recipe["method"] in methods]
 
 
-def _differing(recipes: Sequence[Row]) -> list[str]:
+def differing(recipes: Sequence[Row]) -> list[str]:
+    """Return the keys that recipes do not agree in."""
     names = dict.fromkeys(key for recipe in recipes for key in recipe)
     return [key for key in names if len({repr(recipe.get(key)) for recipe in recipes}) > 1]
 
@@ -235,11 +237,15 @@ def _row_label(recipe: Row, keys: Sequence[str], stage: str) -> str:
 
 def _trained_alike(second: Measured, first: Measured, metric: str) -> bool:
     """Whether runs that differ in their stages alone share a result, as those of a sweep over stages do."""
-    a, b = (
-        {k: v for k, v in _kept(m.recipe).items() if k.partition(".")[0] not in ("stages", "stage")}
-        for m in (first, second)
+    one, other = _kept(first.recipe), _kept(second.recipe)
+    return (
+        one != other and without_stages(one) == without_stages(other) and first.values[metric] == second.values[metric]
     )
-    return first.recipe.stages != second.recipe.stages and a == b and first.values[metric] == second.values[metric]
+
+
+def without_stages(recipe: Row) -> Row:
+    """Return what decides a recipe's training: each stage only reads what it leaves."""
+    return {k: v for k, v in recipe.items() if k.partition(".")[0] not in ("stages", "stage")}
 
 
 def _repeated(label: str, second: Measured, first: Measured, metric: str) -> str:

@@ -1,30 +1,32 @@
 """Tables: runs that differ only in their seed form one row, with mean and standard deviation.
 
-Only finished runs are averaged, and each seed counts once, however many folders hold it.
+Only finished runs are averaged, and each seed counts once, however many folders hold it. Runs that differ in their
+stages alone have one row for their common training, and one for each stage.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fedhead.engine.metrics import Row
+from fedhead.report.pivot import concerned, differing, without_stages
 from fedhead.report.runs import Run
 
 
 @dataclass(frozen=True)
 class Group:
-    """Runs that differ only in their seed."""
+    """Runs that differ only in their seed and their stages."""
 
     label: str
     runs: list[Run]  # the finished ones, one per seed
     unfinished: list[Run]  # those that were stopped or diverged, one per seed that has no finished run
     notes: list[str]  # what a reader must know of the folders that do not count
     settings: Row  # its values of the settings that differ, except method and stages
-    stage_settings: Row  # the same for the parameters of its stages
+    stages: Mapping[str, list[tuple[Run, str]]]  # by label: the finished runs that have it, one per seed, and its name
 
 
 @dataclass(frozen=True)
@@ -39,19 +41,42 @@ class TableRow:
 
 
 def group_by_seed(runs: Sequence[Run]) -> list[Group]:
-    """Group runs that differ only in their seed, labeled by the method and the other settings that differ."""
+    """Group runs that differ only in their seed and stages, labeled by the method and the settings that differ."""
     by_settings: dict[str, list[Run]] = {}
     for run in runs:
-        keys = {k: v for k, v in run.recipe.flat().items() if k not in ("seed", "seeds", "loggers")}
-        by_settings.setdefault(repr(keys), []).append(run)
-    recipes = [runs[0].recipe.flat() for runs in by_settings.values()]
-    names = dict.fromkeys(k for recipe in recipes for k in recipe)
-    differing = [k for k in names if len({repr(r.get(k)) for r in recipes}) > 1 and k not in _EXCLUDED]
-    settings = [{k: r[k] for k in differing if k in r and not k.startswith("stage.")} for r in recipes]
+        by_settings.setdefault(repr(without_stages(_settings(run))), []).append(run)
+    recipes = [_settings(runs[0]) for runs in by_settings.values()]
+    keys = [k for k in _telling(recipes) if k != "method" and k.partition(".")[0] not in ("stages", "stage")]
+    settings = [{k: r[k] for k in keys if k in r} for r in recipes]
+    of_stages = [k for k in _telling([_settings(run) for run in runs]) if k.startswith("stage.")]
     return [
-        Group(label, *_one_per_seed(runs), own, {k: r[k] for k in differing if k in r and k.startswith("stage.")})
-        for label, runs, own, r in zip(_labels(recipes, settings), by_settings.values(), settings, recipes, strict=True)
+        Group(label, *_one_per_seed(runs), own, _stages(runs, of_stages))
+        for label, runs, own in zip(_labels(recipes, settings), by_settings.values(), settings, strict=True)
     ]
+
+
+def _settings(run: Run) -> Row:
+    return {k: v for k, v in run.recipe.flat().items() if k not in ("seed", "seeds", "loggers")}
+
+
+def _telling(recipes: Sequence[Row]) -> list[str]:
+    """Return the keys that tell recipes apart, of parameters those in which recipes that use them differ."""
+    return [k for k in differing(recipes) if k in differing(concerned(recipes, k))]
+
+
+def _stages(runs: Sequence[Run], keys: Sequence[str]) -> dict[str, list[tuple[Run, str]]]:
+    """Return the finished runs of each stage, one per seed, with the stage's name; keys tell labels apart."""
+    found: dict[str, list[tuple[Run, str]]] = {}
+    for run in sorted(runs, key=lambda run: run.recipe.seed):
+        flat = run.recipe.flat()
+        for stage in run.recipe.stages if run.result else ():
+            prefix = f"stage.{stage}."
+            own = {k.removeprefix(prefix): flat[k] for k in keys if k.startswith(prefix) and k in flat}
+            entries = found.setdefault(_label(stage, own), [])
+            there = run.result is not None and stage in run.result["stages"]
+            if there and all(run.recipe.seed != other.recipe.seed for other, _ in entries):
+                entries.append((run, stage))
+    return {label: entries for label, entries in found.items() if entries}
 
 
 def _one_per_seed(runs: Sequence[Run]) -> tuple[list[Run], list[Run], list[str]]:
@@ -66,8 +91,13 @@ def _one_per_seed(runs: Sequence[Run]) -> tuple[list[Run], list[Run], list[str]]
         done = [run for run in same if run.finished]
         first = done[0] if done else max(same, key=lambda run: len(run.rows))
         (finished if done else unfinished).append(first)
-        if len(done) > 1:
-            notes.append(_repeated(seed, done))
+        alike: dict[str, list[Run]] = {}
+        for run in done:
+            alike.setdefault(repr(_settings(run)), []).append(run)
+        notes += [_repeated(seed, same_stages) for same_stages in alike.values() if len(same_stages) > 1]
+        leads = [same_stages[0] for same_stages in alike.values()]
+        if any(_trained(run) != _trained(first) for run in leads):
+            notes.append(_repeated(seed, leads))
         notes += [f"{run.folder.path} does not count: {run.state}" for run in same if not run.finished]
     return finished, unfinished, notes
 
@@ -87,7 +117,11 @@ def _repeated(seed: int, runs: Sequence[Run]) -> str:
 
 def _compared(run: Run) -> list[Any]:
     stages = (run.result or {}).get("stages") or {}
-    return [[values.get(k) for k in _METRICS] for values in ({k: run.last(k) for k in _METRICS}, *stages.values())]
+    return [_trained(run), *([values.get(k) for k in _METRICS] for values in stages.values())]
+
+
+def _trained(run: Run) -> list[Any]:
+    return [run.last(name) for name in _METRICS]
 
 
 def notes(groups: Sequence[Group], empty: Iterable[Path] = ()) -> list[str]:
@@ -97,7 +131,6 @@ def notes(groups: Sequence[Group], empty: Iterable[Path] = ()) -> list[str]:
     return [*lines, *(f"{path} is empty: no run began there" for path in empty)]
 
 
-_EXCLUDED = ("method", "stages", "seed", "seeds")  # the first two are part of the labels anyway
 _LONGEST = 80  # longest label, in characters, that fits a legend and a table
 
 
@@ -144,13 +177,9 @@ def table_rows(groups: Iterable[Group]) -> list[TableRow]:
     for g in groups:
         metrics = [{name: run.last(name) for name in _METRICS} for run in g.runs]
         out.append(_table_row(g.label, g.runs, metrics, uncounted=_uncounted(g.unfinished)))
-        for stage in g.runs[0].recipe.stages if g.runs else ():
-            finished = [run for run in g.runs if run.result and stage in run.result["stages"]]
-            metrics = [run.result["stages"][stage] for run in finished if run.result]
-            if finished:
-                prefix = f"stage.{stage}."
-                own = {k.removeprefix(prefix): v for k, v in g.stage_settings.items() if k.startswith(prefix)}
-                out.append(_table_row(f"{g.label} + {_label(stage, own)}", finished, metrics))
+        for label, found in g.stages.items():
+            metrics = [run.result["stages"][stage] for run, stage in found if run.result]
+            out.append(_table_row(f"{g.label} + {label}", [run for run, _ in found], metrics))
     return out
 
 
