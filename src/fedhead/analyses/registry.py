@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar
 from fedhead.core.component_check import check_function, first_docline
 from fedhead.core.registry import Registry
 from fedhead.experiment.recipe import Recipe
-from fedhead.report.style import WIDTHS
+from fedhead.report.widths import WIDTHS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -13,8 +13,6 @@ from typing import Any
 from fedhead.api.result import Result
 from fedhead.core import html
 from fedhead.data.federation import Federation
-from fedhead.report.bytes_plot import accuracy_by_bytes
-from fedhead.report.style import save
 from fedhead.report.text_table import TextTable
 
 COLUMNS = ("head", "accuracy", "pooled", "f1", "worst_client", "bytes_per_client", "seconds", "note")
@@ -67,6 +65,9 @@ class OneShot:
         Args:
             path: File to write, .png, .svg or .pdf.
         """
+        from fedhead.report.bytes_plot import accuracy_by_bytes
+        from fedhead.report.style import save
+
         there = [row for row in self.rows if row["accuracy"] is not None]
         points = [(row["head"], row["bytes_per_client"], row["accuracy"]) for row in there]
         save(accuracy_by_bytes(points), Path(path))

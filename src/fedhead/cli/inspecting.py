@@ -15,7 +15,6 @@ from fedhead.cli.app import app
 from fedhead.cli.options import Assignments, DataFolder, RecipeName
 from fedhead.cli.output import console, print_results
 from fedhead.core.registry import Listed
-from fedhead.report import plots
 
 if TYPE_CHECKING:
     import numpy as np
@@ -170,6 +169,8 @@ def partition(
     federation = recipe_data.federation(Recipe(dataset=dataset, partition=partition, clients=clients, seed=seed), data)
     counts = federation.counts()
     if plot is not None:
+        from fedhead.report import plots
+
         plots.save(plots.bubbles(counts, federation.names, f"{dataset}, {partition}, seed {seed}"), plot)
     if as_json:
         print(json.dumps({"counts": counts.tolist(), "names": federation.names and list(federation.names)}))

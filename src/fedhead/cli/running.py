@@ -80,7 +80,6 @@ def run(
       fedhead run my.yaml test=leave-one-site-out
       fedhead run digits clients=3 rounds=3 --transport flower
     """
-    from fedhead.deploy import local_run
     from fedhead.experiment.loggers.base import make as make_logger
     from fedhead.experiment.recipe import load
     from fedhead.experiment.run import Settings
@@ -100,7 +99,9 @@ def run(
     over_flower = transport is TransportName.flower
     if together and over_flower:
         raise BadInput("--together joins runs in one stack, in this process: leave out --transport flower")
-    execute = local_run.execute if over_flower else simulate
+    execute = simulate
+    if over_flower:
+        from fedhead.deploy.local_run import execute
     folders = seed_folders(found, out, data)
     finished, resumed = _done(folders) if resume else (0, [])
     last: Row = {}

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Generic, Literal, TypeVar
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy import stats
 
 K = TypeVar("K", bound=Hashable)
 _SAME = 1e-12  # differences that vary by less than this share of themselves are equal but for rounding
@@ -99,7 +99,7 @@ def interval(values: Sequence[float], level: float = 0.95) -> tuple[float, float
     if len(values) < 2:
         return None
     mean, error = float(np.mean(values)), float(np.std(values, ddof=1)) / math.sqrt(len(values))
-    half = float(stats.t.ppf((1 + level) / 2, len(values) - 1)) * error
+    half = float(scipy.stats.t.ppf((1 + level) / 2, len(values) - 1)) * error
     return mean - half, mean + half
 
 
@@ -121,8 +121,8 @@ def paired(differences: Sequence[float], level: float = 0.95) -> Paired:
     between = None if constant else interval(differences, level)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # scipy's about ties and small samples: both are usual here
-        p_t = None if constant else float(stats.ttest_1samp(found, 0.0).pvalue)
-        p_wilcoxon = float(stats.wilcoxon(found).pvalue)
+        p_t = None if constant else float(scipy.stats.ttest_1samp(found, 0.0).pvalue)
+        p_wilcoxon = float(scipy.stats.wilcoxon(found).pvalue)
     return Paired(len(found), mean, deviation, between, p_t, p_wilcoxon)
 
 
@@ -196,7 +196,7 @@ def rank(
         alpha: Level of the critical difference.
     """
     table = np.asarray(scores, dtype=np.float64)
-    ranks = stats.rankdata(table if better == "min" else -table, axis=1)
+    ranks = scipy.stats.rankdata(table if better == "min" else -table, axis=1)
     sets, methods = table.shape
     chi, p_chi, f, p_f = (None,) * 4 if methods < 3 or sets < 2 else _friedman(ranks)
     return Ranking(
@@ -216,12 +216,12 @@ def _friedman(ranks: NDArray[np.float64]) -> tuple[float | None, float | None, f
     sets, methods = ranks.shape
     if (ranks == ranks[:, :1]).all():  # all methods are equal everywhere
         return 0.0, 1.0, None, None
-    found = stats.friedmanchisquare(*ranks.T)
+    found = scipy.stats.friedmanchisquare(*ranks.T)
     chi, left = float(found.statistic), sets * (methods - 1)
     if left - chi <= _SAME * left:  # the same order everywhere: F is infinite
         return chi, float(found.pvalue), None, None
     f = (sets - 1) * chi / (left - chi)
-    return chi, float(found.pvalue), f, float(stats.f.sf(f, methods - 1, (methods - 1) * (sets - 1)))
+    return chi, float(found.pvalue), f, float(scipy.stats.f.sf(f, methods - 1, (methods - 1) * (sets - 1)))
 
 
 def critical_difference(methods: int, data_sets: int, alpha: float = 0.05) -> float:
@@ -232,5 +232,5 @@ def critical_difference(methods: int, data_sets: int, alpha: float = 0.05) -> fl
     >>> round(critical_difference(methods=4, data_sets=14), 2)
     1.25
     """
-    q = float(stats.studentized_range.ppf(1 - alpha, methods, np.inf)) / math.sqrt(2)
+    q = float(scipy.stats.studentized_range.ppf(1 - alpha, methods, np.inf)) / math.sqrt(2)
     return q * math.sqrt(methods * (methods + 1) / (6 * data_sets))

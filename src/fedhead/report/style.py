@@ -17,6 +17,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from fedhead.core.errors import BadInput
 from fedhead.report.text_table import shorten
+from fedhead.report.widths import WIDTHS as WIDTHS
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -30,7 +31,6 @@ COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F
 DASHES = ("-", "--", "-.", ":")  # beside the colors; 7 and 4 have no common factor, so 28 lines differ
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 INK = "#1a2230"
-WIDTHS = {1: 3.3, 2: 6.9}  # inches of one and of two columns
 _STYLE: dict[Any, Any] = {
     "font.family": "sans-serif",
     "font.size": 8,

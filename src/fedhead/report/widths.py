@@ -1,0 +1,5 @@
+"""The widths of figures, which are known without loading Matplotlib."""
+
+from __future__ import annotations
+
+WIDTHS = {1: 3.3, 2: 6.9}  # inches of one and of two columns
