@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from gpu_stub import stand_in
 from small import federation, network
 
 from fedhead.algorithm.task import LocalTraining
 from fedhead.core.optimizers import SGD
 from fedhead.core.tree import Tree
 from fedhead.engine.simulation import Simulation
-from fedhead.executors import graphs, step_graphs
+from fedhead.executors import graphs
 from fedhead.executors.client_round import local_round
 from fedhead.executors.compiler_process import Compilation
 from fedhead.executors.graphs import Graphs
@@ -40,13 +39,6 @@ class HeldCompiler:
         return self.made[-1]
 
 
-class Stream:
-    """A stream that waits for nobody, as all happens in order."""
-
-    def wait_stream(self, other: object) -> None:
-        pass
-
-
 @pytest.fixture(autouse=True)
 def compiled(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """No GPU, no tracing, and compiled steps that are the plain ones; whether each had run before it was compiled."""
@@ -59,11 +51,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     monkeypatch.setattr(graphs, "compile_step", compile_step)
     monkeypatch.setattr(graphs, "trace", lambda function, arguments: object())
     monkeypatch.setattr(graphs, "is_known", lambda graph, forms: False)
-    monkeypatch.setattr(step_graphs, "capture", lambda work: SimpleNamespace(replay=work))
-    monkeypatch.setattr(torch.cuda, "Stream", Stream)
-    monkeypatch.setattr(torch.cuda, "current_stream", Stream)
-    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    stand_in(monkeypatch)
     return made
 
 

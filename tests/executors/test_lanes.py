@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
-from types import SimpleNamespace
 
 import pytest
 import torch
+from gpu_stub import stand_in
 from small import federation, network
 
 from fedhead.algorithm.task import LocalTraining
@@ -15,7 +14,7 @@ from fedhead.algorithm.upload import Clip, Upload
 from fedhead.core.optimizers import SGD
 from fedhead.engine.rounds import train_round
 from fedhead.engine.simulation import Simulation
-from fedhead.executors import lane_steps, step_graphs
+from fedhead.executors import lane_steps
 from fedhead.executors.compile import trace
 from fedhead.executors.job import Executor
 from fedhead.executors.lane_groups import STEPS_PER_GRAPH
@@ -26,28 +25,10 @@ from fedhead.methods import METHODS
 LOCAL = LocalTraining(epochs=3, batch_size=4, optimizer=SGD(lr=0.05, momentum=0.9, weight_decay=1e-3))
 
 
-class Stream:
-    """A stream that waits for nobody, as all happens in order."""
-
-    def wait_stream(self, other: object) -> None:
-        pass
-
-
 @pytest.fixture(autouse=True)
 def captures(monkeypatch: pytest.MonkeyPatch) -> list[object]:
-    """Streams that do nothing, and graphs that do their work anew at each replay; what was captured, in order."""
-    made: list[object] = []
-
-    def captured(work: Callable[[], None]) -> SimpleNamespace:
-        made.append(work)
-        return SimpleNamespace(replay=work)
-
-    monkeypatch.setattr(step_graphs, "capture", captured)
-    monkeypatch.setattr(torch.cuda, "Stream", Stream)
-    monkeypatch.setattr(torch.cuda, "current_stream", Stream)
-    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    return made
+    """No GPU; what was captured, in order."""
+    return stand_in(monkeypatch)
 
 
 def trained(name: str, executor: Executor, uploads: Sequence[Upload] = ()) -> Simulation:

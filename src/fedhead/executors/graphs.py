@@ -7,6 +7,7 @@ in a table on the device, from which a counter selects the next ones.
 
 from __future__ import annotations
 
+import copy
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -20,7 +21,7 @@ from fedhead.core import random
 from fedhead.executors.compile import TensorForm, compile_step, is_known, trace, warn_not_compiled
 from fedhead.executors.compile_choice import pays_for
 from fedhead.executors.compiler_process import Compilation, Compiler
-from fedhead.executors.phase_keys import slot_key, without_rows
+from fedhead.executors.phase_keys import ChangingMethods, slot_key, without_rows
 from fedhead.executors.slots import Plan, choose_slots, plan
 from fedhead.executors.stacked_rows import StackedRows
 from fedhead.executors.step_graphs import StepGraphs, copy_each, copy_into, preparing, static_copy
@@ -52,6 +53,7 @@ class Graphs:
         self.preparing = 0.0  # seconds that training waited for compiling and capturing
         self._runners: OrderedDict[str, GraphRunner] = OrderedDict()
         self._max_runners = max_runners
+        self._changing = ChangingMethods()
         self._round: int | None = None
         self._compiled: bool | None = None  # whether the method's steps are compiled in this round; None: not decided
 
@@ -100,6 +102,7 @@ class Graphs:
         key = slot_key(phase_run)
         runner = self._runners.get(key)
         if runner is None:
+            self._changing.captured(phase_run, key)
             slots = self.slots or choose_slots(phase_run.batches.lengths())
             runner = self._runners[key] = GraphRunner(self, phase_run, slots, self.compile and pays_for(phase_run))
             while len(self._runners) > self._max_runners:
@@ -127,6 +130,7 @@ class GraphRunner:
         step, batches, carry, w, inputs = phase_run
         self.owner, self.step, self.slots, self.compile = owner, step, slots, compile
         self.of_stage = isinstance(step.program.algorithm, Stage)
+        self.algorithm = copy.copy(step.program.algorithm)  # graphs read its tensors, also when the method has others
         first = torch.arange(slots, device=batches.key.device) % len(batches.key)
         self.carry = static_copy(rows(carry, first))
         self.w = static_copy(w.map(lambda t: t[first]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -21,6 +22,9 @@ class Lane:
 
     def __init__(self, phase_run: PhaseRun):
         self.step, self.last = phase_run.step, len(phase_run.batches) - 1
+        self.algorithm = copy.copy(
+            self.step.program.algorithm
+        )  # graphs read its tensors, also when the method has others
         self.carry, self.w, self.inputs, self.batches = static_copy((*phase_run[2:], phase_run.batches[:3]))
         self.counter = torch.zeros((), dtype=torch.int64, device=phase_run.batches.rows.device)
         self.draw = static_copy(self._draw())

@@ -17,7 +17,7 @@ from fedhead.executors.client_round import phase_runs
 from fedhead.executors.job import Executor, Job
 from fedhead.executors.lane_groups import LaneGroup
 from fedhead.executors.lane_steps import CompiledSteps
-from fedhead.executors.phase_keys import cache_key, without_rows
+from fedhead.executors.phase_keys import ChangingMethods, cache_key, without_rows
 from fedhead.executors.program import Vectorizer
 from fedhead.executors.steps import Carry, PhaseRun
 
@@ -38,6 +38,7 @@ class Lanes(Executor):
         self._compiled = CompiledSteps(compile)
         self._groups: OrderedDict[str, LaneGroup] = OrderedDict()
         self._max_groups = max_groups
+        self._changing = ChangingMethods()
 
     def run(self, job: Job) -> list[Reply]:
         """Return the replies in the order of the job's clients."""
@@ -76,8 +77,11 @@ class Lanes(Executor):
         if not order:
             return idle
         phases = [without_rows(work[index]) for index in order]
-        key = repr([cache_key(phase_run) for phase_run in phases])
+        keys = [cache_key(phase_run) for phase_run in phases]
+        key = repr(keys)
         if key not in self._groups:
+            for own, phase_run in dict(zip(keys, phases, strict=True)).items():
+                self._changing.captured(phase_run, own)
             self._groups[key] = LaneGroup(phases, self._compiled)
             while len(self._groups) > self._max_groups:
                 self._groups.popitem(last=False)

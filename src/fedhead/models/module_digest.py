@@ -75,8 +75,20 @@ def settings_digest(part: object) -> str:
     Args:
         part: The object, such as a method.
     """
-    texts = [f"{type(part).__module__} {part!r}", *_described(vars(part))]
+    kind = type(part)
+    # a cached property follows from the other attributes, and is there only after its first use
+    own = {k: v for k, v in vars(part).items() if not isinstance(getattr(kind, k, None), functools.cached_property)}
+    texts = [f"{kind.__module__} {part!r}", *_described(own)]
     return hashlib.blake2b("\n".join(texts).encode(), digest_size=16).hexdigest()
+
+
+def value_digest(value: object) -> str:
+    """Return a digest of a setting of any type; of a function its code and what it captures.
+
+    Args:
+        value: The setting.
+    """
+    return hashlib.blake2b("\n".join(_described(value)).encode(), digest_size=16).hexdigest()
 
 
 def _of_torch(kind: type) -> bool:

@@ -1,0 +1,146 @@
+"""Methods that change an attribute between rounds: graphs are captured again, and who causes it is told."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any
+
+import pytest
+import torch
+from gpu_stub import stand_in
+from small import federation, network
+from torch import Tensor
+
+from fedhead.algorithm.client import Client
+from fedhead.algorithm.phase import Phase
+from fedhead.algorithm.task import LocalTraining, Task
+from fedhead.core.batch import Batch
+from fedhead.core.optimizers import SGD
+from fedhead.core.tree import Weights
+from fedhead.engine.rounds import train_round
+from fedhead.engine.simulation import Simulation
+from fedhead.executors import graphs, lane_steps
+from fedhead.executors.client_round import local_round
+from fedhead.executors.compile import trace
+from fedhead.executors.graphs import Graphs
+from fedhead.executors.lanes import Lanes
+from fedhead.executors.loop import Loop
+from fedhead.executors.stack import VmapVectorizer
+from fedhead.executors.steps import Trainer, train_eagerly
+from fedhead.methods.fedavg import FedAvg
+from fedhead.models.module_digest import settings_digest
+
+LOCAL = LocalTraining(epochs=1, batch_size=4, optimizer=SGD(lr=0.05))
+
+
+@pytest.fixture(autouse=True)
+def captures(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """No GPU, and "compiled" steps that keep the numbers which they were traced with, as CUDA graphs do."""
+
+    def traced(function: Callable[..., None], arguments: list[Tensor], *_: object) -> Callable[..., None]:
+        return trace(function, arguments)
+
+    for module in (graphs, lane_steps):
+        monkeypatch.setattr(module, "compile_step", traced)
+    return stand_in(monkeypatch)
+
+
+class Scaled(FedAvg):
+    """Its printed form, that of FedAvg, says nothing of its settings."""
+
+    def __init__(self, scale: float = 1.0):
+        super().__init__()
+        self.set(scale)
+
+    def set(self, scale: float) -> None:
+        object.__setattr__(self, "scale", {"of the loss": scale})
+
+    def loss(self, w: Weights, batch: Batch, client: Client) -> Tensor:
+        scale: float = vars(self)["scale"]["of the loss"]
+        return scale * super().loss(w, batch, client)
+
+
+class ByFunction(Scaled):
+    """The loss of its phase is a function that captures the setting."""
+
+    def phases(self, task: Task) -> list[Phase]:
+        scale = vars(self)["scale"]["of the loss"]
+        plain = super(Scaled, self).loss
+        return [dataclasses.replace(phase, loss=lambda *words: scale * plain(*words)) for phase in super().phases(task)]
+
+
+def simulation(method: Scaled) -> Simulation:
+    settings: dict[str, Any] = {"rounds": 4, "local": LOCAL, "dtype": torch.float64}
+    return Simulation(federation(), [network("group")], method, **settings)
+
+
+def trained(run: Simulation, trainer: Trainer) -> Tensor:
+    job = run.jobs(run.method, run.server, run.states, run.holders, 1)[0].take([0, 1])
+    order = sorted(range(2), key=lambda k: -len(job.rows[k]))
+    job = job.take(order)
+    sent = local_round(job.program, job.stacked_inputs(), job.stacked_batches(), VmapVectorizer(), trainer).send
+    return torch.cat([value.flatten() for value in sent.leaves().values()])
+
+
+@pytest.mark.parametrize("kind", [Scaled, pytest.param(ByFunction, marks=pytest.mark.slow)])
+def test_a_stack_trains_with_the_attributes_of_the_round(kind: type[Scaled], captures: list[object]) -> None:
+    run, trainer = simulation(method := kind()), Graphs(slots=2)
+    for scale in (1.0, 3.0, 1.0):
+        method.set(scale)
+        torch.testing.assert_close(trained(run, trainer), trained(run, train_eagerly), atol=1e-11, rtol=1e-10)
+    count = len(captures)
+    trained(run, trainer)
+    assert len(captures) == count
+    assert len(trainer._runners) == 2  # what was captured before serves again
+
+
+@pytest.mark.slow
+def test_lanes_train_with_the_attributes_of_the_round() -> None:
+    found = []
+    for executor in (Lanes(compile=True), Loop()):
+        run = simulation(method := Scaled())
+        for number, scale in ((1, 1.0), (2, 3.0)):
+            method.set(scale)
+            train_round(run.using(executor), number)
+        found.append(torch.cat([value.flatten() for value in run.server.leaves().values()]))
+    torch.testing.assert_close(*found, atol=1e-11, rtol=1e-10)
+
+
+def test_what_makes_graphs_be_captured_in_each_round_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    run, trainer = simulation(method := Scaled()), Graphs(slots=2, compile=False)
+    for scale in (1.0, 2.0):
+        method.set(scale)
+        trained(run, trainer)
+    assert not caplog.records  # once may be on purpose
+    for scale in (3.0, 4.0):
+        method.set(scale)
+        trained(run, trainer)
+    [told] = caplog.records
+    assert told.getMessage().startswith("Scaled.scale: it changes from round to round")
+
+
+class Cached(Scaled):
+    """It computes something of its settings once."""
+
+    @cached_property
+    def twice(self) -> float:
+        scale: float = vars(self)["scale"]["of the loss"]
+        return 2 * scale
+
+
+def test_a_cached_property_is_no_change() -> None:
+    before = settings_digest(method := Cached())
+    assert method.twice == 2.0
+    assert settings_digest(method) == before
+
+
+def test_graphs_keep_the_tensors_that_they_read() -> None:
+    run, trainer = simulation(method := Scaled()), Graphs(slots=2, compile=False)
+    object.__setattr__(method, "mask", first := torch.ones(3))
+    trained(run, trainer)
+    object.__setattr__(method, "mask", torch.ones(3))  # the same numbers in another place
+    trained(run, trainer)
+    [runner] = trainer._runners.values()
+    assert vars(runner.algorithm)["mask"] is first

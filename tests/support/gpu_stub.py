@@ -1,0 +1,35 @@
+"""A stand-in for a GPU: streams that wait for nobody, and graphs that do their work anew at each replay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from fedhead.executors import step_graphs
+
+
+class Stream:
+    """A stream that waits for nobody, as all happens in order."""
+
+    def wait_stream(self, other: object) -> None:
+        pass
+
+
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """Do without a GPU; returns what is captured, in order."""
+    made: list[object] = []
+
+    def captured(work: Callable[[], None]) -> SimpleNamespace:
+        made.append(work)
+        return SimpleNamespace(replay=work)
+
+    monkeypatch.setattr(step_graphs, "capture", captured)
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", Stream)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    return made
