@@ -15,6 +15,7 @@ from small import federation, network
 from fedhead.algorithm.phase import Reply
 from fedhead.algorithm.task import LocalTraining
 from fedhead.core.errors import BadInput
+from fedhead.core.finite import all_finite
 from fedhead.core.optimizers import SGD
 from fedhead.core.tree import Tree
 from fedhead.engine.rounds import train_round
@@ -110,3 +111,24 @@ def test_clients_of_equal_steps_are_one_list_with_the_largest_first() -> None:
     assert by_steps(job) == [[1, 2, 0]]
     job.schedules[0] = [range(1)]
     assert by_steps(job) == [[1, 2, 0]]
+
+
+def test_whether_replies_are_finite_is_found_when_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[int] = []
+
+    def noted(trees: list[Tree]) -> bool:
+        looked.append(len(trees))
+        return all_finite(trees)
+
+    monkeypatch.setattr("fedhead.executors.stack.all_finite", noted)
+    local = LocalTraining(epochs=1, batch_size=4, optimizer=SGD(0.05))
+    made = Simulation(federation(), [network("batch")], METHODS["fedavg"](), rounds=1, local=local)
+    stack = Stack()
+    stack.run_all(made.jobs_of_round(1))
+    assert looked == []
+    assert stack.replies_finite
+    assert stack.replies_finite
+    assert looked == [2], "once, what is sent and what is kept"
+    made.server = made.server.map(lambda t: t * float("nan"))
+    stack.run_all(made.jobs_of_round(1))
+    assert not stack.replies_finite

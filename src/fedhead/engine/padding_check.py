@@ -10,12 +10,10 @@ where they must not change what the model keeps either.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from fedhead.algorithm.client import Client, ClientInputs
@@ -61,9 +59,8 @@ class PaddingCheck:
         name = repr(job.program.algorithm)
         count = len(job.schedules[0]) if job.schedules else 0
         untried = {number for number in range(count) if (name, group, number) not in self._tried}
-        phases, filled = job.program.algorithm.phases(job.program.task), dict[int, bool]()
-        for k in range(len(job.clients)) if untried else ():
-            if padded := untried & _padded_phases(job, k, phases, filled):
+        for k in range(len(job.clients)) if untried and _has_padding(job) else ():
+            if padded := untried & _padded_phases(job, k):
                 self._check(job, k, padded)
                 self._tried |= {(name, group, number) for number in padded}
                 untried -= padded
@@ -113,28 +110,21 @@ def check(job: Job, k: int, phases: set[int]) -> None:
     work.close()
 
 
-def _padded_phases(job: Job, k: int, phases: Sequence[Phase], filled: dict[int, bool]) -> set[int]:
-    """The phases in which a client has padding that other samples can take the place of.
+def _has_padding(job: Job) -> bool:
+    """Whether a batch of any client has padding; clients with as many samples share the weights of their batches."""
+    tables = {id(schedule.weight): schedule.weight for mine in job.schedules for schedule in mine}
+    return any(len(weight) and not weight[-1].all() for weight in tables.values())
 
-    Args:
-        job: The work of some clients.
-        k: The client's place in it.
-        phases: The phases of its algorithm.
-        filled: Whether last batches have no padding, by the identity of their weights, which many clients share.
-    """
+
+def _padded_phases(job: Job, k: int) -> set[int]:
+    """The phases in which a client has padding that other samples can take the place of."""
+    phases = job.program.algorithm.phases(job.program.task)
     size = {"private": len(job.rows[k]), "public": len(job.public_rows)}
     return {
         number
         for number, (phase, schedule) in enumerate(zip(phases, job.schedules[k], strict=True))
-        if size[phase.data] > 1 and len(schedule) and not _is_filled(schedule.weight, filled)
+        if size[phase.data] > 1 and len(schedule) and not schedule.weight[-1].all()
     }
-
-
-def _is_filled(weight: NDArray[np.float32], filled: dict[int, bool]) -> bool:
-    """Whether the last of a client's batches has no padding."""
-    if id(weight) not in filled:
-        filled[id(weight)] = bool(weight[-1].all())
-    return filled[id(weight)]
 
 
 def _lone_sample(job: Job) -> int | None:

@@ -150,8 +150,6 @@ class Simulation(Clients, Transport[ClientStates]):
         on_gpu = self.device.type == "cuda"
         goes_on = isinstance(algorithm, Method) and round < self.task.rounds
         later = self.cohort(round + 1) if goes_on and (on_gpu or isinstance(states, HostStates)) else []
-        if on_gpu:  # a CPU has no time to spare
-            self.draw_ahead(later, round + 1)
         downlink = make_downlink(algorithm, server, cohort, self.task_of)
         jobs = self.work(algorithm, downlink, states, round)
         if self.compiled_from is not None and isinstance(algorithm, Method):
@@ -160,7 +158,10 @@ class Simulation(Clients, Transport[ClientStates]):
             states.prefetch(later, cohort)
         replies: MutableMapping[int, ClientReply] = {}
         executor = self._executor_for(algorithm)
-        for job, found in zip(jobs, executor.run_all(jobs), strict=True):
+        trained = executor.run_all(jobs)
+        if on_gpu:  # which is training meanwhile; a CPU has no time to spare
+            self.draw_ahead(later, round + 1)
+        for job, found in zip(jobs, trained, strict=True):
             if not isinstance(found, Sequence) or len(found) != len(job.clients):
                 what = f"{len(found)} replies" if isinstance(found, Sequence) else type(found).__name__
                 raise BadInput(

@@ -161,9 +161,11 @@ class GraphRunner:
         compiled = self.owner.uses_compiled(self)
         copy_into(self.step.vectorizer.shared(self.inputs), self.step.vectorizer.shared(inputs))
         start = StackedRows([*pytree.tree_leaves(carry), *self._held(phase_run, batches.key)])
-        outcome = Carry(*(tree.clone() for tree in carry))
-        into = StackedRows(pytree.tree_leaves(outcome))
         schedule, places = self._plan(tuple(batches.lengths()))
+        # a client without steps ends as it begins; what the others end with is copied out of their slots
+        blank = torch.empty_like if len(schedule.turns) == len(batches.key) else torch.clone
+        outcome = Carry(*(tree.map(blank) for tree in carry))
+        into = StackedRows(pytree.tree_leaves(outcome))
         tables = self._fill(schedule, places, batches)
         left = 0  # steps until the table is used up
         for segment in schedule.segments:

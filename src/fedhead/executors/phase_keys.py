@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch.utils import _pytree as pytree
+from torch import Tensor
 
 from fedhead.core.log import warn_once
+from fedhead.core.tree import Tree, Weights
 from fedhead.executors.steps import PhaseRun
 from fedhead.models.module_digest import settings_digest, value_digest
 
@@ -73,7 +74,11 @@ class ChangingMethods:
             )
 
 
-def structure(tree: Any, first: int = 0) -> list[tuple[Any, ...]]:
-    """Return the shapes from dimension `first` on, the dtypes and the structure of a tree of tensors."""
-    leaves, shape = pytree.tree_flatten(tree)
-    return [(tuple(t.shape[first:]), t.dtype) for t in leaves] + [(str(shape),)]
+def structure(value: Any, first: int = 0) -> tuple[Any, ...]:
+    """Return the shapes from dimension `first` on, the dtypes and the names of tensors, trees and sequences of them."""
+    if isinstance(value, Tensor):
+        return tuple(value.shape[first:]), value.dtype
+    if not isinstance(value, Tree):
+        return tuple(structure(one, first) for one in value)
+    buffers = tuple(name for name in value if name in value.buffers) if isinstance(value, Weights) else None
+    return tuple(value), buffers, *(structure(one, first) for one in value.values())

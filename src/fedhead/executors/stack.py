@@ -27,6 +27,7 @@ from fedhead.executors.program import Program, Vectorizer
 from fedhead.executors.stack_errors import explain
 from fedhead.executors.stacked_replies import StackedReplies
 from fedhead.executors.steps import train_eagerly
+from fedhead.executors.vectorize import over_clients
 
 # Stacks of small models on a GPU may hold more clients than `largest` says.
 MAX_CLIENTS = 1024
@@ -43,11 +44,11 @@ class VmapVectorizer(Vectorizer):
 
     def start(self, program: Program) -> Callable[[ClientInputs], Weights]:
         """Vectorize `Program.start` over the client axis."""
-        return vmap(program.start, in_dims=(INPUT_DIMS,))
+        return over_clients(program.start, (INPUT_DIMS,))
 
     def finish(self, program: Program) -> Callable[[Weights, ClientInputs], Reply]:
         """Vectorize `Program.finish` over the client axis."""
-        return vmap(program.finish, in_dims=(0, INPUT_DIMS))
+        return over_clients(program.finish, (0, INPUT_DIMS))
 
     def correct(self, program: Program, phase: Phase) -> Callable[[Tree, ClientInputs], Tree]:
         """Vectorize `Program.correct` over the client axis."""
@@ -65,7 +66,7 @@ class VmapVectorizer(Vectorizer):
 
     def init(self, optimizer: Optimizer) -> Callable[[Tree], Tree]:
         """Vectorize `Optimizer.init` over the client axis."""
-        return vmap(optimizer.init)
+        return over_clients(optimizer.init, (0,))
 
     def take(self, inputs: ClientInputs, clients: slice | Tensor) -> ClientInputs:
         """Return the inputs of some clients of the stack."""
@@ -132,10 +133,22 @@ class Stack(Executor):
         one_stream = len(jobs) == 1 or jobs[0].program.pool.device.type == "cpu"
         run = self._replies if type(self).run is Stack.run else self.run
         replies = [run(job) for job in jobs] if one_stream else self._run_on_streams(run, jobs)
-        # a subclass may return other replies than were computed here
-        self.replies_finite = type(self).run is Stack.run and all_finite(self._computed)
-        self._computed.clear()
+        self.replies_finite = False
+        if type(self).run is not Stack.run:  # it may return other replies than were computed here
+            self._computed.clear()
         return replies
+
+    @property
+    def replies_finite(self) -> bool:
+        """Whether all numbers of the last replies are finite, looked at when it is asked for first: a GPU is busy."""
+        if self._computed:
+            self._replies_finite = all_finite(self._computed)
+            self._computed.clear()
+        return self._replies_finite
+
+    @replies_finite.setter
+    def replies_finite(self, value: bool) -> None:
+        self._replies_finite = value
 
     def _run_on_streams(self, run: Callable[[Job], Sequence[Reply]], jobs: list[Job]) -> list[Sequence[Reply]]:
         while len(self._streams) < len(jobs):

@@ -1,0 +1,77 @@
+"""Functions over a stack of clients give what `torch.func.vmap` gives, errors included."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from fedhead.algorithm.client import ClientInputs
+from fedhead.algorithm.phase import Reply
+from fedhead.core.tree import Tree, Weights
+from fedhead.executors import vectorize
+from fedhead.executors.stack import INPUT_DIMS
+from fedhead.executors.vectorize import over_clients
+
+COUNT = 3
+INPUTS = ClientInputs(
+    broadcast=Tree(model=Weights({"w": torch.arange(4.0).reshape(2, 2), "n": torch.tensor(2.0)}, ["n"])),
+    per_client=Tree(),
+    state=Tree(own=Tree(b=torch.arange(6.0).reshape(COUNT, 2))),
+    counts=torch.arange(6.0).reshape(COUNT, 2),
+    rows=torch.arange(COUNT)[:, None],
+    mask=torch.ones(COUNT, 1),
+    steps=torch.tensor([1.0, 2.0, 3.0]),
+    lr=torch.tensor(0.1),
+    round=torch.tensor(4),
+    numbers=Tree(),
+)
+MODELS = Weights({"w": torch.rand(COUNT, 2, 2), "n": torch.rand(COUNT)}, ["n"])
+
+
+def finish(w: Weights, inputs: ClientInputs) -> Reply:
+    """Use a bit of everything."""
+    sums = w["w"].sum(0) * inputs.lr + inputs.state["own"]["b"] * inputs.steps
+    return Reply(Tree(model=w.map(torch.neg), sums=sums), Tree(shared=inputs.broadcast["model"]))
+
+
+def same(found: Any, expected: Any) -> bool:
+    a, b = (torch.utils._pytree.tree_flatten(value) for value in (found, expected))
+    return a[1] == b[1] and all(torch.equal(one, other) for one, other in zip(a[0], b[0], strict=True))
+
+
+def test_trees_and_named_tuples_without_vmap(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = vmap(finish, in_dims=(0, INPUT_DIMS))(MODELS, INPUTS)
+    nothing = vmap(lambda w: Tree())(MODELS)
+    monkeypatch.setattr(vectorize, "vmap", None)
+    found = over_clients(finish, (0, INPUT_DIMS))(MODELS, INPUTS)
+    assert same(found, expected)
+    assert isinstance(found, Reply)
+    assert isinstance(found.keep["shared"], Weights)
+    assert found.keep["shared"].buffers == {"n"}
+    assert over_clients(lambda w: Tree(), (0,))(MODELS) == nothing == Tree()
+
+
+def test_other_results_are_those_of_vmap() -> None:
+    def listed(w: Weights) -> list[Tensor]:
+        return [w["w"] * 2, w["n"]]
+
+    assert same(over_clients(listed, (0,))(MODELS), vmap(listed)(MODELS))
+
+
+@pytest.mark.parametrize(
+    ("function", "error", "text"),
+    [
+        (lambda w: Tree(number=1.0), ValueError, "must only return Tensors"),
+        (lambda w: w["w"].sum().item(), RuntimeError, "vmap"),
+        (lambda w: torch.rand(2) * w["w"], RuntimeError, "random"),
+        (lambda w: w["nosuch"], KeyError, "nosuch"),
+    ],
+)
+def test_errors_are_those_of_vmap(function: Any, error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        over_clients(function, (0,))(MODELS)
+    assert same(over_clients(finish, (0, INPUT_DIMS))(MODELS, INPUTS), vmap(finish, (0, INPUT_DIMS))(MODELS, INPUTS))
