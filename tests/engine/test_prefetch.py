@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 
 import numpy as np
@@ -13,7 +14,10 @@ from fedhead.engine import prefetch
 from fedhead.engine.prefetch import Prefetcher
 
 
-def test_schedules_drawn_ahead_are_the_same_and_drawn_once(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("few", [0, 1 << 14])
+def test_schedules_drawn_ahead_are_the_same_and_drawn_once(few: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefetch, "FEW", few)
+    threads: set[str] = set()
     draws = [DrawArguments(50, 8, 3, False, key) for key in (1, 2, 3)]
     expected = [batching.draw_batches(*arguments) for arguments in draws]
     drawn: list[int] = []
@@ -21,6 +25,7 @@ def test_schedules_drawn_ahead_are_the_same_and_drawn_once(monkeypatch: pytest.M
 
     def counting(wanted: Sequence[DrawArguments]) -> list[batching.BatchSchedule]:
         drawn.extend(arguments.key for arguments in wanted)
+        threads.add(threading.current_thread().name)
         return plainly(wanted)
 
     monkeypatch.setattr(batching, "draw_all", counting)
@@ -30,6 +35,7 @@ def test_schedules_drawn_ahead_are_the_same_and_drawn_once(monkeypatch: pytest.M
         np.testing.assert_array_equal(found.positions, schedule.positions)
         np.testing.assert_array_equal(found.weight, schedule.weight)
     assert sorted(drawn) == [1, 2, 3]
+    assert len(threads) == (1 if few else 2), "few samples are drawn at once, more of them by a thread"
     ahead.schedules(draws[:1])  # asked for again, it is drawn again
     assert sorted(drawn) == [1, 1, 2, 3]
 

@@ -41,6 +41,11 @@ class HostStates(ClientStates):
         self._copies.wait()
         return self._kept
 
+    @property
+    def hold_tensors(self) -> bool:
+        """Whether there is anything to copy: most methods' clients keep nothing."""
+        return any(self._buffers.values()) or next(self._initial(0).tensors(), None) is not None
+
     def __getitem__(self, client: int) -> Tree:
         """Return a state on the device if it was asked for ahead, or else in the host's memory."""
         if client in self._prefetched:

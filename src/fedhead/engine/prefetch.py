@@ -9,6 +9,7 @@ from fedhead.core import batching
 from fedhead.core.batching import DrawArguments
 
 KEPT = 1 << 22  # samples of batches that are kept for other runs
+FEW = 1 << 14  # samples that are drawn at once, sooner than a thread would have taken over
 
 
 class Prefetcher:
@@ -21,14 +22,19 @@ class Prefetcher:
     def __init__(self, keep: bool = False) -> None:
         self._worker: ThreadPoolExecutor | None = None
         self._pending: dict[DrawArguments, tuple[Future[list[batching.BatchSchedule]], int]] = {}
+        self._ready: dict[DrawArguments, batching.BatchSchedule] = {}
         self._keep = keep
         self._kept: dict[DrawArguments, batching.BatchSchedule] = {}
         self._samples = 0  # of the batches that are kept
 
     def begin(self, draws: Iterable[DrawArguments]) -> None:
-        """Start to draw these in the background."""
-        wanted = [arguments for arguments in draws if arguments not in self._pending and arguments not in self._kept]
+        """Start to draw these in the background; few samples are drawn now."""
+        known = (self._pending, self._ready, self._kept)
+        wanted = [arguments for arguments in draws if not any(arguments in one for one in known)]
         if not wanted:
+            return
+        if sum(arguments.n * arguments.epochs for arguments in wanted) <= FEW:
+            self._ready.update(zip(wanted, batching.draw_all(wanted), strict=True))
             return
         if self._worker is None:
             self._worker = ThreadPoolExecutor(1, thread_name_prefix="batches")
@@ -49,6 +55,8 @@ class Prefetcher:
     def _drawn(self, arguments: DrawArguments) -> batching.BatchSchedule | None:
         if arguments in self._kept:
             return self._kept[arguments]
+        if arguments in self._ready:
+            return self._ready.pop(arguments)
         if arguments not in self._pending:
             return None
         drawing, place = self._pending.pop(arguments)

@@ -149,7 +149,7 @@ class Simulation(Clients, Transport[ClientStates]):
         """Let the executor do the work of a cohort, one job per architecture."""
         on_gpu = self.device.type == "cuda"
         goes_on = isinstance(algorithm, Method) and round < self.task.rounds
-        later = self.cohort(round + 1) if goes_on and (on_gpu or isinstance(states, HostStates)) else []
+        later = self.cohort(round + 1) if goes_on and isinstance(states, HostStates) and states.hold_tensors else []
         downlink = make_downlink(algorithm, server, cohort, self.task_of)
         jobs = self.work(algorithm, downlink, states, round)
         if self.compiled_from is not None and isinstance(algorithm, Method):
@@ -160,7 +160,7 @@ class Simulation(Clients, Transport[ClientStates]):
         executor = self._executor_for(algorithm)
         trained = executor.run_all(jobs)
         if on_gpu:  # which is training meanwhile; a CPU has no time to spare
-            self.draw_ahead(later, round + 1)
+            self.draw_ahead(self.cohort(round + 1) if goes_on else [], round + 1)
         for job, found in zip(jobs, trained, strict=True):
             if not isinstance(found, Sequence) or len(found) != len(job.clients):
                 what = f"{len(found)} replies" if isinstance(found, Sequence) else type(found).__name__
