@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
+
 import numpy as np
 import pytest
+import torch
 
 import fedhead as fh
+from fedhead.core.errors import Diverged
 from fedhead.engine.model_tests import JointModelTests, ModelTest
 from fedhead.engine.predictions import Predictions
-from fedhead.engine.rounds import FinishedRun
+from fedhead.engine.rounds import FinishedRun, Snapshot
+from fedhead.engine.rounds import run as run_rounds
+from fedhead.executors import graphs
+from fedhead.executors.compiler_process import Compilation
 from fedhead.executors.graphs import Graphs
 from fedhead.executors.job import Executor
 from fedhead.executors.multi_run import run_together
@@ -47,7 +55,9 @@ def test_each_trial_ends_as_it_does_alone(
     monkeypatch.setattr(JointModelTests, "_stacked", counting)
     data, built = federation(shape), BuiltModels()
     trials = []
-    for lr in np.geomspace(1e-3, 1e-2, TRIALS):
+    # BatchNorm of ten random images amplifies rounding: with 1e-2 a loop and a stack are 5 % apart after two rounds
+    slowest = 1e-4 if model == "resnet20" else 1e-3
+    for lr in np.geomspace(slowest, 10 * slowest, TRIALS):
         recipe = Recipe(model=model, clients=5, rounds=2, local_epochs=1, batch_size=10, lr=float(lr), momentum=0.9)
         trials.append(Experiment.from_recipe(recipe, Inputs.of(data), built))
 
@@ -58,14 +68,64 @@ def test_each_trial_ends_as_it_does_alone(
     joined = run_together(worker, [lambda member, one=one: run(one, member) for one in trials], mix_numbers=True)
     assert tested == [TRIALS] * 4  # two rounds, each on test and validation samples
     assert len({id(one.transport.pool) for one in joined}) == 1
-    apart = 1e-2 if model == "resnet20" else 2e-3  # BatchNorm of ten random images amplifies rounding
     for experiment, mine in list(zip(trials, joined, strict=True))[::2]:
         alone = run(experiment, "stack")
         for path, value in alone.server.leaves().items():
             scale = value.double().norm().clamp_min(1.0)
-            assert (value.double() - mine.server.leaves()[path].double()).norm() <= apart * scale, path
+            assert (value.double() - mine.server.leaves()[path].double()).norm() <= 2e-3 * scale, path
         for row, other in zip(mine.rows, alone.rows, strict=True):
             assert row["test_loss"] == pytest.approx(other["test_loss"], rel=1e-2)
             assert row["train_loss"] == pytest.approx(other["train_loss"], rel=1e-2)
             assert row["accuracy"] == pytest.approx(other["accuracy"], abs=2)  # per cent of 300 samples
             assert row["validation"]["loss"] == pytest.approx(other["validation"]["loss"], rel=1e-2)
+
+
+class SlowCompiler:
+    """A compiler in the background that is done when the test says so."""
+
+    def __init__(self) -> None:
+        self.compilations: list[Compilation] = []
+
+    def submit(self, graph: object, forms: object) -> Compilation:
+        self.compilations.append(Compilation())
+        return self.compilations[-1]
+
+
+@pytest.mark.filterwarnings("ignore")  # the compiler's own: as errors they would stop it
+@pytest.mark.parametrize("method", ["fedprox", "moon", "scaffold"])
+@pytest.mark.parametrize("diverging", [False, True])
+def test_trials_change_over_to_compiled_steps(method: str, diverging: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In bf16; one of the trials may diverge, before or after that."""
+    monkeypatch.setattr(graphs, "is_known", lambda graph, forms: False)
+    data, built = federation((3, 32, 32)), BuiltModels()
+    rates = [1e-3, 1e4 if diverging else 5e-3, 2e-3]
+    base = Recipe(method=method, model="simplecnn", clients=5, rounds=4, local_epochs=2, batch_size=10, momentum=0.9)
+    trials = [Experiment.from_recipe(replace(base, lr=lr), Inputs.of(data), built) for lr in rates]
+    compiler = SlowCompiler()
+    worker = Stack(graphs=Graphs(compiler=compiler))
+    compiled: list[bool] = []
+
+    def run(experiment: Experiment, executor: Executor) -> FinishedRun | None:
+        def after(snapshot: Snapshot) -> None:
+            compiled.append(worker.compiled)
+            if snapshot.round == 2:
+                for one in compiler.compilations:
+                    one.end()
+
+        try:
+            return run_rounds(experiment.simulation(data, torch.device("cuda"), True).using(executor), on_round=after)
+        except Diverged:
+            return None
+
+    joined = run_together(worker, [partial(run, one) for one in trials], mix_numbers=True)
+    assert worker.graphs.compile, "the step could not be compiled"
+    assert compiled[0] is False
+    assert compiled[-1] is True
+    assert [found is None for found in joined] == [False, diverging, False]
+    for experiment, mine in zip(trials, joined, strict=True):
+        if mine is not None:
+            alone = run(experiment, Stack(graphs=Graphs(compile=False)))
+            assert alone is not None
+            for path, value in alone.server.leaves().items():
+                scale = value.double().norm().clamp_min(1.0)
+                assert (value.double() - mine.server.leaves()[path].double()).norm() <= 1e-2 * scale, path
