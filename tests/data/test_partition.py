@@ -126,6 +126,30 @@ def test_moon_is_the_split_of_its_public_code(alpha, seed):
         parse("dirichlet(1e-9, moon)").split(y[:20], 10, 3, 0)
 
 
+@pytest.mark.parametrize(("alpha", "seed"), [(0.5, 0), (0.1, 7), (0.05, 10)])
+def test_fedetf_is_the_split_of_its_public_code(alpha, seed):
+    y = np.tile(np.arange(10), 200)
+    stream = np.random.RandomState(seed)  # what follows is the public code
+    rows = {c: np.where(y == c)[0].tolist() for c in range(10)}
+    for c in range(10):
+        stream.shuffle(rows[c])
+    held = [[] for _ in range(8)]
+    for c, share in enumerate(stream.dirichlet(np.repeat(alpha, 8), 10)):
+        end = 0
+        for k in range(8):
+            begin, end = end, end + round(share[k] * 200) if k < 7 else 200
+            held[k] += rows[c][begin:end]
+    assert [own.tolist() for own in parse(f"dirichlet({alpha}, fedetf)").split(y, 10, 8, seed)] == [*map(sorted, held)]
+
+
+def test_fedetf_has_the_smallest_clients_of_its_paper():
+    y = np.tile(np.arange(10), 5000)  # of CIFAR-10's size
+    smallest = [min(map(len, parse("dirichlet(0.05, fedetf)").split(y, 10, 20, seed))) for seed in (7, 8, 9, 10)]
+    assert smallest == [29, 13, 10, 2]
+    with pytest.raises(BadInput, match="can't draw shares for so small an alpha"):
+        parse("dirichlet(1e-320, fedetf)").split(y, 10, 20, 0)
+
+
 def test_plain_dirichlet_may_leave_clients_empty():
     y = np.repeat(np.arange(3), 50)
     sizes = sorted(len(r) for r in partition.Dirichlet(1e-12).split(y, 3, 10, 0))

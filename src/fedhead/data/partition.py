@@ -151,41 +151,6 @@ class CappedDirichlet(Partition):
 
 
 @dataclass(frozen=True)
-class MoonDirichlet(Partition):
-    """The splits of MOON's public code, row for row: the rule of `CappedDirichlet` after `np.random.seed(seed)`.
-
-    Splits of one α differ by more than methods do, so that results published for one are compared on that one.
-    """
-
-    alpha: Annotated[float, Above(0)]  # α
-
-    def generator(self, seed: int) -> np.random.RandomState:
-        return np.random.RandomState(seed & 0xFFFFFFFF)
-
-    def assign(self, y: NDArray[Any], classes: int, clients: int, rng: np.random.RandomState) -> list[Rows]:
-        for _ in range(1000):
-            held: list[list[int]] = [[] for _ in range(clients)]
-            for c in np.unique(y):
-                rows = np.flatnonzero(y == c)
-                rng.shuffle(rows)  # before the shares are drawn: the order decides the stream
-                share = rng.dirichlet(np.repeat(self.alpha, clients))
-                share = share * np.array([len(own) < len(y) / clients for own in held])
-                if not share.sum() > 0:  # NaN too: for tiny α NumPy's shares may all be 0
-                    break
-                cuts = (np.cumsum(share / share.sum()) * len(rows)).astype(int)[:-1]
-                for own, part in zip(held, np.split(rows, cuts), strict=True):
-                    own.extend(part.tolist())
-            else:
-                if min(map(len, held)) >= CappedDirichlet.minimum:
-                    return [np.asarray(own) for own in held]
-        few = f"1000 draws left some of the {clients} clients under 10 samples"
-        raise BadInput(f"partition {self}: {few}; use a larger alpha")
-
-    def __str__(self) -> str:
-        return f"dirichlet({self.alpha!r}, moon)"
-
-
-@dataclass(frozen=True)
 class EqualDirichlet(Partition):
     """Clients of equal size, each with class proportions drawn from Dir(α), as FedClassAvg's text describes.
 

@@ -26,11 +26,11 @@ from fedhead.data.partition import (
     CappedDirichlet,
     Dirichlet,
     EqualDirichlet,
-    MoonDirichlet,
     Natural,
     Partition,
     Skewed,
 )
+from fedhead.data.public_splits import FedETFDirichlet, MoonDirichlet
 
 PartitionLike = str | Partition | type[Partition] | Callable[..., Any]  # what names a partition in Python
 CALLED_WITH = ("y", "clients", "rng")  # a user's function
@@ -129,15 +129,21 @@ def _built_in(name: str, make: Callable[..., Partition], *forms: Form) -> None:
 
 def _dirichlet(
     alpha: Annotated[float, Above(0)],
-    form: Literal["plain", "capped", "equal", "moon"] = "plain",
+    form: Literal["plain", "capped", "equal", "moon", "fedetf"] = "plain",
     minimum: Annotated[int, AtLeast(0)] | None = None,
 ) -> Partition:
-    """One of four partitions by the Dirichlet distribution."""
+    """One of five partitions by the Dirichlet distribution."""
     if form == "capped":
         return CappedDirichlet(alpha) if minimum is None else CappedDirichlet(alpha, minimum)
     if minimum is not None:
         raise BadInput(f"partition dirichlet: minimum={minimum} needs the form capped: dirichlet({alpha}, capped, …)")
-    return {"plain": Dirichlet, "equal": EqualDirichlet, "moon": MoonDirichlet}[form](alpha)
+    forms: dict[str, Callable[[float], Partition]] = {
+        "plain": Dirichlet,
+        "equal": EqualDirichlet,
+        "moon": MoonDirichlet,
+        "fedetf": FedETFDirichlet,
+    }
+    return forms[form](alpha)
 
 
 _built_in("iid", IID, Form("iid", "", "shuffled and distributed evenly"))
@@ -158,6 +164,11 @@ _built_in(
         "dirichlet(alpha, moon)",
         "alpha > 0",
         "the capped rule, seeded as np.random.seed does: the very splits of MOON's public code",
+    ),
+    Form(
+        "dirichlet(alpha, fedetf)",
+        "alpha > 0",
+        "the plain rule, seeded as np.random.seed does: the very splits of FedETF's public code",
     ),
     Form(
         "dirichlet(alpha, equal)",
