@@ -355,4 +355,5 @@ def test_a_killed_study_resumes_and_two_workers_share_one(tmp_path: Path) -> Non
     assert {row["state"] for row in rows} <= {"complete", "retried"}
     lost = [row["lr"] for row in rows if row["state"] == "retried" and row["lr"]]  # some had no setting yet
     assert set(lost) <= {row["lr"] for row in done}  # what was lost was tried again
+    assert {row["reason"] for row in rows if row["state"] == "retried"} <= {"its process was stopped"}
     assert len({row["lr"] for row in done}) == 8  # and nothing twice

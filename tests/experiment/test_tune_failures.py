@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -173,6 +174,20 @@ def test_an_objective_that_no_trial_can_have_ends_the_search_at_once(tmp_path: P
     with pytest.raises(fh.BadInput, match="objective accuracy: local has none here"):
         tune(recipe, "lr=uniform(0.1, 0.2)", out=tmp_path, trials=4, objective="accuracy")
     assert [row["state"] for row in rows(tmp_path)] == ["failed"]
+
+
+def test_the_command_says_how_a_search_goes_on_after_a_full_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(self: Study, *words: Any, **settings: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", "study.db")
+
+    monkeypatch.setattr(Study, "__init__", full)
+    assert call(["tune", "digits", *SMALL, "lr=uniform(0.1, 0.2)", "--out", str(tmp_path / "s")]) == 3
+    told = capsys.readouterr().err
+    assert told == (
+        "error: [Errno 28] No space left on device: 'study.db'; the same command goes on where it stopped\n"
+    )
 
 
 @pytest.mark.slow

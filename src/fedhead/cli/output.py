@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from fedhead.core.errors import FedheadError, machine_fault
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -74,3 +76,15 @@ def interruptible(message: Callable[[], str]) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         raise Stopped(message()) from None
+
+
+@contextmanager
+def resumable() -> Iterator[None]:
+    """Say of a command that was interrupted, or that a full disk or too little memory ended, how it goes on."""
+    try:
+        with interruptible(lambda: f"stopped; {GOES_ON}"):
+            yield
+    except Exception as error:  # the disk may be full anywhere; what is no fault of the machine is raised again
+        if (fault := machine_fault(error)) is None:
+            raise
+        raise FedheadError(f"{fault}; {GOES_ON}") from error

@@ -29,7 +29,7 @@ from fedhead.cli.options import (
     numbers,
     words,
 )
-from fedhead.cli.output import GOES_ON, console, interruptible
+from fedhead.cli.output import console, resumable
 from fedhead.cli.several_devices import Devices, run_on_each
 from fedhead.core.errors import BadInput
 
@@ -121,7 +121,7 @@ def reproduce(
         from fedhead.experiment.reproduce import reproduce_next
         from fedhead.experiment.run import Settings
 
-        with interruptible(lambda: f"stopped; {GOES_ON}"):
+        with resumable():
             reproduce_next(
                 out or Path("runs") / "next",
                 _required(results, "--next"),
@@ -152,11 +152,11 @@ def reproduce(
     from fedhead.experiment.sweep import read_shard
 
     if devices is not None:
-        with interruptible(lambda: f"stopped; {GOES_ON}"):
+        with resumable():
             run_on_each(devices, device=device, shard=shard)
         minutes = 0  # all is done: what follows only prints the table
     folder = out or Path("runs") / (table if scale is Scale.full else f"{table}-small")
-    with interruptible(lambda: f"stopped; {GOES_ON}"):
+    with resumable():
         result = run_table(
             found,
             folder,

@@ -28,9 +28,9 @@ from fedhead.cli.options import (
     Together,
     numbers,
 )
-from fedhead.cli.output import GOES_ON, console, interruptible
+from fedhead.cli.output import GOES_ON, console, resumable
 from fedhead.cli.several_devices import Devices, run_on_each
-from fedhead.core.errors import BadInput, FedheadError, machine_fault
+from fedhead.core.errors import BadInput, FedheadError
 
 if TYPE_CHECKING:
     from fedhead.experiment.sweep_table import SweepResult
@@ -96,26 +96,21 @@ def sweep(
     if devices is not None:
         if engine is EngineName.ray:
             raise BadInput("--devices are those of this machine: leave --engine ray out")
-        with interruptible(lambda: f"stopped; {GOES_ON}"):
+        with resumable():
             run_on_each(devices, device=device, shard=shard)
         minutes = 0  # all is done: what follows only prints the table
-    try:
-        with interruptible(lambda: f"stopped; {GOES_ON}"):
-            result = run_sweep(
-                table,
-                out,
-                seeds=how_many,
-                shard=part,
-                minutes=minutes,
-                settings=settings,
-                together=together,
-                engine=make_engine(engine.value, cpus_per_cell, gpus_per_cell),
-                log=lambda text: print(text, file=sys.stderr, flush=True),
-            )
-    except Exception as error:  # the disk may be full anywhere; what is no fault of the machine is raised again
-        if (fault := machine_fault(error)) is None:
-            raise
-        raise FedheadError(f"{fault}; {GOES_ON}") from error
+    with resumable():
+        result = run_sweep(
+            table,
+            out,
+            seeds=how_many,
+            shard=part,
+            minutes=minutes,
+            settings=settings,
+            together=together,
+            engine=make_engine(engine.value, cpus_per_cell, gpus_per_cell),
+            log=lambda text: print(text, file=sys.stderr, flush=True),
+        )
     if as_json:
         print((result.folder / "table.json").read_text(encoding="utf-8"), end="")
     else:
@@ -165,5 +160,5 @@ def _print_table(result: SweepResult) -> None:
         shown.add_row(*(Text(row.choices[axis]) for axis in result.axes), *values, finished)
     console().print(shown)
     if result.left:
-        print(f"the time is up: {result.left} runs are left")
+        print(f"the time is up: {result.left} runs are left; {GOES_ON}")
     print(f"written to {result.folder / 'table.csv'}; its runs are in {result.folder / 'runs'}")

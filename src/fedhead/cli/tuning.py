@@ -22,7 +22,7 @@ from fedhead.cli.options import (
     Precision,
     PrecisionName,
 )
-from fedhead.cli.output import interruptible
+from fedhead.cli.output import interruptible, resumable
 from fedhead.core.errors import BadInput, FedheadError
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ def tune(
     def stopped() -> str:
         return f"stopped; go on with: {shlex.join(['fedhead', *sys.argv[1:]])}"
 
-    with interruptible(stopped):
+    with resumable(), interruptible(stopped):
         found = search(
             recipe,
             *(assignments or []),
@@ -166,16 +166,15 @@ def tune(
             settings=Settings(data, device, "auto", precision.value, compile=compile.value),
             on_trial=tell,
         )
-    print(f"best        {objective} {found.value:.4f} on validation samples")
-    for key, value in found.best.values.items():
-        print(f"{key:<11} {_short(value)}")
-    print(f"recipe      {folder / 'best.yaml'}\ntrials      {folder / 'trials.csv'}")
+    lines = [("best", f"{objective} {found.value:.4f} on validation samples")]
+    lines += [(key, _short(value)) for key, value in found.best.values.items()]
+    lines += [("recipe", str(folder / "best.yaml")), ("trials", str(folder / "trials.csv"))]
     if found.final is not None:
         accuracies = {name: found.final[name] for name in ("accuracy", "personal") if found.final[name] is not None}
-        print("final       " + ", ".join(f"{name} {value:.2f} %" for name, value in accuracies.items()))
-    if plot:
-        for path in draw(folder):
-            print(f"figure      {path}")
+        lines.append(("final", ", ".join(f"{name} {value:.2f} %" for name, value in accuracies.items())))
+    lines += [("figure", str(path)) for path in draw(folder)] if plot else []
+    width = max(11, *(len(name) for name, _ in lines))
+    print("\n".join(f"{name:<{width}} {text}" for name, text in lines))
     if failed := found.failed:
         raise FedheadError(_failures(failed, sum(one.state in ENDED for one in found.trials)))
 

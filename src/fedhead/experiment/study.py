@@ -240,9 +240,7 @@ class Study:
             cause = error.__cause__ or error
             if "full" in str(cause) or "I/O error" in str(cause):
                 full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.folder / FILE))
-                raise FedheadError(
-                    f"{full}: make room, then give the same command again, which goes on with the study"
-                ) from full
+                raise FedheadError(f"{full}: make room, then tune again, which goes on with the study") from full
             raise BadInput(f"{self.folder / FILE} can't be used as a study ({first_line(cause)})") from error
 
 

@@ -251,9 +251,10 @@ class TrialTraining:
         )
         value = self._final_value(result)
         if value is None:
+            others = "accuracy or loss" if self.objective.startswith("personal") else "personal or personal_loss"
             lacking = BadInput(
                 f"objective {self.objective}: {experiment.method.name} has none here; tune for another one, such as "
-                "personal or loss"
+                f"{others}"
             )
             if self.objective_varies:
                 raise lacking

@@ -92,6 +92,5 @@ def record(trial: Any, space: Sequence[Dimension], retried: bool = False) -> Tri
     value = trial.intermediate_values.get(last) if trial.state.name in ("PRUNED", "RUNNING") else trial.value
     seconds = None if trial.duration is None else trial.duration.total_seconds()
     state, kept = RETRIED if retried else STATES[trial.state.name], trial.user_attrs
-    return TrialRecord(
-        trial.number, state, value, last, seconds, values, kept.get(REASON, ""), kept.get(REPEATABLE, False)
-    )
+    reason = kept.get(REASON, "its process was stopped" if retried else "")
+    return TrialRecord(trial.number, state, value, last, seconds, values, reason, kept.get(REPEATABLE, False))
