@@ -144,7 +144,7 @@ class GraphRunner:
         self._compilation: Compilation | None = None  # in the background
         self._traced: torch.fx.GraphModule | None = None  # until it is compiled
         self._plans: dict[tuple[int, ...], tuple[Plan, list[Tensor]]] = {}  # by the clients' numbers of steps
-        self._outcome = StackedRows(pytree.tree_leaves(self.carry))
+        self._outcome = StackedRows(_tensors(self.carry))
         held = self._held(phase_run._replace(w=self.w, inputs=self.inputs), self.key)
         self._slots = StackedRows([*self._outcome.tensors, *held])
 
@@ -160,12 +160,12 @@ class GraphRunner:
         _, batches, carry, _, inputs = phase_run
         compiled = self.owner.uses_compiled(self)
         copy_into(self.step.vectorizer.shared(self.inputs), self.step.vectorizer.shared(inputs))
-        start = StackedRows([*pytree.tree_leaves(carry), *self._held(phase_run, batches.key)])
+        start = StackedRows([*_tensors(carry), *self._held(phase_run, batches.key)])
         schedule, places = self._plan(tuple(batches.lengths()))
         # a client without steps ends as it begins; what the others end with is copied out of their slots
         blank = torch.empty_like if len(schedule.turns) == len(batches.key) else torch.clone
         outcome = Carry(*(tree.map(blank) for tree in carry))
-        into = StackedRows(pytree.tree_leaves(outcome))
+        into = StackedRows(_tensors(outcome))
         tables = self._fill(schedule, places, batches)
         left = 0  # steps until the table is used up
         for segment in schedule.segments:
@@ -208,7 +208,7 @@ class GraphRunner:
     def _held(self, phase_run: PhaseRun, key: Tensor) -> list[Tensor]:
         """Return the tensors, with a client axis, that the steps read and don't change."""
         untrained = [t for name, t in phase_run.w.items() if name not in self.carry.params]
-        return [*pytree.tree_leaves(untrained), *self.step.vectorizer.per_client(phase_run.inputs), key]
+        return [*untrained, *self.step.vectorizer.per_client(phase_run.inputs), key]
 
     # -- compilation ------------------------------------------------------------------------------
     @property
@@ -290,3 +290,8 @@ class GraphRunner:
             counter.add_(1)
 
         return function, [*changed, *read]
+
+
+def _tensors(carry: Carry) -> list[Tensor]:
+    """Return all tensors of a carry, always in the same order."""
+    return [t for tree in carry for t in tree.tensors()]

@@ -130,10 +130,10 @@ class Job:
         pool, device = self.program.pool, self.program.pool.device
         if squeeze:
             rows, mask, steps = rows[0], mask[0], steps[0]
-        lr = torch.tensor(self.lr, dtype=pool.dtype, device=device)
+        lr = torch.full((), self.lr, dtype=pool.dtype, device=device)  # on a GPU sooner than a copy of the number
         names = self.numbers[0] if self.numbers else ()
         numbers = {n: torch.tensor([each[n] for each in self.numbers], dtype=pool.dtype, device=device) for n in names}
-        round = torch.tensor(self.round, device=device)
+        round = torch.full((), self.round, dtype=torch.int64, device=device)
         return ClientInputs(self.broadcast, own, state, counts, rows, mask, steps, lr, round, Tree(numbers))
 
     def _padded(self, places: list[int]) -> tuple[Tensor, Tensor, Tensor]:
@@ -144,9 +144,13 @@ class Job:
         rows = torch.from_numpy(np.stack(full)).to(pool.device)
         if len(different) < len(places):
             rows = rows[torch.tensor(which, device=pool.device)]
-        size = torch.tensor([len(self.rows[k]) for k in places], device=pool.device)
-        mask = (torch.arange(longest, device=pool.device) < size[:, None]).to(pool.dtype)
-        steps = [sum(len(s) for s in self.schedules[k]) for k in places]
+        sizes = [len(self.rows[k]) for k in places]
+        if min(sizes) == longest:
+            mask = torch.ones(len(places), longest, dtype=pool.dtype, device=pool.device)
+        else:
+            size = torch.tensor(sizes, device=pool.device)
+            mask = (torch.arange(longest, device=pool.device) < size[:, None]).to(pool.dtype)
+        steps = [sum(map(len, self.schedules[k])) for k in places]
         return rows, mask, torch.tensor(steps, dtype=pool.dtype, device=pool.device)
 
     def batches(self, k: int) -> list[PhaseBatches]:

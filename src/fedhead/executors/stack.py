@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.func import vmap
-from torch.utils import _pytree as pytree
 
 from fedhead.algorithm.client import ClientInputs
 from fedhead.algorithm.phase import Phase, Reply
@@ -88,8 +87,8 @@ class VmapVectorizer(Vectorizer):
 
 
 def _leaves(inputs: ClientInputs, wanted: Callable[[object], bool]) -> list[Tensor]:
-    chosen = [value for value, dim in zip(inputs, INPUT_DIMS, strict=True) if wanted(dim)]
-    return [t for t in pytree.tree_leaves(chosen) if isinstance(t, Tensor)]
+    chosen: list[Any] = [value for value, dim in zip(inputs, INPUT_DIMS, strict=True) if wanted(dim)]
+    return [t for value in chosen for t in (value.tensors() if isinstance(value, Tree) else (value,))]
 
 
 def largest(device: torch.device) -> int:
