@@ -23,7 +23,6 @@ from fedhead.experiment.trials import Outcome
 
 pytest.importorskip("optuna")
 SMALL = ["subset=60", "rounds=1", "local_epochs=1", "clients=2", "model=mlp(hidden=[4])"]
-BROKEN = "method.kind=choice(good, loss, server)"
 
 
 @dataclass(frozen=True)
@@ -66,34 +65,48 @@ def rows(folder: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-@pytest.mark.parametrize("concurrent", [pytest.param(1, marks=pytest.mark.slow), 6])
-def test_trials_that_raise_are_recorded_as_failed_and_the_others_go_on(
-    breaks: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, concurrent: int
-) -> None:
-    found = tune(breaks, BROKEN, "lr=uniform(0.1, 0.2)", out=tmp_path / "a", trials=6, concurrent_trials=concurrent)
-    kinds = [one.values["method.kind"] for one in found.trials]
-    assert set(kinds) == {"good", "loss", "server"}
-    assert [one.state for one in found.trials] == ["complete" if kind == "good" else "failed" for kind in kinds]
-    said = {"loss": "ValueError: no such loss", "server": "KeyError: 'no such mean'"}
-    for one in found.failed:
-        assert one.value is None
-        assert one.reason.endswith(said[one.values["method.kind"]])
-        assert one.reason.startswith("Breaks.")  # the user's own line
-    monkeypatch.setattr(Breaks, "broken", False)
-    whole = tune(breaks, BROKEN, "lr=uniform(0.1, 0.2)", out=tmp_path / "b", trials=6, concurrent_trials=concurrent)
-    values = [one.value for one in whole.trials if one.values["method.kind"] == "good"]
-    assert [one.value for one in found.trials if one.state == "complete"] == values  # bit by bit
+def outcomes(recipe: Recipe, *chosen: dict[str, Any]) -> list[Outcome]:
+    """Train trials side by side, without a study."""
+    ended: dict[int, Outcome] = {}
+    search = TrialTraining.make(recipe, [], "loss", 0.15, Settings(device="cpu", executor="stack"))
+    search.run(chosen, lambda place, number, value: False, lambda place, outcome: ended.update({place: outcome}))
+    return [ended[place] for place in range(len(chosen))]
 
 
-@pytest.mark.parametrize("concurrent", [pytest.param(1, marks=pytest.mark.slow), 4])
-def test_a_trial_that_diverges_has_failed_and_is_not_tried_again(tmp_path: Path, concurrent: int) -> None:
+def test_a_trial_that_raises_fails_and_those_beside_it_keep_their_numbers(breaks: Recipe) -> None:
+    good = [{"method.kind": "good", "lr": lr} for lr in (0.1, 0.2)]
+    loss, server = ({"method.kind": kind, "lr": 0.1} for kind in ("loss", "server"))
+    first, one, second, other = outcomes(breaks, loss, good[0], server, good[1])
+    assert [one, other] == outcomes(breaks, *good)  # bit by bit
+    assert (one.state, first.state, second.state) == ("complete", "failed", "failed")
+    assert (first.value, first.repeatable) == (None, True)
+    assert first.reason.startswith("Breaks.loss (test_tune_failures.py, line")  # the user's own line
+    assert first.reason.endswith("ValueError: no such loss")
+    assert second.reason.endswith("KeyError: 'no such mean'")
+
+
+def test_a_model_that_can_not_be_built_with_some_values_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = TrialTraining.experiment
+
+    def experiment(self: TrialTraining, values: dict[str, Any]) -> Any:
+        if values["lr"] > 0.15:
+            raise RuntimeError("too wide")
+        return whole(self, values)
+
+    monkeypatch.setattr(TrialTraining, "experiment", experiment)
+    found = outcomes(load("digits", SMALL), {"lr": 0.2}, {"lr": 0.1}, {"lr": 0.16})
+    assert [one.state for one in found] == ["failed", "complete", "failed"]
+    assert found[0].reason.endswith("RuntimeError: too wide")
+
+
+def test_a_trial_that_diverges_has_failed_and_is_not_tried_again(tmp_path: Path) -> None:
     recipe, space = load("digits", SMALL), "lr=choice(0.1, 1e39)"
-    found = tune(recipe, space, out=tmp_path, trials=4, concurrent_trials=concurrent, sampler="tpe", objective="loss")
+    found = tune(recipe, space, out=tmp_path, trials=4, concurrent_trials=4)
     states = {one.values["lr"]: one.state for one in found.trials}
     assert states == {0.1: "complete", 1e39: "failed"}
     assert found.best.values["lr"] == 0.1
     assert "diverged: client 0, round 1" in found.failed[0].reason
-    again = tune(recipe, space, out=tmp_path, trials=4, concurrent_trials=concurrent, sampler="tpe", objective="loss")
+    again = tune(recipe, space, out=tmp_path, trials=4, concurrent_trials=4)
     assert again.trials == found.trials
 
 
@@ -150,25 +163,7 @@ def test_stop_on_error_raises_the_error_itself(breaks: Recipe, tmp_path: Path) -
     assert [row["state"] for row in rows(tmp_path)] == ["failed"]
 
 
-def test_a_model_that_can_not_be_built_with_some_values_fails_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole = TrialTraining.experiment
-
-    def experiment(self: TrialTraining, values: dict[str, Any]) -> Any:
-        if values["lr"] > 0.15:
-            raise RuntimeError("too wide")
-        return whole(self, values)
-
-    monkeypatch.setattr(TrialTraining, "experiment", experiment)
-    found = tune(load("digits", SMALL), "lr=uniform(0.1, 0.2)", out=tmp_path, trials=3, concurrent_trials=3)
-    assert [one.state for one in found.trials] == [
-        "failed" if one.values["lr"] > 0.15 else "complete" for one in found.trials
-    ]
-    assert found.failed
-    assert all(one.reason.endswith("RuntimeError: too wide") for one in found.failed)
-
-
+@pytest.mark.slow
 def test_an_objective_that_no_trial_can_have_ends_the_search_at_once(tmp_path: Path) -> None:
     recipe = load("digits", [*SMALL, "method=local"])
     with pytest.raises(fh.BadInput, match="objective accuracy: local has none here"):
