@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -139,15 +139,15 @@ def test_algorithm_2_against_a_plain_loop() -> None:
             torch.testing.assert_close(result.states[k]["tuned"][name], p.detach(), atol=1e-10, rtol=1e-10)
 
 
-@pytest.mark.parametrize("epochs", [None, 2])
-def test_the_public_codes_fine_tuning_against_a_plain_loop(epochs: int | None) -> None:
+@pytest.mark.parametrize(("norm", "epochs"), [("group", None), ("group", 2), ("batch", None)])
+def test_the_public_codes_fine_tuning_against_a_plain_loop(norm: str, epochs: int | None) -> None:
     """A local round of FedETF, then V by plain SGD at 0.1 and p by SGD at 0.05 with momentum and weight decay."""
-    simulation = trained(FedETF(), weight_decay=0.01)
+    simulation = trained(FedETF(), norm, weight_decay=0.01)
     result = run_stage(simulation.using(Loop()), FineTuneETF(iterations=2, epochs=epochs, variant="code", record=False))
     decay, fed = 0.9**2, simulation.federation
     plain = Plain(fed)
     for k in CLIENTS:
-        model = network("group", "etf").double()
+        model = network(norm, "etf").double()
         load(model, simulation.server["model"])
         n = torch.bincount(fed.train.y[fed.rows[k]], minlength=3).double()
         vectors, layer = model.classifier.weight, list(model.projection.parameters())
@@ -163,8 +163,11 @@ def test_the_public_codes_fine_tuning_against_a_plain_loop(epochs: int | None) -
                 logits = model(x).logits
                 F.cross_entropy(logits + n.clamp_min(1).log() if phase == 0 else logits, y).backward()
                 optimizer.step()
-        for name, p in model.named_parameters():
-            torch.testing.assert_close(result.states[k]["tuned"][name], p.detach(), atol=1e-10, rtol=1e-10)
+        tuned = result.states[k]["tuned"]
+        for name, value in model.state_dict().items():
+            if name in tuned:
+                torch.testing.assert_close(tuned[name], value, atol=1e-10, rtol=1e-10)
+        assert any(name.endswith("running_mean") for name in tuned) == (norm == "batch")
 
 
 @pytest.mark.parametrize("variant", ["paper", "code"])
@@ -185,9 +188,10 @@ def test_the_public_codes_variant_leaves_the_temperature(variant: str) -> None:
     assert (state["tuned"]["classifier.weight"] - state["classifier 1"]["classifier.weight"]).abs().max() > 0
 
 
-def test_accuracy_is_recorded_after_each_step() -> None:
+@pytest.mark.parametrize("variant", ["paper", "code"])
+def test_accuracy_is_recorded_after_each_step(variant: Literal["paper", "code"]) -> None:
     """Each step's figure is that of a stage which ends there."""
-    simulation, result = tune("paper", Loop(), "batch")
+    simulation, result = tune(variant, Loop(), "batch")
     steps = result.metrics["steps"]
     turns = ["classifier 1", "projection 1", "classifier 2", "projection 2"]
     assert list(steps) == ["global", "extractor", *turns]
@@ -195,9 +199,10 @@ def test_accuracy_is_recorded_after_each_step() -> None:
     untouched = evaluate(simulation, simulation.method, simulation.server, simulation.states, 1)
     assert steps["global"] == untouched["personal"]
     for iterations, last in ((0, "extractor"), (1, "projection 1")):
-        shorter = run_stage(simulation.using(Loop()), FineTuneETF(iterations=iterations, record=False))
+        stage = FineTuneETF(iterations=iterations, variant=variant, record=False)
+        shorter = run_stage(simulation.using(Loop()), stage)
         assert "steps" not in shorter.metrics
-        look = FineTuneETF(at=last).after(simulation.method)
+        look = FineTuneETF(variant=variant, at=last).after(simulation.method)
         job = simulation.jobs(look, result.server, result.states, [3], STAGE)[0]
         w = look.personal_model(job.program.client(job.inputs(0)))
         for name, value in shorter.states[3]["tuned"].items():

@@ -32,7 +32,8 @@ class Phase:
         begins: The first round in which the phase takes place.
         ends: The last one; None: that of the run.
         corrects: Whether `Method.correct` sees the phase's gradients.
-        saves: Name under which the client's state keeps what this phase trained, as it is after the phase.
+        saves: Name under which the client's state keeps what this phase trained and the running statistics, as they are
+            after the phase.
         scheduled: Whether the run's decay and schedule of the learning rate apply, or the optimizer's rate stays.
     """
 

@@ -61,7 +61,8 @@ def phase_runs(
         else:
             inputs = inputs._replace(state=inputs.state.replace({phase.on: model}))
         if phase.saves is not None:
-            inputs = inputs._replace(state=inputs.state.replace({phase.saves: model.part(*phase.trains)}))
+            saved = model.part(*phase.trains).replace(model.stats)
+            inputs = inputs._replace(state=inputs.state.replace({phase.saves: saved}))
     with torch.no_grad():
         reply = vectorizer.finish(program)(w, inputs)
     if program.persistent and optimizer_states:

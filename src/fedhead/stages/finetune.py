@@ -123,9 +123,10 @@ class FineTuneETF(FineTune):
     """FedETF's personalized fine-tuning (Algorithm 2): the extractor, then in turns ETF and projection.
 
     Accuracy is recorded after each step (Fig. 6b). In `variant="paper"` each step trains for `epochs` by plain cross
-    entropy (Eq. 9-11) with the run's optimizer, β throughout. `variant="code"` is what the public code does: the first
-    step is an ordinary local round, V is trained by plain SGD at 0.1 and p at 0.05 (without the run's decay) for 3
-    epochs each, and β is left. In both, a fixed extractor's running statistics stay as they are.
+    entropy (Eq. 9-11) with the run's optimizer, β throughout, and the running statistics of a fixed extractor stay as
+    they are. `variant="code"` is what the public code does: the first step is an ordinary local round, V is trained by
+    plain SGD at 0.1 and p at 0.05 (without the run's decay) for 3 epochs each, and β is left. BatchNorm stays in
+    training mode, so that running statistics go on adapting to the client.
     """
 
     objectives: ClassVar[tuple[str, ...]] = ("multiclass",)
@@ -160,8 +161,8 @@ class FineTuneETF(FineTune):
         return client.loss(client.apply(w, batch.x).logits, batch)
 
     def loss(self, w: Weights, batch: Batch, client: Client) -> Tensor:
-        """Cross entropy without balance (Eq. 9) on top of a fixed extractor, running statistics included."""
-        return client.loss(client.apply(w, batch.x, train=False).logits, batch)
+        """Cross entropy without balance (Eq. 9) on top of a fixed extractor."""
+        return client.loss(client.apply(w, batch.x, train=self.variant == "code").logits, batch)
 
     def steps(self) -> dict[str, Stage]:
         """Before, after the extractor, and after each turn."""
@@ -177,7 +178,7 @@ class FineTuneETF(FineTune):
         w = self.method.start(client)
         if self.at == "global":
             return w
-        w = end.replace(w.part("projection", "classifier"))  # the extractor is done after the first step
+        w = end.replace(w.part("projection", "classifier"))  # the extractor is trained in the first step alone
         for name in self.steps():
             if name in client.state:
                 w = w.replace(client.state[name])
