@@ -42,7 +42,8 @@ def test_loops_side_by_side_give_the_same_bits(threads: None) -> None:
             assert torch.equal(value, beside.states[client].leaves()[path])
 
 
-def test_a_failure_in_one_loop_is_raised_and_the_threads_are_as_before(threads: None) -> None:
+@pytest.mark.parametrize("lr", [1e30, 1e39])  # single precision has no room for the second
+def test_a_failure_in_one_loop_is_raised_and_the_threads_are_as_before(threads: None, lr: float) -> None:
     with pytest.raises(Diverged, match="client"):
-        simulate(3, lr=1e30)
+        simulate(3, lr)
     assert torch.get_num_threads() == 3

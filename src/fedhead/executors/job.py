@@ -130,7 +130,8 @@ class Job:
         pool, device = self.program.pool, self.program.pool.device
         if squeeze:
             rows, mask, steps = rows[0], mask[0], steps[0]
-        lr = torch.full((), self.lr, dtype=pool.dtype, device=device)  # on a GPU sooner than a copy of the number
+        rate = min(self.lr, torch.finfo(pool.dtype).max)  # a larger one diverges as well
+        lr = torch.full((), rate, dtype=pool.dtype, device=device)  # on a GPU sooner than a copy of the number
         names = self.numbers[0] if self.numbers else ()
         numbers = {n: torch.tensor([each[n] for each in self.numbers], dtype=pool.dtype, device=device) for n in names}
         round = torch.full((), self.round, dtype=torch.int64, device=device)
