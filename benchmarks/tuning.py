@@ -27,7 +27,7 @@ from fedhead.engine.rounds import FinishedRun
 from fedhead.executors import select
 from fedhead.executors.graphs import Graphs
 from fedhead.executors.job import Executor
-from fedhead.executors.multi_run import run_together
+from fedhead.executors.joint.runs import run_together
 from fedhead.executors.stack import Stack
 from fedhead.experiment.data import Inputs
 from fedhead.experiment.experiment import BuiltModels, Experiment

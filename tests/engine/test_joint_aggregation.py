@@ -20,7 +20,7 @@ from fedhead.engine.model_tests import JointModelTests
 from fedhead.engine.rounds import FinishedRun
 from fedhead.engine.simulation import Simulation
 from fedhead.executors.job import Executor
-from fedhead.executors.multi_run import run_together
+from fedhead.executors.joint.runs import run_together
 from fedhead.executors.stack import Stack
 from fedhead.methods import METHODS
 from fedhead.stages.ccvr import CCVR

@@ -25,8 +25,8 @@ from fedhead.data.federation import Federation
 from fedhead.engine.rounds import train_round
 from fedhead.engine.simulation import Simulation
 from fedhead.executors.job import Executor
+from fedhead.executors.joint.runs import run_together
 from fedhead.executors.loop import Loop
-from fedhead.executors.multi_run import run_together
 from fedhead.executors.stack import Stack
 from fedhead.models.wrap import split
 from fedhead.testing import CheckFailed, check_model

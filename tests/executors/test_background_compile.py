@@ -19,10 +19,10 @@ from fedhead.core.tree import Tree
 from fedhead.engine.simulation import Simulation
 from fedhead.executors import graphs
 from fedhead.executors.client_round import local_round
-from fedhead.executors.compiler_process import Compilation
+from fedhead.executors.compiling.process import Compilation
 from fedhead.executors.graphs import Graphs
 from fedhead.executors.job import Job
-from fedhead.executors.joint_jobs import merge_jobs
+from fedhead.executors.joint.jobs import merge_jobs
 from fedhead.executors.stack import VmapVectorizer
 from fedhead.executors.steps import Trainer, train_eagerly
 from fedhead.methods import METHODS

@@ -23,7 +23,7 @@ from fedhead.engine.rounds import train_round
 from fedhead.engine.simulation import Simulation
 from fedhead.executors import graphs, lane_steps
 from fedhead.executors.client_round import local_round
-from fedhead.executors.compile import trace
+from fedhead.executors.compiling.step import trace
 from fedhead.executors.graphs import Graphs
 from fedhead.executors.lanes import Lanes
 from fedhead.executors.loop import Loop

@@ -17,8 +17,8 @@ from fedhead.engine.rounds import train_round
 from fedhead.engine.simulation import Simulation
 from fedhead.executors import graphs, step_graphs
 from fedhead.executors.client_round import local_round
-from fedhead.executors.compile import TensorForm, compile_step, is_known, short_descriptions, trace, warm_up
-from fedhead.executors.compiler_process import CompilerProcess
+from fedhead.executors.compiling.process import CompilerProcess
+from fedhead.executors.compiling.step import TensorForm, compile_step, is_known, short_descriptions, trace, warm_up
 from fedhead.executors.graphs import GraphRunner, Graphs
 from fedhead.executors.job import Job
 from fedhead.executors.phase_keys import without_rows

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from fedhead.executors.compile import trace
+from fedhead.executors.compiling.step import trace
 from fedhead.executors.kernels import normalize
 from fedhead.executors.kernels.fusion import fuse
 

@@ -15,7 +15,7 @@ from fedhead.core.optimizers import SGD
 from fedhead.engine.rounds import train_round
 from fedhead.engine.simulation import Simulation
 from fedhead.executors import lane_steps
-from fedhead.executors.compile import trace
+from fedhead.executors.compiling.step import trace
 from fedhead.executors.job import Executor
 from fedhead.executors.lane_groups import STEPS_PER_GRAPH
 from fedhead.executors.lanes import Lanes

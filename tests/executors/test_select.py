@@ -13,8 +13,9 @@ from fedhead.algorithm.phase import Reply
 from fedhead.algorithm.task import LocalTraining
 from fedhead.core.errors import BadInput
 from fedhead.engine.simulation import Simulation
-from fedhead.executors import compile_choice, select
+from fedhead.executors import select
 from fedhead.executors.client_round import phase_runs
+from fedhead.executors.compiling import choice as compile_choice
 from fedhead.executors.job import Executor, Job
 from fedhead.executors.loop import Loop
 from fedhead.executors.stack import VmapVectorizer

@@ -19,8 +19,8 @@ from fedhead.core.errors import BadInput
 from fedhead.engine.simulation import Simulation
 from fedhead.executors import select
 from fedhead.executors.job import Job
+from fedhead.executors.joint.runs import run_together
 from fedhead.executors.loop import Loop
-from fedhead.executors.multi_run import run_together
 from fedhead.executors.stack import Stack
 from fedhead.experiment.recipe import load
 from fedhead.experiment.run import Settings, execute

@@ -17,11 +17,11 @@ from fedhead.core.tree import Tree
 from fedhead.engine.rounds import FinishedRun, Snapshot, run, train_round
 from fedhead.engine.simulation import Simulation
 from fedhead.executors import graphs
-from fedhead.executors.compile import TensorForm
-from fedhead.executors.compiler_process import Compilation, CompilerProcess
+from fedhead.executors.compiling.process import Compilation, CompilerProcess
+from fedhead.executors.compiling.step import TensorForm
 from fedhead.executors.graphs import Graphs
 from fedhead.executors.job import Executor
-from fedhead.executors.multi_run import run_together
+from fedhead.executors.joint.runs import run_together
 from fedhead.executors.stack import Stack
 from fedhead.experiment.benchmark import WORKLOADS
 from fedhead.methods import METHODS

@@ -16,10 +16,10 @@ from fedhead.engine.predictions import Predictions
 from fedhead.engine.rounds import FinishedRun, Snapshot
 from fedhead.engine.rounds import run as run_rounds
 from fedhead.executors import graphs
-from fedhead.executors.compiler_process import Compilation
+from fedhead.executors.compiling.process import Compilation
 from fedhead.executors.graphs import Graphs
 from fedhead.executors.job import Executor
-from fedhead.executors.multi_run import run_together
+from fedhead.executors.joint.runs import run_together
 from fedhead.executors.stack import Stack
 from fedhead.experiment.data import Inputs
 from fedhead.experiment.experiment import BuiltModels, Experiment

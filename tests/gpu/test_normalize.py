@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
-from fedhead.executors.compile import trace
+from fedhead.executors.compiling.step import trace
 from fedhead.executors.kernels import normalize as kernels
 from fedhead.executors.kernels.fusion import fuse
 from fedhead.executors.kernels.layers import StackedLayers

@@ -18,9 +18,9 @@ from torch.utils import _pytree as pytree
 
 from fedhead.algorithm.stage import Stage
 from fedhead.core import random
-from fedhead.executors.compile import TensorForm, compile_step, is_known, trace, warn_not_compiled
-from fedhead.executors.compile_choice import pays_for
-from fedhead.executors.compiler_process import Compilation, Compiler
+from fedhead.executors.compiling.choice import pays_for
+from fedhead.executors.compiling.process import Compilation, Compiler
+from fedhead.executors.compiling.step import TensorForm, compile_step, is_known, trace, warn_not_compiled
 from fedhead.executors.phase_keys import ChangingMethods, slot_key, without_rows
 from fedhead.executors.slots import Plan, choose_slots, plan
 from fedhead.executors.stacked_rows import StackedRows

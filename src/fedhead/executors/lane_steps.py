@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from fedhead.executors.compile import InPlace, compile_step, warn_not_compiled
+from fedhead.executors.compiling.step import InPlace, compile_step, warn_not_compiled
 from fedhead.executors.phase_keys import cache_key
 from fedhead.executors.step_graphs import copy_each, copy_into, static_copy
 from fedhead.executors.steps import PhaseBatches, PhaseRun, draw_batch

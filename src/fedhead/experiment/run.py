@@ -19,9 +19,9 @@ from fedhead.engine.metrics import Row
 from fedhead.engine.rounds import FinishedRun, Snapshot
 from fedhead.engine.simulation import Simulation
 from fedhead.executors import select
-from fedhead.executors.compiler_process import start_ahead
+from fedhead.executors.compiling.process import start_ahead
 from fedhead.executors.job import Executor
-from fedhead.executors.multi_run import run_together
+from fedhead.executors.joint.runs import run_together
 from fedhead.executors.stack import Stack
 from fedhead.experiment import environment
 from fedhead.experiment.experiment import Experiment

@@ -18,7 +18,7 @@ from fedhead.engine.metrics import Row
 from fedhead.engine.rounds import FinishedRun, Snapshot
 from fedhead.executors import select
 from fedhead.executors.job import Executor
-from fedhead.executors.multi_run import run_together
+from fedhead.executors.joint.runs import run_together
 from fedhead.experiment.data import Inputs, is_path, search_federation
 from fedhead.experiment.experiment import BuiltModels, Experiment
 from fedhead.experiment.recipe import DATA_KEYS, Recipe

@@ -1,6 +1,6 @@
-"""The process that compiles a step in the background: `python -m fedhead.executors.compile_worker PARENT`.
+"""The process that compiles a step in the background: `python -m fedhead.executors.compiling.worker PARENT`.
 
-It reads a step (`compiler_process.pack`) from its standard input, compiles it, which leaves it in the compiler's cache,
+It reads a step (`process.pack`) from its standard input, compiles it, which leaves it in the compiler's cache,
 and writes `{"error": null}`, or the compiler's error, to its standard output.
 """
 
@@ -22,7 +22,13 @@ import torch
 
 from fedhead.calibration import sums
 from fedhead.core.errors import first_line
-from fedhead.executors.compile import TensorForm, compile_graph, start_compiler_workers, trace, use_torch_assembler
+from fedhead.executors.compiling.step import (
+    TensorForm,
+    compile_graph,
+    start_compiler_workers,
+    trace,
+    use_torch_assembler,
+)
 from fedhead.executors.kernels import layers
 
 OPERATORS = (layers, sums)  # modules whose operators a step may use
@@ -55,7 +61,7 @@ def compile_packed(packed: bytes) -> str | None:
 
 
 def unpack(packed: bytes) -> tuple[torch.fx.GraphModule, list[TensorForm]]:
-    """Return the traced step of `compiler_process.pack`, with its settings in place."""
+    """Return the traced step of `process.pack`, with its settings in place."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     step = torch.load(io.BytesIO(packed), weights_only=False)

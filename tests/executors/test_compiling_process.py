@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedhead.executors.compile import TensorForm, trace
-from fedhead.executors.compile_worker import unpack
-from fedhead.executors.compiler_process import Compilation, CompilerProcess, pack
+from fedhead.executors.compiling.process import Compilation, CompilerProcess, pack
+from fedhead.executors.compiling.step import TensorForm, trace
+from fedhead.executors.compiling.worker import unpack
 from fedhead.executors.kernels import normalize
 from fedhead.executors.kernels.fusion import fuse
 

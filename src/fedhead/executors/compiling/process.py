@@ -22,9 +22,9 @@ from typing import Any, Protocol
 
 import torch
 
-from fedhead.executors.compile import TensorForm, has_compiled, start_compiler_workers
+from fedhead.executors.compiling.step import TensorForm, has_compiled, start_compiler_workers
 
-COMMAND = (sys.executable, "-m", "fedhead.executors.compile_worker")
+COMMAND = (sys.executable, "-m", "fedhead.executors.compiling.worker")
 
 
 class Compilation:
@@ -70,7 +70,7 @@ class CompilerProcess:
     """Compiles steps one after another, each in its own process, which ends with this one at the latest.
 
     Args:
-        command: Starts a process that reads a step from its standard input (`compile_worker`).
+        command: Starts a process that reads a step from its standard input (`worker`).
     """
 
     def __init__(self, command: Sequence[str] = COMMAND):

@@ -22,7 +22,7 @@ from fedhead.core.schema import schema
 from fedhead.core.tree import Tree
 from fedhead.executors import numbers
 from fedhead.executors.job import Executor, Job
-from fedhead.executors.joint_task import ReadsTask, joint_task
+from fedhead.executors.joint.task import ReadsTask, joint_task
 from fedhead.executors.program import Program
 from fedhead.executors.shared_work import SharedWork
 from fedhead.models.module_digest import computation_digest, settings_digest

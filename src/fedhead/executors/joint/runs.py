@@ -18,7 +18,7 @@ from fedhead.algorithm.phase import Reply
 from fedhead.core.finite import all_finite
 from fedhead.core.tree import Tree
 from fedhead.executors.job import Executor, Job
-from fedhead.executors.joint_jobs import JointJobs
+from fedhead.executors.joint.jobs import JointJobs
 from fedhead.executors.shared_work import SharedWork
 
 T = TypeVar("T")
@@ -45,7 +45,7 @@ class _Trained:
     finite: bool  # whether all numbers of all runs are
 
 
-class MultiRun:
+class JointRuns:
     """Computes for several runs at once what they wait for.
 
     Args:
@@ -193,21 +193,21 @@ def run_together(worker: Executor, runs: Sequence[Callable[[Executor], T]], *, m
     Returns:
         The result of each function.
     """
-    multi_run = MultiRun(worker, mix_numbers)
+    joint_runs = JointRuns(worker, mix_numbers)
     found: dict[int, T] = {}
     errors: dict[int, BaseException] = {}
 
     def run(index: int, member: Executor) -> None:
-        with multi_run.turn:
+        with joint_runs.turn:
             try:
-                multi_run.raise_if_stopped()
+                joint_runs.raise_if_stopped()
                 found[index] = runs[index](member)
             except BaseException as error:  # raised below, in the caller's thread
                 errors[index] = error
             finally:
-                multi_run.leave()
+                joint_runs.leave()
 
-    members = [multi_run.join() for _ in runs]
+    members = [joint_runs.join() for _ in runs]
     threads = [threading.Thread(target=run, args=pair) for pair in enumerate(members)]
     for thread in threads:
         thread.start()
@@ -215,7 +215,7 @@ def run_together(worker: Executor, runs: Sequence[Callable[[Executor], T]], *, m
         for thread in threads:
             thread.join()
     except BaseException as error:  # an interrupt reaches the main thread only
-        multi_run.stop(error)
+        joint_runs.stop(error)
         for thread in threads:
             thread.join()
         raise
@@ -225,10 +225,10 @@ def run_together(worker: Executor, runs: Sequence[Callable[[Executor], T]], *, m
 
 
 class _Member(Executor):
-    def __init__(self, multi_run: MultiRun, number: int):
-        self.name = multi_run.worker.name
-        self.shared = multi_run.shared
-        self._multi_run = multi_run
+    def __init__(self, joint_runs: JointRuns, number: int):
+        self.name = joint_runs.worker.name
+        self.shared = joint_runs.shared
+        self._joint_runs = joint_runs
         self._number = number
 
     def run(self, job: Job) -> list[Reply]:
@@ -237,11 +237,11 @@ class _Member(Executor):
 
     def run_all(self, jobs: list[Job]) -> list[list[Reply]]:
         """Return the replies of several jobs."""
-        trained = self._multi_run.run_all(self._number, jobs)
-        self.preparing, self.compiled = self._multi_run.worker.preparing, self._multi_run.worker.compiled
+        trained = self._joint_runs.run_all(self._number, jobs)
+        self.preparing, self.compiled = self._joint_runs.worker.preparing, self._joint_runs.worker.compiled
         self.replies_finite = trained.finite
         return trained.replies
 
     def compute_together(self, function: Callable[[list[T]], list[R]], item: T, round: int) -> R:
         """Wait for the other runs, then compute with them."""
-        return self._multi_run.compute(self._number, (round, _AFTER), function, item)
+        return self._joint_runs.compute(self._number, (round, _AFTER), function, item)

@@ -26,7 +26,7 @@ from fedhead.core.tree import Tree, Weights
 from fedhead.engine.rounds import train_round
 from fedhead.engine.simulation import Simulation
 from fedhead.executors.job import Executor, Job
-from fedhead.executors.multi_run import run_together
+from fedhead.executors.joint.runs import run_together
 from fedhead.executors.stack import Stack
 from fedhead.methods.fedproto import FedProto
 from fedhead.methods.fedprox import FedProx

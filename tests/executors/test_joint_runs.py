@@ -21,7 +21,7 @@ from fedhead.data.federation import Federation, Samples
 from fedhead.engine.rounds import train_round
 from fedhead.engine.simulation import Simulation
 from fedhead.executors.job import Executor, Job
-from fedhead.executors.multi_run import run_together
+from fedhead.executors.joint.runs import run_together
 from fedhead.executors.stack import Stack
 from fedhead.methods import METHODS
 from fedhead.models.functional import call

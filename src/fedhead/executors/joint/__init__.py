@@ -1,0 +1,1 @@
+"""Runs that train together: the clients of all of them in common stacks."""
