@@ -84,8 +84,10 @@ def test_replies_of_a_stack_are_a_mapping() -> None:
     simulation = trained(Simulation)[0]
     replies = simulation.exchange(simulation.method, simulation.server, simulation.states, [0, 1, 3], 2).replies
     assert list(replies) == [0, 1, 3]
+    assert (1 in replies, 2 in replies) == (True, False)
+    assert "_each" not in vars(replies)  # they were not taken apart
     assert replies[1].samples == len(simulation.federation.rows[1])
     other = ClientReply(Tree(), Tree(), 1.0)
     replies[1] = other
     del replies[0]
-    assert (list(replies), len(replies), replies[1]) == ([1, 3], 2, other)
+    assert (list(replies), len(replies), replies[1], 0 in replies) == ([1, 3], 2, other, False)

@@ -55,6 +55,13 @@ def test_trees_and_named_tuples_without_vmap(monkeypatch: pytest.MonkeyPatch) ->
     assert over_clients(lambda w: Tree(), (0,))(MODELS) == nothing == Tree()
 
 
+@pytest.mark.parametrize("name", ["_add_batch_dim", "_remove_batch_dim"])
+def test_vmap_is_called_where_torch_has_not_what_it_is_made_of(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = vmap(finish, in_dims=(0, INPUT_DIMS))(MODELS, INPUTS)
+    monkeypatch.delattr(torch._C._functorch, name)
+    assert same(over_clients(finish, (0, INPUT_DIMS))(MODELS, INPUTS), expected)
+
+
 def test_other_results_are_those_of_vmap() -> None:
     def listed(w: Weights) -> list[Tensor]:
         return [w["w"] * 2, w["n"]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from fedhead.algorithm.base import Algorithm
 from fedhead.algorithm.method import Method
@@ -19,6 +20,14 @@ from fedhead.engine.stragglers import Stragglers
 TRAIN = "train"  # the label of the rounds; that of a stage is `stage:NAME`
 
 
+class _Ahead(NamedTuple):
+    """What was found ahead of a round."""
+
+    round: int
+    phases: Sequence[Phase]
+    draws: dict[int, list[DrawArguments]]  # by client
+
+
 class LocalWork:
     """What the batches of all clients are drawn from; what was found ahead of a round is not found again in it.
 
@@ -30,13 +39,12 @@ class LocalWork:
 
     def __init__(self, rows: Sequence[Rows], public: Pool | None, stragglers: Stragglers | None):
         self._rows, self._public, self._stragglers = rows, public, stragglers
-        # of each architecture's task: the round, the phases and what each client draws from
-        self._ahead: dict[int, tuple[int, Sequence[Phase], dict[int, list[DrawArguments]]]] = {}
+        self._ahead: dict[int, _Ahead] = {}  # by the identity of each architecture's task
 
     def ahead(self, method: Method, task: Task, clients: Sequence[int], round: int) -> list[list[DrawArguments]]:
         """Compute `draws` for a round of training that is yet to come."""
         found = self.draws(method, task, clients, round, TRAIN)
-        self._ahead[id(task)] = (round, method.phases(task), dict(zip(clients, found, strict=True)))
+        self._ahead[id(task)] = _Ahead(round, method.phases(task), dict(zip(clients, found, strict=True)))
         return found
 
     def draws(
@@ -57,9 +65,10 @@ class LocalWork:
         phases = algorithm.phases(task)
         self._check_data(algorithm, phases)
         known: dict[int, list[DrawArguments]] = {}
-        if label == TRAIN and (made := self._ahead.get(id(task))) is not None:
-            # a method may change itself between rounds, and its phases with it
-            known = made[2] if made[:2] == (round, phases) else {}
+        ahead = self._ahead.get(id(task)) if label == TRAIN else None
+        # a method may change itself between rounds, and its phases with it
+        if ahead is not None and (ahead.round, ahead.phases) == (round, phases):
+            known = ahead.draws
         return [known[k] if k in known else self._draws_of(k, task, phases, round, label) for k in clients]
 
     def _draws_of(

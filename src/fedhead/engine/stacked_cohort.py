@@ -20,10 +20,10 @@ class StackedCohort(MutableMapping[int, ClientReply]):
     """
 
     def __init__(self, clients: Sequence[int], replies: StackedReplies, samples: Sequence[float]):
-        self._places = {k: place for place, k in enumerate(clients)}
+        self._clients = dict.fromkeys(clients)  # in their order
         self._replies = replies
         self.samples = list(samples)
-        self.whole = True  # whether no reply was replaced by another one, nor left out
+        self.whole = True  # whether no reply was replaced or left out
 
     @property
     def sent(self) -> StackedTrees:
@@ -47,7 +47,7 @@ class StackedCohort(MutableMapping[int, ClientReply]):
     def _each(self) -> dict[int, ClientReply]:
         return {
             k: ClientReply(reply.send, reply.keep, samples, train_loss=reply.losses.get("train"))
-            for k, reply, samples in zip(self._places, self._replies, self.samples, strict=True)
+            for k, reply, samples in zip(self._clients, self._replies, self.samples, strict=True)
         }
 
     def __getitem__(self, client: int) -> ClientReply:
@@ -61,10 +61,13 @@ class StackedCohort(MutableMapping[int, ClientReply]):
         self.whole = False
 
     def __iter__(self) -> Iterator[int]:
-        return iter(self._places if self.whole else self._each)
+        return iter(self._clients if self.whole else self._each)
+
+    def __contains__(self, client: object) -> bool:
+        return client in (self._clients if self.whole else self._each)
 
     def __len__(self) -> int:
-        return len(self._places if self.whole else self._each)
+        return len(self._clients if self.whole else self._each)
 
 
 def as_stack(replies: Mapping[int, ClientReply]) -> StackedCohort | None:

@@ -18,10 +18,11 @@ from torch.utils import _pytree as pytree
 
 from fedhead.algorithm.stage import Stage
 from fedhead.core import random
+from fedhead.executors.changing_methods import ChangingMethods
 from fedhead.executors.compiling.choice import pays_for
 from fedhead.executors.compiling.process import Compilation, Compiler
 from fedhead.executors.compiling.step import TensorForm, compile_step, is_known, trace, warn_not_compiled
-from fedhead.executors.phase_keys import ChangingMethods, slot_key, without_rows
+from fedhead.executors.phase_keys import PhaseKey, slot_key, without_rows
 from fedhead.executors.slots import Plan, choose_slots, plan
 from fedhead.executors.stacked_rows import StackedRows
 from fedhead.executors.step_graphs import StepGraphs, copy_each, copy_into, preparing, static_copy
@@ -51,7 +52,7 @@ class Graphs:
         self.slots = slots
         self.compiler = compiler
         self.preparing = 0.0  # seconds that training waited for compiling and capturing
-        self._runners: OrderedDict[str, GraphRunner] = OrderedDict()
+        self._runners: OrderedDict[PhaseKey, GraphRunner] = OrderedDict()
         self._max_runners = max_runners
         self._changing = ChangingMethods()
         self._round: int | None = None
@@ -130,7 +131,7 @@ class GraphRunner:
         step, batches, carry, w, inputs = phase_run
         self.owner, self.step, self.slots, self.compile = owner, step, slots, compile
         self.of_stage = isinstance(step.program.algorithm, Stage)
-        self.algorithm = copy.copy(step.program.algorithm)  # graphs read its tensors, also when the method has others
+        self.algorithm = copy.copy(step.program.algorithm)  # holds the tensors that graphs read, if it gets others
         first = torch.arange(slots, device=batches.key.device) % len(batches.key)
         self.carry = static_copy(rows(carry, first))
         self.w = static_copy(w.map(lambda t: t[first]))

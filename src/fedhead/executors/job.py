@@ -131,7 +131,7 @@ class Job:
         if squeeze:
             rows, mask, steps = rows[0], mask[0], steps[0]
         rate = min(self.lr, torch.finfo(pool.dtype).max)  # a larger one diverges as well
-        lr = torch.full((), rate, dtype=pool.dtype, device=device)  # on a GPU sooner than a copy of the number
+        lr = torch.full((), rate, dtype=pool.dtype, device=device)  # faster on a GPU than copying the number
         names = self.numbers[0] if self.numbers else ()
         numbers = {n: torch.tensor([each[n] for each in self.numbers], dtype=pool.dtype, device=device) for n in names}
         round = torch.full((), self.round, dtype=torch.int64, device=device)
@@ -222,29 +222,21 @@ class Executor:
         compiled: Whether the steps of the last jobs were compiled, all of them.
         takes_numbers: Whether the clients of a job may differ in their settings (`Job.numbers`).
         shared: What runs that train together compute once; None: each run trains alone.
+        replies_finite: Whether all numbers of the replies that were returned last were seen to be finite.
     """
 
     name: str = ""
     takes_numbers: bool = False
     shared: SharedWork | None = None
+    replies_finite: bool = False
     preparing: float = 0.0
     compiled: bool = False
-    _replies_finite: bool = False
 
     def __init_subclass__(cls, **settings: Any) -> None:
         """Name a class that nobody has named."""
         super().__init_subclass__(**settings)
         if "name" not in vars(cls):
             cls.name = cls.__name__
-
-    @property
-    def replies_finite(self) -> bool:
-        """Whether all numbers of the replies that were returned last were seen to be finite; waits for a GPU."""
-        return self._replies_finite
-
-    @replies_finite.setter
-    def replies_finite(self, value: bool) -> None:
-        self._replies_finite = value
 
     def run(self, job: Job) -> list[Reply]:
         """Train the clients of a job.

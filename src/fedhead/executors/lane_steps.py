@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from fedhead.executors.compiling.step import InPlace, compile_step, warn_not_compiled
-from fedhead.executors.phase_keys import cache_key
+from fedhead.executors.phase_keys import PhaseKey, cache_key
 from fedhead.executors.step_graphs import copy_each, copy_into, static_copy
 from fedhead.executors.steps import PhaseBatches, PhaseRun, draw_batch
 
@@ -22,9 +22,8 @@ class Lane:
 
     def __init__(self, phase_run: PhaseRun):
         self.step, self.last = phase_run.step, len(phase_run.batches) - 1
-        self.algorithm = copy.copy(
-            self.step.program.algorithm
-        )  # graphs read its tensors, also when the method has others
+        # holds the tensors that graphs read, if the method gets others
+        self.algorithm = copy.copy(self.step.program.algorithm)
         self.carry, self.w, self.inputs, self.batches = static_copy((*phase_run[2:], phase_run.batches[:3]))
         self.counter = torch.zeros((), dtype=torch.int64, device=phase_run.batches.rows.device)
         self.draw = static_copy(self._draw())
@@ -81,7 +80,7 @@ class CompiledSteps:
 
     def __init__(self, wanted: bool):
         self.wanted = wanted
-        self._steps: dict[tuple[str, bool], InPlace] = {}
+        self._steps: dict[tuple[PhaseKey, bool], InPlace] = {}
 
     def __call__(self, lane: Lane, padded: bool) -> tuple[InPlace, list[Tensor]]:
         """Return a lane's step, compiled if that is wanted, and its arguments."""
@@ -96,7 +95,7 @@ class CompiledSteps:
         return self._steps.get(key, function), arguments
 
 
-def step_key(phase_run: PhaseRun) -> str:
+def step_key(phase_run: PhaseRun) -> PhaseKey:
     """Return what two lanes must have in common to share a compiled step: all but the number of their batches."""
     first = PhaseBatches(phase_run.batches.rows[:1], *phase_run.batches[1:])
     return cache_key(phase_run._replace(batches=first))

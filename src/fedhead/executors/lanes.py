@@ -13,11 +13,12 @@ from collections.abc import Generator
 from dataclasses import replace
 
 from fedhead.algorithm.phase import Reply
+from fedhead.executors.changing_methods import ChangingMethods
 from fedhead.executors.client_round import phase_runs
 from fedhead.executors.job import Executor, Job
 from fedhead.executors.lane_groups import LaneGroup
 from fedhead.executors.lane_steps import CompiledSteps
-from fedhead.executors.phase_keys import ChangingMethods, cache_key, without_rows
+from fedhead.executors.phase_keys import PhaseKey, cache_key, without_rows
 from fedhead.executors.program import Vectorizer
 from fedhead.executors.steps import Carry, PhaseRun
 
@@ -36,7 +37,7 @@ class Lanes(Executor):
     def __init__(self, size: int = 32, max_groups: int = 4, compile: bool = False):
         self.size = size
         self._compiled = CompiledSteps(compile)
-        self._groups: OrderedDict[str, LaneGroup] = OrderedDict()
+        self._groups: OrderedDict[tuple[PhaseKey, ...], LaneGroup] = OrderedDict()
         self._max_groups = max_groups
         self._changing = ChangingMethods()
 
@@ -77,10 +78,9 @@ class Lanes(Executor):
         if not order:
             return idle
         phases = [without_rows(work[index]) for index in order]
-        keys = [cache_key(phase_run) for phase_run in phases]
-        key = repr(keys)
+        key = tuple(cache_key(phase_run) for phase_run in phases)
         if key not in self._groups:
-            for own, phase_run in dict(zip(keys, phases, strict=True)).items():
+            for own, phase_run in dict(zip(key, phases, strict=True)).items():
                 self._changing.captured(phase_run, own)
             self._groups[key] = LaneGroup(phases, self._compiled)
             while len(self._groups) > self._max_groups:

@@ -124,7 +124,8 @@ class Stack(Executor):
         self.size = size
         self.graphs = graphs or Graphs()
         self._streams: list[torch.cuda.Stream] = []  # of architectures
-        self._computed: list[Tree] = []  # the replies of whole stacks
+        self._computed: list[Tree] = []  # the replies of whole stacks, until it is known whether they are finite
+        self._replies_finite = False
 
     def run_all(self, jobs: list[Job]) -> list[Sequence[Reply]]:
         """Return the replies of several jobs, whose clients differ in architecture."""
@@ -139,7 +140,7 @@ class Stack(Executor):
 
     @property
     def replies_finite(self) -> bool:
-        """Whether all numbers of the last replies are finite, looked at when it is asked for first: a GPU is busy."""
+        """Whether all numbers of the last replies are finite; the first time it is asked for, a GPU is waited for."""
         if self._computed:
             self._replies_finite = all_finite(self._computed)
             self._computed.clear()

@@ -1,24 +1,21 @@
 """Functions of one client applied to a stack of clients.
 
 `torch.func.vmap` walks through its arguments and results several times in Python, which takes longer than what most
-hooks compute in a round. Trees are entered and left here with the calls that vmap itself is made of.
+hooks compute in a round. Trees are entered and left here with the calls that vmap itself is made of. PyTorch does not
+promise these: where it has them no longer, vmap is called instead, with the same result.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from torch import Tensor
-from torch._C._functorch import _add_batch_dim, _remove_batch_dim
-from torch._functorch.vmap import lazy_load_decompositions, vmap_increment_nesting  # type: ignore[attr-defined]  # torch lists no exports
 from torch.func import vmap
 
 from fedhead.core.tree import Tree
-
-
-class _OtherForm(Exception):  # nobody sees it
-    """An argument or a result is neither a tensor, nor a tree or a named tuple of them."""
 
 
 def over_clients(function: Callable[..., Any], dims: Sequence[Any]) -> Callable[..., Any]:
@@ -31,20 +28,31 @@ def over_clients(function: Callable[..., Any], dims: Sequence[Any]) -> Callable[
     """
 
     def call(*args: Any) -> Any:
-        try:
+        with suppress(Exception):
             return _call(function, dims, args)
-        except Exception:
-            return vmap(function, in_dims=tuple(dims))(*args)
+        return vmap(function, in_dims=tuple(dims))(*args)
 
     return call
 
 
 def _call(function: Callable[..., Any], dims: Sequence[Any], args: Sequence[Any]) -> Any:
+    from torch._C._functorch import _add_batch_dim, _remove_batch_dim
+    from torch._functorch.vmap import (  # type: ignore[attr-defined]  # torch lists no exports
+        lazy_load_decompositions,
+        vmap_increment_nesting,
+    )
+
     lazy_load_decompositions()
     count = next(len(t) for arg, dim in zip(args, dims, strict=True) for t in _with_client_axis(arg, dim))
     with vmap_increment_nesting(count, "error") as level:
-        found = function(*(_entered(arg, dim, level) for arg, dim in zip(args, dims, strict=True)))
-        return _mapped(lambda t: _remove_batch_dim(t, level, count, 0), found)
+
+        def enter(t: Tensor) -> Tensor:
+            return _add_batch_dim(t, 0, level)
+
+        def leave(t: Tensor) -> Tensor:
+            return _remove_batch_dim(t, level, count, 0)
+
+        return _mapped(leave, function(*(_entered(enter, arg, dim) for arg, dim in zip(args, dims, strict=True))))
 
 
 def _with_client_axis(value: Any, dim: Any) -> Sequence[Tensor]:
@@ -59,13 +67,13 @@ def _with_client_axis(value: Any, dim: Any) -> Sequence[Tensor]:
     return [t for one, own in each for t in _with_client_axis(one, own)]
 
 
-def _entered(value: Any, dim: Any, level: int) -> Any:
+def _entered(enter: Callable[[Tensor], Tensor], value: Any, dim: Any) -> Any:
     """Return an argument as the function of one client sees it."""
     if dim is None:
         return value
     if not isinstance(dim, tuple):
-        return _mapped(lambda t: _add_batch_dim(t, 0, level), value)
-    return type(value)(*(_entered(one, own, level) for one, own in zip(value, dim, strict=True)))
+        return _mapped(enter, value)
+    return type(value)(*(_entered(enter, one, own) for one, own in zip(value, dim, strict=True)))
 
 
 def _mapped(function: Callable[[Tensor], Tensor], value: Any) -> Any:
@@ -73,11 +81,7 @@ def _mapped(function: Callable[[Tensor], Tensor], value: Any) -> Any:
     if isinstance(value, Tensor):
         return function(value)
     if isinstance(value, Tree):
-        return value.map(lambda t: function(t) if isinstance(t, Tensor) else _refuse())
+        return value.map(partial(_mapped, function))
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*(_mapped(function, one) for one in value))
-    return _refuse()
-
-
-def _refuse() -> Any:
-    raise _OtherForm
+    raise TypeError(f"{type(value).__name__} is neither a tensor, nor a tree or a named tuple of them")
