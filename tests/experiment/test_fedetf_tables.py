@@ -17,9 +17,11 @@ from fedhead.experiment.experiment import Experiment
 from fedhead.experiment.published import published, published_rows
 from fedhead.experiment.reproduce import reproduce
 from fedhead.experiment.run import Settings
+from fedhead.methods.fedetf import FedETF
 from fedhead.methods.fedproto import FedProto
+from fedhead.methods.fedrod import FedRoD
 from fedhead.stages.ccvr import CCVR
-from fedhead.stages.finetune import FineTuneCCVR
+from fedhead.stages.finetune import FineTuneCCVR, FineTuneETF
 
 TABLES = ["table1", "table2", "table3", "table4", "table5", "figure6"]
 
@@ -40,6 +42,21 @@ def test_every_cell_can_be_built_and_finds_its_value(name: str) -> None:
             Experiment.from_recipe(recipe)
             if cell.stage is not None:
                 build.algorithms(recipe.override([f"stages=[{cell.stage}]"]))
+
+
+@pytest.mark.parametrize("name", TABLES[:5])
+def test_the_public_codes_readings_are_one_variant(name: str) -> None:
+    table = tables.load(f"fedetf/{name}")
+    cells = table.varied(table.cells("full"), ["public-code"])
+    assert len(cells) == len(table.cells("full"))
+    for cell in cells:
+        recipe = cell.recipe(7)
+        assert str(recipe.partition).endswith(", fedetf)")
+        assert recipe.lr_decay == 1.0
+        method, stages = build.algorithms(recipe.override([f"stages=[{cell.stage}]"] if cell.stage else []))
+        if isinstance(method, FedETF | FedRoD) and method.name in cell.name.split():
+            assert method.absent == "one"
+        assert not any(isinstance(stage, FineTuneETF) and cell.parameters["variant"] == "paper" for stage in stages)
 
 
 def test_the_papers_settings() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -49,6 +50,7 @@ axes:
 variants:
   tukey: {when: {stage: ccvr}, set: {stage.ccvr.tukey: real}}
   strong: {when: {method: fedprox}, set: {method.mu: 0.5}}
+  both: {all_of: [tukey, strong]}
 """
 
 
@@ -238,6 +240,23 @@ def test_overrides_and_variants(tmp_path: Path) -> None:
     assert [list(f.overrides) for f in changed.cells] == [[], ["stage.ccvr.lr=0.5"]]
     assert "but for stage.ccvr.lr=0.5" in changed.note()
     assert [r["overrides"] for r in rows(tmp_path)] == ["", "stage.ccvr.lr=0.5"]
+
+
+def test_variants_that_combine_others() -> None:
+    table = tiny()
+    found = {cell.name: list(cell.overrides) for cell in table.varied(table.cells(pick=["hard"]), ["both"])}
+    assert found == {
+        "hard fedavg ccvr": ["stage.ccvr.tukey=real"],
+        "hard fedprox before": ["method.mu=0.5"],
+        "hard fedprox ccvr": ["stage.ccvr.tukey=real", "method.mu=0.5"],
+    }
+    for bad, text in {
+        "[tukey, strng]": "did you mean 'strong'",
+        "[tukey, both]": "unknown variant in paper/tiny, variant both 'both'. Known: strong, tukey",
+        "[tukey], stage: ccvr": "unknown key in paper/tiny, variant both 'stage'",
+    }.items():
+        with pytest.raises(BadInput, match=re.escape(text)):
+            tiny(**{"[tukey, strong]": bad})
 
 
 def test_seeds_are_the_papers_or_as_asked() -> None:

@@ -28,6 +28,7 @@ A table is a YAML file, recipes/<paper>/<table>.yaml:
     variants:                        other readings of the paper, measured with --variants NAME
       tukey-none: {when: {stage: ccvr}, set: {stage.ccvr.tukey: none}}
       extra-epoch: {when: {method: fedavg}, stage: finetune}                the result after another stage
+      public-code: {all_of: [tukey-none, extra-epoch]}                      several at once, where each concerns a cell
 
 A choice or a rule may also give `seeds` (at full scale), `priority`, `metric`, `deviation` and `value`: the dotted
 place of our value in a run's (or a stage's) results, where it is not the metric's own. Cells that train alike share
@@ -41,6 +42,7 @@ import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from functools import reduce
 from pathlib import Path
 from typing import Any, Literal
 
@@ -150,7 +152,7 @@ class Table:
         return chosen
 
     def variants(self) -> dict[str, Mapping[str, Any]]:
-        """Other readings of the paper, by name: the cells that they concern (`when`), and their `set` and `stage`."""
+        """Other readings of the paper, by name: the cells (`when`), their `set` and `stage`; or several (`all_of`)."""
         return dict(self.content.get("variants", {}))
 
     def varied(self, cells: Sequence[Cell], names: Sequence[str]) -> list[Cell]:
@@ -159,11 +161,11 @@ class Table:
         for name in names:
             if name not in self.variants():
                 raise unknown(f"variant of {self.name}", name, self.variants())
-            variant = self.variants()[name]
-            concerned = [cell for cell in cells if _matches(variant.get("when", {}), cell.choices)]
-            if "stage" in variant:
-                concerned = [cell.end_in(variant["stage"]) for cell in concerned]
-            out += [cell.override(variant.get("set", {})) for cell in concerned]
+            parts = [self.variants()[part] for part in self.variants()[name].get("all_of", [name])]
+            for cell in cells:
+                concerning = [part for part in parts if _matches(part.get("when", {}), cell.choices)]
+                if concerning:
+                    out.append(reduce(_as_in, concerning, cell))
         if not out:
             raise BadInput(f"{self.name}: the variants {', '.join(names)} concern none of the picked cells")
         return out
@@ -280,7 +282,12 @@ def check_layers(name: str, content: Mapping[str, Any], known: Set[str]) -> None
         refuse_unknown(f"{name}, a rule", rule, known | {"when"})
     variants = content.get("variants", {})
     for variant, layer in variants.items():
-        refuse_unknown(f"{name}, variant {variant}", layer, {"when", "set", "stage"})
+        refuse_unknown(
+            f"{name}, variant {variant}", layer, {"all_of"} if "all_of" in layer else {"when", "set", "stage"}
+        )
+        for part in layer.get("all_of", []):
+            if "all_of" in variants.get(part, {"all_of": None}):
+                raise unknown(f"variant in {name}, variant {variant}", part, [v for v in variants if v != variant])
     conditions = [layer["when"] for layer in [*content.get("rules", []), *variants.values()] if "when" in layer]
     for when in [*conditions, *content.get("skip", [])]:
         for axis, wanted in when.items():
@@ -289,6 +296,12 @@ def check_layers(name: str, content: Mapping[str, Any], known: Set[str]) -> None
             for choice in [wanted] if isinstance(wanted, str) else wanted:
                 if choice not in axes[axis]:
                     raise unknown(f"choice of {name}'s axis {axis}", choice, axes[axis])
+
+
+def _as_in(cell: Cell, variant: Mapping[str, Any]) -> Cell:
+    """Return a cell as a variant has it."""
+    ending = cell.end_in(variant["stage"]) if "stage" in variant else cell
+    return ending.override(variant.get("set", {}))
 
 
 def refuse_unknown(where: str, given: Mapping[str, Any], known: Set[str]) -> None:
