@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from gpu_stub import stand_in
+from gpu_stub import HeldCompiler, stand_in
 from small import federation, network
 
 from fedhead.algorithm.task import LocalTraining
@@ -19,24 +19,12 @@ from fedhead.core.tree import Tree
 from fedhead.engine.simulation import Simulation
 from fedhead.executors import graphs
 from fedhead.executors.client_round import local_round
-from fedhead.executors.compiling.process import Compilation
 from fedhead.executors.graphs import Graphs
 from fedhead.executors.job import Job
 from fedhead.executors.joint.jobs import merge_jobs
 from fedhead.executors.stack import VmapVectorizer
 from fedhead.executors.steps import Trainer, train_eagerly
 from fedhead.methods import METHODS
-
-
-class HeldCompiler:
-    """A compiler that is done when the test says so."""
-
-    def __init__(self) -> None:
-        self.made: list[Compilation] = []
-
-    def submit(self, *_: object) -> Compilation:
-        self.made.append(Compilation())
-        return self.made[-1]
 
 
 @pytest.fixture(autouse=True)

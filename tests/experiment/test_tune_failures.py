@@ -79,7 +79,7 @@ def test_a_trial_that_raises_fails_and_those_beside_it_keep_their_numbers(breaks
     first, one, second, other = outcomes(breaks, loss, good[0], server, good[1])
     assert [one, other] == outcomes(breaks, *good)  # bit by bit
     assert (one.state, first.state, second.state) == ("complete", "failed", "failed")
-    assert (first.value, first.repeatable) == (None, True)
+    assert (first.value, first.retryable) == (None, True)
     assert first.reason.startswith("Breaks.loss (test_tune_failures.py, line")  # the user's own line
     assert first.reason.endswith("ValueError: no such loss")
     assert second.reason.endswith("KeyError: 'no such mean'")
@@ -133,7 +133,7 @@ def test_a_worker_that_joins_another_does_not_try_its_failed_trials_again(tmp_pa
         )  # fmt: skip
 
     one = join()
-    one.tell(one.ask(1, 2)[0], Outcome("failed", reason="out of memory", repeatable=True))
+    one.tell(one.ask(1, 2)[0], Outcome("failed", reason="out of memory", retryable=True))
     other = join()
     assert [trial.state for trial in other.trials()] == ["failed"]
     assert len(other.ask(2, 2)) == 1  # a failed trial counts
@@ -147,7 +147,7 @@ def test_a_worker_that_joins_another_does_not_try_its_failed_trials_again(tmp_pa
 def test_a_search_whose_trials_all_fail_stops_with_one_line(
     breaks: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trial_queue, "HOPELESS", 3)
+    monkeypatch.setattr(trial_queue, "MAX_FAILED", 3)
     with pytest.raises(
         fh.FedheadError, match="all 3 trials failed and the search stopped before the other 5"
     ) as caught:

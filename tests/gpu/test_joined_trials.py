@@ -8,6 +8,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from gpu_stub import HeldCompiler
 
 import fedhead as fh
 from fedhead.core.errors import Diverged
@@ -16,7 +17,6 @@ from fedhead.engine.predictions import Predictions
 from fedhead.engine.rounds import FinishedRun, Snapshot
 from fedhead.engine.rounds import run as run_rounds
 from fedhead.executors import graphs
-from fedhead.executors.compiling.process import Compilation
 from fedhead.executors.graphs import Graphs
 from fedhead.executors.job import Executor
 from fedhead.executors.joint.runs import run_together
@@ -80,17 +80,6 @@ def test_each_trial_ends_as_it_does_alone(
             assert row["validation"]["loss"] == pytest.approx(other["validation"]["loss"], rel=1e-2)
 
 
-class SlowCompiler:
-    """A compiler in the background that is done when the test says so."""
-
-    def __init__(self) -> None:
-        self.compilations: list[Compilation] = []
-
-    def submit(self, graph: object, forms: object) -> Compilation:
-        self.compilations.append(Compilation())
-        return self.compilations[-1]
-
-
 @pytest.mark.filterwarnings("ignore")  # the compiler's own: as errors they would stop it
 @pytest.mark.parametrize("method", ["fedprox", "moon", "scaffold"])
 @pytest.mark.parametrize("diverging", [False, True])
@@ -101,7 +90,7 @@ def test_trials_change_over_to_compiled_steps(method: str, diverging: bool, monk
     rates = [1e-3, 1e4 if diverging else 5e-3, 2e-3]
     base = Recipe(method=method, model="simplecnn", clients=5, rounds=4, local_epochs=2, batch_size=10, momentum=0.9)
     trials = [Experiment.from_recipe(replace(base, lr=lr), Inputs.of(data), built) for lr in rates]
-    compiler = SlowCompiler()
+    compiler = HeldCompiler()
     worker = Stack(graphs=Graphs(compiler=compiler))
     compiled: list[bool] = []
 
@@ -109,7 +98,7 @@ def test_trials_change_over_to_compiled_steps(method: str, diverging: bool, monk
         def after(snapshot: Snapshot) -> None:
             compiled.append(worker.compiled)
             if snapshot.round == 2:
-                for one in compiler.compilations:
+                for one in compiler.made:
                     one.end()
 
         try:

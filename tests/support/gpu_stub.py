@@ -1,4 +1,4 @@
-"""A stand-in for a GPU: streams that wait for nobody, and graphs that do their work anew at each replay."""
+"""Stand-ins for a GPU and its compiler: streams that wait for nobody, graphs that do their work anew at each replay."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from fedhead.executors import step_graphs
+from fedhead.executors.compiling.process import Compilation
 
 
 class Stream:
@@ -33,3 +34,14 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     return made
+
+
+class HeldCompiler:
+    """A compiler that is done when the test says so."""
+
+    def __init__(self) -> None:
+        self.made: list[Compilation] = []
+
+    def submit(self, *_: object) -> Compilation:
+        self.made.append(Compilation())
+        return self.made[-1]

@@ -182,7 +182,7 @@ def tune(
 def _failures(failed: list[TrialRecord], ended: int) -> str:
     """Name the trials that failed, in one line, with the error of the first."""
     numbers = [str(one.number) for one in failed[:MOST_NAMED]] + ["…"] * (len(failed) > MOST_NAMED)
-    again = "; fix it, and the same command tries it again" if any(one.repeatable for one in failed) else ""
+    again = "; fix it, and the same command tries it again" if any(one.retryable for one in failed) else ""
     first = failed[0]
     why = f"trial {first.number} ({_chosen(first)}): {first.reason}"
     return f"{len(failed)} of {ended} trials failed ({', '.join(numbers)}); {why}{again}"

@@ -30,7 +30,7 @@ from fedhead.data.partition import (
     Partition,
     Skewed,
 )
-from fedhead.data.public_splits import FedETFDirichlet, MoonDirichlet
+from fedhead.data.published_splits import FedETFDirichlet, MoonDirichlet
 
 PartitionLike = str | Partition | type[Partition] | Callable[..., Any]  # what names a partition in Python
 CALLED_WITH = ("y", "clients", "rng")  # a user's function

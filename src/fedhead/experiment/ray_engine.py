@@ -14,12 +14,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from fedhead.experiment.failures import describe_error
 from fedhead.experiment.ray_cluster import RayCluster, found_from_here
 from fedhead.experiment.ray_worker import run_streaming
 from fedhead.experiment.run import Settings
 from fedhead.experiment.run_transfer import Files, place, read_files
 from fedhead.experiment.sweep import BundleQueue
-from fedhead.experiment.sweep_runs import Bundle, describe_error, is_finished
+from fedhead.experiment.sweep_runs import Bundle, is_finished
 
 
 @dataclass

@@ -18,13 +18,13 @@ from fedhead.core.treefile import atomic
 from fedhead.experiment.optuna_names import optuna, pruners, samplers
 from fedhead.experiment.recipe import Recipe
 from fedhead.experiment.search_space import Dimension, with_values
-from fedhead.experiment.trials import REASON, REPEATABLE, TRIALS, Outcome, TrialRecord, record, to_csv
+from fedhead.experiment.trials import REASON, RETRYABLE, TRIALS, Outcome, TrialRecord, record, to_csv
 
 FILE, BEST = "study.db", "best.yaml"
 _NAME = "fedhead"
 _BETWEEN_WORKERS = 7919  # between the seeds of two workers
 MOST_SEED = 2**32 - 1  # of the samplers' generators
-_REPEATS = "repeats"  # the number of the failed trial whose values a trial has
+_RETRY_OF = "retry_of"  # the number of the failed trial whose values a trial has
 
 
 class Study:
@@ -92,7 +92,7 @@ class Study:
             earlier = list(workers.iterdir())
             joined = len(earlier)  # each worker draws other values
             if not any(map(_is_held, earlier)):
-                self._try_failed_again()
+                self._retry_failed()
             self._worker = uuid.uuid4().hex
             self._alive = (workers / self._worker).open("w")
             _lock(self._alive)
@@ -155,7 +155,7 @@ class Study:
                 self._study.tell(trial, outcome.value)
                 return
             trial.set_user_attr(REASON, outcome.reason)
-            trial.set_user_attr(REPEATABLE, outcome.repeatable)
+            trial.set_user_attr(RETRYABLE, outcome.retryable)
             self._study.tell(trial, state=states.FAIL if outcome.state == "failed" else states.PRUNED)
 
     def report(self, trial: Any, round_: int, value: float) -> bool:
@@ -171,7 +171,7 @@ class Study:
             running = {one.number for one in self.trials() if one.state == "running"}
         for trial in trials:
             if trial.number in running:
-                self.tell(trial, Outcome("failed", reason=reason, repeatable=True))
+                self.tell(trial, Outcome("failed", reason=reason, retryable=True))
 
     def _give_up_lost(self) -> None:
         """End the trials of workers that were killed, and let their values be tried again."""
@@ -182,13 +182,13 @@ class Study:
                 continue
             self._study.tell(trial.number, state=states.FAIL)
             if len(trial.params) == len(self.space):
-                self._study.enqueue_trial(trial.params, {_REPEATS: trial.number})
+                self._study.enqueue_trial(trial.params, {_RETRY_OF: trial.number})
 
-    def _try_failed_again(self) -> None:
-        """Let the values of trials that failed by an error be tried again, which may be fixed by now."""
+    def _retry_failed(self) -> None:
+        """Let the values of trials that failed by an error be tried again: it may be fixed by now."""
         for trial, held in zip(self.trials(), self._study.get_trials(deepcopy=False), strict=True):
-            if trial.state == "failed" and trial.repeatable:
-                self._study.enqueue_trial(held.params, {_REPEATS: trial.number})
+            if trial.state == "failed" and trial.retryable:
+                self._study.enqueue_trial(held.params, {_RETRY_OF: trial.number})
 
     @property
     def others_work(self) -> bool:
@@ -200,9 +200,10 @@ class Study:
     def trials(self) -> list[TrialRecord]:
         """Return all trials, in order."""
         found = self._study.get_trials(deepcopy=False)
-        repeated = {one.user_attrs.get(_REPEATS) for one in found}
-        failed = optuna().trial.TrialState.FAIL  # without a reason: its process was killed
-        retried = [one.state == failed and (one.number in repeated or REASON not in one.user_attrs) for one in found]
+        replaced = {one.user_attrs.get(_RETRY_OF) for one in found}
+        failed = optuna().trial.TrialState.FAIL
+        # one that failed without a reason was lost with its process
+        retried = [one.state == failed and (one.number in replaced or REASON not in one.user_attrs) for one in found]
         return [record(trial, self.space, again) for trial, again in zip(found, retried, strict=True)]
 
     @property

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from fedhead.core.errors import BadInput, FedheadError, first_line, machine_fault
-from fedhead.core.user_line import user_line
+from fedhead.core.errors import BadInput
 from fedhead.experiment.canonical import canonical
+from fedhead.experiment.failures import describe_error, raise_if_fatal
 from fedhead.experiment.fork import fork, trained
 from fedhead.experiment.recipe import Recipe
 from fedhead.experiment.reproduce import drawn_seeds
@@ -157,7 +157,7 @@ def run_bundle(bundle: Bundle, together: bool | None, settings: Settings) -> dic
         joined = train_joined(leads, together, settings)
     except Exception as error:  # a user's own code may raise anything; below each run is asked for its own error
         joined = True
-        refuse_broken_disk(error)
+        raise_if_fatal(error)
     for paths in alike:
         for path in paths:
             if joined and path in leads and (reason := _diverged(path)) is not None:
@@ -167,7 +167,7 @@ def run_bundle(bundle: Bundle, together: bool | None, settings: Settings) -> dic
                 _fork_new(path, paths, bundle)
                 train_one(path, bundle[path], settings)
             except Exception as error:  # likewise
-                refuse_broken_disk(error)
+                raise_if_fatal(error)
                 failures[path] = describe_error(error)
     return failures
 
@@ -180,20 +180,6 @@ def _fork_new(path: Path, alike: Sequence[Path], bundle: Bundle) -> None:
 
 def _diverged(path: Path) -> str | None:
     return RunFolder.open(path).diverged if (path / CONFIG).exists() else None
-
-
-def refuse_broken_disk(error: Exception) -> None:
-    """Raise what no other run would survive; a run that finds too little memory is only too large itself."""
-    if (fault := machine_fault(error)) is not None and fault != "out of memory":
-        raise error
-
-
-def describe_error(error: BaseException) -> str:
-    """Return an error in one line, with the line of the user's own code that raised it."""
-    if isinstance(error, FedheadError):
-        return str(error)
-    where = user_line(error)
-    return f"{where}: {first_line(error)}" if where else first_line(error)
 
 
 def is_finished(path: Path) -> bool:

@@ -1,4 +1,4 @@
-"""The trials of a search on their way: begun by the study, trained by an engine, and told to the study as they end."""
+"""The trials of a search: begun by the study, trained by an engine, and told to the study as they end."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from contextlib import suppress
 from typing import Any, Protocol
 
 from fedhead.core.errors import FedheadError
+from fedhead.experiment.failures import describe_error
 from fedhead.experiment.study import Study
-from fedhead.experiment.sweep_runs import describe_error
 from fedhead.experiment.time_budget import TimeBudget
 from fedhead.experiment.trial_training import TrialTraining
 from fedhead.experiment.trials import TrialRecord
 
 Batch = Sequence[Any]  # Optuna's trials that train side by side
-HOPELESS = 10  # a search ends when so many trials have failed and none has a result
+MAX_FAILED = 10  # a search ends when so many trials have failed and none has a result
 
 
 class TrialQueue:
@@ -34,13 +34,13 @@ class TrialQueue:
         self._failed = 0
 
     @property
-    def hopeless(self) -> bool:
-        """Whether so many trials have failed here, with no result in the study, that others are not begun."""
-        return self._failed >= HOPELESS and self.study.best is None
+    def gives_up(self) -> bool:
+        """Whether no more trials are begun, since many have failed here and the study has no result."""
+        return self._failed >= MAX_FAILED and self.study.best is None
 
     def next(self, width: int) -> Batch:
         """Begin up to so many trials; none where the study has enough, the time is up, or all have failed."""
-        return [] if self.budget.exhausted or self.hopeless else self.study.ask(width, self._most)
+        return [] if self.budget.exhausted or self.gives_up else self.study.ask(width, self._most)
 
     def ended(self, batch: Batch) -> None:
         """Write what has been found, and tell of each trial."""

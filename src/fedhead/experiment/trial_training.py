@@ -21,10 +21,10 @@ from fedhead.executors.job import Executor
 from fedhead.executors.joint.runs import run_together
 from fedhead.experiment.data import Inputs, is_path, search_federation
 from fedhead.experiment.experiment import BuiltModels, Experiment
+from fedhead.experiment.failures import describe_error, raise_if_fatal
 from fedhead.experiment.recipe import DATA_KEYS, Recipe
 from fedhead.experiment.run import Settings, threads_for
 from fedhead.experiment.search_space import Dimension, with_values
-from fedhead.experiment.sweep_runs import describe_error, refuse_broken_disk
 from fedhead.experiment.trials import Outcome
 
 Direction = Literal["maximize", "minimize"]
@@ -146,7 +146,7 @@ class TrialTraining:
         try:
             return self._width()
         except Exception as error:  # a user's own code may raise anything, perhaps for no value that is searched
-            refuse_broken_disk(error)
+            raise_if_fatal(error)
             return 1
 
     def _width(self) -> int:
@@ -219,10 +219,10 @@ class TrialTraining:
 
     def _failed(self, error: Exception) -> Outcome:
         """Return that a trial failed by an error, or raise the error where it ends the search."""
-        refuse_broken_disk(error)
+        raise_if_fatal(error)
         if self.stop_on_error:
             raise error
-        return Outcome("failed", reason=describe_error(error), repeatable=True)
+        return Outcome("failed", reason=describe_error(error), retryable=True)
 
     def _train(
         self,

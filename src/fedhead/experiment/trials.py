@@ -16,7 +16,7 @@ TRIALS = "trials.csv"
 COLUMNS = ("trial", "state", "value", "trained_rounds", "seconds", "reason")
 STATES = {"COMPLETE": "complete", "PRUNED": "pruned", "RUNNING": "running", "FAIL": "failed", "WAITING": "waiting"}
 RETRIED = "retried"  # the state of a failed trial in whose place there is another one
-REASON, REPEATABLE = "reason", "repeatable"  # what Optuna keeps of a trial that ended early
+REASON, RETRYABLE = "reason", "retryable"  # what Optuna keeps of a trial that ended early
 
 
 class Outcome(NamedTuple):
@@ -26,13 +26,13 @@ class Outcome(NamedTuple):
         state: `complete`, `pruned` or `failed`.
         value: What a complete trial reached.
         reason: Why it ended early.
-        repeatable: Whether a failed trial may succeed when it is tried again, as after an error that was fixed.
+        retryable: Whether a failed trial may succeed when it is tried again, as after an error that was fixed.
     """
 
     state: Literal["complete", "pruned", "failed"]
     value: float | None = None
     reason: str = ""
-    repeatable: bool = False
+    retryable: bool = False
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class TrialRecord:
         seconds: How long it took.
         values: What was chosen, by key.
         reason: Why it ended early.
-        repeatable: Whether it failed by an error, so that the same command tries it again.
+        retryable: Whether it failed by an error, so that the same command tries it again.
     """
 
     number: int
@@ -58,7 +58,7 @@ class TrialRecord:
     seconds: float | None
     values: Mapping[str, Any]
     reason: str = ""
-    repeatable: bool = False
+    retryable: bool = False
 
 
 def to_csv(trials: Sequence[TrialRecord], space: Sequence[Dimension]) -> str:
@@ -93,4 +93,4 @@ def record(trial: Any, space: Sequence[Dimension], retried: bool = False) -> Tri
     seconds = None if trial.duration is None else trial.duration.total_seconds()
     state, kept = RETRIED if retried else STATES[trial.state.name], trial.user_attrs
     reason = kept.get(REASON, "its process was stopped" if retried else "")
-    return TrialRecord(trial.number, state, value, last, seconds, values, reason, kept.get(REPEATABLE, False))
+    return TrialRecord(trial.number, state, value, last, seconds, values, reason, kept.get(RETRYABLE, False))

@@ -13,6 +13,7 @@ from fedhead.engine.metrics import Row
 from fedhead.experiment.recipe import KEYS, SAMPLE_KEYS, Recipe
 from fedhead.report import statistics
 from fedhead.report.measured import Measured, Replicate
+from fedhead.report.recipe_keys import differing, recipes_using, without_stages
 
 # What repeats a setting, and what changes no result.
 _REPEATS = ("seed", "seeds", "partition_seed", "loggers", "metrics")
@@ -192,7 +193,7 @@ def _row_keys(recipes: Sequence[Row], columns: Sequence[str]) -> tuple[list[str]
     for key in differing(recipes):
         if key in columns or key in ("method", "stages"):
             continue
-        users = concerned(recipes, key)
+        users = recipes_using(recipes, key)
         if _of_row(key) and key not in differing(users):
             continue  # those that have it agree
         by_method = not _of_row(key) and _follows(users, key, ["method"])
@@ -202,21 +203,6 @@ def _row_keys(recipes: Sequence[Row], columns: Sequence[str]) -> tuple[list[str]
 
 def _of_row(key: str) -> bool:
     return key.partition(".")[0] in ("method", "stage", "stages")
-
-
-def concerned(recipes: Sequence[Row], key: str) -> list[Row]:
-    """Return the recipes that use a key: parameters of a method or a stage are for those alone, defaults too."""
-    if key.startswith("stage."):
-        stage = key.removeprefix("stage.").rpartition(".")[0]
-        return [recipe for recipe in recipes if stage in recipe["stages"]]
-    methods = {recipe["method"] for recipe in recipes if key in recipe}
-    return [recipe for recipe in recipes if not key.startswith("method.") or recipe["method"] in methods]
-
-
-def differing(recipes: Sequence[Row]) -> list[str]:
-    """Return the keys that recipes do not agree in."""
-    names = dict.fromkeys(key for recipe in recipes for key in recipe)
-    return [key for key in names if len({repr(recipe.get(key)) for recipe in recipes}) > 1]
 
 
 def _follows(recipes: Sequence[Row], key: str, given: Sequence[str]) -> bool:
@@ -241,11 +227,6 @@ def _trained_alike(second: Measured, first: Measured, metric: str) -> bool:
     return (
         one != other and without_stages(one) == without_stages(other) and first.values[metric] == second.values[metric]
     )
-
-
-def without_stages(recipe: Row) -> Row:
-    """Return what decides a recipe's training: each stage only reads what it leaves."""
-    return {k: v for k, v in recipe.items() if k.partition(".")[0] not in ("stages", "stage")}
 
 
 def _repeated(label: str, second: Measured, first: Measured, metric: str) -> str:

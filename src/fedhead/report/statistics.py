@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Generic, Literal, TypeVar
 
 import numpy as np
-import scipy
+import scipy  # scipy.stats is loaded at its first use: a run need not wait for it
 from numpy.typing import NDArray
 
 K = TypeVar("K", bound=Hashable)

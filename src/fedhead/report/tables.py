@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fedhead.engine.metrics import Row
-from fedhead.report.pivot import concerned, differing, without_stages
+from fedhead.report.recipe_keys import differing, recipes_using, without_stages
 from fedhead.report.runs import Run
 
 
@@ -46,9 +46,9 @@ def group_by_seed(runs: Sequence[Run]) -> list[Group]:
     for run in runs:
         by_settings.setdefault(repr(without_stages(_settings(run))), []).append(run)
     recipes = [_settings(runs[0]) for runs in by_settings.values()]
-    keys = [k for k in _telling(recipes) if k != "method" and k.partition(".")[0] not in ("stages", "stage")]
+    keys = [k for k in _distinguishing(recipes) if k != "method" and k.partition(".")[0] not in ("stages", "stage")]
     settings = [{k: r[k] for k in keys if k in r} for r in recipes]
-    of_stages = [k for k in _telling([_settings(run) for run in runs]) if k.startswith("stage.")]
+    of_stages = [k for k in _distinguishing([_settings(run) for run in runs]) if k.startswith("stage.")]
     return [
         Group(label, *_one_per_seed(runs), own, _stages(runs, of_stages))
         for label, runs, own in zip(_labels(recipes, settings), by_settings.values(), settings, strict=True)
@@ -59,9 +59,9 @@ def _settings(run: Run) -> Row:
     return {k: v for k, v in run.recipe.flat().items() if k not in ("seed", "seeds", "loggers")}
 
 
-def _telling(recipes: Sequence[Row]) -> list[str]:
-    """Return the keys that tell recipes apart, of parameters those in which recipes that use them differ."""
-    return [k for k in differing(recipes) if k in differing(concerned(recipes, k))]
+def _distinguishing(recipes: Sequence[Row]) -> list[str]:
+    """Return the keys that tell recipes apart: a parameter only does where recipes that use it differ."""
+    return [k for k in differing(recipes) if k in differing(recipes_using(recipes, k))]
 
 
 def _stages(runs: Sequence[Run], keys: Sequence[str]) -> dict[str, list[tuple[Run, str]]]:
@@ -69,14 +69,15 @@ def _stages(runs: Sequence[Run], keys: Sequence[str]) -> dict[str, list[tuple[Ru
     found: dict[str, list[tuple[Run, str]]] = {}
     for run in sorted(runs, key=lambda run: run.recipe.seed):
         flat = run.recipe.flat()
-        for stage in run.recipe.stages if run.result else ():
+        for stage in run.recipe.stages:
+            if run.result is None or stage not in run.result["stages"]:
+                continue
             prefix = f"stage.{stage}."
             own = {k.removeprefix(prefix): flat[k] for k in keys if k.startswith(prefix) and k in flat}
             entries = found.setdefault(_label(stage, own), [])
-            there = run.result is not None and stage in run.result["stages"]
-            if there and all(run.recipe.seed != other.recipe.seed for other, _ in entries):
+            if all(run.recipe.seed != other.recipe.seed for other, _ in entries):
                 entries.append((run, stage))
-    return {label: entries for label, entries in found.items() if entries}
+    return found
 
 
 def _one_per_seed(runs: Sequence[Run]) -> tuple[list[Run], list[Run], list[str]]:

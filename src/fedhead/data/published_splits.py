@@ -1,6 +1,6 @@
-"""The splits of papers' public code, row for row: seeds mean there what they mean here.
+"""The splits of papers' published code, row for row: a seed means here what it means there.
 
-Splits of one α differ by more than methods do, so that results published for some splits are compared on those.
+Splits of one α differ by more than methods do, so that published results are compared on the splits that they are of.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from fedhead.data.partition import CappedDirichlet, Partition
 
 
 @dataclass(frozen=True)
-class PublicSplit(Partition):
-    """A rule seeded as `np.random.seed` does."""
+class PublishedSplit(Partition):
+    """A rule whose random numbers are those that NumPy draws after `np.random.seed(seed)`."""
 
     alpha: Annotated[float, Above(0)]  # α
 
@@ -28,7 +28,7 @@ class PublicSplit(Partition):
 
 
 @dataclass(frozen=True)
-class MoonDirichlet(PublicSplit):
+class MoonDirichlet(PublishedSplit):
     """The splits of MOON's public code: the rule of `CappedDirichlet`."""
 
     def assign(self, y: NDArray[Any], classes: int, clients: int, rng: np.random.RandomState) -> list[Rows]:
@@ -55,7 +55,7 @@ class MoonDirichlet(PublicSplit):
 
 
 @dataclass(frozen=True)
-class FedETFDirichlet(PublicSplit):
+class FedETFDirichlet(PublishedSplit):
     """The splits of FedETF's public code: the rule of `Dirichlet`."""
 
     def assign(self, y: NDArray[Any], classes: int, clients: int, rng: np.random.RandomState) -> list[Rows]:
