@@ -49,6 +49,7 @@ class Client:
         key: Key of dropout's random numbers.
         public: Public samples, where the federation has some.
         weight: 1 for a row of the batch that is a sample, 0 for padding; None: all rows are samples.
+        on_total: Called when a hook calls `total`.
 
     Attributes:
         task: Sizes and settings that all clients share.
@@ -71,6 +72,7 @@ class Client:
         key: Tensor | None = None,
         public: Pool | None = None,
         weight: Tensor | None = None,
+        on_total: Callable[[], None] | None = None,
     ):
         self.task = task
         self.received = inputs.broadcast.replace(inputs.per_client)
@@ -81,7 +83,7 @@ class Client:
         self.round = inputs.round
         self._rows, self._mask = inputs.rows, inputs.mask
         self._pool, self._chunk, self._bf16, self._key = pool, chunk, bf16, key
-        self._public, self._weight = public, weight
+        self._public, self._weight, self._on_total = public, weight, on_total
         self._calls = 0
         self.asked_objective = False
         self._stats: Tree | None = None
@@ -162,6 +164,8 @@ class Client:
         Returns:
             The sums over all batches.
         """
+        if self._on_total is not None:
+            self._on_total()
         total: Tree | None = None
         for rows, mask in zip(torch.split(self._rows, self._chunk), torch.split(self._mask, self._chunk), strict=True):
             with self._padding(mask):

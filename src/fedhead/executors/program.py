@@ -44,6 +44,7 @@ class Program:
     bf16: bool = False
     channels_last: bool = False
     in_place: bool = False  # whether a step writes over the weights that the step before it made
+    on_total: Callable[[], None] | None = None  # called when a hook runs over all of a client's data
     corrects: bool = field(init=False)
     persistent: bool = field(init=False)  # stages start their optimizers afresh
 
@@ -55,7 +56,8 @@ class Program:
         self, inputs: ClientInputs, key: Tensor | None = None, data: str = "private", weight: Tensor | None = None
     ) -> Client:
         """The client behind these tensors; `weight` tells samples from padding in the batch of a loss."""
-        return Client(self.task, inputs, self.source(data), self.chunk, self.bf16, key, self.public, weight)
+        pool, public = self.source(data), self.public
+        return Client(self.task, inputs, pool, self.chunk, self.bf16, key, public, weight, self.on_total)
 
     def source(self, data: str) -> Pool:
         """The pool that a phase trains on."""

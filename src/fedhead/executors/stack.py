@@ -19,6 +19,7 @@ from fedhead.core.log import warn_once
 from fedhead.core.optimizers import Optimizer
 from fedhead.core.tree import Tree, Weights
 from fedhead.executors.client_round import local_round
+from fedhead.executors.finish_by_size import finish_by_size
 from fedhead.executors.graphs import Graphs
 from fedhead.executors.job import Executor, Job
 from fedhead.executors.kernels.layers import stacked_layers
@@ -39,15 +40,36 @@ INPUT_DIMS: Any = ClientInputs(
 
 
 class VmapVectorizer(Vectorizer):
-    """Maps functions of one client to a stack of clients."""
+    """Maps functions of one client to a stack of clients.
+
+    Args:
+        sizes: The number of samples of each client: what takes all of them is computed for clients of similar sizes at
+            a time. None: for all clients at once.
+    """
+
+    def __init__(self, sizes: Sequence[int] | None = None):
+        self._sizes = sizes
 
     def start(self, program: Program) -> Callable[[ClientInputs], Weights]:
         """Vectorize `Program.start` over the client axis."""
         return over_clients(program.start, (INPUT_DIMS,))
 
     def finish(self, program: Program) -> Callable[[Weights, ClientInputs], Reply]:
-        """Vectorize `Program.finish` over the client axis."""
-        return over_clients(program.finish, (0, INPUT_DIMS))
+        """Vectorize `Program.finish` over the client axis, with layers made for stacks."""
+
+        def vectorized(program: Program) -> Callable[[Weights, ClientInputs], Reply]:
+            finish = over_clients(program.finish, (0, INPUT_DIMS))
+
+            def with_stacked_layers(w: Weights, inputs: ClientInputs) -> Reply:
+                with stacked_layers(program.pool.device):
+                    reply: Reply = finish(w, inputs)
+                return reply
+
+            return with_stacked_layers
+
+        if self._sizes is None:
+            return vectorized(program)
+        return finish_by_size(program, self._sizes, vectorized, self.take)
 
     def correct(self, program: Program, phase: Phase) -> Callable[[Tree, ClientInputs], Tree]:
         """Vectorize `Program.correct` over the client axis."""
@@ -198,7 +220,9 @@ class Stack(Executor):
         train = train_eagerly if on_cpu else self.graphs
         self.graphs.begin_round(job.round, job.compiled)
         before = self.graphs.preparing
-        reply = local_round(program, job.stacked_inputs(), job.stacked_batches(), VmapVectorizer(), train)
+        # on a CPU whole stacks keep the numbers of earlier versions, to the last bit
+        vectorizer = VmapVectorizer(None if on_cpu else [len(rows) for rows in job.rows])
+        reply = local_round(program, job.stacked_inputs(), job.stacked_batches(), vectorizer, train)
         self.preparing += self.graphs.preparing - before
         self.compiled = self.graphs.compiled
         self._computed += [reply.send, reply.keep]

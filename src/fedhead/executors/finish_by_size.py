@@ -1,0 +1,75 @@
+"""What clients make of all their samples after training, such as prototypes, in stacks of clients of similar sizes.
+
+A stack takes as long as its largest client: of uneven clients, most of what it computes would be padding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+
+import torch
+
+from fedhead.algorithm.client import ClientInputs
+from fedhead.algorithm.phase import Reply
+from fedhead.core.tree import Tree, Weights
+from fedhead.executors.program import Program
+
+MIN_RATIO = 0.5  # size of the smallest client of a group relative to its first
+SAMPLES = 4096  # at once, of all clients of a group
+Finish = Callable[[Weights, ClientInputs], Reply]
+
+
+def finish_by_size(
+    program: Program,
+    sizes: Sequence[int],
+    vectorized: Callable[[Program], Finish],
+    take: Callable[[ClientInputs, slice], ClientInputs],
+) -> Finish:
+    """Return `Program.finish` for a stack; where it reads all samples of a client, group by group.
+
+    Args:
+        program: What the clients do.
+        sizes: The number of samples of each client, in the order of the stack.
+        vectorized: Maps `Program.finish` to a stack.
+        take: Returns the inputs of some clients of the stack.
+    """
+
+    def finish(w: Weights, inputs: ClientInputs) -> Reply:
+        groups = similar_sizes(sizes)
+        reads: list[None] = []
+        if len(groups) > 1:
+            watched = replace(program, on_total=partial(reads.append, None))
+            replies = [group(watched, groups[0], w, inputs)]
+        if not reads:
+            return vectorized(program)(w, inputs)
+        replies += [group(program, place, w, inputs) for place in groups[1:]]
+        return Reply(*(_joined(parts) for parts in zip(*replies, strict=True)))
+
+    def group(program: Program, place: slice, w: Weights, inputs: ClientInputs) -> Reply:
+        longest, count = max(sizes[place]), place.stop - place.start
+        own = take(inputs, place)
+        own = own._replace(rows=own.rows[:, :longest], mask=own.mask[:, :longest])
+        chunked = replace(program, chunk=max(program.chunk, SAMPLES // count))
+        return vectorized(chunked)(w.map(lambda t: t[place]), own)
+
+    return finish
+
+
+def similar_sizes(sizes: Sequence[int]) -> list[slice]:
+    """Return neighbors that have at least half as many samples as the first of them.
+
+    >>> similar_sizes([100, 60, 40, 25, 10])
+    [slice(0, 2, None), slice(2, 4, None), slice(4, 5, None)]
+    """
+    begins = [0]
+    for place, size in enumerate(sizes):
+        if size < MIN_RATIO * sizes[begins[-1]]:
+            begins.append(place)
+    return [slice(a, b) for a, b in zip(begins, [*begins[1:], len(sizes)], strict=True)]
+
+
+def _joined(parts: Sequence[Tree]) -> Tree:
+    first, *others = parts
+    return first.map(lambda *tensors: torch.cat(tensors), *others)

@@ -1,0 +1,61 @@
+"""What clients send after training is the same whether their stack is whole or in groups of similar sizes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from small import CLASSES, network
+
+import fedhead as fh
+from fedhead.algorithm.client import Client
+from fedhead.algorithm.task import LocalTraining
+from fedhead.core.optimizers import SGD
+from fedhead.engine.simulation import Simulation
+from fedhead.executors.finish_by_size import similar_sizes
+from fedhead.executors.job import Job
+from fedhead.executors.stack import VmapVectorizer
+from fedhead.methods import METHODS
+
+SIZES = [40, 30, 12, 11, 3, 1]
+
+
+def job(name: str) -> Job:
+    rng = np.random.RandomState(0)
+    x, y = rng.randint(0, 256, (sum(SIZES), 1, 6, 6)).astype(np.uint8), np.arange(sum(SIZES)) % CLASSES
+    rows = np.split(np.arange(sum(SIZES)), np.cumsum(SIZES)[:-1])
+    federation = fh.Federation.from_clients([(x[own], y[own]) for own in rows], classes=CLASSES, test=(x[:9], y[:9]))
+    local = LocalTraining(epochs=1, batch_size=8, optimizer=SGD(lr=0.1))
+    model = network("batch", METHODS[name].head)
+    simulation = Simulation(federation, [model], METHODS[name](), rounds=1, local=local, device=torch.device("cpu"))
+    return simulation.jobs_of_round(1)[0]
+
+
+@pytest.mark.parametrize(("name", "reads"), [("fednh", True), ("fedproto", True), ("fedavg", False), ("moon", False)])
+def test_groups_send_what_the_whole_stack_does(name: str, reads: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, samples, plainly = job(name), [0], Client.total
+
+    def counting(self: Client, fn: object) -> object:
+        samples[0] += self._rows.shape[-1]
+        return plainly(self, fn)
+
+    monkeypatch.setattr(Client, "total", counting)
+    assert [len(rows) for rows in asked.rows] == SIZES
+    inputs = asked.stacked_inputs()
+    with torch.no_grad():
+        w = VmapVectorizer().start(asked.program)(inputs)
+        whole = VmapVectorizer().finish(asked.program)(w, inputs)
+        at_once, samples[0] = samples[0], 0
+        grouped = VmapVectorizer(SIZES).finish(asked.program)(w, inputs)
+    assert bool(at_once) == reads
+    assert samples[0] == (40 + 12 + 3 + 1 if reads else 0), "the longest client of each group"
+    for mine, theirs in zip(grouped, whole, strict=True):
+        assert mine.leaves().keys() == theirs.leaves().keys()
+        for path, value in theirs.leaves().items():
+            torch.testing.assert_close(mine.leaves()[path], value, atol=1e-5, rtol=1e-5)
+
+
+def test_clients_of_one_size_stay_together() -> None:
+    assert similar_sizes([7, 7, 7]) == [slice(0, 3)]
+    assert similar_sizes([7]) == [slice(0, 1)]
+    assert similar_sizes([4, 9, 4]) == [slice(0, 3)]  # by the first: what follows may be larger
