@@ -8,147 +8,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from flwr.app import Error, Message, RecordDict
-from partial import Partial
 from small import federation, network
+from small_sites import SETTINGS, changed, during, nan, same, whole, without, world
 
 from fedhead.algorithm.task import LocalTraining
 from fedhead.core.errors import FedheadError
 from fedhead.core.optimizers import SGD
 from fedhead.core.tree import Tree
-from fedhead.engine.rounds import Snapshot, run, train_round
+from fedhead.engine.rounds import Snapshot, run
 from fedhead.flower import assemble, protocol, wire
 from fedhead.flower.messaging import Failure
 from fedhead.flower.site_store import SiteStore
 from fedhead.methods import METHODS
-from fedhead.testing.inprocess import Fault, InProcess, InProcessFederation, changed_response
-
-SETTINGS = {"rounds": 3, "local": LocalTraining(epochs=1, batch_size=4, optimizer=SGD(lr=0.05))}
-Change = Callable[[dict[str, Any], dict[str, Any]], None]
-
-
-def world(tmp_path: Path, method: str = "scaffold") -> InProcessFederation:
-    return InProcessFederation(federation(), {"own": network("group")}, METHODS[method](), SETTINGS, tmp_path)
-
-
-def during(kind: str, round: int, then: Fault) -> Fault:
-    """A fault in one request of one round."""
-
-    def fault(message: Message, honest: Callable[[], RecordDict]) -> RecordDict | Error | None:
-        header, _ = wire.unpack(message.content)
-        return then(message, honest) if (header["kind"], header["round"]) == (kind, round) else honest()
-
-    return fault
-
-
-def changed(change: Change) -> Fault:
-    return lambda message, honest: changed_response(honest(), change)
-
-
-def nan(header: dict[str, Any], trees: dict[str, Any]) -> None:
-    trees["send"]["model"]["classifier.bias"][0] = float("nan")
-
-
-def wrong_shape(header: dict[str, Any], trees: dict[str, Any]) -> None:
-    trees["send"]["model"]["classifier.bias"] = torch.zeros(7)
-
-
-def wrong_dtype(header: dict[str, Any], trees: dict[str, Any]) -> None:
-    trees["send"]["model"]["classifier.bias"] = trees["send"]["model"]["classifier.bias"].double()
-
-
-def missing_tensor(header: dict[str, Any], trees: dict[str, Any]) -> None:
-    del trees["send"]["model"]["classifier.bias"]
-
-
-def unexpected_tensor(header: dict[str, Any], trees: dict[str, Any]) -> None:
-    trees["send"]["more"] = torch.zeros(1)
-
-
-def nothing_sent(header: dict[str, Any], trees: dict[str, Any]) -> None:
-    trees.clear()
-
-
-def old_round(header: dict[str, Any], trees: dict[str, Any]) -> None:
-    header["round"] -= 1
-
-
-def another_experiment(header: dict[str, Any], trees: dict[str, Any]) -> None:
-    header["experiment"] = "00" * 8
-
-
-def another_site(header: dict[str, Any], trees: dict[str, Any]) -> None:
-    header["site"] = "site-1"
-
-
-def no_samples(header: dict[str, Any], trees: dict[str, Any]) -> None:
-    header["samples"] = 0
-
-
-def negative_samples(header: dict[str, Any], trees: dict[str, Any]) -> None:
-    header["samples"] = -5
-
-
-def another_version(header: dict[str, Any], trees: dict[str, Any]) -> None:
-    header["fedhead"] = "0.0.1"
-
-
-def an_unknown_entry(header: dict[str, Any], trees: dict[str, Any]) -> None:
-    header["more"] = 1
-
-
-SPOILED: dict[Change, str] = {
-    nan: "not finite",
-    wrong_shape: r"\(7,\)",
-    wrong_dtype: "float64",
-    missing_tensor: "missing tensor",
-    unexpected_tensor: "unexpected tensor",
-    nothing_sent: "not that of this site",
-    old_round: "it answered round 1, asked was round 2",
-    another_experiment: "it answered",
-    another_site: "not that of this site",
-    no_samples: "said 14 and 4 when it came",
-    negative_samples: "out of range",
-    another_version: "runs fedhead 0.0.1",
-    an_unknown_entry: "another version",
-}
-
-
-def without(world: InProcessFederation, client: int, round: int) -> Tree:
-    """The server's state of a simulation in which one client misses one round."""
-    simulation = Partial(world.federation, list(world.models.values()), world.method, **world.settings)
-    for number in range(1, 4):
-        simulation.absent = {client} if number == round else set()
-        train_round(simulation, number)
-    return simulation.server
-
-
-def whole(world: InProcessFederation) -> Tree:
-    """The server's state of a simulation in which nobody misses anything."""
-    return without(world, client=-1, round=0)
-
-
-def same(a: Tree, b: Tree) -> None:
-    for name, t in a.leaves().items():
-        torch.testing.assert_close(t, b.leaves()[name], atol=1e-6, rtol=1e-6)
-
-
-@pytest.mark.parametrize("change", SPOILED, ids=lambda change: change.__name__)
-def test_a_spoiled_reply_is_a_missing_reply(change: Change, tmp_path: Path) -> None:
-    here, said = world(tmp_path), []
-    grid = here.grid()
-    grid.faults[103] = during("work", 2, changed(change))
-    transport = here.transport(grid, said)
-    result = run(transport)
-    history = result.rows
-    assert list(history[1]["failed"]) == ["site-3"]
-    assert pytest.approx(1) == len([row for row in history if "failed" in row])
-    import re
-
-    assert re.search(SPOILED[change], history[1]["failed"]["site-3"])
-    # the site's own state of that round is not used either: SCAFFOLD's control variates go back with it
-    same(without(here, 3, 2), transport.server)
+from fedhead.testing.inprocess import InProcess, InProcessFederation, changed_response
 
 
 def test_a_client_that_raises(tmp_path: Path) -> None:

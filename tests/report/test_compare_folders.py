@@ -1,0 +1,133 @@
+"""Comparisons of run folders: by `fh.compare` and by the command."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fedhead as fh
+from fedhead.cli import call
+from fedhead.core.errors import BadInput
+from fedhead.data.federation import Federation
+from fedhead.experiment.recipe import Recipe
+from fedhead.experiment.run_folder import RunFolder
+from fedhead.report import comparison_text
+
+
+def write_run(path: Path, accuracy: float, finished: bool = True, **keys: Any) -> None:
+    """A run folder as a short run leaves it; the split follows from the seed."""
+    recipe = Recipe.from_flat({"rounds": 1, **keys})
+    folder = RunFolder.create(path, recipe)
+    federation = Federation.from_arrays(np.zeros((30, 2)), np.arange(30) % 3, "dirichlet(0.5)", 4, seed=recipe.seed)
+    folder.partition.save(federation)
+    with folder.locked():
+        folder.record({"round": 1, "accuracy": accuracy, "bytes_up": 1, "bytes_down": 1, "seconds": 0.5})
+    if finished:
+        folder.finish({"accuracy": accuracy, "stages": {}})
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    runs = tmp_path_factory.mktemp("compared") / "runs"
+    for i, method in enumerate(("fedavg", "scaffold")):
+        for dataset in ("digits", "mnist"):
+            for seed in (0, 1):
+                place = runs / f"{method}-{dataset}-{seed}"
+                write_run(place, 60.0 + i + seed * (i + 1), method=method, dataset=dataset, seed=seed)
+    return runs
+
+
+@pytest.fixture
+def own_folders(folders: Path, tmp_path: Path) -> Path:
+    """A copy that a test may change."""
+    return shutil.copytree(folders, tmp_path / "runs")
+
+
+def test_runs_in_folders_are_compared_and_those_that_do_not_count_are_named(own_folders: Path) -> None:
+    folders = own_folders
+    write_run(folders / "stopped", 99.0, finished=False, method="moon")
+    (folders / "newer").mkdir()
+    (folders / "newer" / "config.yaml").write_text("dataset: digits\nkey_of_2030: 1\n")
+    (folders / "empty").mkdir()
+    found = fh.compare(folders)
+    assert found.table.index.tolist() == ["fedavg", "scaffold"]
+    assert found.table.loc["scaffold", "digits"] == pytest.approx(62.0)
+    notes = "\n".join(found.notes)
+    assert "stopped does not count: unfinished" in notes
+    assert "newer can't be read and does not count" in notes
+    assert "empty is empty" in notes
+    assert found.results["pairs"].dropna().tolist() == [2, 2]
+    assert "scaffold" in found._repr_html_()
+
+
+def test_a_run_whose_split_is_gone_does_not_count(own_folders: Path) -> None:
+    before = fh.compare(own_folders).table
+    shutil.copytree(own_folders / "fedavg-digits-1", own_folders / "copy")
+    (own_folders / "copy" / "partition.npz").unlink()
+    found = fh.compare(own_folders)
+    assert found.table.equals(before)
+    assert any("copy does not count: its partition.npz is gone" in note for note in found.notes)
+
+
+def test_versions_of_runs_are_named_where_they_differ(own_folders: Path) -> None:
+    place = own_folders / "fedavg-digits-0" / "environment.json"
+    place.write_text(json.dumps({"versions": {"fedhead": "9.9"}}))
+    assert any("several versions of fedhead: 9.9, None" in note for note in fh.compare(own_folders).notes)
+
+
+def test_results_are_compared_as_their_folders_are(folders: Path) -> None:
+    loaded = fh.load_all(folders / "*")
+    assert fh.compare(loaded).text("json") == fh.compare(str(folders / "*")).text("json")
+    sides = [fh.load_all(folders / f"{method}-digits-*") for method in ("fedavg", "scaffold")]
+    only, gain = sides[0].compare(sides[1]), fh.compare([*sides[0], *sides[1]])
+    assert -only.mean == pytest.approx(gain.results["difference"].dropna().item())
+    assert only.p_value == pytest.approx(gain.results["p_t"].dropna().item())
+
+
+def test_compare_writes_what_the_suffix_says(folders: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, diagram = tmp_path / "table.tex", tmp_path / "ranks.pdf"
+    assert call(["compare", str(folders), "--out", str(out), "--diagram", str(diagram)]) == 0
+    assert f"written to {out}\nwritten to {diagram}\n" in capsys.readouterr().out
+    assert b"/FontFile2" in diagram.read_bytes()  # TrueType, embedded
+    found = fh.compare(folders)
+    assert out.read_text() == found.text("latex")
+    for suffix, name in comparison_text.SUFFIXES.items():
+        found.save(tmp_path / f"again{suffix}")
+        assert (tmp_path / f"again{suffix}").read_text() == found.text(name)  # type: ignore[arg-type]
+
+
+def test_compare_prints_tables_or_a_format(folders: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(["compare", str(folders), "--baseline", "scaffold", "--metric", "seconds"]) == 0
+    shown = capsys.readouterr().out
+    assert "Difference from scaffold" in shown
+    assert "low is good" in shown
+    assert call(["compare", str(folders), "--format", "csv"]) == 0
+    assert capsys.readouterr().out.startswith("method,dataset,metric,")
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--metric", "f1"], "unknown metric of these runs 'f1'"),
+        (["--baseline", "moon"], "unknown baseline 'moon'"),
+        (["--by", "methods"], "unknown key 'methods'"),
+        (["--level", "1.5"], "level"),
+        (["--out", "table.txt"], "end its name in .md, .csv, .tex or .json"),
+        (["--diagram", "cd.jpg"], "must end in .png, .svg or .pdf"),
+    ],
+)
+def test_bad_words_are_refused_in_one_line(
+    folders: Path, words: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(["compare", str(folders), *words]) == 2
+    error = capsys.readouterr().err
+    assert says in error
+    assert error.count("\n") == 1
+
+
+def test_a_diagram_needs_two_settings(folders: Path) -> None:
+    with pytest.raises(BadInput, match="at least two methods"):
+        fh.compare(str(folders / "*-digits-*")).diagram()
