@@ -22,8 +22,8 @@ from fedhead.executors.client_round import local_round
 from fedhead.executors.graphs import Graphs
 from fedhead.executors.job import Job
 from fedhead.executors.joint.jobs import merge_jobs
-from fedhead.executors.stack import VmapVectorizer
 from fedhead.executors.steps import Trainer, train_eagerly
+from fedhead.executors.vectorize import VmapVectorizer
 from fedhead.methods import METHODS
 
 

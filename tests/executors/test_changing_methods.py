@@ -27,8 +27,8 @@ from fedhead.executors.compiling.step import trace
 from fedhead.executors.graphs import Graphs
 from fedhead.executors.lanes import Lanes
 from fedhead.executors.loop import Loop
-from fedhead.executors.stack import VmapVectorizer
 from fedhead.executors.steps import Trainer, train_eagerly
+from fedhead.executors.vectorize import VmapVectorizer
 from fedhead.methods.fedavg import FedAvg
 from fedhead.models.module_digest import settings_digest
 

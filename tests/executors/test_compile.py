@@ -23,9 +23,10 @@ from fedhead.executors.graphs import GraphRunner, Graphs
 from fedhead.executors.job import Job
 from fedhead.executors.phase_keys import without_rows
 from fedhead.executors.slots import choose_slots
-from fedhead.executors.stack import Stack, VmapVectorizer
+from fedhead.executors.stack import Stack
 from fedhead.executors.step_graphs import StepGraphs
 from fedhead.executors.steps import Carry, PhaseRun, train_eagerly
+from fedhead.executors.vectorize import VmapVectorizer
 from fedhead.methods import METHODS
 from fedhead.models.precision import set_precision
 

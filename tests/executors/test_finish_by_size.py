@@ -14,7 +14,7 @@ from fedhead.core.optimizers import SGD
 from fedhead.engine.simulation import Simulation
 from fedhead.executors.finish_by_size import similar_sizes
 from fedhead.executors.job import Job
-from fedhead.executors.stack import VmapVectorizer
+from fedhead.executors.vectorize import VmapVectorizer
 from fedhead.methods import METHODS
 
 SIZES = [40, 30, 12, 11, 3, 1]

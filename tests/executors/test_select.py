@@ -18,7 +18,7 @@ from fedhead.executors.client_round import phase_runs
 from fedhead.executors.compiling import choice as compile_choice
 from fedhead.executors.job import Executor, Job
 from fedhead.executors.loop import Loop
-from fedhead.executors.stack import VmapVectorizer
+from fedhead.executors.vectorize import VmapVectorizer
 from fedhead.methods import METHODS
 
 

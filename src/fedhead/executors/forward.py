@@ -19,7 +19,7 @@ from fedhead.data.pool import Pool
 from fedhead.executors.job import Executor, Job
 from fedhead.executors.loop import Loop
 from fedhead.executors.map_clients import BatchFunction, MemoryBudget, map_clients, map_in_stacks, vectorized
-from fedhead.executors.stack import INPUT_DIMS, VmapVectorizer
+from fedhead.executors.vectorize import INPUT_DIMS, VmapVectorizer
 from fedhead.models.split_model import SplitModel
 
 Reduce = Callable[[Tensor, Batch], Tensor]  # what to keep of the scores of a batch

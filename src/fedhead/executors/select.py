@@ -23,8 +23,9 @@ from fedhead.executors.graphs import Graphs
 from fedhead.executors.job import Executor, Job
 from fedhead.executors.lanes import Lanes
 from fedhead.executors.loop import Loop
-from fedhead.executors.stack import Stack, VmapVectorizer
+from fedhead.executors.stack import Stack
 from fedhead.executors.stack_errors import CannotStack
+from fedhead.executors.vectorize import VmapVectorizer
 
 EXECUTORS = Registry[type[Executor]](
     "executor", "fedhead.executors", lambda found, name: check_class(found, name, Executor, needs=["run"])

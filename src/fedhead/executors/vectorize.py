@@ -1,87 +1,98 @@
-"""Functions of one client applied to a stack of clients.
-
-`torch.func.vmap` walks through its arguments and results several times in Python, which takes longer than what most
-hooks compute in a round. Trees are entered and left here with the calls that vmap itself is made of. PyTorch does not
-promise these: where it has them no longer, vmap is called instead, with the same result.
-"""
+"""The functions of a program, each of one client, for a stack of clients."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import Any
 
 from torch import Tensor
 from torch.func import vmap
 
-from fedhead.core.tree import Tree
+from fedhead.algorithm.client import ClientInputs
+from fedhead.algorithm.phase import Phase, Reply
+from fedhead.core.optimizers import Optimizer
+from fedhead.core.tree import Tree, Weights
+from fedhead.executors.finish_by_size import finish_by_size
+from fedhead.executors.kernels.layers import stacked_layers
+from fedhead.executors.program import Program, Vectorizer
+from fedhead.executors.tree_vmap import tree_vmap
+
+# Which tensors of a client's inputs have a client axis.
+INPUT_DIMS: Any = ClientInputs(
+    *{**dict.fromkeys(ClientInputs._fields, 0), "broadcast": None, "lr": None, "round": None}.values()  # type: ignore[arg-type]  # dims in place of tensors
+)
 
 
-def over_clients(function: Callable[..., Any], dims: Sequence[Any]) -> Callable[..., Any]:
-    """Return `torch.func.vmap(function, tuple(dims))`, for functions of trees and named tuples of them.
+class VmapVectorizer(Vectorizer):
+    """Maps functions of one client to a stack of clients.
 
     Args:
-        function: Function of one client; it is called again if it fails or returns something else, for vmap's errors.
-        dims: For each argument 0, or a named tuple like it with 0 for the fields that have a client axis and None for
-            the others.
+        sizes: The number of samples of each client: what takes all of them is computed for clients of similar sizes at
+            a time. None: for all clients at once.
     """
 
-    def call(*args: Any) -> Any:
-        with suppress(Exception):
-            return _call(function, dims, args)
-        return vmap(function, in_dims=tuple(dims))(*args)
+    def __init__(self, sizes: Sequence[int] | None = None):
+        self._sizes = sizes
 
-    return call
+    def start(self, program: Program) -> Callable[[ClientInputs], Weights]:
+        """Vectorize `Program.start` over the client axis."""
+        return tree_vmap(program.start, (INPUT_DIMS,))
+
+    def finish(self, program: Program) -> Callable[[Weights, ClientInputs], Reply]:
+        """Vectorize `Program.finish` over the client axis, with layers made for stacks."""
+
+        def vectorized(program: Program) -> Callable[[Weights, ClientInputs], Reply]:
+            finish = tree_vmap(program.finish, (0, INPUT_DIMS))
+
+            def with_stacked_layers(w: Weights, inputs: ClientInputs) -> Reply:
+                with stacked_layers(program.pool.device):
+                    reply: Reply = finish(w, inputs)
+                return reply
+
+            return with_stacked_layers
+
+        if self._sizes is None:
+            return vectorized(program)
+        return finish_by_size(program, self._sizes, vectorized, self.take)
+
+    def correct(self, program: Program, phase: Phase) -> Callable[[Tree, ClientInputs], Tree]:
+        """Vectorize `Program.correct` over the client axis."""
+        return vmap(partial(program.correct, phase=phase), in_dims=(0, INPUT_DIMS))
+
+    def loss(self, program: Program, phase: Phase, padded: bool) -> Callable[..., tuple[Tensor, Tree]]:
+        """Vectorize `Program.loss` over the client axis, with layers made for stacks."""
+        loss = vmap(program.loss(phase, padded), in_dims=(0, 0, 0, 0, INPUT_DIMS))
+
+        def with_stacked_layers(*args: Any) -> tuple[Tensor, Tree]:
+            with stacked_layers(program.pool.device):
+                return loss(*args)
+
+        return with_stacked_layers
+
+    def init(self, optimizer: Optimizer) -> Callable[[Tree], Tree]:
+        """Vectorize `Optimizer.init` over the client axis."""
+        return tree_vmap(optimizer.init, (0,))
+
+    def take(self, inputs: ClientInputs, clients: slice | Tensor) -> ClientInputs:
+        """Return the inputs of some clients of the stack."""
+
+        def cut(value: Any, dim: object) -> Any:
+            if dim is None:
+                return value
+            return value.map(lambda t: t[clients]) if isinstance(value, Tree) else value[clients]
+
+        return ClientInputs(*(cut(v, d) for v, d in zip(inputs, INPUT_DIMS, strict=True)))
+
+    def per_client(self, inputs: ClientInputs) -> list[Tensor]:
+        """Return the tensors that have a client axis."""
+        return _leaves(inputs, lambda dim: dim is not None)
+
+    def shared(self, inputs: ClientInputs) -> list[Tensor]:
+        """Return the tensors that all clients of the stack share."""
+        return _leaves(inputs, lambda dim: dim is None)
 
 
-def _call(function: Callable[..., Any], dims: Sequence[Any], args: Sequence[Any]) -> Any:
-    from torch._C._functorch import _add_batch_dim, _remove_batch_dim
-    from torch._functorch.vmap import (  # type: ignore[attr-defined]  # torch lists no exports
-        lazy_load_decompositions,
-        vmap_increment_nesting,
-    )
-
-    lazy_load_decompositions()
-    count = next(len(t) for arg, dim in zip(args, dims, strict=True) for t in _with_client_axis(arg, dim))
-    with vmap_increment_nesting(count, "error") as level:
-
-        def enter(t: Tensor) -> Tensor:
-            return _add_batch_dim(t, 0, level)
-
-        def leave(t: Tensor) -> Tensor:
-            return _remove_batch_dim(t, level, count, 0)
-
-        return _mapped(leave, function(*(_entered(enter, arg, dim) for arg, dim in zip(args, dims, strict=True))))
-
-
-def _with_client_axis(value: Any, dim: Any) -> Sequence[Tensor]:
-    """Return the tensors of an argument that have a client axis."""
-    if dim is None:
-        return []
-    if isinstance(value, Tensor):
-        return [value]
-    if isinstance(value, Tree):
-        return list(value.tensors())
-    each = zip(value, dim if isinstance(dim, tuple) else [dim] * len(value), strict=True)
-    return [t for one, own in each for t in _with_client_axis(one, own)]
-
-
-def _entered(enter: Callable[[Tensor], Tensor], value: Any, dim: Any) -> Any:
-    """Return an argument as the function of one client sees it."""
-    if dim is None:
-        return value
-    if not isinstance(dim, tuple):
-        return _mapped(enter, value)
-    return type(value)(*(_entered(enter, one, own) for one, own in zip(value, dim, strict=True)))
-
-
-def _mapped(function: Callable[[Tensor], Tensor], value: Any) -> Any:
-    """Apply a function to all tensors of a tensor, a tree or a named tuple."""
-    if isinstance(value, Tensor):
-        return function(value)
-    if isinstance(value, Tree):
-        return value.map(partial(_mapped, function))
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(_mapped(function, one) for one in value))
-    raise TypeError(f"{type(value).__name__} is neither a tensor, nor a tree or a named tuple of them")
+def _leaves(inputs: ClientInputs, wanted: Callable[[object], bool]) -> list[Tensor]:
+    chosen: list[Any] = [value for value, dim in zip(inputs, INPUT_DIMS, strict=True) if wanted(dim)]
+    return [t for value in chosen for t in (value.tensors() if isinstance(value, Tree) else (value,))]

@@ -1,4 +1,4 @@
-"""Functions over a stack of clients give what `torch.func.vmap` gives, errors included."""
+"""Functions of trees give what `torch.func.vmap` gives, errors included."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from torch.func import vmap
 from fedhead.algorithm.client import ClientInputs
 from fedhead.algorithm.phase import Reply
 from fedhead.core.tree import Tree, Weights
-from fedhead.executors import vectorize
-from fedhead.executors.stack import INPUT_DIMS
-from fedhead.executors.vectorize import over_clients
+from fedhead.executors.tree_vmap import tree_vmap
+from fedhead.executors.vectorize import INPUT_DIMS
 
 COUNT = 3
 INPUTS = ClientInputs(
@@ -46,27 +45,27 @@ def same(found: Any, expected: Any) -> bool:
 def test_trees_and_named_tuples_without_vmap(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = vmap(finish, in_dims=(0, INPUT_DIMS))(MODELS, INPUTS)
     nothing = vmap(lambda w: Tree())(MODELS)
-    monkeypatch.setattr(vectorize, "vmap", None)
-    found = over_clients(finish, (0, INPUT_DIMS))(MODELS, INPUTS)
+    monkeypatch.setattr("fedhead.executors.tree_vmap.vmap", None)
+    found = tree_vmap(finish, (0, INPUT_DIMS))(MODELS, INPUTS)
     assert same(found, expected)
     assert isinstance(found, Reply)
     assert isinstance(found.keep["shared"], Weights)
     assert found.keep["shared"].buffers == {"n"}
-    assert over_clients(lambda w: Tree(), (0,))(MODELS) == nothing == Tree()
+    assert tree_vmap(lambda w: Tree(), (0,))(MODELS) == nothing == Tree()
 
 
 @pytest.mark.parametrize("name", ["_add_batch_dim", "_remove_batch_dim"])
 def test_vmap_is_called_where_torch_has_not_what_it_is_made_of(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = vmap(finish, in_dims=(0, INPUT_DIMS))(MODELS, INPUTS)
     monkeypatch.delattr(torch._C._functorch, name)
-    assert same(over_clients(finish, (0, INPUT_DIMS))(MODELS, INPUTS), expected)
+    assert same(tree_vmap(finish, (0, INPUT_DIMS))(MODELS, INPUTS), expected)
 
 
 def test_other_results_are_those_of_vmap() -> None:
     def listed(w: Weights) -> list[Tensor]:
         return [w["w"] * 2, w["n"]]
 
-    assert same(over_clients(listed, (0,))(MODELS), vmap(listed)(MODELS))
+    assert same(tree_vmap(listed, (0,))(MODELS), vmap(listed)(MODELS))
 
 
 @pytest.mark.parametrize(
@@ -80,5 +79,5 @@ def test_other_results_are_those_of_vmap() -> None:
 )
 def test_errors_are_those_of_vmap(function: Any, error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=text):
-        over_clients(function, (0,))(MODELS)
-    assert same(over_clients(finish, (0, INPUT_DIMS))(MODELS, INPUTS), vmap(finish, (0, INPUT_DIMS))(MODELS, INPUTS))
+        tree_vmap(function, (0,))(MODELS)
+    assert same(tree_vmap(finish, (0, INPUT_DIMS))(MODELS, INPUTS), vmap(finish, (0, INPUT_DIMS))(MODELS, INPUTS))
