@@ -1,4 +1,4 @@
-"""Methods that change an attribute between rounds: graphs are captured again, and who causes it is told."""
+"""Methods that change an attribute between rounds: graphs are captured again, and a warning names the attribute."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ class TrialTraining:
     direction: Direction
     share: float
     settings: Settings
-    over_clients: bool  # whether the objective is made of the clients' own results
+    of_clients: bool  # whether the objective is made of the clients' own results
     stop_on_error: bool = False  # whether an error in one trial ends the search
     objective_varies: bool = False  # whether some trials may have the objective and others not
     data: dict[str, Federation] = field(default_factory=dict)  # by what decides it
@@ -105,12 +105,12 @@ class TrialTraining:
         """Check what is searched: both ends of each range, and every choice."""
         if objective not in OBJECTIVES and objective not in recipe.metrics:
             recipe = replace(recipe, metrics=(*recipe.metrics, objective))
-        direction, over_clients = direction_of(objective, recipe), False
+        direction, of_clients = direction_of(objective, recipe), False
         if objective not in OBJECTIVES:
             known = metric_registry.find([objective], recipe.folders, recipe.objective or "multiclass")
-            over_clients = known[objective].of_clients
+            of_clients = known[objective].of_clients
         varies = any(one.key in ("method", "stages") for one in space)
-        made = cls(recipe, objective, direction, share, settings, over_clients, stop_on_error, varies)
+        made = cls(recipe, objective, direction, share, settings, of_clients, stop_on_error, varies)
         first = {one.key: one.values[0] for one in space}
         for one in space:
             for value in one.values:
@@ -127,7 +127,7 @@ class TrialTraining:
         flat = recipe.flat()
         key = json.dumps([flat.get(name) for name in (*DATA_KEYS, "seed", "partition_seed")] + [bool(recipe.callbacks)])
         if key not in self.data:
-            personal = recipe.client_test is not None or self.objective.startswith("personal") or self.over_clients
+            personal = recipe.client_test is not None or self.objective.startswith("personal") or self.of_clients
             self.data[key] = search_federation(recipe, self.share, self.settings.data, personal)
         return self.data[key]
 
