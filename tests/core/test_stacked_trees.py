@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+from collections.abc import Sequence
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -51,5 +56,27 @@ def test_replies_take_means_of_stacked_trees_and_tensors() -> None:
     assert torch.equal(replies.mean("tau"), single.mean("tau"))
     for name, value in single.mean("model", [1, 1, 4]).items():
         assert torch.equal(replies.mean("model", [1, 1, 4])[name], value)
-    assert "_trees" not in vars(replies.sent)  # they were not taken apart
+    assert "sent" not in vars(replies)  # they were not taken apart
     assert torch.equal(replies.sum("tau"), single.sum("tau"))
+
+
+def test_a_rule_may_change_the_single_replies_before_it_takes_a_mean() -> None:
+    def changed(sent: Sequence[Tree]) -> Replies:
+        replies = Replies([0, 1, 5], [2.0, 3.0, 1.0], sent)
+        assert isinstance(replies.sent, list)
+        for each in replies.sent:
+            each["tau"] = each["tau"] * 0.5
+        replies.sent[0] = replies.sent[2]
+        return replies
+
+    trees = StackedTrees(stacked(3), range(3))
+    single = [tree.replace() for tree in trees]
+    assert torch.equal(changed(StackedTrees(trees.stacked, range(3))).mean("tau"), changed(single).mean("tau"))
+
+
+def test_replies_of_a_stack_are_copied_and_pickled() -> None:
+    replies = Replies([0, 1], [1.0, 1.0], StackedTrees(stacked(2), range(2)))
+    for other in (copy.deepcopy(replies), pickle.loads(pickle.dumps(replies)), replace(replies, samples=[1.0, 1.0])):
+        assert torch.equal(other.mean("tau"), replies.mean("tau"))
+    with pytest.raises(AttributeError, match="'Replies' object has no attribute 'send'"):
+        replies.send  # type: ignore[attr-defined]  # noqa: B018

@@ -6,14 +6,17 @@ import pytest
 import torch
 from small import federation, network
 
-from fedhead.algorithm.phase import Phase
-from fedhead.algorithm.task import LocalTraining
+from fedhead.algorithm.client import Client
+from fedhead.algorithm.method import Method
+from fedhead.algorithm.phase import Phase, Reply
+from fedhead.algorithm.task import LocalTraining, Task
 from fedhead.core.errors import BadInput
 from fedhead.core.optimizers import SGD
-from fedhead.core.tree import Weights
+from fedhead.core.tree import Tree, Weights
 from fedhead.engine.rounds import train_round
 from fedhead.engine.simulation import Simulation
 from fedhead.executors.client_round import initial_optimizer_states, trained_names
+from fedhead.executors.stack import Stack
 from fedhead.methods import METHODS
 from fedhead.stages import STAGES
 
@@ -63,3 +66,26 @@ def test_a_clients_first_optimizers_have_the_form_of_those_it_keeps(name: str) -
     before = made.initial_state(4)
     train_round(made, 1)
     assert list(made.states[4].leaves()) == list(before.leaves())
+
+
+class OwnClassifier(Method):
+    """A client keeps the classifier of its first phase."""
+
+    def init_client(self, w: Weights, task: Task) -> Tree:
+        return Tree(own=w.part("classifier"))
+
+    def phases(self, task: Task) -> tuple[Phase, ...]:
+        return Phase(self.loss, ("classifier",), saves="own"), Phase(self.loss, ("extractor",))
+
+    def finish(self, w: Weights, client: Client) -> Reply:
+        return Reply(send=Tree(model=w), keep=Tree(own=client.state["own"]))
+
+
+def test_a_state_keeps_its_form_where_a_phase_saves() -> None:
+    local = LocalTraining(epochs=1, batch_size=8, optimizer=SGD(0.01))
+    made = Simulation(federation(), [network("batch")], OwnClassifier(), rounds=3, local=local, participation=0.5)
+    for number in (1, 2, 3):  # clients that took part before, in one stack with others
+        train_round(made.using(Stack()), number)
+    names = made.initial_state(0)["own"].keys()
+    assert all(state["own"].keys() == names for state in made.states.kept.values())
+    assert 0 < len({len(made.cohort(number)) for number in (1, 2, 3)}) < len(made.states.kept)

@@ -55,6 +55,20 @@ class Scaled(FedProx):
         return scale * super().loss(w, batch, client)
 
 
+class Taught(FedProx):
+    """A setting that is a module: the weights of its classifier are pulled towards this one's."""
+
+    def __init__(self, seed: int):
+        super().__init__(mu=0.1)
+        teacher = torch.nn.Linear(network().classifier.in_features, 1, dtype=torch.float64)
+        torch.nn.init.constant_(teacher.weight, seed)
+        object.__setattr__(self, "teacher", teacher)
+
+    def loss(self, w: Weights, batch: Batch, client: Client) -> Tensor:
+        target: Tensor = vars(self)["teacher"].weight.detach()
+        return super().loss(w, batch, client) + (w["classifier.weight"] - target).square().sum()
+
+
 class OfRounds(FedProx):
     def loss(self, w: Weights, batch: Batch, client: Client) -> Tensor:
         return client.task.rounds * super().loss(w, batch, client)
@@ -121,11 +135,12 @@ def check_alone(found: Simulation, alone: Simulation) -> None:
     [
         lambda: of(Adapts(0.1), Adapts(0.1)),
         lambda: of(Scaled(1.0), Scaled(3.0)),
+        lambda: of(Taught(1), Taught(2)),
         lambda: of(OfSeed(0.1), OfSeed(0.1)),
         lambda: with_tasks(of(OfRounds(0.1), OfRounds(0.1)), rounds=7),
         lambda: with_tasks(of(FedProto(), FedProto()), min_class_count=6),
     ],
-    ids=["a method that changes", "a hidden setting", "seed", "rounds", "min_class_count"],
+    ids=["a method that changes", "a hidden setting", "a module", "seed", "rounds", "min_class_count"],
 )
 def test_runs_with_other_settings_end_as_they_would_alone(make: Callable[[], list[Simulation]]) -> None:
     joined = make()

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 import fedhead as fh
 from fedhead.algorithm.client import Client
+from fedhead.algorithm.task import Task
 from fedhead.core.batch import Batch
-from fedhead.core.tree import Weights
+from fedhead.core.tree import Tree, Weights
 from fedhead.executors.stack_errors import CannotStack, explain
 
 
@@ -78,3 +79,40 @@ def test_a_method_that_cannot_be_stacked_is_told_so_and_auto_takes_the_loop(capl
 
 def test_other_errors_are_left_alone() -> None:
     assert explain(RuntimeError("mat1 and mat2 shapes cannot be multiplied")) is None
+
+
+class Personal(fh.Method):
+    """The server sends each client something else."""
+
+    def per_client(self, server: Tree, client: int, task: Task) -> Tree:
+        return Tree(scale=torch.ones(1, dtype=torch.float64 if client else torch.float32))
+
+
+class Longer(Personal):
+    def per_client(self, server: Tree, client: int, task: Task) -> Tree:
+        return Tree(scale=torch.ones(1 + client))
+
+
+class Named(Personal):
+    def per_client(self, server: Tree, client: int, task: Task) -> Tree:
+        return Tree({f"scale{client}": torch.ones(1)})
+
+
+@pytest.mark.parametrize(("kind", "odd"), [(Personal, "torch.float"), (Longer, "of shape"), (Named, "no 'scale")])
+def test_clients_that_receive_other_forms_are_not_stacked(kind: type[Personal], odd: str) -> None:
+    with pytest.raises(CannotStack, match=f"{kind.__name__}: client . receives .*{odd}.*use executor=loop"):
+        fh.run(federation(), network(), kind(), rounds=1, executor="stack")
+    fh.run(federation(), network(), kind(), rounds=1, executor="loop")
+
+
+class SendsNumber(fh.Method):
+    """What is sent is no tensor."""
+
+    def finish(self, w: Weights, client: Client) -> fh.Reply:
+        return fh.Reply(send=fh.Tree(model=w, loss=0.5), keep=fh.Tree())
+
+
+@pytest.mark.parametrize("executor", ["loop", "stack"])
+def test_a_reply_holds_only_tensors(executor: str) -> None:
+    with pytest.raises(fh.BadInput, match=r"SendsNumber\.finish returned a float in send, under 'loss'"):
+        fh.run(federation(), network(), SendsNumber(), rounds=1, executor=executor)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -13,6 +14,7 @@ from fedhead.core import tree as trees
 from fedhead.core.batch import PARTS, Batch
 from fedhead.core.errors import BadInput
 from fedhead.core.optimizers import Optimizer
+from fedhead.core.schema import Schema, schema
 from fedhead.core.stacked_trees import StackedTrees, weighted_mean
 from fedhead.core.tree import Tree, Weights
 
@@ -33,7 +35,7 @@ class Phase:
         ends: The last one; None: that of the run.
         corrects: Whether `Method.correct` sees the phase's gradients.
         saves: Name under which the client's state keeps what this phase trained and the running statistics, as they are
-            after the phase.
+            after the phase. Where the state has an entry of that name before the round, only its statistics are kept.
         scheduled: Whether the run's decay and schedule of the learning rate apply, or the optimizer's rate stays.
     """
 
@@ -87,6 +89,22 @@ class Replies:
     robust_mean: Callable[[str, Sequence[Tree]], Tree] | None = field(default=None, repr=False)
     weighted_mean: Callable[[Sequence[Tree], list[float]], Tree] | None = field(default=None, repr=False)
 
+    def __post_init__(self) -> None:
+        if isinstance(self.sent, StackedTrees):
+            vars(self)["_stack"] = vars(self).pop("sent")
+
+    def __getattr__(self, name: str) -> Any:
+        # Called only for what is not there: the list of what came out of one stack is made when it is asked for first.
+        if name != "sent" or "_stack" not in vars(self):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        vars(self)["sent"] = found = list(vars(self)["_stack"])
+        return found
+
+    @property
+    def _whole(self) -> StackedTrees | None:
+        """What was sent, while it is still one stack; a rule that asked for single replies may have changed these."""
+        return None if "sent" in vars(self) else vars(self)["_stack"]
+
     def __len__(self) -> int:
         return len(self.clients)
 
@@ -100,20 +118,28 @@ class Replies:
         Returns:
             The weighted mean, or what the run's aggregator takes in place of it: a tree, or a tensor where the clients
             sent one.
+
+        Raises:
+            BadInput: If a client sent nothing under that name or sent integers, or if there is not one weight per
+                client, with a positive sum.
         """
-        if isinstance(self.sent, StackedTrees) and self.robust_mean is None and name in self.sent.stacked:
-            found = self._weighted_mean(self.sent.under(name), weights)
-            return found if isinstance(self.sent.stacked[name], Tree) else found["value"]
+        whole = self._whole
+        if whole is not None and self.robust_mean is None and name in whole.stacked:
+            found = self._weighted_mean(name, whole.under(name), weights)
+            return found if isinstance(whole.stacked[name], Tree) else found["value"]
         sent = self._sent(name)
         if isinstance(sent[0], Tensor):  # averaged as a tree of one
             wrapped = [Tree({name: Tree(value=entry)}) for entry in sent]
             return replace(self, sent=wrapped).mean(name, weights)["value"]
         if self.robust_mean is not None:
+            _check_mean(name, schema(sent[0]))
             return self.robust_mean(name, sent)
-        return self._weighted_mean(sent, weights)
+        return self._weighted_mean(name, sent, weights)
 
-    def _weighted_mean(self, sent: Sequence[Tree], weights: Sequence[float] | None) -> Tree:
-        return (self.weighted_mean or weighted_mean)(sent, list(self.samples if weights is None else weights))
+    def _weighted_mean(self, name: str, sent: Sequence[Tree], weights: Sequence[float] | None) -> Tree:
+        own = [float(weight) for weight in (self.samples if weights is None else weights)]
+        _check_mean(name, sent.schema() if isinstance(sent, StackedTrees) else schema(sent[0]), len(sent), own)
+        return (self.weighted_mean or weighted_mean)(sent, own)
 
     def sum(self, name: str) -> Tree | Tensor:
         """Return the plain sum of what the clients sent under a name.
@@ -142,3 +168,15 @@ class Replies:
                     f"Reply(send=Tree({name}=…), keep=…), or override aggregate"
                 )
         return [sent[name] for sent in self.sent]
+
+
+def _check_mean(name: str, form: Schema, count: int = 0, weights: Sequence[float] = ()) -> None:
+    """Raise `BadInput` for what has no mean: integers, too few weights, or weights without a positive sum."""
+    for entry, (_, dtype) in form.items():
+        if not (dtype.is_floating_point or dtype.is_complex):
+            full = name if entry == "value" else f"{name}/{entry}"
+            raise BadInput(f"aggregate takes the mean of {full!r}, which is {dtype}: send it as .float(), or use sum")
+    if len(weights) != count:
+        raise BadInput(f"aggregate takes the mean of {name!r} with {len(weights)} weights for {count} replies")
+    if count and not math.fsum(weights) > 0:
+        raise BadInput(f"aggregate takes the mean of {name!r} with weights whose sum is not positive: {list(weights)}")

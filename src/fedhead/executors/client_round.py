@@ -47,6 +47,7 @@ def phase_runs(
         w = w.map(channels_last)
     optimizer_states: dict[str, Any] = {}
     losses: list[Tensor] = []
+    before = inputs.state
     for number, (phase, phase_batches) in enumerate(zip(program.algorithm.phases(program.task), batches, strict=True)):
         model = w if phase.on == "model" else inputs.state[phase.on]
         optimizer = phase.optimizer or program.task.local.optimizer
@@ -61,7 +62,8 @@ def phase_runs(
         else:
             inputs = inputs._replace(state=inputs.state.replace({phase.on: model}))
         if phase.saves is not None:
-            saved = model.part(*phase.trains).replace(model.stats)
+            held = before.get(phase.saves, model)  # a state keeps its form from round to round
+            saved = model.part(*phase.trains).replace(model.stats.part(*held))
             inputs = inputs._replace(state=inputs.state.replace({phase.saves: saved}))
     with torch.no_grad():
         reply = vectorizer.finish(program)(w, inputs)

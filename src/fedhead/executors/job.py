@@ -13,10 +13,12 @@ from torch import Tensor
 from fedhead.algorithm.client import ClientInputs
 from fedhead.algorithm.phase import Reply
 from fedhead.core.batching import BatchSchedule
-from fedhead.core.tree import Tree, stack
+from fedhead.core.schema import Schema, schema
+from fedhead.core.tree import Tree
 from fedhead.data.allocation import Rows
 from fedhead.executors.program import Program
 from fedhead.executors.shared_work import SharedWork
+from fedhead.executors.stack_errors import CannotStack
 from fedhead.executors.steps import PhaseBatches
 
 T = TypeVar("T")
@@ -115,8 +117,30 @@ class Job:
     def stacked_inputs(self) -> ClientInputs:
         """Return the inputs of all clients, with a client axis."""
         places = list(range(len(self.clients)))
-        states = stack([self._on_device(state) for state in self.states])
-        return self._inputs(stack(self.per_client), states, torch.stack(self.counts), *self._padded(places))
+        states = self._stack([self._on_device(state) for state in self.states], "holds")
+        received = self._stack(self.per_client, "receives")
+        return self._inputs(received, states, torch.stack(self.counts), *self._padded(places))
+
+    def _stack(self, trees: list[Tree], verb: str) -> Tree:
+        """Stack the clients' trees, which must have one form."""
+
+        def rows(*each: Tensor) -> Tensor:
+            if any(t.dtype != each[0].dtype for t in each):  # of which torch.stack would make one
+                raise TypeError("dtypes differ")
+            return torch.stack(each)
+
+        try:
+            return trees[0].map(rows, *trees[1:])
+        except (KeyError, RuntimeError, TypeError) as error:
+            first = schema(trees[0])
+            for client, other in zip(self.clients, map(schema, trees), strict=True):
+                if odd := [name for name in (*first, *other) if first.get(name) != other.get(name)]:
+                    raise CannotStack(
+                        f"executor stack: {self.program.algorithm.name}: client {client} {verb} "
+                        f"{_shown(odd[0], other)}, but client {self.clients[0]} {_shown(odd[0], first)}: clients of "
+                        "one stack need the same names, shapes and dtypes; pad what differs, or use executor=loop"
+                    ) from error
+            raise
 
     def _on_device(self, state: Tree) -> Tree:
         """A client's state where it trains; until then it may lie in the host's memory."""
@@ -272,3 +296,11 @@ class Executor:
             The result for the item.
         """
         return function([item])[0]
+
+
+def _shown(name: str, form: Schema) -> str:
+    """A tensor of a tree, in words."""
+    if name not in form:
+        return f"no {name!r}"
+    shape, dtype = form[name]
+    return f"{name!r} of shape {shape}, {dtype}"

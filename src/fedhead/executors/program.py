@@ -141,6 +141,13 @@ class Program:
 def _checked(reply: Any, algorithm: Algorithm) -> Reply:
     """Refuse what is no reply, before it fails somewhere inside."""
     if isinstance(reply, Reply) and isinstance(reply.send, Tree) and isinstance(reply.keep, Tree):
+        for part, tree in (("send", reply.send), ("keep", reply.keep)):
+            for name, value in tree.leaves().items():
+                if not isinstance(value, Tensor):
+                    raise BadInput(
+                        f"{type(algorithm).__name__}.finish returned a {type(value).__name__} in {part}, under "
+                        f"{name!r}: a reply holds tensors and trees of tensors; use torch.tensor(…) or fh.Tree(…)"
+                    )
         return reply
     found = type(reply).__name__
     if isinstance(reply, Reply):

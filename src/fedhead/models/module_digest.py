@@ -26,7 +26,7 @@ _DEEPEST = 6  # of settings within settings
 _ADDRESS = " at 0x"  # in the printed form of objects whose class does not define one
 
 
-def module_digest(module: nn.Module, weights: bool = True) -> str:
+def module_digest(module: nn.Module, weights: bool = True, known: frozenset[int] = frozenset()) -> str:
     """Return a digest of a module's layers, weights, buffers, settings and code.
 
     Code is that of the methods of each layer's class and the file that the class is defined in. What is in no file of a
@@ -35,6 +35,7 @@ def module_digest(module: nn.Module, weights: bool = True) -> str:
     Args:
         module: The module.
         weights: Whether what is in its state dict counts.
+        known: The `id` of modules that are looked at elsewhere, and not again where a setting refers to them.
 
     >>> module_digest(nn.Flatten(1)) == module_digest(nn.Flatten(2))
     False
@@ -45,10 +46,11 @@ def module_digest(module: nn.Module, weights: bool = True) -> str:
         tensors = {name: t for name, t in tensors.items() if name not in held}
     total = hashlib.blake2b(f"{module!r} {digest_of(tensors, 16)}".encode(), digest_size=16)
     classes: set[type] = set()
+    known = known.union(map(id, module.modules()))
     for name, part in module.named_modules():
         settings = {key: value for key, value in vars(part).items() if key not in _INTERNAL}
         hooks = [list(vars(part)[kind].values()) for kind in _HOOKS]
-        total.update("\n".join([name, *_described(settings), *_described(hooks)]).encode())
+        total.update("\n".join([name, *_described(settings, known), *_described(hooks, known)]).encode())
         classes.update(kind for kind in type(part).__mro__ if not _of_torch(kind))
     for kind in sorted(classes, key=lambda kind: f"{kind.__module__}.{kind.__qualname__}"):
         total.update("\n".join([f"{kind.__module__}.{kind.__qualname__}", _file(kind), *_methods(kind)]).encode())
@@ -120,7 +122,7 @@ def _code(code: CodeType) -> Iterator[str]:
             yield from _described(constant)
 
 
-def _described(value: Any, depth: int = 0) -> Iterator[str]:
+def _described(value: Any, known: frozenset[int] = frozenset(), depth: int = 0) -> Iterator[str]:
     """Yield texts that differ where settings do, without the addresses of objects."""
     yield type(value).__qualname__
     if value is None or isinstance(value, bool | int | float | complex | str | bytes | torch.dtype | torch.device):
@@ -129,28 +131,31 @@ def _described(value: Any, depth: int = 0) -> Iterator[str]:
         yield digest_of({"": value}, 16)
     elif isinstance(value, np.ndarray | np.generic) and not np.asarray(value).dtype.hasobject:
         yield f"{value.dtype} {value.shape} {hashlib.blake2b(value.tobytes(), digest_size=16).hexdigest()}"
-    elif depth >= _DEEPEST or isinstance(value, nn.Module):  # a module is looked at where it is registered
+    elif isinstance(value, nn.Module):  # such as a teacher that a method holds
+        if id(value) not in known:
+            yield module_digest(value, known=known)
+    elif depth >= _DEEPEST:
         return
     elif isinstance(value, FunctionType):
         yield from _code(value.__code__)
         bound = inspect.getclosurevars(value).nonlocals
-        yield from _described([value.__defaults__, value.__kwdefaults__, bound], depth + 1)
+        yield from _described([value.__defaults__, value.__kwdefaults__, bound], known, depth + 1)
     elif isinstance(value, MethodType):
-        yield from _described([value.__func__, value.__self__], depth + 1)
+        yield from _described([value.__func__, value.__self__], known, depth + 1)
     elif isinstance(value, functools.partial):
-        yield from _described([value.func, value.args, value.keywords], depth + 1)
+        yield from _described([value.func, value.args, value.keywords], known, depth + 1)
     elif isinstance(value, Mapping):
         for key, one in sorted(value.items(), key=lambda item: str(item[0])):
             yield str(key)
-            yield from _described(one, depth + 1)
+            yield from _described(one, known, depth + 1)
     elif isinstance(value, set | frozenset):
-        yield from sorted(" ".join(_described(one, depth + 1)) for one in value)
+        yield from sorted(" ".join(_described(one, known, depth + 1)) for one in value)
     elif isinstance(value, list | tuple):
         for one in value:
-            yield from _described(one, depth + 1)
+            yield from _described(one, known, depth + 1)
     elif callable(value) and hasattr(value, "__qualname__"):  # a class, or a function in C
         yield f"{getattr(value, '__module__', '')}.{value.__qualname__}"
     elif hasattr(value, "__dict__"):
-        yield from _described(vars(value), depth + 1)
+        yield from _described(vars(value), known, depth + 1)
     elif _ADDRESS not in (text := repr(value)):
         yield text
