@@ -102,6 +102,14 @@ def test_a_plain_mean_is_refused_before_anything_is_trained(norm: str) -> None:
         ).jobs_of_round(1)
 
 
+def test_steps_that_end_with_a_full_batch_may_have_padding_before_it() -> None:
+    """Client 1 has five samples: a full batch, a padded one, and a full one again."""
+    local = LocalTraining(steps=3, batch_size=4, optimizer=LOCAL.optimizer)
+    simulation = Simulation(federation(), [network("group")], PlainMean(), rounds=1, local=local, dtype=torch.float64)
+    with pytest.raises(BadInput, match=r"^PlainMean\.loss: .* padding rows"):
+        simulation.jobs(simulation.method, simulation.server, simulation.states, [1], 1)
+
+
 def test_a_small_term_that_counts_padding_is_refused() -> None:
     with pytest.raises(BadInput, match=r"^CountsFeatures\.loss: "):
         simulate(CountsFeatures(), Loop())

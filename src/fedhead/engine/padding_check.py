@@ -113,7 +113,7 @@ def check(job: Job, k: int, phases: set[int]) -> None:
 def _has_padding(job: Job) -> bool:
     """Whether a batch of any client has padding; clients with as many samples share the weights of their batches."""
     tables = {id(schedule.weight): schedule.weight for mine in job.schedules for schedule in mine}
-    return any(len(weight) and not weight[-1].all() for weight in tables.values())
+    return not all(weight.all() for weight in tables.values())
 
 
 def _padded_phases(job: Job, k: int) -> set[int]:
@@ -123,14 +123,16 @@ def _padded_phases(job: Job, k: int) -> set[int]:
     return {
         number
         for number, (phase, schedule) in enumerate(zip(phases, job.schedules[k], strict=True))
-        if size[phase.data] > 1 and len(schedule) and not schedule.weight[-1].all()
+        if size[phase.data] > 1 and not schedule.weight.all()
     }
 
 
 def _lone_sample(job: Job) -> int | None:
     """The place of the first client that has a batch of one sample."""
-    ends = ((k, schedule.weight[-1]) for k, mine in enumerate(job.schedules) for schedule in mine if len(schedule))
-    return next((k for k, weight in ends if weight.sum() == 1), None)
+    tables = {id(schedule.weight): schedule.weight for mine in job.schedules for schedule in mine}
+    lone = {name for name, weight in tables.items() if (weight.sum(1) == 1).any()}
+    found = (k for k, mine in enumerate(job.schedules) for schedule in mine if id(schedule.weight) in lone)
+    return next(found, None)
 
 
 def _has_no_variance(job: Job, k: int) -> bool:
@@ -150,7 +152,9 @@ def _has_no_variance(job: Job, k: int) -> bool:
 def _check_phase(phase_run: PhaseRun, rows: Tensor) -> None:
     step, batches = phase_run[:2]
     program, pool = step.program, step.program.source(step.phase.data)
-    batch, key = batches.batch(len(batches) - 1, pool)
+    # not always the last step: a number of steps may end in the middle of an epoch
+    last = int((batches.weight == 0).any(-1).nonzero()[-1])
+    batch, key = batches.batch(last, pool)
     there, padding = batch.weight.nonzero()[:ROWS, 0], (batch.weight == 0).nonzero()[:ROWS, 0]
     tried = torch.cat([there, padding])
     one = Batch(map_inputs(lambda t: t[tried], batch.x), *(t[tried] for t in batch[1:]))
