@@ -116,3 +116,41 @@ class SendsNumber(fh.Method):
 def test_a_reply_holds_only_tensors(executor: str) -> None:
     with pytest.raises(fh.BadInput, match=r"SendsNumber\.finish returned a float in send, under 'loss'"):
         fh.run(federation(), network(), SendsNumber(), rounds=1, executor=executor)
+
+
+class StartsFromDict(fh.Method):
+    """A plain dictionary in place of weights."""
+
+    def start(self, client: Client) -> Weights:
+        return dict(client.received["model"])  # type: ignore[return-value]
+
+
+class StartsFromNumber(fh.Method):
+    """A number among the weights."""
+
+    def start(self, client: Client) -> Weights:
+        return super().start(client).replace({"classifier.bias": 0.0})
+
+
+@pytest.mark.parametrize("executor", ["loop", "stack"])
+@pytest.mark.parametrize(
+    ("kind", "what"), [(StartsFromDict, "a dict"), (StartsFromNumber, "a float under 'classifier.bias'")]
+)
+def test_a_method_starts_from_weights(kind: type[fh.Method], what: str, executor: str) -> None:
+    with pytest.raises(fh.BadInput, match=rf"{kind.__name__}\.start returned {what}: return the weights"):
+        fh.run(federation(), network(), kind(), rounds=1, executor=executor)
+
+
+class AddsInPlace(fh.Method):
+    """Numbers of a client are added to a constant in place."""
+
+    def finish(self, w: Weights, client: Client) -> fh.Reply:
+        total = torch.zeros(CLASSES)
+        total += client.counts
+        return super().finish(w, client)
+
+
+def test_a_constant_that_is_changed_in_place_is_named() -> None:
+    with pytest.raises(CannotStack, match=r"AddsInPlace\.finish \(test_stack_errors\.py.* changes a tensor in place"):
+        fh.run(federation(), network(), AddsInPlace(), rounds=1, executor="stack")
+    fh.run(federation(), network(), AddsInPlace(), rounds=1, executor="loop")

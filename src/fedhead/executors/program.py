@@ -80,7 +80,15 @@ class Program:
     def start(self, inputs: ClientInputs) -> Weights:
         """The weights before the first step."""
         own, inputs = self.with_numbers(inputs)
-        return own.algorithm.start(own.client(inputs))
+        w: Any = own.algorithm.start(own.client(inputs))
+        if not self.algorithm.phases(self.task) or (
+            isinstance(w, Weights) and all(isinstance(t, Tensor) for t in w.values())
+        ):
+            return w  # type: ignore[no-any-return]  # without phases it is only handed on to finish
+        raise BadInput(
+            f"{type(self.algorithm).__name__}.start returned {_described(w)}: return the weights of a model, such as "
+            'client.received["model"] or a copy of it by replace(…)'
+        )
 
     def finish(self, w: Weights, inputs: ClientInputs) -> Reply:
         """What is sent, without small classes and as the uploads leave it, and what is kept after the last step."""
@@ -136,6 +144,12 @@ class Program:
             f"{loss_name(phase)} does not use {what}: let it add client.loss(logits, batch) for the cross entropy, or "
             "leave the setting out"
         )
+
+
+def _described(w: Any) -> str:
+    """What a method starts from in place of weights, in words."""
+    odd = {name: t for name, t in w.items() if not isinstance(t, Tensor)} if isinstance(w, Weights) else {}
+    return next((f"a {type(t).__name__} under {name!r}" for name, t in odd.items()), f"a {type(w).__name__}")
 
 
 def _checked(reply: Any, algorithm: Algorithm) -> Reply:

@@ -10,12 +10,15 @@ from fedhead.core.user_line import user_line
 
 _NUMBER = "reads a number out of a tensor (.item(), float(), bool(), or a tensor in an if)", "torch.where"
 # what vmap says: what was done, and what does the same for many clients at once
+_IN_PLACE = "changes a tensor in place", "operations that return new tensors"
+_SHAPES = "doesn't match the broadcast shape"  # of a tensor without a client axis that is changed in place
 _KNOWN = {
     ".item()": _NUMBER,
     "data-dependent control flow": _NUMBER,
     "random operation": ("draws random numbers itself", "nn.Dropout or F.dropout, which draw by key"),
-    "inplace": ("changes a tensor in place", "operations that return new tensors"),
-    "in-place": ("changes a tensor in place", "operations that return new tensors"),
+    "inplace": _IN_PLACE,
+    "in-place": _IN_PLACE,
+    _SHAPES: _IN_PLACE,
     "dynamic shape": ("makes a tensor whose size depends on its numbers", "a mask of fixed size"),
 }
 
@@ -27,11 +30,12 @@ class CannotStack(BadInput):
 def explain(error: RuntimeError) -> CannotStack | None:
     """Return the error for the user, or None if it is not one of `vmap`'s."""
     text = str(error)
-    if "vmap" not in text and "functorch" not in text:
+    line = user_line(error, after="functorch")  # what stands before vmap only called fedhead
+    if "vmap" not in text and "functorch" not in text and not (line and _SHAPES in text):
         return None
     known = next((found for words, found in _KNOWN.items() if words in text), None)
     what, better = known or (f"can't be vectorized ({first_line(error)})", "operations that vmap knows")
-    where = user_line(error, after="functorch") or "the model"  # what stands before vmap only called fedhead
     return CannotStack(
-        f"executor stack: {where} {what}, which can't be done for many clients at once: use executor=loop, or {better}"
+        f"executor stack: {line or 'the model'} {what}, which can't be done for many clients at once: use "
+        f"executor=loop, or {better}"
     )
