@@ -79,4 +79,4 @@ def test_replies_of_a_stack_are_copied_and_pickled() -> None:
     for other in (copy.deepcopy(replies), pickle.loads(pickle.dumps(replies)), replace(replies, samples=[1.0, 1.0])):
         assert torch.equal(other.mean("tau"), replies.mean("tau"))
     with pytest.raises(AttributeError, match="'Replies' object has no attribute 'send'"):
-        replies.send  # type: ignore[attr-defined]  # noqa: B018
+        replies.send  # type: ignore[attr-defined]  # noqa: B018  (it must raise)

@@ -122,7 +122,7 @@ class StartsFromDict(fh.Method):
     """A plain dictionary in place of weights."""
 
     def start(self, client: Client) -> Weights:
-        return dict(client.received["model"])  # type: ignore[return-value]
+        return dict(client.received["model"])  # type: ignore[return-value]  # the mistake under test
 
 
 class StartsFromNumber(fh.Method):

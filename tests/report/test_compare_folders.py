@@ -96,7 +96,7 @@ def test_compare_writes_what_the_suffix_says(folders: Path, tmp_path: Path, caps
     assert out.read_text() == found.text("latex")
     for suffix, name in comparison_text.SUFFIXES.items():
         found.save(tmp_path / f"again{suffix}")
-        assert (tmp_path / f"again{suffix}").read_text() == found.text(name)  # type: ignore[arg-type]
+        assert (tmp_path / f"again{suffix}").read_text() == found.text(name)  # type: ignore[arg-type]  # a literal
 
 
 def test_compare_prints_tables_or_a_format(folders: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,10 +14,9 @@ import torch
 from fedhead.algorithm.client import ClientInputs
 from fedhead.algorithm.phase import Reply
 from fedhead.core.tree import Tree, Weights
+from fedhead.executors.map_clients import SIMILAR, MemoryBudget
 from fedhead.executors.program import Program
 
-MIN_RATIO = 0.5  # size of the smallest client of a group relative to its first
-SAMPLES = 4096  # at once, of all clients of a group
 Finish = Callable[[Weights, ClientInputs], Reply]
 
 
@@ -51,7 +50,8 @@ def finish_by_size(
         longest, count = max(sizes[place]), place.stop - place.start
         own = take(inputs, place)
         own = own._replace(rows=own.rows[:, :longest], mask=own.mask[:, :longest])
-        chunked = replace(program, chunk=max(program.chunk, SAMPLES // count))
+        samples = MemoryBudget.on(program.pool.device).samples  # at once, of all clients of the group
+        chunked = replace(program, chunk=max(program.chunk, samples // count))
         return vectorized(chunked)(w.map(lambda t: t[place]), own)
 
     return finish
@@ -65,7 +65,7 @@ def similar_sizes(sizes: Sequence[int]) -> list[slice]:
     """
     begins = [0]
     for place, size in enumerate(sizes):
-        if size < MIN_RATIO * sizes[begins[-1]]:
+        if size < SIMILAR * sizes[begins[-1]]:
             begins.append(place)
     return [slice(a, b) for a, b in zip(begins, [*begins[1:], len(sizes)], strict=True)]
 

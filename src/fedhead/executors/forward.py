@@ -18,7 +18,7 @@ from fedhead.data.allocation import Rows
 from fedhead.data.pool import Pool
 from fedhead.executors.job import Executor, Job
 from fedhead.executors.loop import Loop
-from fedhead.executors.map_clients import BatchFunction, MemoryBudget, map_clients, map_in_stacks, vectorized
+from fedhead.executors.map_clients import SIMILAR, BatchFunction, MemoryBudget, map_clients, map_in_stacks, vectorized
 from fedhead.executors.vectorize import INPUT_DIMS, VmapVectorizer
 from fedhead.models.split_model import SplitModel
 
@@ -111,7 +111,7 @@ class ForwardExecutor(Executor):
             lambda k: _single(job, k),
             self.budget,
             f"stage {job.program.algorithm.name}",
-            min_ratio=0.5,
+            min_ratio=SIMILAR,
         )
 
     def _stacked(self, job: Job) -> list[Reply]:

@@ -30,6 +30,7 @@ from fedhead.executors.kernels.layers import stacked_layers
 T = TypeVar("T")
 SINGLE_SAMPLES = 1024  # samples at once of a single client
 MIN_SAMPLES = 64  # samples at once below which stacking does not pay off
+SIMILAR = 0.5  # size of the smallest client of a stack relative to its first, where all samples of each are read
 
 
 def use_stacks(device: torch.device, executor: Executor | None = None) -> bool:

@@ -236,7 +236,7 @@ class TrialTraining:
             if value is not None and math.isfinite(value):
                 try:
                     ends = report(now.round, value)
-                except Exception as error:
+                except Exception as error:  # of the study, not of this trial
                     raise _SearchFault(error) from error
                 if ends and now.round < experiment.recipe.rounds:
                     raise _Pruned
