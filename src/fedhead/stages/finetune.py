@@ -38,7 +38,7 @@ class FineTune(Stage):
     stays as it is. Clients that never took part are tuned too.
 
     The learning rate is that of the round after the last, with the run's decay, of which 0.99 a round leaves 13 % after
-    200 rounds. `full_lr` begins again with the rate of the first round: FedETF's public code has no decay.
+    200 rounds. `full_lr` begins again with the rate of the first round.
     """
 
     full_lr: bool = dataclasses.field(default=False, kw_only=True)  # the run's first learning rate, without its decay
