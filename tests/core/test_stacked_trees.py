@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import FrozenInstanceError, replace
 
 import pytest
 import torch
@@ -56,8 +56,9 @@ def test_replies_take_means_of_stacked_trees_and_tensors() -> None:
     assert torch.equal(replies.mean("tau"), single.mean("tau"))
     for name, value in single.mean("model", [1, 1, 4]).items():
         assert torch.equal(replies.mean("model", [1, 1, 4])[name], value)
-    assert "sent" not in vars(replies)  # they were not taken apart
+    assert isinstance(replies._sent, StackedTrees)  # they were not taken apart
     assert torch.equal(replies.sum("tau"), single.sum("tau"))
+    assert replies.sent is replies.sent
 
 
 def test_a_rule_may_change_the_single_replies_before_it_takes_a_mean() -> None:
@@ -78,5 +79,8 @@ def test_replies_of_a_stack_are_copied_and_pickled() -> None:
     replies = Replies([0, 1], [1.0, 1.0], StackedTrees(stacked(2), range(2)))
     for other in (copy.deepcopy(replies), pickle.loads(pickle.dumps(replies)), replace(replies, samples=[1.0, 1.0])):
         assert torch.equal(other.mean("tau"), replies.mean("tau"))
-    with pytest.raises(AttributeError, match="'Replies' object has no attribute 'send'"):
-        replies.send  # type: ignore[attr-defined]  # noqa: B018  (it must raise)
+    with pytest.raises(FrozenInstanceError):
+        replies.sent = []  # type: ignore[misc]  # it must raise
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'sent'"):
+        Replies([0, 1], [1.0, 1.0])  # type: ignore[call-arg]  # it must raise
+    assert "__getattr__" not in vars(Replies)  # with it, a type checker would let any misspelled name pass

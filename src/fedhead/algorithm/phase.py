@@ -88,22 +88,7 @@ class Replies:
     total: Tree | None = None
     robust_mean: Callable[[str, Sequence[Tree]], Tree] | None = field(default=None, repr=False)
     weighted_mean: Callable[[Sequence[Tree], list[float]], Tree] | None = field(default=None, repr=False)
-
-    def __post_init__(self) -> None:
-        if isinstance(self.sent, StackedTrees):
-            vars(self)["_stack"] = vars(self).pop("sent")
-
-    def __getattr__(self, name: str) -> Any:
-        # Called only for what is not there: the list of what came out of one stack is made when it is asked for first.
-        if name != "sent" or "_stack" not in vars(self):
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        vars(self)["sent"] = found = list(vars(self)["_stack"])
-        return found
-
-    @property
-    def _whole(self) -> StackedTrees | None:
-        """What was sent, while it is still one stack; a rule that asked for single replies may have changed these."""
-        return None if "sent" in vars(self) else vars(self)["_stack"]
+    _sent: Sequence[Tree] = field(init=False, repr=False, compare=False)  # behind the property `sent`, see below
 
     def __len__(self) -> int:
         return len(self.clients)
@@ -123,11 +108,11 @@ class Replies:
             BadInput: If a client sent nothing under that name or sent integers, or if there is not one weight per
                 client, with a positive sum.
         """
-        whole = self._whole
-        if whole is not None and self.robust_mean is None and name in whole.stacked:
+        whole = self._sent  # one stack until a rule asks for single replies, which it may have changed since
+        if isinstance(whole, StackedTrees) and self.robust_mean is None and name in whole.stacked:
             found = self._weighted_mean(name, whole.under(name), weights)
             return found if isinstance(whole.stacked[name], Tree) else found["value"]
-        sent = self._sent(name)
+        sent = self._under(name)
         if isinstance(sent[0], Tensor):  # averaged as a tree of one
             wrapped = [Tree({name: Tree(value=entry)}) for entry in sent]
             return replace(self, sent=wrapped).mean(name, weights)["value"]
@@ -150,7 +135,7 @@ class Replies:
         Returns:
             The sum.
         """
-        first, *others = self._sent(name)
+        first, *others = self._under(name)
         if isinstance(first, Tree):
             return trees.total([first, *others])
         total: Tensor = first
@@ -158,7 +143,7 @@ class Replies:
             total = total + sent
         return total
 
-    def _sent(self, name: str) -> list[Any]:
+    def _under(self, name: str) -> list[Any]:
         """What each client sent under a name."""
         for client, sent in zip(self.clients, self.sent, strict=True):
             if name not in sent:
@@ -168,6 +153,21 @@ class Replies:
                     f"Reply(send=Tree({name}=…), keep=…), or override aggregate"
                 )
         return [sent[name] for sent in self.sent]
+
+
+def _single_replies(replies: Replies) -> Sequence[Tree]:
+    """Return what each client sent; the list of what came out of one stack is made when it is asked for first."""
+    if isinstance(replies._sent, StackedTrees):
+        _set_sent(replies, list(replies._sent))
+    return replies._sent
+
+
+def _set_sent(replies: Replies, sent: Sequence[Tree]) -> None:
+    object.__setattr__(replies, "_sent", sent)  # as a frozen dataclass sets its fields
+
+
+# Not in the class itself, where `dataclass` would take the property for the default of its field.
+Replies.sent = property(_single_replies, _set_sent)  # type: ignore[assignment]  # a property in place of a field
 
 
 def _check_mean(name: str, form: Schema, count: int = 0, weights: Sequence[float] = ()) -> None:
