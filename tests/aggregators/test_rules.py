@@ -16,7 +16,8 @@ from fedhead.aggregators.coordinate_median import CoordinateMedian
 from fedhead.aggregators.geometric_median import GeometricMedian
 from fedhead.aggregators.krum import Krum, MultiKrum
 from fedhead.aggregators.trimmed_mean import TrimmedMean
-from fedhead.core.tree import Tree, mean
+from fedhead.core.tree import Tree
+from fedhead.core.tree_mean import tree_mean
 
 HONEST = 6  # and one hostile client, which every rule withstands with its defaults
 RULES = sorted(AGGREGATORS)
@@ -136,7 +137,7 @@ def test_one_outlier_of_any_size_moves_it_no_further_than_a_bound(
 
 def test_the_mean_follows_an_outlier_anywhere() -> None:
     updates = [*drawn(0), drawn(1, 1)[0] * 1e6]
-    assert float(vector(mean(updates, [1.0] * len(updates))).norm()) > 1e4
+    assert float(vector(tree_mean(updates, [1.0] * len(updates))).norm()) > 1e4
 
 
 @pytest.mark.parametrize("name", RULES)

@@ -13,7 +13,8 @@ import torch
 from fedhead.algorithm.phase import Replies
 from fedhead.core.schema import schema
 from fedhead.core.stacked_trees import StackedTrees
-from fedhead.core.tree import Tree, Weights, mean
+from fedhead.core.tree import Tree, Weights
+from fedhead.core.tree_mean import tree_mean
 
 
 def stacked(count: int) -> Tree:
@@ -40,7 +41,7 @@ def test_means_sizes_and_forms_are_those_of_the_single_trees(rows: list[int]) ->
     trees, weights = StackedTrees(stacked(9), rows), [1.0 + row for row in rows]
     single = [tree.clone() for tree in trees]
     assert len(single) == len(trees) == len(rows)
-    expected, found = mean(single, weights), trees.mean(weights)
+    expected, found = tree_mean(single, weights), tree_mean(trees, weights)
     assert isinstance(found["model"], Weights)
     assert found["model"].buffers == {"wide"}
     for name, value in expected.leaves().items():

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch.utils._pytree import tree_structure, tree_unflatten
 
-from fedhead.core.tree import Tree, Weights, mean, stack, total, unstack
+from fedhead.core.tree import Tree, Weights, stack, total, unstack
+from fedhead.core.tree_mean import tree_mean
 
 
 def weights() -> Weights:
@@ -59,9 +60,9 @@ def test_what_is_a_running_statistic_stays_one() -> None:
 
 def test_a_mean_is_weighted_whatever_the_weights_add_up_to() -> None:
     trees = [Tree(a=torch.tensor([0.0, 4.0])), Tree(a=torch.tensor([8.0, 4.0]))]
-    assert mean(trees, [30.0, 10.0])["a"].tolist() == [2.0, 4.0]
+    assert tree_mean(trees, [30.0, 10.0])["a"].tolist() == [2.0, 4.0]
     with pytest.raises(ValueError, match="positive sum"):
-        mean(trees, [0.0, 0.0])
+        tree_mean(trees, [0.0, 0.0])
 
 
 def test_a_stack_comes_apart_into_what_it_was_made_of() -> None:

@@ -10,10 +10,10 @@ import torch
 from small import federation, network
 
 from fedhead.algorithm.task import LocalTraining
-from fedhead.core import tree
 from fedhead.core.errors import Diverged
 from fedhead.core.optimizers import SGD
 from fedhead.core.tree import Tree, Weights
+from fedhead.core.tree_mean import tree_mean
 from fedhead.engine import joint_aggregation, rounds
 from fedhead.engine.joint_aggregation import Weighted, finite, means
 from fedhead.engine.model_tests import JointModelTests
@@ -49,7 +49,7 @@ def test_means_of_several_runs(memory: int, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(joint_aggregation, "MEMORY", memory)  # with 300 bytes two runs at a time
     items = [item(2, 0), item(3, 1), item(2, 2), item(2, 3), item(2, 4, size=5)]
     for found, one in zip(means(items), items, strict=True):
-        expected = tree.mean(*one)
+        expected = tree_mean(*one)
         assert found["model"].buffers == expected["model"].buffers
         for name, value in expected.leaves().items():
             torch.testing.assert_close(found.leaves()[name], value, rtol=1e-6, atol=1e-7)

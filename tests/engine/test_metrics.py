@@ -73,6 +73,6 @@ def test_what_was_not_tested_has_no_accuracy() -> None:
     assert evaluation.per_class(found) == [50.0, None, 100.0, None]
     assert (evaluation.accuracy(found), evaluation.loss(found)) == (75.0, 1.5)
     assert (evaluation.accuracy(test([], [])), evaluation.loss(test([], []))) == (None, None)
-    assert evaluation.mean([40.0, None, 60.0]) == 50.0
-    assert evaluation.weighted_mean([40.0, None, 60.0], [1, 5, 3]) == 55.0
-    assert evaluation.mean([None]) is evaluation.weighted_mean([None], [1]) is None
+    assert evaluation.nanmean([40.0, None, 60.0, float("nan")]) == 50.0
+    assert evaluation.nanmean([40.0, None, 60.0], [1, 5, 3]) == 55.0
+    assert evaluation.nanmean([None]) is evaluation.nanmean([None], [1]) is evaluation.nanmean([40.0], [0]) is None

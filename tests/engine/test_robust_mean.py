@@ -23,7 +23,8 @@ from fedhead.algorithm.phase import Replies, Reply
 from fedhead.algorithm.task import LocalTraining, Task
 from fedhead.core.errors import BadInput, FedheadError
 from fedhead.core.optimizers import SGD
-from fedhead.core.tree import Tree, Weights, mean
+from fedhead.core.tree import Tree, Weights
+from fedhead.core.tree_mean import tree_mean
 from fedhead.data.federation import Federation
 from fedhead.engine.rounds import Snapshot, run
 from fedhead.engine.simulation import Simulation
@@ -132,7 +133,7 @@ def test_a_method_that_averages_by_itself_is_refused() -> None:
     @dataclass(frozen=True)
     class Own(Method):
         def aggregate(self, server: Tree, replies: Replies, task: Task) -> Tree:
-            model = mean([sent["model"] for sent in replies.sent], list(replies.samples))
+            model = tree_mean([sent["model"] for sent in replies.sent], list(replies.samples))
             return server.replace(model=model)
 
     with pytest.raises(BadInput, match="median has no effect: Own takes no mean"):

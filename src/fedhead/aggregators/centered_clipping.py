@@ -10,7 +10,8 @@ import torch
 
 from fedhead.aggregators.base import Aggregator, aggregator
 from fedhead.core.ranges import Above, Between
-from fedhead.core.tree import Tree, mean
+from fedhead.core.tree import Tree
+from fedhead.core.tree_mean import tree_mean
 
 
 @aggregator("centered_clipping")
@@ -34,7 +35,7 @@ class CenteredClipping(Aggregator):
         radius = lengths.median() if self.radius is None else lengths.new_tensor(self.radius)
         factors = torch.where(lengths > radius, radius / lengths, 1.0).tolist()
         clipped = [each * factor for each, factor in zip(away, factors, strict=True)]
-        return center + mean(clipped, [1.0] * len(clipped))
+        return center + tree_mean(clipped, [1.0] * len(clipped))
 
 
 def _length(update: Tree) -> torch.Tensor:

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from fedhead.aggregators.base import Aggregator, aggregator, inner_products, squared_distances
 from fedhead.core.ranges import Above, AtLeast
-from fedhead.core.tree import Tree, mean
+from fedhead.core.tree import Tree
+from fedhead.core.tree_mean import tree_mean
 
 
 def weiszfeld_shares(products: Tensor, smoothing: float, iterations: int) -> Tensor:
@@ -53,4 +54,4 @@ class GeometricMedian(Aggregator):
     def combine(self, updates: Sequence[Tree], previous: Tree | None) -> Tree:
         """argmin_z Σ ‖z − x_k‖."""
         shares = weiszfeld_shares(inner_products(updates), self.smoothing, self.iterations)
-        return mean(list(updates), shares.tolist())
+        return tree_mean(updates, shares.tolist())

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from fedhead.aggregators.base import Aggregator, aggregator, inner_products, squared_distances
 from fedhead.core.ranges import AtLeast
-from fedhead.core.tree import Tree, mean
+from fedhead.core.tree import Tree
+from fedhead.core.tree_mean import tree_mean
 
 
 def krum_scores(distances: Tensor, hostile: int) -> Tensor:
@@ -50,4 +51,4 @@ class MultiKrum(Krum):
         """The mean of the K − f updates of the lowest scores."""
         scores = krum_scores(squared_distances(inner_products(updates)), self.hostile)
         best = sorted(scores.argsort()[: len(updates) - self.hostile].tolist())
-        return mean([updates[i] for i in best], [1.0] * len(best))
+        return tree_mean([updates[i] for i in best], [1.0] * len(best))

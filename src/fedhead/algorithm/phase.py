@@ -15,8 +15,9 @@ from fedhead.core.batch import PARTS, Batch
 from fedhead.core.errors import BadInput
 from fedhead.core.optimizers import Optimizer
 from fedhead.core.schema import Schema, schema
-from fedhead.core.stacked_trees import StackedTrees, weighted_mean
+from fedhead.core.stacked_trees import StackedTrees
 from fedhead.core.tree import Tree, Weights
+from fedhead.core.tree_mean import tree_mean
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,7 @@ class Replies:
     def _weighted_mean(self, name: str, sent: Sequence[Tree], weights: Sequence[float] | None) -> Tree:
         own = [float(weight) for weight in (self.samples if weights is None else weights)]
         _check_mean(name, sent.schema() if isinstance(sent, StackedTrees) else schema(sent[0]), len(sent), own)
-        return (self.weighted_mean or weighted_mean)(sent, own)
+        return (self.weighted_mean or tree_mean)(sent, own)
 
     def sum(self, name: str) -> Tree | Tensor:
         """Return the plain sum of what the clients sent under a name.

@@ -1,8 +1,8 @@
-"""Trees as rows of one stacked tree: a sum over clients is then one operation per tensor."""
+"""Trees as rows of one stacked tree: a mean over clients is then one operation per tensor."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import overload
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedhead.core.schema import Schema
-from fedhead.core.tree import Tree, mean, row_average, unstack
+from fedhead.core.tree import Tree, unstack
 
 
 class StackedTrees(Sequence[Tree]):
@@ -21,8 +21,8 @@ class StackedTrees(Sequence[Tree]):
         rows: The row of each tree along that axis.
 
     >>> trees = StackedTrees(Tree(w=torch.tensor([[1.0], [2.0], [4.0]])), rows=[0, 2])
-    >>> trees[1], trees.mean([1.0, 2.0])
-    ({'w': tensor([4.])}, {'w': tensor([3.])})
+    >>> trees[1], trees.map_rows(lambda rows: rows.sum(0))
+    ({'w': tensor([4.])}, {'w': tensor([5.])})
     """
 
     def __init__(self, stacked: Tree, rows: Sequence[int]):
@@ -49,27 +49,18 @@ class StackedTrees(Sequence[Tree]):
         found = self.stacked[name]
         return StackedTrees(found if isinstance(found, Tree) else Tree(value=found), self.rows)
 
-    def mean(self, weights: list[float]) -> Tree:
-        """Return the weighted mean, bit for bit as `core.tree.mean` computes it of the single trees.
-
-        Args:
-            weights: One weight per tree, with a positive sum; they need not sum to 1.
-
-        Raises:
-            ValueError: If the weights do not have a positive sum.
-        """
-        average, places = row_average(weights), dict[torch.device, Tensor]()
-        every = list(range(len(self.rows)))
+    def map_rows(self, fn: Callable[[Tensor], Tensor]) -> Tree:
+        """Apply a function to every tensor with the trees' rows in their order, as `torch.stack` makes it of them."""
+        every, places = list(range(len(self.rows))), dict[torch.device, Tensor]()
 
         def ordered(t: Tensor) -> Tensor:
-            """Return the trees' rows in their order, as `torch.stack` leaves them."""
             if list(self.rows) == every and len(t) == len(every):
                 return t.contiguous()
             if t.device not in places:
                 places[t.device] = torch.tensor(self.rows, device=t.device)
             return t.index_select(0, places[t.device])
 
-        return self.stacked.map(lambda t: average(ordered(t)))
+        return self.stacked.map(lambda t: fn(ordered(t)))
 
     @property
     def nbytes(self) -> int:
@@ -79,8 +70,3 @@ class StackedTrees(Sequence[Tree]):
     def schema(self) -> Schema:
         """Return the shape and dtype of every tensor of a single tree, by full name."""
         return {name: (tuple(t.shape[1:]), t.dtype) for name, t in self.stacked.leaves().items()}
-
-
-def weighted_mean(trees: Sequence[Tree], weights: list[float]) -> Tree:
-    """Return the weighted mean of trees, of stacked ones without taking them apart; see `core.tree.mean`."""
-    return trees.mean(weights) if isinstance(trees, StackedTrees) else mean(list(trees), weights)

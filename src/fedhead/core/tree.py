@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from operator import itemgetter
 from typing import Any, Self, cast
@@ -262,45 +261,6 @@ def total(trees: list[Tree]) -> Tree:
             raise KeyError(f"trees with different names: {', '.join(odd[:4])} are in only one of them")
         torch._foreach_add_(list(mine.values()), [theirs[name] for name in mine])  # one kernel instead of many
     return out
-
-
-def mean(trees: list[Tree], weights: list[float]) -> Tree:
-    """Return the weighted mean of trees; the weights need not sum to 1.
-
-    Args:
-        trees: Trees with the same names.
-        weights: One weight per tree, with a positive sum.
-
-    Raises:
-        ValueError: If the weights do not have a positive sum.
-    """
-    average = row_average(weights)
-    return trees[0].map(lambda *rows: average(torch.stack(rows)), *trees[1:])
-
-
-def row_average(weights: list[float]) -> Callable[[Tensor], Tensor]:
-    """Return the function that computes the weighted mean of the rows of a tensor; the weights need not sum to 1.
-
-    Args:
-        weights: One weight per row, with a positive sum.
-
-    Raises:
-        ValueError: If the weights do not have a positive sum.
-    """
-    total = math.fsum(weights)
-    if not total > 0:
-        raise ValueError(f"a weighted mean needs weights with a positive sum, not {total}")
-
-    shares: dict[tuple[torch.dtype, torch.device], Tensor] = {}  # copied to a GPU only once
-
-    def average(rows: Tensor) -> Tensor:
-        kind = (rows.dtype, rows.device)
-        if kind not in shares:
-            shares[kind] = torch.tensor([w / total for w in weights], dtype=kind[0], device=kind[1])
-        mixed: Tensor = torch.tensordot(shares[kind], rows, dims=1)
-        return mixed
-
-    return average
 
 
 # Let torch.func (vmap, grad) treat trees as containers; no other place uses pytree's internals.

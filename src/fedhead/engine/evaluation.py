@@ -94,17 +94,17 @@ def client_rows(tests: ClientTests) -> Row:
     `personal` counts all clients alike, `personal_weighted` by their test samples; the losses likewise.
     """
     row: Row = {
-        "personal": mean(tests.accuracy),
-        "personal_weighted": weighted_mean(tests.accuracy, tests.samples),
-        "personal_loss": mean(tests.loss),
-        "personal_loss_weighted": weighted_mean(tests.loss, tests.samples),
+        "personal": nanmean(tests.accuracy),
+        "personal_weighted": nanmean(tests.accuracy, tests.samples),
+        "personal_loss": nanmean(tests.loss),
+        "personal_loss_weighted": nanmean(tests.loss, tests.samples),
         "clients": tests.accuracy,
         "client_test_loss": tests.loss,
     }
     if tests.steps:
-        row["steps"] = {name: mean(each) for name, each in tests.steps.items()}
+        row["steps"] = {name: nanmean(each) for name, each in tests.steps.items()}
     if tests.metrics:
-        row["personal_metrics"] = {name: mean(each) for name, each in tests.metrics.items()}
+        row["personal_metrics"] = {name: nanmean(each) for name, each in tests.metrics.items()}
         row["client_metrics"] = tests.metrics
     return row
 
@@ -119,8 +119,8 @@ def validation_row(found: Row, tests: ClientTests | None, metrics: Mapping[str, 
     """
     row: Row = {"accuracy": found["accuracy"], "loss": found["test_loss"], **found.get("metrics", {})}
     if tests is not None:
-        row |= {"personal": mean(tests.accuracy), "personal_loss": mean(tests.loss)}
-        row |= {name: mean(each) for name, each in tests.metrics.items() if found["test_loss"] is None}
+        row |= {"personal": nanmean(tests.accuracy), "personal_loss": nanmean(tests.loss)}
+        row |= {name: nanmean(each) for name, each in tests.metrics.items() if found["test_loss"] is None}
         row |= measure_clients(metrics, tests.accuracy, tests.loss).values
     return row
 
@@ -156,14 +156,14 @@ def per_class(predictions: Predictions) -> list[float | None] | None:
     return [100.0 * float(hits) / total if total else None for hits, total in pairs]
 
 
-def mean(values: Sequence[float | None]) -> float | None:
-    """The unweighted mean of those that are there."""
-    there = [v for v in values if v is not None and v == v]
-    return sum(there) / len(there) if there else None
+def nanmean(values: Sequence[float | None], weights: Sequence[float] | None = None) -> float | None:
+    """Return the mean of the values that are there, neither None nor NaN; None where there are none.
 
-
-def weighted_mean(values: Sequence[float | None], weights: Sequence[float]) -> float | None:
-    """The weighted mean of those that are there."""
-    there = [(v, w) for v, w in zip(values, weights, strict=True) if v is not None and v == v]
+    Args:
+        values: The values.
+        weights: One weight per value; None: all count alike.
+    """
+    pairs = zip(values, [1.0] * len(values) if weights is None else weights, strict=True)
+    there = [(v, w) for v, w in pairs if v is not None and v == v]
     total = sum(w for _, w in there)
     return sum(v * w for v, w in there) / total if total else None

@@ -29,7 +29,7 @@ from fedhead.core.errors import FedheadError
 from fedhead.core.tree import Tree, Weights
 from fedhead.engine import reply_check
 from fedhead.engine.counted_replies import check_replies, decoded, unlike_others, without_outliers
-from fedhead.engine.evaluation import mean, weighted_mean
+from fedhead.engine.evaluation import nanmean
 from fedhead.engine.metrics import Row
 from fedhead.engine.outliers import Outlier
 from fedhead.engine.sampling import Cohort
@@ -251,8 +251,8 @@ def _train_losses(transport: AnyTransport, replies: Mapping[int, ClientReply]) -
     # a client without a single step has no loss, which is NaN here
     each = [value if math.isfinite(value) else None for value in values]
     return {
-        "train_loss": weighted_mean(each, samples),
-        "train_loss_unweighted": mean(each),
+        "train_loss": nanmean(each, samples),
+        "train_loss_unweighted": nanmean(each),
         "client_train_loss": {transport.client_name(k): value for k, value in zip(clients, each, strict=True)},
     }
 

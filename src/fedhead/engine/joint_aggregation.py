@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedhead.core import tree as trees
 from fedhead.core.finite import all_finite
 from fedhead.core.schema import schema
 from fedhead.core.tree import Tree, unstack
+from fedhead.core.tree_mean import tree_mean
 
 MEMORY = 1 << 30  # bytes of the replies that are averaged at once
 
@@ -29,7 +29,7 @@ class Weighted(NamedTuple):
 
 
 def means(items: list[Weighted]) -> list[Tree]:
-    """Return the weighted mean of each item, up to rounding as `core.tree.mean` does."""
+    """Return the weighted mean of each item, up to rounding as `tree_mean` does."""
     groups: dict[Any, list[int]] = {}
     for place, item in enumerate(items):
         groups.setdefault((len(item.trees), tuple(schema(item.trees[0]).items())), []).append(place)
@@ -44,7 +44,7 @@ def means(items: list[Weighted]) -> list[Tree]:
 
 def _means(items: list[Weighted]) -> list[Tree]:
     if len(items) == 1:
-        return [trees.mean(*items[0])]
+        return [tree_mean(*items[0])]
     shares = torch.tensor([[w / math.fsum(item.weights) for w in item.weights] for item in items], dtype=torch.float64)
     on: dict[tuple[torch.dtype, torch.device], Tensor] = {}  # copied to a GPU only once
 

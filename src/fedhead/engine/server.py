@@ -10,8 +10,8 @@ from fedhead.aggregators.base import Aggregator
 from fedhead.algorithm.base import Algorithm
 from fedhead.algorithm.phase import Replies
 from fedhead.algorithm.task import Task
-from fedhead.core.stacked_trees import weighted_mean
 from fedhead.core.tree import Tree
+from fedhead.core.tree_mean import tree_mean
 from fedhead.data.pool import Pool
 from fedhead.engine import evaluation
 from fedhead.engine.metric_registry import NO_METRICS, Metric
@@ -45,7 +45,7 @@ def aggregate(
     samples: Mapping[int, float],
     task: Task,
     aggregator: Aggregator | None = None,
-    mean: Callable[[Sequence[Tree], list[float]], Tree] = weighted_mean,
+    mean: Callable[[Sequence[Tree], list[float]], Tree] = tree_mean,
 ) -> Tree:
     """The server's new state from replies that have passed the checks, taken in the order of the clients' numbers."""
     order = sorted(sent)

@@ -14,8 +14,8 @@ from fedhead.algorithm.stage import Stage
 from fedhead.core.errors import FedheadError
 from fedhead.core.finite import all_finite
 from fedhead.core.schema import Schema
-from fedhead.core.stacked_trees import weighted_mean
 from fedhead.core.tree import Tree
+from fedhead.core.tree_mean import tree_mean
 from fedhead.data.pool import Pool
 from fedhead.engine.clients import Clients
 from fedhead.engine.evaluation import ClientTests
@@ -152,7 +152,7 @@ class Transport(ABC, Generic[S]):
 
     def mean(self, trees: Sequence[Tree], weights: list[float], round: int) -> Tree:
         """Return the weighted mean of what clients have sent in a round."""
-        return weighted_mean(trees, weights)
+        return tree_mean(trees, weights)
 
     def finite(self, server: Tree, round: int) -> bool:
         """Return whether all numbers of the server's state after a round are finite."""

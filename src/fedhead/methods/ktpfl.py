@@ -15,12 +15,12 @@ from fedhead.algorithm.client import Client
 from fedhead.algorithm.method import Method, method
 from fedhead.algorithm.phase import Phase, Replies, Reply
 from fedhead.algorithm.task import Task
-from fedhead.core import tree as trees
 from fedhead.core.batch import PARTS, Batch
 from fedhead.core.errors import BadInput
 from fedhead.core.losses import distillation, mean
 from fedhead.core.ranges import Above, AtLeast, Between
 from fedhead.core.tree import Tree, Weights
+from fedhead.core.tree_mean import tree_mean
 
 if TYPE_CHECKING:
     from fedhead.data.federation import Federation
@@ -122,7 +122,7 @@ class KTpFL(Method):
         if not knowledge:
             return Tree()
         row = server["coefficients"][client, [int(k) for k in knowledge]]
-        return Tree(target=trees.mean(list(knowledge.values()), row.tolist()))
+        return Tree(target=tree_mean(list(knowledge.values()), row.tolist()))
 
     # -- client -----------------------------------------------------------------------------------
     def init_client(self, w: Weights, task: Task) -> Tree:

@@ -25,7 +25,8 @@ from fedhead.core.errors import BadInput
 from fedhead.core.inputs import Inputs
 from fedhead.core.optimizers import SGD
 from fedhead.core.ranges import Above, AtLeast, AtMost, Below
-from fedhead.core.tree import Tree, Weights, mean
+from fedhead.core.tree import Tree, Weights
+from fedhead.core.tree_mean import tree_mean
 from fedhead.models.split_model import SplitModel, classify
 from fedhead.stages.statistics_stage import StatisticsStage
 
@@ -113,7 +114,7 @@ class CCVR(StatisticsStage):
         if "classifier" in self.method.shared:
             head = server["model"].part("classifier")
         else:
-            head = mean([sent["head"] for sent in replies.sent], list(replies.samples))
+            head = tree_mean([sent["head"] for sent in replies.sent], replies.samples)
         return cast(Tree, head.replace(self.calibrate(task.model, head, merged, task.seed)))
 
     def calibrate(self, model: SplitModel, head: Tree, statistics: Statistics, seed: int = 0) -> Tree:
