@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -11,6 +13,7 @@ import fedhead as fh
 from fedhead.algorithm.client import Client
 from fedhead.algorithm.task import LocalTraining
 from fedhead.core.optimizers import SGD
+from fedhead.core.tree import Tree, Weights
 from fedhead.engine.simulation import Simulation
 from fedhead.executors.finish_by_size import similar_sizes
 from fedhead.executors.job import Job
@@ -33,22 +36,31 @@ def job(name: str) -> Job:
 
 @pytest.mark.parametrize(("name", "reads"), [("fednh", True), ("fedproto", True), ("fedavg", False), ("moon", False)])
 def test_groups_send_what_the_whole_stack_does(name: str, reads: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked, samples, plainly = job(name), [0], Client.total
+    asked, samples, replies = job(name), [0], [0]
+    plain_total, plain_finish = Client.total, METHODS[name].finish
 
-    def counting(self: Client, fn: object) -> object:
+    def total(self: Client, fn: Any) -> Tree:
+        found = plain_total(self, fn)
         samples[0] += self._rows.shape[-1]
-        return plainly(self, fn)
+        return found
 
-    monkeypatch.setattr(Client, "total", counting)
+    def finish(self: Any, w: Weights, client: Client) -> fh.Reply:
+        reply = plain_finish(self, w, client)
+        replies[0] += 1
+        return reply
+
+    monkeypatch.setattr(Client, "total", total)
+    monkeypatch.setattr(METHODS[name], "finish", finish)
     assert [len(rows) for rows in asked.rows] == SIZES
     inputs = asked.stacked_inputs()
     with torch.no_grad():
         w = VmapVectorizer().start(asked.program)(inputs)
         whole = VmapVectorizer().finish(asked.program)(w, inputs)
-        at_once, samples[0] = samples[0], 0
+        at_once, samples[0], replies[0] = samples[0], 0, 0
         grouped = VmapVectorizer(SIZES).finish(asked.program)(w, inputs)
     assert bool(at_once) == reads
     assert samples[0] == (40 + 12 + 3 + 1 if reads else 0), "the longest client of each group"
+    assert replies[0] == (4 if reads else 1), "nothing is computed twice"
     for mine, theirs in zip(grouped, whole, strict=True):
         assert mine.leaves().keys() == theirs.leaves().keys()
         for path, value in theirs.leaves().items():

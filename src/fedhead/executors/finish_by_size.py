@@ -6,8 +6,8 @@ A stack takes as long as its largest client: of uneven clients, most of what it 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 
 import torch
 
@@ -35,18 +35,18 @@ def finish_by_size(
         take: Returns the inputs of some clients of the stack.
     """
 
+    groups = similar_sizes(sizes)
+    if len(groups) == 1:
+        return vectorized(program)
+
     def finish(w: Weights, inputs: ClientInputs) -> Reply:
-        groups = similar_sizes(sizes)
-        reads: list[None] = []
-        if len(groups) > 1:
-            watched = replace(program, on_total=partial(reads.append, None))
-            replies = [group(watched, groups[0], w, inputs)]
-        if not reads:
-            return vectorized(program)(w, inputs)
-        replies += [group(program, place, w, inputs) for place in groups[1:]]
+        # Asked anew in each round: a method may read samples in some rounds alone, and a resumed run has no memory.
+        with suppress(_ReadsSamples):
+            return vectorized(replace(program, on_total=_stop))(w, inputs)
+        replies = [group(place, w, inputs) for place in groups]
         return Reply(*(_joined(parts) for parts in zip(*replies, strict=True)))
 
-    def group(program: Program, place: slice, w: Weights, inputs: ClientInputs) -> Reply:
+    def group(place: slice, w: Weights, inputs: ClientInputs) -> Reply:
         longest, count = max(sizes[place]), place.stop - place.start
         own = take(inputs, place)
         own = own._replace(rows=own.rows[:, :longest], mask=own.mask[:, :longest])
@@ -55,6 +55,14 @@ def finish_by_size(
         return vectorized(chunked)(w.map(lambda t: t[place]), own)
 
     return finish
+
+
+class _ReadsSamples(BaseException):
+    """Ends a hook of the whole stack that is about to read all samples; no `Exception`, which a hook might catch."""
+
+
+def _stop() -> None:
+    raise _ReadsSamples
 
 
 def similar_sizes(sizes: Sequence[int]) -> list[slice]:
