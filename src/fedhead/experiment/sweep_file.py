@@ -20,7 +20,8 @@ from fedhead.core.parameters import parameters
 from fedhead.core.special_files import read_text
 from fedhead.experiment import recipe as recipes
 from fedhead.experiment.recipe import KEYS, Recipe
-from fedhead.experiment.tables import Table, check_layers, overlay, refuse_unknown
+from fedhead.experiment.table_checks import check_layers, refuse_unknown
+from fedhead.experiment.tables import Table, overlay
 from fedhead.experiment.yaml_text import read_yaml
 
 _SWEEP_KEYS = {"recipe", "seeds", "base", "axes", "rules", "skip"}

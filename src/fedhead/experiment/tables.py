@@ -40,7 +40,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from pathlib import Path
@@ -48,6 +48,7 @@ from typing import Any, Literal
 
 from fedhead.core.errors import BadInput, unknown
 from fedhead.experiment.recipe import RECIPES, Recipe
+from fedhead.experiment.table_checks import check_layers, refuse_unknown
 from fedhead.experiment.yaml_text import read_yaml
 
 Scale = Literal["full", "small"]
@@ -226,6 +227,12 @@ def _matches(when: Mapping[str, Any], choices: Mapping[str, str]) -> bool:
     return all(choices[axis] in ([wanted] if isinstance(wanted, str) else wanted) for axis, wanted in when.items())
 
 
+def _as_in(cell: Cell, variant: Mapping[str, Any]) -> Cell:
+    """Return a cell as a variant has it."""
+    ending = cell.end_in(variant["stage"]) if "stage" in variant else cell
+    return ending.override(variant.get("set", {}))
+
+
 def overlay(keys: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """Keys with others on top; another model or method takes its own parameters along."""
     for part, stays in (("model", _COMMON_PARAMETERS), ("method", frozenset[str]())):
@@ -261,51 +268,3 @@ def parse(name: str, text: str) -> Table:
     check_layers(name, content, _CHOICE_KEYS)
     first = text.partition("\n")[0]
     return Table(name, first.lstrip("# ") if first.startswith("#") else name, content)
-
-
-def check_layers(name: str, content: Mapping[str, Any], known: Set[str]) -> None:
-    """Refuse unknown keys of choices, rules and variants, and conditions on axes or choices that there are not.
-
-    Args:
-        name: What the table is called in an error.
-        content: The table, with its axes.
-        known: The keys that a choice or a rule may have.
-
-    Raises:
-        BadInput: Naming what is unknown, and the nearest that is not.
-    """
-    axes = content["axes"]
-    for axis, choices in axes.items():
-        for choice, layer in choices.items():
-            refuse_unknown(f"{name}, {axis} {choice}", layer or {}, known)
-    for rule in content.get("rules", []):
-        refuse_unknown(f"{name}, a rule", rule, known | {"when"})
-    variants = content.get("variants", {})
-    for variant, layer in variants.items():
-        refuse_unknown(
-            f"{name}, variant {variant}", layer, {"all_of"} if "all_of" in layer else {"when", "set", "stage"}
-        )
-        for part in layer.get("all_of", []):
-            if "all_of" in variants.get(part, {"all_of": None}):
-                raise unknown(f"variant in {name}, variant {variant}", part, [v for v in variants if v != variant])
-    conditions = [layer["when"] for layer in [*content.get("rules", []), *variants.values()] if "when" in layer]
-    for when in [*conditions, *content.get("skip", [])]:
-        for axis, wanted in when.items():
-            if axis not in axes:
-                raise unknown(f"axis of {name}", axis, axes)
-            for choice in [wanted] if isinstance(wanted, str) else wanted:
-                if choice not in axes[axis]:
-                    raise unknown(f"choice of {name}'s axis {axis}", choice, axes[axis])
-
-
-def _as_in(cell: Cell, variant: Mapping[str, Any]) -> Cell:
-    """Return a cell as a variant has it."""
-    ending = cell.end_in(variant["stage"]) if "stage" in variant else cell
-    return ending.override(variant.get("set", {}))
-
-
-def refuse_unknown(where: str, given: Mapping[str, Any], known: Set[str]) -> None:
-    """Refuse keys that are not known, naming the nearest one."""
-    for key in given:
-        if key not in known:
-            raise unknown(f"key in {where}", str(key), known)
