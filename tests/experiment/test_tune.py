@@ -281,8 +281,10 @@ def test_the_final_training_waits_for_the_trials_of_other_workers(
 @pytest.mark.slow
 def test_a_full_disk_is_said_in_one_line(planted: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(self: Study, *words: object) -> None:
+        cause = sqlite3.OperationalError("database or disk is full")
+        cause.sqlite_errorcode, cause.sqlite_errorname = sqlite3.SQLITE_FULL, "SQLITE_FULL"
         with self._storage_errors():
-            raise OperationalError("INSERT", {}, sqlite3.OperationalError("database or disk is full"))
+            raise OperationalError("INSERT", {}, cause) from cause
 
     monkeypatch.setattr(Study, "tell", full)
     with pytest.raises(fh.FedheadError, match="goes on with the study") as caught:

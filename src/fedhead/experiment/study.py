@@ -24,6 +24,11 @@ FILE, BEST = "study.db", "best.yaml"
 _NAME = "fedhead"
 _BETWEEN_WORKERS = 7919  # between the seeds of two workers
 MOST_SEED = 2**32 - 1  # of the samplers' generators
+# What SQLite says of the disk, as the operating system numbers it, and what is to be done.
+_DISK = {
+    sqlite3.SQLITE_FULL: (errno.ENOSPC, "make room"),
+    sqlite3.SQLITE_IOERR: (errno.EIO, "look for an exceeded quota, a lost network drive or a failing disk"),
+}
 _RETRY_OF = "retry_of"  # the number of the failed trial whose values a trial has
 
 
@@ -238,10 +243,15 @@ class Study:
         try:
             yield
         except (SQLAlchemyError, optuna().exceptions.StorageInternalError) as error:
-            cause = error.__cause__ or error
-            if "full" in str(cause) or "I/O error" in str(cause):
-                full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.folder / FILE))
-                raise FedheadError(f"{full}: make room, then tune again, which goes on with the study") from full
+            cause: BaseException = error
+            while cause.__cause__ is not None and not isinstance(cause, sqlite3.Error):
+                cause = cause.__cause__
+            kind = getattr(cause, "sqlite_errorcode", 0) & 0xFF  # the other bits tell what was attempted
+            if kind in _DISK:
+                number, remedy = _DISK[kind]
+                text = f"{os.strerror(number)} ({getattr(cause, 'sqlite_errorname', cause)})"
+                fault = OSError(number, text, str(self.folder / FILE))
+                raise FedheadError(f"{fault}: {remedy}, then tune again, which goes on with the study") from fault
             raise BadInput(f"{self.folder / FILE} can't be used as a study ({first_line(cause)})") from error
 
 
