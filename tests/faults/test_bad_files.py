@@ -122,6 +122,7 @@ def test_yaml_that_is_too_much_is_refused_in_one_line(
         (OSError(errno.EIO, "Input/output error", "runs"), 3),
         (MemoryError(), 3),
         (RuntimeError("[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory: 8 bytes"), 3),
+        (RuntimeError("[enforce fail at alloc_cpu.cpp:113] data. DefaultCPUAllocator: not enough memory: 8 bytes"), 3),
         (RuntimeError("CUDA out of memory. Tried to allocate 20.00 MiB"), 3),
         (PermissionError(errno.EACCES, "Permission denied", "runs"), 2),
         (IsADirectoryError(errno.EISDIR, "Is a directory", "runs"), 2),

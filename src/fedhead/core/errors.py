@@ -33,6 +33,7 @@ _MACHINE = {
     *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.ESTALE, errno.ENOLCK),
     *(errno.ENOMEM, errno.EMFILE, errno.ENFILE),
 }
+_NO_MEMORY = ("t allocate memory", "not enough memory", "out of memory")  # torch's words: twice a CPU's, and a GPU's
 
 
 class Diverged(FedheadError, ArithmeticError):
@@ -73,8 +74,8 @@ def machine_fault(error: BaseException | None) -> str | None:
             return "out of memory"
         if isinstance(error, OSError) and error.errno in _MACHINE:
             return str(error)
-        if isinstance(error, RuntimeError) and ("t allocate memory" in str(error) or "out of memory" in str(error)):
-            return "out of memory"  # torch's errors, on a CPU and on a GPU
+        if isinstance(error, RuntimeError) and any(words in str(error) for words in _NO_MEMORY):
+            return "out of memory"
         error = error.__cause__
     return None
 
