@@ -37,6 +37,10 @@ def finish(w: Weights, inputs: ClientInputs) -> Reply:
     return Reply(Tree(model=w.map(torch.neg), sums=sums), Tree(shared=inputs.broadcast["model"]))
 
 
+def too_large(w: Weights) -> Tree:
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 8 GiB")
+
+
 def same(found: Any, expected: Any) -> bool:
     a, b = (torch.utils._pytree.tree_flatten(value) for value in (found, expected))
     return a[1] == b[1] and all(torch.equal(one, other) for one, other in zip(a[0], b[0], strict=True))
@@ -66,6 +70,19 @@ def test_other_results_are_those_of_vmap() -> None:
         return [w["w"] * 2, w["n"]]
 
     assert same(tree_vmap(listed, (0,))(MODELS), vmap(listed)(MODELS))
+
+
+@pytest.mark.parametrize("function", [too_large, lambda w: torch.empty(1 << 50)])
+def test_what_does_not_fit_into_memory_is_not_tried_again(function: Any) -> None:
+    calls: list[None] = []
+
+    def counted(w: Weights) -> Any:
+        calls.append(None)
+        return function(w)
+
+    with pytest.raises(RuntimeError, match="memory"):
+        tree_vmap(counted, (0,))(MODELS)
+    assert len(calls) == 1
 
 
 @pytest.mark.parametrize(

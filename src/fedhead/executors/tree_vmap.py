@@ -8,13 +8,13 @@ promise these: where it has them no longer, vmap is called instead, with the sam
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import Any
 
 from torch import Tensor
 from torch.func import vmap
 
+from fedhead.core.errors import machine_fault
 from fedhead.core.tree import Tree
 
 
@@ -22,14 +22,18 @@ def tree_vmap(function: Callable[..., Any], dims: Sequence[Any]) -> Callable[...
     """Return `torch.func.vmap(function, tuple(dims))`, for functions of trees and named tuples of them.
 
     Args:
-        function: Function of one client; it is called again if it fails or returns something else, for vmap's errors.
+        function: Function of one client; it is called again if it fails or returns something else, for vmap's errors,
+            but not if the machine is at fault, as when memory runs out.
         dims: For each argument 0, or a named tuple like it with 0 for the fields that have a client axis and None for
             the others.
     """
 
     def call(*args: Any) -> Any:
-        with suppress(Exception):
+        try:
             return _call(function, dims, args)
+        except Exception as error:
+            if machine_fault(error) is not None:  # what did not fit into memory would not fit again
+                raise
         return vmap(function, in_dims=tuple(dims))(*args)
 
     return call
