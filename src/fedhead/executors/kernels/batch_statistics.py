@@ -13,10 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedhead.executors.kernels.common import available, clients_first, next_power_of_two
-
-BLOCK = 2048  # values that a program adds up at a time
-PROGRAMS = 1024  # enough to fill a large GPU several times
+from fedhead.executors.kernels.common import SUMS, available, clients_first, next_power_of_two
 
 
 def supports(x: Tensor) -> bool:
@@ -73,16 +70,26 @@ def stacked(
     x, samples = x.contiguous(), x if samples is None else samples.contiguous().view(torch.uint8)
     masked, running = samples is not x, running_mean is not None and running_var is not None
     width = next_power_of_two(channels, 64)
-    columns, rows, height = -(-channels // width), batch * positions, BLOCK // width
-    wanted = max(1, min(PROGRAMS // (clients * columns), -(-rows // height)))
-    turns = -(-rows // (wanted * height))
-    slices = -(-rows // (turns * height))
+    columns, rows, height = -(-channels // width), batch * positions, SUMS.block // width
+    slices, turns = SUMS.slices(rows, height, clients * columns)
     part = x.new_empty(clients, slices, 2, channels, dtype=torch.float32)
     mean, var = (x.new_empty(clients, channels, dtype=torch.float32) for _ in range(2))
     before = [t.contiguous() for t in (running_mean, running_var) if t is not None] if running else [mean, var]
     kernels = _kernels()
     kernels.partial_sums[slices, columns, clients](
-        x, samples, part, batch, positions, slices, turns, channels, masked, height, width
+        x,
+        samples,
+        part,
+        batch,
+        positions,
+        slices,
+        turns,
+        channels,
+        masked,
+        height,
+        width,
+        SUMS.stages,
+        num_warps=SUMS.warps,
     )
     blocks = (1 << (slices - 1).bit_length(), 1 << (batch - 1).bit_length(), width)
     kernels.combine[columns, clients](

@@ -23,15 +23,17 @@ def partial_sums(
     MASKED: tl.constexpr,
     R: tl.constexpr,
     N: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
     """part[k, s, :, c]: sums of x - a and of (x - a)² over slice s of the rows of x [K, B * P, C], padding left out."""
-    s, k = tl.program_id(0), tl.program_id(2).to(tl.int64)
+    s = tl.program_id(0)
+    k = (tl.num_programs(2) - 1 - tl.program_id(2)).to(tl.int64)  # begins with what was written last: it is cached
     c = tl.program_id(1) * N + tl.arange(0, N)
     x += k * B * P * C
     a = shift(x, c, P, C)
     total = tl.zeros((R, N), tl.float32)
     squares = tl.zeros((R, N), tl.float32)
-    for turn in range(TURNS):
+    for turn in tl.range(TURNS, num_stages=STAGES):
         row = (s * TURNS + turn) * R + tl.arange(0, R)
         inside = row < B * P
         if MASKED:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -43,3 +44,37 @@ def clients_first(t: Tensor, dim: int | None, clients: int) -> Tensor:
     if dim is None:
         return t.expand(clients, *t.shape)
     return t if dim == 0 else t.movedim(dim, 0)
+
+
+class Sums(NamedTuple):
+    """How the kernels that add up the rows of every client divide the work.
+
+    Args:
+        block: Values that a program adds up at a time.
+        programs: At most, unless there are more clients and blocks of channels.
+        warps: Per program.
+        stages: Pipeline stages.
+    """
+
+    block: int
+    programs: int
+    warps: int
+    stages: int
+
+    def slices(self, rows: int, height: int, others: int) -> tuple[int, int]:
+        """Return in how many slices the rows are divided, and how many blocks each of them has.
+
+        Args:
+            rows: Of one client.
+            height: Rows of a block.
+            others: Programs per slice: clients times blocks of channels.
+
+        >>> Sums(block=2048, programs=1024, warps=4, stages=1).slices(rows=65536, height=128, others=20)
+        (47, 11)
+        """
+        wanted = max(1, min(self.programs // others, -(-rows // height)))
+        turns = -(-rows // (wanted * height))
+        return -(-rows // (turns * height)), turns
+
+
+SUMS = Sums(block=2048, programs=528, warps=4, stages=3)  # the fastest on an H200, which has 132 multiprocessors

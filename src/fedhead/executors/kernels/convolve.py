@@ -105,11 +105,11 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Ten
     x, weight = ctx.saved_tensors
     grad = grad.contiguous()
     dx = dw = db = None
-    if ctx.needs_input_grad[0]:
-        dx = stacked_input(grad, weight, *x.shape[2:4], *ctx.form)
     if ctx.needs_input_grad[1] or ctx.needs_input_grad[2]:
         dw, db = stacked_weight(x, grad, *weight.shape[3:], ctx.biased is not None, *ctx.form)
         dw, db = dw.to(weight.dtype), None if ctx.biased is None else db.to(ctx.biased)
+    if ctx.needs_input_grad[0]:  # after the filters, whose kernel ends where this one begins: what both read is cached
+        dx = stacked_input(grad, weight, *x.shape[2:4], *ctx.form)
     return dx, dw, db, None, None, None
 
 

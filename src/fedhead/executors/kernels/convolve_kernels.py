@@ -89,26 +89,26 @@ def convolution(
     BIASED is 0, it is the number of filters, and bias[k, m % BIASED] is added.
     """
     RUN: tl.constexpr = SPAN * C
-    BLOCKS: tl.constexpr = (RUN + BLOCK_R - 1) // BLOCK_R
+    TAPS: tl.constexpr = RUNS * RUN
     k = tl.program_id(2).to(tl.int64)
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     m = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
-    b = n // (P * Q)
     down = (n // Q % P) * DOWN - TOP
     right = (n % Q) * (RIGHT * C) - LEFT * C
     x += k * (pixels // (P * Q)) * (H * W * C)
-    wide += k * (ROWS * M * RUNS * RUN)
+    wide += k * (ROWS * M * TAPS)
+    first = (n // (P * Q) * H + down) * (W * C) + right
     total = tl.zeros((BLOCK_N, BLOCK_M), dtype=tl.float32)
-    for turn in range(RUNS * BLOCKS):
-        r = (turn % BLOCKS) * BLOCK_R + tl.arange(0, BLOCK_R)
-        h = down + turn // BLOCKS
-        along = right[:, None] + r[None, :]
-        inside = ((n < pixels) & (h >= 0) & (h < H))[:, None] & (r < RUN)[None, :]
+    for turn in range((TAPS + BLOCK_R - 1) // BLOCK_R):
+        r = turn * BLOCK_R + tl.arange(0, BLOCK_R)
+        h = down[:, None] + (r // RUN)[None, :]
+        inside = (n < pixels)[:, None] & (r < TAPS)[None, :] & (h >= 0) & (h < H)
         if OVER:
+            along = right[:, None] + (r % RUN)[None, :]
             inside = inside & (along >= 0) & (along < W * C)
-        patch = tl.load(x + ((b * H + h) * (W * C))[:, None] + along, mask=inside, other=0.0)
-        place = m[None, :] * (RUNS * RUN) + (turn // BLOCKS) * RUN + r[:, None]
-        taps = tl.load(wide + place, mask=(r < RUN)[:, None] & (m < ROWS * M)[None, :], other=0.0)
+        patch = tl.load(x + first[:, None] + (r // RUN * (W * C) + r % RUN)[None, :], mask=inside, other=0.0)
+        place = m[None, :] * TAPS + r[:, None]
+        taps = tl.load(wide + place, mask=(r < TAPS)[:, None] & (m < ROWS * M)[None, :], other=0.0)
         total = tl.dot(patch, taps, total, input_precision=EXACTNESS)
     if BIASED > 0:
         total += tl.load(bias + k * BIASED + m % BIASED)[None, :]
@@ -150,28 +150,31 @@ def filter_gradient(
 ):
     """part[k, s, run, t, c, m] = sum over a slice of x[k, b, DOWN p + run - TOP, RIGHT q + t - LEFT, c] * grad.
 
-    BIASED asks for bias_part[k, s, m], the sum of grad, as well.
+    A program computes a block of the taps (run, t, c). BIASED asks for bias_part[k, s, m], the sum of grad, as well.
     """
     RUN: tl.constexpr = SPAN * C
-    BLOCKS: tl.constexpr = (RUN + BLOCK_R - 1) // BLOCK_R
-    k = tl.program_id(2).to(tl.int64)
+    TAPS: tl.constexpr = RUNS * RUN
+    BLOCKS: tl.constexpr = (TAPS + BLOCK_R - 1) // BLOCK_R
+    k = (tl.num_programs(2) - 1 - tl.program_id(2)).to(tl.int64)  # begins with what was written last: it is cached
     s = tl.program_id(1)
-    column = tl.program_id(0) % (RUNS * BLOCKS)
-    run = column // BLOCKS
-    r = (column % BLOCKS) * BLOCK_R + tl.arange(0, BLOCK_R)
-    m = (tl.program_id(0) // (RUNS * BLOCKS)) * BLOCK_M + tl.arange(0, BLOCK_M)
+    column = tl.program_id(0) % BLOCKS
+    r = column * BLOCK_R + tl.arange(0, BLOCK_R)
+    m = (tl.program_id(0) // BLOCKS) * BLOCK_M + tl.arange(0, BLOCK_M)
     x += k * (pixels // (P * Q)) * (H * W * C)
     grad += k * pixels * M
     total = tl.zeros((BLOCK_R, BLOCK_M), dtype=tl.float32)
     plain = tl.zeros((BLOCK_N, BLOCK_M), dtype=tl.float32)
     for turn in range(TURNS):
         n = (s * TURNS + turn) * BLOCK_N + tl.arange(0, BLOCK_N)
-        h = (n // Q % P) * DOWN - TOP + run
-        along = ((n % Q) * (RIGHT * C) - LEFT * C)[:, None] + r[None, :]
-        inside = ((n < pixels) & (h >= 0) & (h < H))[:, None] & (r < RUN)[None, :]
+        down = (n // Q % P) * DOWN - TOP
+        right = (n % Q) * (RIGHT * C) - LEFT * C
+        h = down[:, None] + (r // RUN)[None, :]
+        inside = (n < pixels)[:, None] & (r < TAPS)[None, :] & (h >= 0) & (h < H)
         if OVER:
+            along = right[:, None] + (r % RUN)[None, :]
             inside = inside & (along >= 0) & (along < W * C)
-        patch = tl.load(x + ((n // (P * Q) * H + h) * (W * C))[:, None] + along, mask=inside, other=0.0)
+        first = (n // (P * Q) * H + down) * (W * C) + right
+        patch = tl.load(x + first[:, None] + (r // RUN * (W * C) + r % RUN)[None, :], mask=inside, other=0.0)
         slope = tl.load(grad + n[:, None] * M + m[None, :], mask=(n < pixels)[:, None] & (m < M)[None, :], other=0.0)
         total = tl.dot(tl.trans(patch), slope, total, input_precision=EXACTNESS)
         if BIASED:
@@ -179,8 +182,8 @@ def filter_gradient(
     if BIASED:  # noqa: SIM102  (evaluated at compile time, the next one at run time)
         if column == 0:
             tl.store(bias_part + (k * SLICES + s) * M + m, tl.sum(plain, 0), mask=m < M)
-    spot = part + ((k * SLICES + s) * RUNS + run) * (RUN * M) + r[:, None] * M + m[None, :]
-    tl.store(spot, total, mask=(r < RUN)[:, None] & (m < M)[None, :])
+    spot = part + (k * SLICES + s) * (TAPS * M) + r[:, None] * M + m[None, :]
+    tl.store(spot, total, mask=(r < TAPS)[:, None] & (m < M)[None, :])
 
 
 @triton.jit

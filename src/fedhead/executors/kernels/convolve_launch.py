@@ -20,6 +20,7 @@ class Tiles(NamedTuple):
     taps: int  # at most
     warps: int
     stages: int  # pipeline stages
+    rows: int = 1  # of pixels that share their runs
 
 
 def launch_forward(
@@ -29,37 +30,38 @@ def launch_forward(
     clients, batch, height, width, channels = x.shape
     filters, _, tall, wide = weight.shape[1:]
     out = sides(x, weight, stride, top, left)
-    tiles = tiles or _tiles(x, channels, filters, wide, stride, out[1])
-    group = tiles.group
-    span = stride * (group - 1) + wide
-    steps = (1, 0, 0, 1, -stride, 0)
-    laid_out = _expanded(weight, x.dtype, filters, channels, 1, group, tall, span, steps, turned=False)
+    tiles = tiles or _tiles(x, channels, filters, (tall, wide), stride, out)
+    group, rows = tiles.group, tiles.rows
+    runs, span = stride * (rows - 1) + tall, stride * (group - 1) + wide
+    steps = (1, -stride, 0, 1, -stride, 0)
+    laid_out = _expanded(weight, x.dtype, filters, channels, rows, group, runs, span, steps, turned=False)
     y = x.new_empty(clients, batch, *out, filters)
-    q = out[1] // group
+    p, q = out[0] // rows, out[1] // group
     over = left > 0 or (q - 1) * stride * group + span > width
-    sizes = (channels, height, width, group * filters, out[0], q, 1, tall, span, stride, stride * group, top, left)
-    _convolve(x, laid_out, bias, y, batch * out[0] * q, (*sizes, over), tiles)
+    form = (channels, height, width, group * filters, p, q, rows, runs, span)
+    sizes = (*form, stride * rows, stride * group, top, left, over)
+    _convolve(x, laid_out, bias, y, batch * p * q, sizes, tiles)
     return y
 
 
 def launch_input(
     grad: Tensor, weight: Tensor, size: tuple[int, int], stride: int, top: int, left: int, tiles: Tiles | None = None
 ) -> Tensor:
-    """Run the gradient of the input: a convolution that makes `stride` rows and `group` columns of it at a time."""
+    """Run the gradient of the input: a convolution that makes some rows and columns of it at a time."""
     clients, batch, height, width, filters = grad.shape
     channels, tall, wide = weight.shape[2:]
-    tiles = tiles or _tiles(grad, filters, channels, wide, 1, size[1])
-    group = tiles.group if stride == 1 else stride
+    tiles = tiles or _tiles(grad, filters, channels, (tall, wide), 1, size)
+    group, rows = (tiles.group, tiles.rows) if stride == 1 else (stride, stride)
     above, before = (tall - 1 - top) // stride, (wide - 1 - left) // stride
-    runs, span = (stride - 1 + top) // stride + above + 1, (group - 1 + left) // stride + before + 1
+    runs, span = (rows - 1 + top) // stride + above + 1, (group - 1 + left) // stride + before + 1
     steps = (-stride, 1, top + stride * above, -stride, 1, left + stride * before)
-    laid_out = _expanded(weight, grad.dtype, channels, filters, stride, group, runs, span, steps, turned=True)
-    p, q = -(-size[0] // stride), -(-size[1] // group)
-    dx = grad.new_empty(clients, batch, p * stride, q * group, channels)
+    laid_out = _expanded(weight, grad.dtype, channels, filters, rows, group, runs, span, steps, turned=True)
+    p, q = -(-size[0] // rows), -(-size[1] // group)
+    dx = grad.new_empty(clients, batch, p * rows, q * group, channels)
     right = group // stride
     over = before > 0 or (q - 1) * right - before + span > width
-    sizes = (filters, height, width, group * channels, p, q, stride, runs, span, 1, right, above, before)
-    _convolve(grad, laid_out, None, dx, batch * p * q, (*sizes, over), tiles)
+    form = (filters, height, width, group * channels, p, q, rows, runs, span)
+    _convolve(grad, laid_out, None, dx, batch * p * q, (*form, rows // stride, right, above, before, over), tiles)
     return dx[:, :, : size[0], : size[1]].contiguous()
 
 
@@ -77,14 +79,15 @@ def launch_weight(
     clients, batch, height, width, channels = x.shape
     tall, wide = size
     filters = grad.shape[4]
-    tiles = tiles or _gradient_tiles(x, channels, filters, wide, stride, grad.shape[3])
+    tiles = tiles or _gradient_tiles(x, channels, filters, size, stride, grad.shape[3])
     group = tiles.group
     span = stride * (group - 1) + wide
     p, q, many = grad.shape[2], grad.shape[3] // group, group * filters
-    block_m, block_r = next_power_of_two(many, tiles.filters), next_power_of_two(span * channels, tiles.taps)
-    columns = tall * -(-span * channels // block_r) * -(-many // block_m)
+    block_m = next_power_of_two(many, tiles.filters)
+    block_r = next_power_of_two(tall * span * channels, tiles.taps)
+    columns = -(-tall * span * channels // block_r) * -(-many // block_m)
     pixels = batch * p * q
-    slices = max(1, min(-(-PROGRAMS // (columns * clients)), pixels // (4 * tiles.pixels)))
+    slices = max(1, min(PROGRAMS // (columns * clients), pixels // (4 * tiles.pixels)))
     turns = -(-pixels // (slices * tiles.pixels))
     part = x.new_empty(clients, slices, tall, span, channels, many, dtype=torch.float32)
     bias_part = x.new_empty(clients, slices, many if biased else 0, dtype=torch.float32)
@@ -97,15 +100,18 @@ def launch_weight(
     found = gradients(x, grad, size, biased)
     form = (slices, tall, wide, filters, channels, group, span, stride, biased)
     grid = (-(-found[0][0].numel() // COLLECTED), clients)
-    _kernels().collect[grid](part, bias_part, *found, *form, COLLECTED, min(32, 1 << (slices - 1).bit_length()))
+    _kernels().collect[grid](
+        part, bias_part, *found, *form, COLLECTED, min(32, 1 << (slices - 1).bit_length()), num_warps=1
+    )
     return found
 
 
 def _convolve(
     x: Tensor, laid_out: Tensor, bias: Tensor | None, y: Tensor, pixels: int, sizes: tuple[int, ...], tiles: Tiles
 ) -> None:
-    channels, filters, rows, span = sizes[0], sizes[3], sizes[6], sizes[8]
-    block_m, block_r = next_power_of_two(rows * filters, tiles.filters), next_power_of_two(span * channels, tiles.taps)
+    channels, filters, rows, runs, span = sizes[0], sizes[3], *sizes[6:9]
+    block_m = next_power_of_two(rows * filters, tiles.filters)
+    block_r = next_power_of_two(runs * span * channels, tiles.taps)
     grid = (-(-pixels // tiles.pixels), -(-rows * filters // block_m), len(x))
     blocks = (tiles.pixels, block_m, block_r, dot_precision())
     biased = 0 if bias is None else bias.shape[1]
@@ -138,27 +144,40 @@ def _expanded(
 
 
 BLOCK, COLLECTED = 512, 64  # elements per program of the kernels that only move them
-PROGRAMS = 1024  # enough to fill a large GPU several times
+PROGRAMS = 528  # at most, of the filters' gradients: they run at once on an H200, which has 132 multiprocessors
 
 
-def _tiles(x: Tensor, channels: int, filters: int, wide: int, stride: int, columns: int) -> Tiles:
-    """Tiles of a convolution, as they were fastest on an H200."""
+def _tiles(x: Tensor, channels: int, filters: int, size: tuple[int, int], stride: int, out: tuple[int, int]) -> Tiles:
+    """Tiles of a convolution, as they were fastest on an H200.
+
+    Args:
+        x: What is convolved.
+        channels: Its channels.
+        filters: Number of filters.
+        size: Of a filter.
+        stride: Of the filters.
+        out: Height and width of the result.
+    """
     exact = x.dtype == torch.float32
-    group = _group(channels, filters, stride, columns, exact)
-    ahead = 3 if channels % 16 == 0 else 1  # unaligned data is not prefetched
-    run, many = (stride * (group - 1) + wide) * channels, group * filters
+    group = _group(channels, filters, stride, out[1], exact)
+    rows = 2 if not exact and channels <= 16 and group <= 2 and stride == 1 and out[0] % 2 == 0 else 1
+    taps = (stride * (rows - 1) + size[0]) * (stride * (group - 1) + size[1]) * channels
+    ahead = 1 if channels % 16 != 0 else 3 if exact or taps > 288 else 2  # unaligned data is not prefetched
+    if exact and group * filters <= 32:
+        return Tiles(group, 64, 64, _taps(taps, channels), 4, ahead)
+    return Tiles(group, 128, 64, _taps(taps, channels), 8 if exact or rows == 2 else 4, ahead, rows)
+
+
+def _gradient_tiles(x: Tensor, channels: int, filters: int, size: tuple[int, int], stride: int, columns: int) -> Tiles:
+    """Tiles of the filters' gradient, likewise; `columns` are those of the outputs' gradient."""
+    exact = x.dtype == torch.float32
+    group = 4 if channels < 4 and columns % 4 == 0 and not exact else _group(channels, filters, stride, columns, exact)
+    taps = size[0] * (stride * (group - 1) + size[1]) * channels
     if exact:
-        return Tiles(group, 64, 64, _taps(run), 4, ahead) if many <= 32 else Tiles(group, 128, 64, _taps(run), 8, ahead)
-    return Tiles(group, 128, 64, _taps(run), 4, ahead)
-
-
-def _gradient_tiles(x: Tensor, channels: int, filters: int, wide: int, stride: int, columns: int) -> Tiles:
-    """Tiles of the filters' gradient, likewise."""
-    exact = x.dtype == torch.float32
-    group = _group(channels, filters, stride, columns, exact)
-    run = (stride * (group - 1) + wide) * channels
-    small = exact or channels % 16 != 0
-    return Tiles(group, 32 if exact else 64, 64, _taps(run), 2 if small else 4, 3 if channels % 16 == 0 else 1)
+        return Tiles(group, 32, 64, _taps(taps, channels), 2, 3 if channels % 16 == 0 else 1)
+    if channels % 16 != 0:
+        return Tiles(group, 64, 64, _taps(taps, channels), 4, 1)
+    return Tiles(group, 64, 64, 64, 4, 3)
 
 
 def _group(channels: int, filters: int, stride: int, columns: int, exact: bool) -> int:
@@ -170,9 +189,11 @@ def _group(channels: int, filters: int, stride: int, columns: int, exact: bool) 
     return next(group for group in (wanted, 2, 1) if columns % group == 0)
 
 
-def _taps(run: int) -> int:
-    """The block of taps that wastes least on a run; the larger of two equals."""
-    return min((64, 32), key=lambda block: -(-run // block) * block)
+def _taps(count: int, channels: int) -> int:
+    """The block of taps that wastes least; the larger of two equals. What is not prefetched comes in larger blocks."""
+    if channels % 16 != 0:
+        return 128 if count <= 128 else 64
+    return min((64, 32), key=lambda block: -(-count // block) * block)
 
 
 def _how(tiles: Tiles) -> dict[str, int]:

@@ -13,11 +13,10 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from fedhead.executors.kernels.common import available, clients_first, next_power_of_two
+from fedhead.executors.kernels.common import SUMS, available, clients_first, next_power_of_two
 from fedhead.models import batch_norm
 
 BLOCK = 2048  # values that a program processes at a time
-PROGRAMS = 1024  # enough to fill a large GPU several times
 
 
 def supports(x: Tensor, weight: Tensor) -> bool:
@@ -126,9 +125,8 @@ def gradients(
     own = [t.contiguous() for t in (weight, bias, mean, var)]
     clients, batch, positions, channels = x.shape
     grid, rows, _, (height, width) = _blocks(x)
-    wanted = max(1, min(PROGRAMS // (clients * grid[1]), grid[0]))
-    turns = -(-rows // (wanted * height))
-    slices = -(-rows // (turns * height))
+    added = SUMS.block // width  # rows at a time
+    slices, turns = SUMS.slices(rows, added, clients * grid[1])
     part = x.new_empty(clients, slices, 2, channels, dtype=torch.float32)
     dx, share = torch.empty_like(x), x.new_empty(clients, 2, channels, dtype=torch.float32)
     weight_gradient, bias_gradient = (torch.empty_like(own[0]) for _ in range(2))
@@ -136,7 +134,20 @@ def gradients(
     flags = x if samples is None else samples.contiguous().view(torch.uint8)
     kernels = _kernels()
     kernels.gradient_sums[slices, *grid[1:]](
-        x, grad, *own, part, rows, slices, eps, turns, channels, rectify, height, width
+        x,
+        grad,
+        *own,
+        part,
+        rows,
+        slices,
+        eps,
+        turns,
+        channels,
+        rectify,
+        added,
+        width,
+        SUMS.stages,
+        num_warps=SUMS.warps,
     )
     blocks = (1 << (slices - 1).bit_length(), 1 << (batch - 1).bit_length(), width)
     kernels.gradient_totals[grid[1:]](

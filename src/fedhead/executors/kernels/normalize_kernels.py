@@ -60,14 +60,16 @@ def gradient_sums(
     RECTIFY: tl.constexpr,
     R: tl.constexpr,
     N: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
     """part[k, s, :, c]: sums of the gradient, and of it times the normalized x, over slice s of the rows."""
-    s, k = tl.program_id(0), tl.program_id(2).to(tl.int64)
+    s = tl.program_id(0)
+    k = (tl.num_programs(2) - 1 - tl.program_id(2)).to(tl.int64)  # begins with what was written last: it is cached
     c = tl.program_id(1) * N + tl.arange(0, N)
     center, scale, gain, shift = per_channel(weight, bias, mean, var, eps, k, c, C)
     total = tl.zeros((R, N), tl.float32)
     product = tl.zeros((R, N), tl.float32)
-    for turn in range(TURNS):
+    for turn in tl.range(TURNS, num_stages=STAGES):
         row = (s * TURNS + turn) * R + tl.arange(0, R)
         at = k * rows * C + row[:, None] * C + c[None, :]
         here = (row < rows)[:, None] & (c < C)[None, :]
