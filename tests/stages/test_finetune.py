@@ -23,7 +23,9 @@ from fedhead.engine.rounds import evaluate, run_stage, train_round
 from fedhead.engine.simulation import Simulation
 from fedhead.executors.job import Executor
 from fedhead.executors.loop import Loop
+from fedhead.executors.phase_keys import PhaseKey, slot_key, without_rows
 from fedhead.executors.stack import Stack
+from fedhead.executors.steps import Carry, PhaseRun, train_eagerly
 from fedhead.methods import METHODS
 from fedhead.methods.ditto import Ditto
 from fedhead.methods.fedavg import FedAvg
@@ -177,6 +179,20 @@ def test_fine_tuning_is_the_same_on_both_executors(variant: str) -> None:
     for k in CLIENTS:
         for name, value in loop.states[k]["tuned"].items():
             torch.testing.assert_close(stack.states[k]["tuned"][name], value, atol=1e-10, rtol=1e-10)
+
+
+@pytest.mark.parametrize("record", [True, False])
+def test_turns_that_are_alike_can_share_a_graph(record: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys: set[PhaseKey] = set()
+
+    def train(phase_run: PhaseRun) -> Carry:
+        keys.add(slot_key(without_rows(phase_run)))
+        return train_eagerly(phase_run)
+
+    monkeypatch.setattr("fedhead.executors.stack.train_eagerly", train)
+    simulation = trained(FedETF(), "batch")
+    run_stage(simulation.using(Stack()), FineTuneETF(iterations=5, record=record))
+    assert len(keys) == 3  # extractor, ETF and projection
 
 
 @pytest.mark.parametrize("variant", ["paper", "code"])

@@ -36,7 +36,8 @@ class Phase:
         ends: The last one; None: that of the run.
         corrects: Whether `Method.correct` sees the phase's gradients.
         saves: Name under which the client's state keeps what this phase trained and the running statistics, as they are
-            after the phase. Where the state has an entry of that name before the round, only its statistics are kept.
+            after the phase. Where the state has an entry of that name before the round, only its statistics are kept,
+            and the round's later phases see it; a new entry is there from `Method.finish` on.
         scheduled: Whether the run's decay and schedule of the learning rate apply, or the optimizer's rate stays.
     """
 

@@ -48,6 +48,7 @@ def phase_runs(
     optimizer_states: dict[str, Any] = {}
     losses: list[Tensor] = []
     before = inputs.state
+    new: dict[str, Weights] = {}
     for number, (phase, phase_batches) in enumerate(zip(program.algorithm.phases(program.task), batches, strict=True)):
         model = w if phase.on == "model" else inputs.state[phase.on]
         optimizer = phase.optimizer or program.task.local.optimizer
@@ -64,9 +65,12 @@ def phase_runs(
         if phase.saves is not None:
             held = before.get(phase.saves, model)  # a state keeps its form from round to round
             saved = model.part(*phase.trains).replace(model.stats.part(*held))
-            inputs = inputs._replace(state=inputs.state.replace({phase.saves: saved}))
+            if phase.saves in before:
+                inputs = inputs._replace(state=inputs.state.replace({phase.saves: saved}))
+            else:  # phases see states of one form: a graph that trains one of them serves all that are alike
+                new[phase.saves] = saved
     with torch.no_grad():
-        reply = vectorizer.finish(program)(w, inputs)
+        reply = vectorizer.finish(program)(w, inputs._replace(state=inputs.state.replace(new)))
     if program.persistent and optimizer_states:
         reply = reply._replace(keep=reply.keep.replace({OPTIMIZER: Tree(optimizer_states)}))
     return reply._replace(losses=_mean_loss(losses, batches))
