@@ -43,7 +43,13 @@ def data(options: argparse.Namespace) -> list[str]:
     return [f"dataset={HERE / 'targets_data.py'}:{name}", "augment=cifar", "normalize=cifar10"]
 
 
-def run(words: Sequence[str], options: argparse.Namespace, precision: str, caches: Path | None = None) -> Command:
+def run(
+    words: Sequence[str],
+    options: argparse.Namespace,
+    precision: str,
+    caches: Path | None = None,
+    compile: str = "auto",
+) -> Command:
     """Carry out `fedhead run`, and note when the lines of its first and last round came.
 
     Args:
@@ -51,6 +57,7 @@ def run(words: Sequence[str], options: argparse.Namespace, precision: str, cache
         options: Device and data folder.
         precision: What to compute in.
         caches: Folder of the compilers' caches; none: the usual ones.
+        compile: When steps are compiled, as in `fedhead run --compile`.
 
     Raises:
         RuntimeError: If it failed.
@@ -65,7 +72,7 @@ def run(words: Sequence[str], options: argparse.Namespace, precision: str, cache
     times: list[float] = []
     with tempfile.TemporaryDirectory() as out:
         command = [sys.executable, "-m", "fedhead.cli", "run", *words, "--out", f"{out}/run", *more]
-        command += ["--device", options.device, "--precision", precision]
+        command += ["--device", options.device, "--precision", precision, "--compile", compile]
         sampler = sample_gpu(busy) if options.device != "cpu" else None
         begin = time.perf_counter()
         with subprocess.Popen(
