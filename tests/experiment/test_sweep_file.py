@@ -76,6 +76,16 @@ def test_parameters_hold_whichever_axis_comes_first() -> None:
     assert [next(iter(cell.runs.values())).method_parameters["mu"] for cell in cells] == [0.1, 0.2] * 2
 
 
+def test_an_axis_over_parameters_of_a_method_or_model_that_all_cells_have(tmp_path: Path) -> None:
+    table = plan("digits", {"method": "fedprox", "method.mu": [0.1, 0.2], "model": "mlp(scale=2)", "model.hidden": [[8]]})
+    recipes = [next(iter(cell.runs.values())) for cell in sweep_cells(table)]
+    assert [recipe.method_parameters for recipe in recipes] == [{"mu": 0.1}, {"mu": 0.2}]
+    assert [(recipe.model, recipe.model_parameters) for recipe in recipes] == [("mlp(scale=2)", {"hidden": [8]})] * 2
+    text = "base: {method: fedprox}\naxes: {method.mu: [0.1, 0.2]}"
+    recipes = [next(iter(cell.runs.values())) for cell in sweep_cells(plan(grid(tmp_path, text), {"method": "moon"}))]
+    assert [(recipe.method, recipe.method_parameters["mu"]) for recipe in recipes] == [("moon", 0.1), ("moon", 0.2)]
+
+
 def test_folders_differ_where_names_would_not() -> None:
     cells = sweep_cells(plan("digits", {"weights": ["a(0.1)", "a 0.1", "x" * 300]}))
     folders = [next(iter(cell.runs)).parent.name for cell in cells]

@@ -65,9 +65,11 @@ def plan(source: str | Path, given: Mapping[str, Any]) -> Table:
     usual = Recipe().flat()
     keys = {k: v for k, v in base.flat().items() if k not in usual or usual[k] != v}
     seeds = content.get("seeds", keys.pop("seeds", None) or [keys.pop("seed", 0)])
+    keys = overlay({k: v for k, v in keys.items() if k not in ("seed", "seeds")}, content.get("base", {}))
     table = {
         "seeds": {"full": seeds},
-        "base": overlay({k: v for k, v in keys.items() if k not in ("seed", "seeds")}, content.get("base", {})),
+        # a method of all cells is there before the axes: as a rule alone it would drop the parameters that these set
+        "base": overlay(keys, {k: v for k, v in _settings_of(fixed).items() if k in ("model", "method")}),
         # a method drops the parameters that came before it: axes over parameters come last
         "axes": dict(sorted(axes.items(), key=lambda axis: axis[0].startswith(("model.", "method.")))),
         "rules": rules,
