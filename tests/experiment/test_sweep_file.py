@@ -77,7 +77,9 @@ def test_parameters_hold_whichever_axis_comes_first() -> None:
 
 
 def test_an_axis_over_parameters_of_a_method_or_model_that_all_cells_have(tmp_path: Path) -> None:
-    table = plan("digits", {"method": "fedprox", "method.mu": [0.1, 0.2], "model": "mlp(scale=2)", "model.hidden": [[8]]})
+    table = plan(
+        "digits", {"method": "fedprox", "method.mu": [0.1, 0.2], "model": "mlp(scale=2)", "model.hidden": [[8]]}
+    )
     recipes = [next(iter(cell.runs.values())) for cell in sweep_cells(table)]
     assert [recipe.method_parameters for recipe in recipes] == [{"mu": 0.1}, {"mu": 0.2}]
     assert [(recipe.model, recipe.model_parameters) for recipe in recipes] == [("mlp(scale=2)", {"hidden": [8]})] * 2

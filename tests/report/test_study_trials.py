@@ -11,8 +11,9 @@ from fedhead.cli import call
 from fedhead.core.errors import BadInput
 from fedhead.experiment.search_space import Dimension
 from fedhead.experiment.trials import TrialRecord, to_csv
-from fedhead.report import content, page
-from fedhead.report.study_trials import read
+from fedhead.report import content, page, style, tuning_plots
+from fedhead.report.bytes_plot import accuracy_by_bytes
+from fedhead.report.study_trials import Trials, read
 
 HEADER = "trial,state,value,trained_rounds,seconds,lr,reason\n"
 GOOD = "0,complete,50,2,1.0,0.1,\n1,complete,51,2,1.0,0.2,\n"
@@ -77,3 +78,34 @@ def test_show_refuses_an_odd_table_in_one_line(tmp_path: Path, capsys: pytest.Ca
     error = capsys.readouterr().err
     assert "no column of a key that was searched" in error
     assert error.count("\n") == 1
+
+
+def drawn(folder: Path) -> Trials:
+    rows = ["trial,state,value,trained_rounds,seconds,lr,method,reason"]
+    rows += [f"{n},complete,{50 + n},2,1.0,{10.0**-n},{('fedavg', 'fedprox')[n % 2]}," for n in range(4)]
+    (folder / "trials.csv").write_text("\n".join(rows) + "\n")
+    return read(folder)
+
+
+def test_axes_are_marked_with_what_was_searched(tmp_path: Path) -> None:
+    trials = drawn(tmp_path)
+    lr, method, value = trials.marks()
+    assert lr == [(0.0, "0.001"), (1.0, "1")]
+    assert method == [(0.0, "fedavg"), (1.0, "fedprox")]
+    assert value == [(0.0, "50"), (1.0, "53")]
+    (axes,) = tuning_plots.parallel_coordinates(trials).axes
+    assert {mark.get_text() for mark in axes.texts} == {"0.001", "1", "fedavg", "fedprox", "50", "53"}
+
+
+def test_one_value_of_a_key_is_marked_in_the_middle(tmp_path: Path) -> None:
+    (tmp_path / "trials.csv").write_text(HEADER + "0,complete,50,2,1.0,0.1,\n1,complete,51,2,1.0,0.1,\n")
+    assert read(tmp_path).marks()[0] == [(0.5, "0.1")]
+
+
+def test_logarithmic_axes_have_plain_numbers(tmp_path: Path) -> None:
+    figures = [tuning_plots.slices(drawn(tmp_path)), accuracy_by_bytes([("ncm", 5e4, 80.0), ("qda", 6e7, 88.0)])]
+    for figure, wanted in zip(figures, ["0.01", "1000"], strict=True):
+        style.save(figure, tmp_path / "figure.svg")  # which sets the ticks
+        labels = [label.get_text() for label in figure.axes[0].get_xticklabels()]
+        assert wanted in labels, labels
+        assert all(float(label) > 0 for label in labels if label), labels

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from matplotlib.figure import Figure
 
-from fedhead.report.style import WIDTHS, line, styled
+from fedhead.report.style import WIDTHS, line, log_scale, styled
 
 
 @styled
@@ -23,7 +23,7 @@ def accuracy_by_bytes(points: Sequence[tuple[str, float, float]]) -> Figure:
     ax = fig.add_subplot()
     for number, (name, sent, accuracy) in enumerate(points):
         ax.plot([sent / 1e3], [accuracy], **{**line(number), "linestyle": ""}, label=name)
-    ax.set_xscale("log")
+    log_scale(ax)
     ax.set_xlabel("kB that a client sends")
     ax.set_ylabel("accuracy (%)")
     ax.legend()

@@ -72,6 +72,16 @@ class Trials:
             axes.append(scaled(np.log(numbers) if words is None and is_logarithmic(numbers) else numbers))
         return np.stack([*axes, scaled(self.values())], axis=1)
 
+    def marks(self) -> list[list[tuple[float, str]]]:
+        """Return what stands where on each axis of `lines`: every word, or the lowest and the highest number."""
+        found = []
+        for numbers, words in [*map(self.column, self.keys), (self.values(), None)]:
+            marked = range(len(words)) if words is not None else dict.fromkeys([numbers.min(), numbers.max()])
+            places = scaled(np.array(list(marked), dtype=np.float64))
+            texts = words if words is not None else [f"{number:.3g}" for number in marked]
+            found.append(list(zip(places.tolist(), texts, strict=True)))
+        return found
+
     @cached_property
     def importance(self) -> dict[str, float]:
         """Return how much of the values' variance each key explains in a random forest."""

@@ -142,9 +142,16 @@ def panels(
 
 
 def log_scale(ax: Axes) -> None:
-    """Make the x axis logarithmic, with plain numbers at 1, 2 and 5 of each power of ten."""
+    """Make the x axis of what is drawn logarithmic, with plain numbers at the powers of ten.
+
+    Where there is room for them, 2 and 5 times these have theirs too.
+    """
     ax.set_xscale("log")
-    ax.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    low, high = ax.get_xlim()
+    figure = ax.get_figure()
+    inches = ax.get_position().width * figure.get_figwidth() if isinstance(figure, Figure) else 1.0
+    between = math.log10(high / low) < inches  # an inch for three numbers
+    ax.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if between else (1.0,)))
     ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     ax.xaxis.set_minor_formatter(NullFormatter())
 

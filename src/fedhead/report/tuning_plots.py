@@ -37,7 +37,7 @@ def slices(trials: Trials) -> Figure:
         if words is not None:
             axes.set_xticks(range(len(words)), words)
         elif is_logarithmic(numbers):
-            axes.set_xscale("log")
+            style.log_scale(axes)
     every[0].set_ylabel(trials.objective)
     return figure
 
@@ -51,7 +51,21 @@ def parallel_coordinates(trials: Trials) -> Figure:
     for place in np.argsort(shade):
         axes.plot(places, lines[place], color=COLORS[0], alpha=0.1 + 0.9 * float(shade[place]) ** 2, linewidth=1)
     axes.set_xticks(places, [*trials.keys, trials.objective])
-    axes.set_yticks([0, 1], ["lowest", "highest"])
+    axes.set_yticks([])
+    axes.spines["left"].set_visible(False)
+    axes.margins(x=0.12)  # for what the last axis is marked with
+    for place, marks in zip(places, trials.marks(), strict=True):
+        axes.axvline(place, color=style.INK, linewidth=0.6, zorder=0)
+        for height, word in marks:
+            axes.annotate(
+                style.fitting(word, 0.8 * 6.4 / len(places), 7),
+                (place, height),
+                (4, 0),
+                textcoords="offset points",
+                va="center",
+                fontsize=7,
+                bbox={"facecolor": "white", "alpha": 0.8, "linewidth": 0, "pad": 1},
+            )
     return figure
 
 

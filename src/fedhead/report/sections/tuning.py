@@ -126,8 +126,13 @@ def _parallel(trials: Trials) -> Chart:
                 "hovertemplate": f"trial {row['trial']}: {text(said, 200)}, {_short(row['value'])}<extra></extra>",
             }
         )
-    ticks = {"tickvals": [0, 1], "ticktext": ["lowest", "highest"]}
-    return Chart(data, {"xaxis": axis("", type="category"), "yaxis": axis("", **ticks), "height": HEIGHT})
+    marks = [
+        {"x": name, "y": height, "text": text(word, 24), "showarrow": False, "xanchor": "left", "xshift": 4}
+        for name, found in zip(names, trials.marks(), strict=True)
+        for height, word in found
+    ]
+    layout = {"xaxis": axis("", type="category"), "yaxis": axis("", showticklabels=False), "annotations": marks}
+    return Chart(data, {**layout, "height": HEIGHT})
 
 
 def _importance(trials: Trials) -> Chart:
