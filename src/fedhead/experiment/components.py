@@ -18,6 +18,7 @@ from fedhead.data.partition_registry import PARTITIONS
 from fedhead.engine.callbacks import CALLBACKS
 from fedhead.engine.metric_registry import METRICS
 from fedhead.executors.select import EXECUTORS
+from fedhead.experiment.code_folders import to_write
 from fedhead.experiment.data import is_path
 from fedhead.experiment.loggers.base import LOGGERS
 from fedhead.experiment.recipe import Recipe
@@ -66,6 +67,12 @@ def named(recipe: Recipe) -> list[tuple[Registry[Any], str]]:
         (SAMPLERS, [read_call(recipe.sampler, "sampler").name] if recipe.sampler else []),
     ]
     return [(registry, name) for registry, names in kinds for name in dict.fromkeys(names)]
+
+
+def folders_from(place: Path, recipes: Iterable[Recipe]) -> list[str]:
+    """Return the folders that a YAML file in `place` has to name so that the recipes' own files are found from it."""
+    found = [one for recipe in recipes for one in to_write((name for _, name in named(recipe)), recipe.folders, place)]
+    return list(dict.fromkeys(found))
 
 
 def sources(

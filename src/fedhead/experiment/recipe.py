@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -16,6 +16,9 @@ from fedhead.core.errors import BadInput, unknown
 from fedhead.core.parameters import check_fields
 from fedhead.core.ranges import Above, AtLeast, AtMost, Below
 from fedhead.core.special_files import read_text
+from fedhead.experiment import code_folders
+from fedhead.experiment.code_folders import FOLDERS
+from fedhead.experiment.run_files import CONFIG
 from fedhead.experiment.yaml_text import read_yaml, write_yaml
 
 RECIPES = Path(__file__).parent / "recipes"  # the built-in ones
@@ -24,7 +27,7 @@ Work = Annotated[int, AtLeast(1)] | tuple[Annotated[int, AtLeast(1)], ...] | str
 Seed = Annotated[int, AtLeast(0), Below(2**63)]
 _NESTED = {"model": "model_parameters", "method": "method_parameters", "stage": "stage_parameters"}
 _CALLS = ("model", "uploads", "metrics", "callbacks", "loggers")  # lists of name(parameter=value)
-_NO_KEYS = {*_NESTED.values(), "folders"}
+_NO_KEYS = {*_NESTED.values(), FOLDERS}
 # What decides which samples there are and who holds them, besides the seeds; and what a model sees of them.
 SAMPLE_KEYS = (
     *("dataset", "objective", "partition", "clients", "client_test", "test", "subset"),
@@ -179,20 +182,24 @@ class Recipe:
                 entries[key] = rejoin(value) if key in _CALLS and isinstance(value, list) else value
         return cls(**entries, folders=tuple(Path(folder) for folder in folders))
 
-    def to_yaml(self) -> str:
-        """The recipe as YAML text, every key written out."""
-        return write_yaml(self.flat())
+    def to_yaml(self, folders: Sequence[str] = ()) -> str:
+        """The recipe as YAML text, every key written out; with the folders that `from_yaml` is to look for files in."""
+        return write_yaml({**({FOLDERS: list(folders)} if folders else {}), **self.flat()})
 
     @classmethod
     def from_yaml(cls, text: str, source: str = "recipe", folders: Iterable[str | Path] = ()) -> Recipe:
-        """A recipe from YAML text; `source` names it in error messages, `folders` are those of `from_flat`."""
+        """A recipe from YAML text; `source` names it in error messages, `folders` are those of `from_flat`.
+
+        Further ones may be in the text, under the key `folders`, relative to the first of these.
+        """
         keys = read_yaml(text, source)
         if not isinstance(keys, dict):
             raise BadInput(f"{source}: a recipe is a list of lines 'key: value', this is {type(keys).__name__}")
         if "axes" in keys:
             raise BadInput(f"{source}: a sweep's file, which describes many runs: carry it out with fedhead sweep")
         try:
-            return cls.from_flat({str(k): v for k, v in keys.items()}, folders)
+            places = code_folders.with_written(folders, keys.pop(FOLDERS, []))
+            return cls.from_flat({str(k): v for k, v in keys.items()}, places)
         except BadInput as error:
             raise BadInput(f"{source}: {error}") from error
 
@@ -252,9 +259,9 @@ def load(source: str | Path, assignments: Iterable[str] = ()) -> Recipe:
                 f"{path} is not there: give a recipe's file, or the name of a built-in one ({', '.join(known)})"
             )
         raise unknown("recipe", name, known)
-    return Recipe.from_yaml(read_text(path), name, () if name in known else (path.resolve().parent,)).override(
-        assignments
-    )
+    here = path.resolve().parent
+    places = () if name in known else (here, *(code_folders.of_run(here) if path.name == CONFIG else ()))
+    return Recipe.from_yaml(read_text(path), name, places).override(assignments)
 
 
 def assignment(text: str) -> tuple[str, Any]:

@@ -29,11 +29,13 @@ from fedhead.core.special_files import read_text
 from fedhead.core.tree import Tree, Weights
 from fedhead.core.treefile import atomic, load_metadata, load_tree, save_tree
 from fedhead.engine.rounds import is_evaluated, without_evaluation
-from fedhead.experiment import extension
+from fedhead.experiment import code_folders, extension
 from fedhead.experiment.checkpoint_writer import CheckpointWriter
 from fedhead.experiment.folder_lock import creating, hold, in_use
 from fedhead.experiment.partition_file import PartitionFile
 from fedhead.experiment.recipe import Recipe
+from fedhead.experiment.run_files import CONFIG as CONFIG
+from fedhead.experiment.run_files import ENVIRONMENT as ENVIRONMENT
 from fedhead.experiment.run_files import (
     check_environment,
     check_facts,
@@ -44,8 +46,8 @@ from fedhead.experiment.run_files import (
     round_of,
 )
 
-CONFIG, PARTITION, METRICS = "config.yaml", "partition.npz", "metrics.jsonl"
-CHECKPOINT, ENVIRONMENT, RESULT = "checkpoint.safetensors", "environment.json", "result.json"
+PARTITION, METRICS = "partition.npz", "metrics.jsonl"
+CHECKPOINT, RESULT = "checkpoint.safetensors", "result.json"
 STAGE_STATES, DIVERGED, INITIAL = "stages.safetensors", "diverged.json", "initial.safetensors"
 FILES = (CONFIG, PARTITION, METRICS, CHECKPOINT, ENVIRONMENT, RESULT, STAGE_STATES, DIVERGED, INITIAL)
 
@@ -116,7 +118,7 @@ class RunFolder:
         if CONFIG not in _contents(path):
             raise BadInput(f"{path} is no run folder: it has no {CONFIG}")
         text = read_text(path / CONFIG)
-        stored = Recipe.from_yaml(text, str(path / CONFIG), [path.resolve(), *_code_folders(path)])
+        stored = Recipe.from_yaml(text, str(path / CONFIG), [path.resolve(), *code_folders.of_run(path)])
         if recipe is not None and (other := extension.difference(stored, recipe)) is not None:
             key, was, now = other
             raise BadInput(
@@ -302,17 +304,6 @@ class RunFolder:
     def _write(self, name: str, text: str) -> None:
         with atomic(self.path / name) as draft:
             draft.write_text(text, encoding="utf-8")
-
-
-def _code_folders(path: Path) -> list[Path]:
-    """The folders in which the files of a run's own components were when it was begun."""
-    found: list[Path] = []
-    for entry in RunFolder(path, Recipe()).environment().get("components", ()):
-        where = Path(entry["name"].rpartition(":")[0])
-        above = Path(entry.get("file", "")).parents
-        if where.suffix == ".py" and ".." not in where.parts and not where.is_absolute():
-            found += above[len(where.parts) - 1 : len(where.parts)]
-    return list(dict.fromkeys(found))
 
 
 def _contents(path: Path) -> list[str]:

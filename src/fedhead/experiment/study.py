@@ -15,6 +15,7 @@ from typing import Any
 
 from fedhead.core.errors import BadInput, FedheadError, first_line, unknown
 from fedhead.core.treefile import atomic
+from fedhead.experiment import components
 from fedhead.experiment.optuna_names import optuna, pruners, samplers
 from fedhead.experiment.recipe import Recipe
 from fedhead.experiment.search_space import Dimension, with_values
@@ -224,8 +225,10 @@ class Study:
             with atomic(self.folder / TRIALS) as draft:
                 draft.write_text(to_csv(self.trials(), self.space), encoding="utf-8")
             if (best := self.best) is not None:
+                chosen = with_values(self.recipe, dict(best.values))
+                text = chosen.to_yaml(components.folders_from(self.folder, [chosen]))
                 with atomic(self.folder / BEST) as draft:
-                    draft.write_text(with_values(self.recipe, dict(best.values)).to_yaml(), encoding="utf-8")
+                    draft.write_text(text, encoding="utf-8")
 
     # -- files ------------------------------------------------------------------------------------
     @contextmanager

@@ -24,7 +24,8 @@ from fedhead.core.ranges import AtLeast
 from fedhead.core.special_files import read_text
 from fedhead.core.treefile import atomic
 from fedhead.executors import select
-from fedhead.experiment import sweep_table
+from fedhead.experiment import components, sweep_table
+from fedhead.experiment.code_folders import FOLDERS
 from fedhead.experiment.measure import Log
 from fedhead.experiment.run import Settings, refuse_apart
 from fedhead.experiment.sweep_runs import (
@@ -250,7 +251,9 @@ def open_folder(out: Path, table: Table, cells: Sequence[SweepCell]) -> None:
         except OSError as error:
             raise BadInput(f"{out} can't be written to: {error.strerror}; select another folder with --out") from error
         usual = Counter(tuple(one.seed for one in cell.runs.values()) for cell in cells).most_common(1)[0][0]
-        content = {"title": table.title, "digest": code, **table.content, "seeds": list(usual)}
+        folders = components.folders_from(out, (next(iter(cell.runs.values())) for cell in cells))
+        named = {FOLDERS: folders} if folders else {}
+        content = {"title": table.title, "digest": code, **named, **table.content, "seeds": list(usual)}
         with atomic(out / SWEEP) as draft:
             draft.write_text(write_yaml(content), encoding="utf-8")
     stored = read_yaml(read_text(out / SWEEP), str(out / SWEEP))

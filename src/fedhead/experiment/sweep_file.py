@@ -19,12 +19,13 @@ from fedhead.core.errors import BadInput, unknown
 from fedhead.core.parameters import parameters
 from fedhead.core.special_files import read_text
 from fedhead.experiment import recipe as recipes
+from fedhead.experiment.code_folders import FOLDERS, with_written
 from fedhead.experiment.recipe import KEYS, Recipe
 from fedhead.experiment.table_checks import check_layers, refuse_unknown
 from fedhead.experiment.tables import Table, overlay
 from fedhead.experiment.yaml_text import read_yaml
 
-_SWEEP_KEYS = {"recipe", "seeds", "base", "axes", "rules", "skip"}
+_SWEEP_KEYS = {FOLDERS, "recipe", "seeds", "base", "axes", "rules", "skip"}
 _CHOICE_KEYS = {"set", "stage", "seeds"}
 _KINDS = {"recipe": str, "base": dict, "axes": dict, "rules": list, "skip": list}
 _WORDS = {str: "text", dict: "keys with values", list: "a list"}
@@ -212,7 +213,11 @@ def _read(source: str | Path) -> tuple[dict[str, Any], Recipe, str]:
     base = Recipe() if name is None else recipes.load(here / name if (here / name).is_file() else name)
     first = text.partition("\n")[0]
     title = first.lstrip("# ") if first.startswith("#") else str(recorded)
-    return content, Recipe.from_flat(base.flat(), (here, *base.folders)), title
+    try:
+        places = with_written([here], content.pop(FOLDERS, []))
+    except BadInput as error:
+        raise BadInput(f"{source}: {error}") from error
+    return content, Recipe.from_flat(base.flat(), (*places, *base.folders)), title
 
 
 def _choices(source: str | Path, axis: str, given: Any) -> dict[str, Any]:

@@ -1,0 +1,69 @@
+"""Where the files of a user's own components are, so that what fedhead writes of a recipe finds them again."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedhead.core.errors import BadInput
+from fedhead.experiment.run_files import ENVIRONMENT, check_environment, read_object
+
+FOLDERS = "folders"  # a key of YAML files alone: it says where files are, not what is run
+
+
+def of_run(path: Path) -> list[Path]:
+    """Return the folders in which the files of a run's own components were when it was begun.
+
+    Args:
+        path: The run folder; of one without a record there are none.
+
+    Raises:
+        BadInput: The record is damaged.
+    """
+    found: list[Path] = []
+    record = path / ENVIRONMENT
+    for entry in check_environment(read_object(record) or {}, str(record)).get("components", ()):
+        where = Path(entry["name"].rpartition(":")[0])
+        above = Path(entry.get("file", "")).parents
+        if where.suffix == ".py" and ".." not in where.parts and not where.is_absolute():
+            found += above[len(where.parts) - 1 : len(where.parts)]
+    return list(dict.fromkeys(found))
+
+
+def with_written(folders: Iterable[str | Path], written: Any) -> list[Path]:
+    """Return folders, and those that a YAML file has under `folders`, relative to the first.
+
+    Args:
+        folders: Where files are looked for anyway; the first is the YAML file's own.
+        written: What the file has.
+
+    Raises:
+        BadInput: It is no list of paths.
+    """
+    if not isinstance(written, list) or not all(isinstance(one, str) and "\0" not in one for one in written):
+        raise BadInput(f"{FOLDERS}: {written!r} is not a list of folders, such as [../code]")
+    places = [Path(folder) for folder in folders]
+    here = places[0] if places else Path()
+    return [*places, *(here / Path(one).expanduser() for one in written)]
+
+
+def to_write(names: Iterable[str], folders: Sequence[Path], place: Path) -> list[str]:
+    """Return the folders that a YAML file has to name so that files are found from it.
+
+    Args:
+        names: What names components; those in files are `file.py:Name`.
+        folders: Where files are looked for now, before the working directory.
+        place: The folder of the YAML file.
+
+    Returns:
+        The folders, relative to that of the file, which is not among them.
+    """
+    needed: dict[str, None] = {}
+    for name in names:
+        where = Path(name.rpartition(":")[0])
+        if where.suffix == ".py" and not where.expanduser().is_absolute():
+            holding = (folder for folder in (*folders, Path.cwd()) if (folder / where).is_file())
+            needed |= {os.path.relpath(folder.resolve(), place.resolve()): None for folder in [*holding][:1]}
+    return [folder for folder in needed if folder != os.curdir]
