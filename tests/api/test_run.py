@@ -52,6 +52,17 @@ def test_objects_stand_for_names() -> None:
     assert fedhead.run(fed, "mlp(hidden=[3], head=etf)", "fedetf", rounds=1, device="cpu", executor="loop").rows
 
 
+def test_names_of_methods_and_stages_take_parameters() -> None:
+    x = np.random.RandomState(0).randn(24, 2)
+    fed = fedhead.Federation.from_arrays(x[:16], np.arange(16) % 2, clients=2, test=(x[16:], np.arange(8) % 2))
+    settings: dict[str, Any] = {"rounds": 2, "local_epochs": 3, "batch_size": 8, "device": "cpu", "executor": "loop"}
+    written = fedhead.run(fed, net, "fedprox(mu=5.0)", stages=["ccvr(samples=7)"], **settings)
+    built = fedhead.run(fed, net, fedhead.FedProx(mu=5.0), stages=[fedhead.CCVR(samples=7)], **settings)
+    plain = fedhead.run(fed, net, "fedprox", stages=["ccvr"], **settings)
+    assert written.rows[-1]["test_loss"] == built.rows[-1]["test_loss"] != plain.rows[-1]["test_loss"]
+    assert written.stages["ccvr"].metrics["test_loss"] == built.stages["ccvr"].metrics["test_loss"]
+
+
 @pytest.mark.parametrize(
     ("given", "says"),
     [

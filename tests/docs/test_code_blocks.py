@@ -9,6 +9,9 @@ import pytest
 from commands import succeed
 from scripts import run_script
 
+from fedhead.experiment.recipe import Recipe
+from fedhead.experiment.yaml_text import read_yaml
+
 ROOT = Path(__file__).parents[2]
 PAGES = {page.relative_to(ROOT).as_posix(): page for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md")}
 PAGES |= {page.relative_to(ROOT).as_posix(): page for page in sorted((ROOT / "docs").glob("*.md"))}
@@ -42,6 +45,14 @@ def test_python_blocks_run(page: str, tmp_path: Path) -> None:
 def test_shell_blocks_run(page: str, tmp_path: Path) -> None:
     for block in blocks(page, "sh"):
         succeed(["bash", "-euo", "pipefail", "-c", block], tmp_path)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "yaml")])
+def test_yaml_blocks_are_read(page: str) -> None:
+    for block in blocks(page, "yaml"):
+        keys = read_yaml(block, page)
+        if not keys.keys() & {"axes", "allow"}:  # those are files of a sweep and of a site
+            Recipe.from_yaml(block, page)
 
 
 @pytest.mark.parametrize("page", PAGES)

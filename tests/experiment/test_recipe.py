@@ -126,6 +126,29 @@ def test_another_method_drops_the_parameters_of_the_old_one() -> None:
     assert old.override(["method=fedprox", "rounds=2"]).method_parameters == {"mu": 1.0}
 
 
+def test_brackets_inside_a_call_in_a_list_want_quotes() -> None:
+    said = r"not valid YAML \(.*\): in a list, write such a value in quotes, as in \[\"mlp\(hidden=\[8\]\)\", mlp\]$"
+    for text in ("model=[mlp(hidden=[8]),mlp]", "model=[[mlp(hidden=[8]),mlp],mlp]"):
+        with pytest.raises(BadInput, match=f"^model: {said}"):
+            Recipe().override([text])
+    with pytest.raises(BadInput, match=f"^r.yaml, line 2: {said}"):
+        Recipe.from_yaml("rounds: 1\nmodel: [mlp(hidden=[8]), mlp]\n", "r.yaml")
+    with pytest.raises(BadInput, match=r"not valid YAML \([^:]*\)$"):
+        Recipe().override(["lr=[0.1"])
+
+
+def test_methods_and_stages_bring_their_parameters_along() -> None:
+    recipe = Recipe().override(["method=fedprox(mu=0.1)", "stages=[ccvr(samples=50, epochs=2), ridge]"])
+    assert (recipe.method, recipe.method_parameters) == ("fedprox", {"mu": 0.1})
+    assert (recipe.stages, recipe.stage_parameters) == (("ccvr", "ridge"), {"ccvr": {"samples": 50, "epochs": 2}})
+    assert recipe == Recipe.from_yaml("method: fedprox(mu=0.1)\nstages: [ccvr(samples=50, epochs=2), ridge]")
+    assert recipe.override(["method=moon(tau=2)"]).method_parameters == {"tau": 2}
+    assert Recipe().override(["stages=[mine.py:Mine(factor=2)]"]).stage_parameters == {"mine.py:Mine": {"factor": 2}}
+    for twice in (["method=fedprox(mu=0.1)", "method.mu=1"], ["stages=[ccvr(samples=5)]", "stage.ccvr.samples=6"]):
+        with pytest.raises(BadInput, match=r"is given as well; give one of them$"):
+            Recipe().override(twice)
+
+
 def test_other_stages_drop_the_parameters_of_those_left_out() -> None:
     old = Recipe(stages=("a", "b"), stage_parameters={"a": {"x": 1}, "b": {"y": 2}})
     assert old.override(["stages=[b]"]).stage_parameters == {"b": {"y": 2}}

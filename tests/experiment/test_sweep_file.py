@@ -88,6 +88,15 @@ def test_an_axis_over_parameters_of_a_method_or_model_that_all_cells_have(tmp_pa
     assert [(recipe.method, recipe.method_parameters["mu"]) for recipe in recipes] == [("moon", 0.1), ("moon", 0.2)]
 
 
+def test_stages_bring_their_parameters_along() -> None:
+    base = {"stages": [["ccvr(samples=5", "epochs=2)"], ["ccvr", "ridge"]]}  # as YAML splits it
+    cells = sweep_cells(plan("digits", base))
+    recipes = [next(iter(cell.runs.values())) for cell in cells]
+    assert [cell.name for cell in cells] == ["ccvr(samples=5, epochs=2)", "ccvr+ridge"]
+    assert [recipe.stages for recipe in recipes] == [("ccvr",), ("ccvr", "ridge")]
+    assert [recipe.stage_parameters for recipe in recipes] == [{"ccvr": {"samples": 5, "epochs": 2}}, {}]
+
+
 def test_folders_differ_where_names_would_not() -> None:
     cells = sweep_cells(plan("digits", {"weights": ["a(0.1)", "a 0.1", "x" * 300]}))
     folders = [next(iter(cell.runs)).parent.name for cell in cells]
@@ -127,6 +136,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"model": ["mlp(hidden=[8])", "mlp([8])"]}, "are the same"),
     ({"sampler": [None, "uniform"]}, "are the same"),
     ({"method": ["fedprox(0.1)"]}, "name the parameters, as in fedprox"),
+    ({"method": "fedprox(mu=0.1)", "method.mu": [0.1, 0.2]}, "method.mu: it is an axis and has the value 0.1 as well"),
+    ({"method": "fedprox(mu=0.1)", "method.mu": 0.2, "lr": [0.1]}, "fedprox(mu=0.1): method.mu is given as well"),
     ({"lr": [0.1], "stage.ccvr.samples": 5}, "no cell has the stage 'ccvr'"),
     (["lr"], "axes: ['lr'] is not keys with values"),  # type: ignore[list-item]  # what Python's users may give
     ({5: [1, 2]}, "unknown key '5'"),  # type: ignore[dict-item]

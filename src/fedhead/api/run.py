@@ -23,6 +23,7 @@ from fedhead.api.run_arguments import refuse_kinds, refuse_resumption
 from fedhead.core.calls import read_call
 from fedhead.core.errors import BadInput
 from fedhead.core.optimizers import OPTIMIZERS, SGD, Adam, Optimizer, make_optimizer
+from fedhead.core.registry import instance
 from fedhead.data.federation import Federation
 from fedhead.engine import metric_registry, training_objective
 from fedhead.engine.callbacks import Callback
@@ -229,13 +230,13 @@ def run(
         cache_features=MEMORY if cache_features is True else os.fspath(cache_features) if cache_features else None,
     )
     federation = with_validation(federation, settings)
-    chosen = method if isinstance(method, Method) else METHODS.resolve(method)()
+    chosen = instance(METHODS, method, Method)
     local = build.local(settings, _optimizer(optimizer, settings))
     training_objective.check(chosen, federation.objective, local)  # before its head is built
     experiment = Experiment(
         settings,
         chosen,
-        stages=tuple(stage if isinstance(stage, Stage) else STAGES.resolve(stage)() for stage in stages),
+        stages=tuple(instance(STAGES, stage, Stage) for stage in stages),
         uploads=tuple(build.upload(u) for u in uploads),
         aggregator=build.aggregator(aggregator),
         outliers=build.outliers(outliers),

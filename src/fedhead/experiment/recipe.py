@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from fedhead.core import html
-from fedhead.core.calls import rejoin
+from fedhead.core.calls import Call, read_call, rejoin
 from fedhead.core.errors import BadInput, unknown
 from fedhead.core.parameters import check_fields
 from fedhead.core.ranges import Above, AtLeast, AtMost, Below
@@ -165,7 +165,7 @@ class Recipe:
             folders: Where files that it names (`method: file.py:Name`) are looked for, before the working directory.
         """
         entries: dict[str, Any] = {nested: {} for nested in _NESTED.values()}
-        for key, value in keys.items():
+        for key, value in spread(keys).items():
             head, dot, rest = key.partition(".")
             # a stage may be a file.py:Name: the parameter is what follows the last dot
             stage, _, word = rest.rpartition(".") if head == "stage" else ("", "", rest)
@@ -212,7 +212,7 @@ class Recipe:
         >>> Recipe().override(["rounds=5", "method=fedprox", "method.mu=1e-3"]).method_parameters
         {'mu': 0.001}
         """
-        new = dict(assignment(a) for a in assignments)
+        new = spread(dict(assignment(a) for a in assignments))
         keys = self.flat()
         for part in ("model", "method"):
             if new.get(part, keys[part]) != keys[part]:
@@ -262,6 +262,34 @@ def load(source: str | Path, assignments: Iterable[str] = ()) -> Recipe:
     here = path.resolve().parent
     places = () if name in known else (here, *(code_folders.of_run(here) if path.name == CONFIG else ()))
     return Recipe.from_yaml(read_text(path), name, places).override(assignments)
+
+
+def spread(keys: Mapping[str, Any]) -> dict[str, Any]:
+    """Return keys with the parameters that stand behind the names of the method and the stages as keys of their own.
+
+    Raises:
+        BadInput: A parameter has no name, or is among the keys too.
+
+    >>> spread({"method": "fedprox(mu=0.1)", "stages": ["ccvr(samples=50)", "ridge"]})
+    {'method': 'fedprox', 'stages': ['ccvr', 'ridge'], 'method.mu': 0.1, 'stage.ccvr.samples': 50}
+    """
+    out, found = dict(keys), list[tuple[str, Call]]()
+    if isinstance(method := keys.get("method"), str) and "(" in method:
+        found.append(("method.", read_call(method, "method")))
+        out["method"] = found[0][1].name
+    if isinstance(stages := keys.get("stages"), list | tuple):
+        written = rejoin(list(stages))
+        calls = {place: read_call(one, "stage") for place, one in enumerate(written) if isinstance(one, str)}
+        found += [(f"stage.{call.name}.", call) for call in calls.values()]
+        out["stages"] = [calls[place].name if place in calls else one for place, one in enumerate(written)]
+    for prefix, call in found:
+        if call.positional:
+            raise BadInput(f"{call.text}: name the parameters, as in {call.name}(parameter={call.positional[0]})")
+        for word, value in call.named.items():
+            if prefix + word in out:
+                raise BadInput(f"{call.text}: {prefix}{word} is given as well; give one of them")
+            out[prefix + word] = value
+    return out
 
 
 def assignment(text: str) -> tuple[str, Any]:

@@ -20,7 +20,7 @@ from fedhead.core.parameters import parameters
 from fedhead.core.special_files import read_text
 from fedhead.experiment import recipe as recipes
 from fedhead.experiment.code_folders import FOLDERS, with_written
-from fedhead.experiment.recipe import KEYS, Recipe
+from fedhead.experiment.recipe import KEYS, Recipe, spread
 from fedhead.experiment.table_checks import check_layers, refuse_unknown
 from fedhead.experiment.tables import Table, overlay
 from fedhead.experiment.yaml_text import read_yaml
@@ -51,18 +51,20 @@ def plan(source: str | Path, given: Mapping[str, Any]) -> Table:
     for key in given:
         _check_key(key)
     content, base, title = _read(source)
-    fixed = {key: value for key, value in given.items() if not _is_axis(key, value)}
+    axes_given = {key: values for key, values in given.items() if _is_axis(key, values)}
+    fixed = spread({key: value for key, value in given.items() if key not in axes_given})
     axes = dict(content.get("axes", {}))
-    for key, values in given.items():
-        if key not in fixed:
-            if key in axes:
-                raise BadInput(f"{key}: the sweep {source} has this axis already; leave one out")
-            axes[key] = axis_choices(key, values)
+    for key, values in axes_given.items():
+        if key in axes:
+            raise BadInput(f"{key}: the sweep {source} has this axis already; leave one out")
+        if key in fixed:
+            raise BadInput(f"{key}: it is an axis and has the value {fixed[key]!r} as well; give one of them")
+        axes[key] = axis_choices(key, values)
     if not axes:
         raise BadInput(f"{source}: nothing varies; give an axis, such as 'lr=[0.01,0.1]', or use fedhead run")
     rules = list(content.get("rules", []))
     if fixed:
-        rules.append({"when": {}, "set": _settings_of(fixed)})
+        rules.append({"when": {}, "set": fixed})
     usual = Recipe().flat()
     keys = {k: v for k, v in base.flat().items() if k not in usual or usual[k] != v}
     seeds = content.get("seeds", keys.pop("seeds", None) or [keys.pop("seed", 0)])
@@ -70,7 +72,7 @@ def plan(source: str | Path, given: Mapping[str, Any]) -> Table:
     table = {
         "seeds": {"full": seeds},
         # a method of all cells is there before the axes: as a rule alone it would drop the parameters that these set
-        "base": overlay(keys, {k: v for k, v in _settings_of(fixed).items() if k in ("model", "method")}),
+        "base": overlay(keys, {k: v for k, v in fixed.items() if k in ("model", "method")}),
         # a method drops the parameters that came before it: axes over parameters come last
         "axes": dict(sorted(axes.items(), key=lambda axis: axis[0].startswith(("model.", "method.")))),
         "rules": rules,
@@ -101,10 +103,11 @@ def axis_choices(key: str, values: Sequence[Any]) -> dict[str, Any]:
     """
     choices: dict[str, Any] = {}
     for value in rejoin(list(values)):
+        value = rejoin(list(value)) if isinstance(value, list | tuple) else value
         label = _label(value)
         if label in choices:
             raise BadInput(f"{key}: {value!r} is there twice; each value of an axis makes its own cell")
-        choices[label] = {"set": _settings(key, value)}
+        choices[label] = {"set": spread({key: value})}
     if not choices:
         raise BadInput(f"{key}: the axis is empty; give at least one value, such as {key}=[a,b]")
     return choices
@@ -145,23 +148,6 @@ def cell_name(choices: Mapping[str, str]) -> str:
         is_key = axis in KEYS or axis.partition(".")[0] in ("model", "method", "stage")
         words.append(f"{axis.removeprefix('method.')}={choice}" if is_key and axis not in _BARE else choice)
     return " ".join(words)
-
-
-def _settings_of(given: Mapping[str, Any]) -> dict[str, Any]:
-    out: dict[str, Any] = {}
-    for key, value in given.items():
-        out |= _settings(key, value)
-    return out
-
-
-def _settings(key: str, value: Any) -> dict[str, Any]:
-    """Return the recipe keys of a value: a method may bring its parameters along, as in fedprox(mu=0.1)."""
-    if key != "method" or not isinstance(value, str) or "(" not in value:
-        return {key: list(value) if isinstance(value, tuple) else value}
-    call = read_call(value, "method")
-    if call.positional:
-        raise BadInput(f"method {value}: name the parameters, as in {call.name}(mu=0.1)")
-    return {"method": call.name, **{f"method.{word}": given for word, given in call.named.items()}}
 
 
 def _check_key(key: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from typing import Any
 
 from ruamel.yaml import YAML
@@ -12,6 +13,8 @@ from ruamel.yaml.error import YAMLError
 from fedhead.core.errors import BadInput
 
 _LONGEST = 2**20  # characters of a text
+_CALL = re.compile(r"\w\([^()\"']*\[")  # name(parameter=[: YAML takes the bracket for a list of its own
+_QUOTES = 'in a list, write such a value in quotes, as in ["mlp(hidden=[8])", mlp]'
 _MOST = 2**17  # values in it, each counted as often as aliases repeat it
 
 
@@ -47,7 +50,9 @@ def read_yaml(text: str, source: str) -> Any:
         mark = getattr(error, "problem_mark", None)
         where = f"{source}, line {mark.line + 1}" if mark and "\n" in text.strip() else source
         problem = " ".join(str(getattr(error, "problem", error)).split())
-        raise BadInput(f"{where}: not valid YAML ({problem})") from error
+        line = text.split("\n")[mark.line] if mark and mark.line <= text.count("\n") else ""
+        hint = f": {_QUOTES}" if _CALL.search(line) else ""
+        raise BadInput(f"{where}: not valid YAML ({problem}){hint}") from error
 
 
 def _limited(value: Any, source: str) -> Any:
