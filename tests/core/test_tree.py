@@ -91,6 +91,17 @@ def test_a_total_is_bit_for_bit_what_adding_one_by_one_gives() -> None:
         total([Tree(a=torch.ones(1)), Tree(a=torch.ones(1), c=torch.ones(1))])
 
 
+def test_an_entry_that_is_not_there_is_answered_with_those_that_are() -> None:
+    with pytest.raises(KeyError, match="no entry 'global'; the entries are 'model', 'control'"):
+        Tree(model=Tree(), control=Tree())["global"]
+    with pytest.raises(KeyError, match=r"the entries are 'a0', .*'a11', …"):
+        Weights({f"a{k}": torch.zeros(1) for k in range(13)}, [])["b"]
+    with pytest.raises(KeyError, match="the entries are none"):
+        Tree()["model"]
+    assert Tree().get("model") is None
+    assert "model" not in Tree()
+
+
 def test_weights_with_the_same_buffers_have_the_same_printed_structure() -> None:
     entries = {f"layer.{k}": torch.zeros(1) for k in range(200)}
     one = Weights(entries, list(entries)[:150])

@@ -298,6 +298,7 @@ def test_a_package_that_is_gone_or_has_another_version(
 
 BROKEN = {
     "1 / 0": ("method=own.py:A", "does not import (ZeroDivisionError"),
+    "import fedhead\n\ndef f():\n    1 / 0\n\nf()": ("method=own.py:A", "own.py, line 4, does not import (ZeroDiv"),
     "A = 3": ("method=own.py:A", "own.py:A is of type int, not a class"),
     "def A(shape, width): ...": ("model=own.py:A", "own.py:A takes (shape, width), a model is called with"),
     "def A(shape): return 3": ("model=own.py:A", "model 'own.py:A' made int: return fedhead.Body"),

@@ -129,6 +129,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"lr": [0.1, -1]}, "lr=-1: lr: -1 is out of range"),
     ({"lr": [0.1], "seed": [1, 2]}, "give them with --seeds"),
     ({"lr": 0.1}, "nothing varies"),
+    ({"method": ["fedavg", fh.FedProx()]}, "method: FedProx(mu=0.01) is an object, and a sweep writes its values into"),
+    ({"method": fh.FedProx, "lr": [0.1]}, "give a name, such as 'fedavg', 'fedprox(mu=0.1)' or 'mine.py:FedMine'"),
     ({"local_epochs": [1, "1"]}, "is there twice"),
     ({"method": ["fedprox", "fedprox(mu=0.01)"], "method.mu": [0.01]}, "are the same"),
     ({"partition": ["dirichlet(0.1)", "dirichlet(alpha=0.10)"]}, "are the same"),  # however they are written
@@ -248,8 +250,9 @@ def test_folders_that_hold_something_else_are_refused(tmp_path: Path, capsys: py
     assert call(words) == 0
     capsys.readouterr()
     for change, message in (
-        (["rounds=3"], "holds another sweep: its rules differ"),
-        (["momentum=[0.1,0.2]"], "holds another sweep: its axes differ"),
+        (["rounds=3"], "holds another sweep: there is no rounds in its settings;"),
+        (["batch_size=8"], "holds another sweep: batch_size was 32 and is now 8;"),
+        (["momentum=[0.1,0.2]"], "holds another sweep: there is no momentum in its axes;"),
     ):
         assert call([*words, *change]) == 2
         assert message in capsys.readouterr().err

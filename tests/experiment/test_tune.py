@@ -158,6 +158,7 @@ def test_poor_trials_end_early_and_a_study_goes_on_where_it_was(planted: Recipe,
     [
         (["digits"], "nothing is searched"),
         (["digits", "lr=loguniform(1e-3, 1)"], "loguniform is not known here; write lr=log(...)"),
+        (["digits", "lr=[0.1, 1]"], "[0.1, 1] is not a number; to search among values write lr=choice(0.1, 1)"),
         (["digits", "lr=log(-1, 1)"], "positive bounds"),
         (["digits", "lr=log(1, 0.1)"], "range is empty"),
         (["digits", "lr=uniform(-1, 1)"], "lr: -1 is out of range"),
@@ -279,6 +280,11 @@ def test_the_final_training_waits_for_the_trials_of_other_workers(
 
 
 @pytest.mark.slow
+def test_what_is_searched_is_written_as_text(planted: Recipe, tmp_path: Path) -> None:
+    with pytest.raises(fh.BadInput, match=r"is no text: write each key .*, such as 'lr=log\(1e-3, 1\)'$"):
+        fh.tune(planted, {"lr": "log(0.1, 1)"}, out=tmp_path / "s")  # type: ignore[arg-type]  # as fh.sweep takes it
+
+
 def test_a_full_disk_is_said_in_one_line(planted: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(self: Study, *words: object) -> None:
         cause = sqlite3.OperationalError("database or disk is full")

@@ -138,7 +138,7 @@ def test_a_swept_parameter_is_a_column_and_one_chosen_per_data_set_only_a_note()
     ]
     found = compare(runs)
     assert found.pivot.headings() == ["iris", "wine"]
-    assert "lr differ between methods or settings too" in found.notes
+    assert "lr differs between methods or settings too" in found.notes
 
 
 def test_by_names_the_columns_and_the_data_stays_among_them() -> None:

@@ -6,6 +6,7 @@ import hashlib
 import importlib
 import importlib.util
 import sys
+import traceback
 from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
@@ -82,7 +83,10 @@ def _from_file(where: str, folders: Iterable[str | Path], title: str) -> ModuleT
         raise
     except (Exception, SystemExit) as error:  # a user's file may raise anything
         _restore(name, before)
-        raise BadInput(f"{title}: {path} does not import ({first_line(error)})") from error
+        frames = traceback.extract_tb(error.__traceback__)
+        lines = [frame.lineno for frame in frames if frame.filename == str(path)]
+        where = f"{path}, line {lines[-1]}," if lines else str(path)  # an error of its syntax names the line itself
+        raise BadInput(f"{title}: {where} does not import ({first_line(error)})") from error
     _FILES[path] = (digest, module)
     return module
 

@@ -110,6 +110,10 @@ class Tree(dict[str, Any]):
         return self.leaves()
 
     # -- names ------------------------------------------------------------------------------------
+    def __missing__(self, name: object) -> Any:
+        there = ", ".join(map(repr, list(self)[:12])) + (", …" if len(self) > 12 else "")
+        raise KeyError(f"no entry {name!r}; the entries are {there or 'none'}")
+
     def part(self, *prefixes: str) -> Self:
         """Return the entries under dotted prefixes.
 

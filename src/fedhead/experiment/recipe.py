@@ -27,6 +27,7 @@ Work = Annotated[int, AtLeast(1)] | tuple[Annotated[int, AtLeast(1)], ...] | str
 Seed = Annotated[int, AtLeast(0), Below(2**63)]
 _NESTED = {"model": "model_parameters", "method": "method_parameters", "stage": "stage_parameters"}
 _CALLS = ("model", "uploads", "metrics", "callbacks", "loggers")  # lists of name(parameter=value)
+_HOW = ("executor", "device", "precision", "compile")  # options of commands
 _NO_KEYS = {*_NESTED.values(), FOLDERS}
 # What decides which samples there are and who holds them, besides the seeds; and what a model sees of them.
 SAMPLE_KEYS = (
@@ -174,6 +175,11 @@ class Recipe:
                 if head == "stage":
                     into = into.setdefault(stage, {})
                 into[word] = value
+            elif key in _HOW:
+                raise BadInput(
+                    f"{key}: it says how to compute, not what, and is no key of a recipe: give --{key} {value} "
+                    f"(in Python {key}={value!r})"
+                )
             elif dot or key not in KEYS:
                 raise unknown(
                     "key", key, [*KEYS, "model.<parameter>", "method.<parameter>", "stage.<name>.<parameter>"]

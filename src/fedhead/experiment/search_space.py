@@ -86,6 +86,8 @@ def read_space(assignments: Sequence[str]) -> tuple[list[Dimension], list[str]]:
     space: list[Dimension] = []
     others: list[str] = []
     for text in assignments:
+        if not isinstance(text, str):
+            raise BadInput(f"{text!r} is no text: write each key with its range or value, such as 'lr=log(1e-3, 1)'")
         key, equals, value = text.partition("=")
         if (kind := value.partition("(")[0].strip()) in OTHER_NAMES and value.rstrip().endswith(")"):
             raise BadInput(f"{text}: {kind} is not known here; write {key}={OTHER_NAMES[kind]}(...)")
@@ -107,6 +109,26 @@ def read_space(assignments: Sequence[str]) -> tuple[list[Dimension], list[str]]:
         if one.key in _FIXED:
             raise BadInput(f"{one}: {one.key} can't be searched; {_FIXED[one.key]}")
     return space, others
+
+
+def with_settings(recipe: Recipe, others: Sequence[str]) -> Recipe:
+    """Return a recipe with plain assignments on top.
+
+    Args:
+        recipe: The recipe.
+        others: Texts such as `rounds=5`.
+
+    Raises:
+        BadInput: As `Recipe.override`; where a list was not what the key takes, with how to search among values.
+    """
+    try:
+        return recipe.override(others)
+    except BadInput as error:
+        for key, _, value in (text.partition("=") for text in others):
+            if value.lstrip().startswith("[") and str(error).startswith(f"{key.strip()}: ["):
+                among = f"{key.strip()}=choice({value.strip().strip('[]')})"
+                raise BadInput(f"{error}; to search among values write {among}") from error
+        raise
 
 
 def with_values(recipe: Recipe, values: dict[str, Any]) -> Recipe:

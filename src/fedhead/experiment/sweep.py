@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Protocol
+from typing import Annotated, Any, Protocol
 
 import torch
 
@@ -260,8 +260,38 @@ def open_folder(out: Path, table: Table, cells: Sequence[SweepCell]) -> None:
     if not isinstance(stored, dict) or not isinstance(stored.get("digest"), str):
         raise BadInput(f"{out / SWEEP} is no sweep's file: it has no digest; select another folder with --out")
     if stored["digest"] != code:
-        other = next((k for k in ("axes", "base", "rules", "skip") if stored.get(k) != table.content[k]), "axes")
         raise BadInput(
-            f"{out} holds another sweep: its {other} differ from these; repeat it as {out / SWEEP} has it, or select "
-            "another folder with --out"
+            f"{out} holds another sweep: {_difference(_settings(stored), _settings(table.content))}; repeat it as "
+            f"{out / SWEEP} has it, or select another folder with --out"
         )
+
+
+def _settings(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a sweep's content decides; what all cells have is together, wherever it was written."""
+    rules = content.get("rules", [])
+    common = dict(content.get("base", {}))
+    for rule in rules:
+        common |= rule.get("set", {}) if not rule["when"] else {}
+    axes, others = content.get("axes", {}), [rule for rule in rules if rule["when"]]
+    return {"axes": axes, "settings": common, "rules": others, "skip": content.get("skip", [])}
+
+
+def _difference(before: Any, now: Any, name: str = "sweep") -> str:
+    """Say where two contents differ first, by the innermost name.
+
+    >>> _difference({"settings": {"rounds": 2}}, {"settings": {"rounds": 3}})
+    'rounds was 2 and is now 3'
+    """
+    if isinstance(before, dict) and isinstance(now, dict):
+        for key in (*before, *now):
+            if key not in before:
+                return f"there is no {key} in its {name}"
+            if key not in now:
+                return f"{key} in its {name} is not given here"
+            if before[key] != now[key]:
+                return _difference(before[key], now[key], name if key == "set" else str(key))
+    if isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
+        for old, new in zip(before, now, strict=True):
+            if old != new:
+                return _difference(old, new, name)
+    return f"{name} was {before} and is now {now}"

@@ -48,8 +48,9 @@ def plan(source: str | Path, given: Mapping[str, Any]) -> Table:
     if not isinstance(given, Mapping):
         raise BadInput(f"axes: {given!r} is not keys with values, such as {{'lr': [0.01, 0.1]}}")
     given = {str(key): plain(value) for key, value in given.items()}
-    for key in given:
+    for key, value in given.items():
         _check_key(key)
+        _refuse_objects(key, value)
     content, base, title = _read(source)
     axes_given = {key: values for key, values in given.items() if _is_axis(key, values)}
     fixed = spread({key: value for key, value in given.items() if key not in axes_given})
@@ -124,6 +125,18 @@ def plain(value: Any) -> Any:
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
     return [plain(one) for one in value] if isinstance(value, list | tuple | range) else value
+
+
+def _refuse_objects(key: str, value: Any) -> None:
+    """Refuse what no recipe can hold: the runs of a sweep are recipes."""
+    if isinstance(value, list):
+        for one in value:
+            _refuse_objects(key, one)
+    elif not isinstance(value, str | int | float | None):
+        raise BadInput(
+            f"{key}: {value!r} is an object, and a sweep writes its values into recipes: give a name, such as "
+            "'fedavg', 'fedprox(mu=0.1)' or 'mine.py:FedMine'"
+        )
 
 
 def _label(value: Any) -> str:

@@ -17,7 +17,7 @@ from fedhead.engine.metrics import Row
 from fedhead.experiment.recipe import Recipe, load
 from fedhead.experiment.run import Settings, execute
 from fedhead.experiment.run_folder import RunFolder
-from fedhead.experiment.search_space import read_space, with_values
+from fedhead.experiment.search_space import read_space, with_settings, with_values
 from fedhead.experiment.study import MOST_SEED, Study
 from fedhead.experiment.time_budget import TimeBudget
 from fedhead.experiment.trial_queue import LocalTrials, TrialEngine, TrialQueue
@@ -124,7 +124,7 @@ def tune(
     check("minutes", minutes, Annotated[float, Above(0)] | None)
     check("seed", seed, Annotated[int, Between(0, MOST_SEED)])
     space, others = read_space(assignments)
-    base = (recipe if isinstance(recipe, Recipe) else load(recipe)).override(others)
+    base = with_settings(recipe if isinstance(recipe, Recipe) else load(recipe), others)
     if not space:
         raise BadInput("nothing is searched: give a range to at least one key, such as lr=log(1e-4, 1e-1)")
     if base.seeds:

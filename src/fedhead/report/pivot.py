@@ -140,7 +140,8 @@ def pivot(
     rows: dict[str, str] = {}
     cells: dict[tuple[str, tuple[str, ...]], dict[Replicate, Measured]] = {}
     values: dict[tuple[str, ...], tuple[Any, ...]] = {}
-    notes = [f"{', '.join(unshown)} differ between methods or settings too"] if unshown else []
+    verb = "differs" if len(unshown) == 1 else "differ"
+    notes = [f"{', '.join(unshown)} {verb} between methods or settings too"] if unshown else []
     for m in measured:
         recipe = flat[id(m.recipe)]
         label = _row_label(recipe, own, m.stage)
