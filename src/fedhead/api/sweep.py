@@ -25,6 +25,7 @@ def sweep(
     *,
     seeds: int | Sequence[int] | None = None,
     out: str | PathLike[str] | None = None,
+    allow_changed_code: bool = False,
     minutes: float | None = None,
     shard: str | None = None,
     engine: Literal["local", "ray"] = "local",
@@ -49,6 +50,7 @@ def sweep(
             of a key that takes a list is a list, and a list of lists is an axis of such.
         seeds: How many seeds, or a list of them; None: the recipe's.
         out: The sweep's folder; None: one under runs/ that is named after the recipe and the axes.
+        allow_changed_code: Add runs also to those of an older version of your own code.
         minutes: Begin no run that is not likely to end in this time.
         shard: Which part of how many to run, such as "3/16"; None: all.
         engine: "local" runs in this process, "ray" on the machines of a Ray cluster.
@@ -66,13 +68,15 @@ def sweep(
         The runs that there are, finished or not, in the order of the cells, as `fedhead.load_all` returns them.
 
     Raises:
-        BadInput: A cell can't be built, two are the same, or the folder holds something else.
+        BadInput: A cell can't be built, two are the same, or the folder holds something else, or results of an older
+            version of your own code.
     """
     if engine not in ("local", "ray"):
         raise BadInput(f"engine {engine!r}: give 'local' or 'ray'")
     part = None if shard is None else read_shard(shard)
     table = plan(recipe if isinstance(recipe, str) else Path(recipe), axes or {})
-    settings = Settings(None if data is None else Path(data), device, executor, precision, compile=compile)
+    place = None if data is None else Path(data)
+    settings = Settings(place, device, executor, precision, None, (), allow_changed_code, compile)
     result = run_sweep(
         table,
         None if out is None else Path(out),

@@ -30,6 +30,9 @@ Together = Annotated[
         show_default=False,
     ),
 ]
+AllowChangedCode = Annotated[
+    bool, typer.Option("--allow-changed-code", help="Go on although your own code has changed since.")
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Check and list the cells, run nothing.")]
 TableAsJson = Annotated[bool, typer.Option("--json", help="Print the table, or what is listed, as JSON.")]
 

@@ -15,6 +15,7 @@ import typer
 
 from fedhead.cli.app import app
 from fedhead.cli.options import (
+    AllowChangedCode,
     Assignments,
     Compile,
     CompileName,
@@ -48,9 +49,7 @@ def run(
     assignments: Assignments = None,
     out: Annotated[Path | None, typer.Option(help="The run folder. [default: a new one under runs/]")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out where it was stopped.")] = False,
-    allow_changed_code: Annotated[
-        bool, typer.Option("--allow-changed-code", help="Resume although your own code has changed since.")
-    ] = False,
+    allow_changed_code: AllowChangedCode = False,
     data: DataFolder = None,
     device: Device = "auto",
     executor: ExecutorName = "auto",

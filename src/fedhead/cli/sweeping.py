@@ -11,6 +11,7 @@ import typer
 
 from fedhead.cli.app import app
 from fedhead.cli.options import (
+    AllowChangedCode,
     Assignments,
     Compile,
     CompileName,
@@ -47,6 +48,7 @@ def sweep(
     out: Annotated[
         Path | None, typer.Option(help="The sweep's folder. [default: runs/sweep-RECIPE-CODE, the code by the axes]")
     ] = None,
+    allow_changed_code: AllowChangedCode = False,
     minutes: Minutes = None,
     shard: Shard = None,
     engine: Engine = EngineName.local,
@@ -92,7 +94,7 @@ def sweep(
     if dry_run:
         _list_cells(table, how_many, as_json)
         return
-    settings = Settings(data, device, executor, precision.value, compile=compile.value)
+    settings = Settings(data, device, executor, precision.value, None, (), allow_changed_code, compile.value)
     if devices is not None:
         if engine is EngineName.ray:
             raise BadInput("--devices are those of this machine: leave --engine ray out")

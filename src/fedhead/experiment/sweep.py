@@ -25,6 +25,7 @@ from fedhead.core.special_files import read_text
 from fedhead.core.treefile import atomic
 from fedhead.executors import select
 from fedhead.experiment import components, sweep_table
+from fedhead.experiment.changed_code import check_runs
 from fedhead.experiment.code_folders import FOLDERS
 from fedhead.experiment.measure import Log
 from fedhead.experiment.run import Settings, refuse_apart
@@ -159,7 +160,8 @@ def run_sweep(
         The table, of all shards as far as they are.
 
     Raises:
-        BadInput: A cell can't be built, or the folder holds something else.
+        BadInput: A cell can't be built, the folder holds something else, or results of an older version of the user's
+            own code.
     """
     settings, engine = settings or Settings(), engine or LocalEngine()
     check("minutes", minutes, Minutes | None)
@@ -179,6 +181,7 @@ def run_sweep(
     left = [unfinished for bundle in every if (unfinished := _unfinished(bundle))]
     if done := sum(map(len, every)) - sum(map(_open, left)):
         log(f"{done} of {sum(map(len, every))} runs are finished already")
+    check_runs(place, runs, more=bool(left), allow=settings.allow_changed_code)
     queue = BundleQueue(left, TimeBudget(minutes), log, names)
     engine.run(queue, place, settings, together)
     failures = {names[path]: reason for path, reason in queue.failures.items()}

@@ -1,0 +1,56 @@
+"""Whether results that lie in one folder are of one version of the user's own code."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from fedhead.core.errors import BadInput
+from fedhead.core.log import warn_once
+from fedhead.experiment import components
+from fedhead.experiment.recipe import Recipe
+from fedhead.experiment.run_folder import CONFIG, RunFolder
+
+
+def check_runs(folder: Path, runs: Mapping[Path, Recipe], *, more: bool, allow: bool) -> None:
+    """Refuse to add runs to those of an older version of the user's own code.
+
+    Args:
+        folder: What holds the runs.
+        runs: The runs by their folders, begun or not.
+        more: Whether any are to be run; else that the code has changed is only said.
+        allow: Whether to add them all the same, with a warning.
+
+    Raises:
+        BadInput: With what has changed.
+    """
+    older: dict[str, list[Path]] = {}
+    for path, recipe in runs.items():
+        for line in _changed_since(path, recipe):
+            older.setdefault(line, []).append(path)
+    if not older:
+        return
+    what = f"{', '.join(older)} changed since runs of {folder} were begun"
+    count = len({path for paths in older.values() for path in paths})
+    if not more:
+        warn_once(f"{what}: {count} results are those of the old code; select another folder with --out for new ones")
+    elif allow:
+        warn_once(f"{what}: {count} results are those of the old code, the others of the new one")
+    else:
+        raise BadInput(
+            f"{what}, and {count} have results, which must not be mixed with those of another version: put the old code "
+            "back, select another folder with --out, or add --allow-changed-code"
+        )
+
+
+def _changed_since(path: Path, recipe: Recipe) -> list[str]:
+    """Return what has changed since a run that has results was begun."""
+    if not (path / CONFIG).exists():
+        return []
+    try:
+        folder = RunFolder.open(path)
+        recorded = folder.environment().get("components", [])
+        begun = folder.finished or folder.checkpoint_round() > 0
+    except BadInput:  # a damaged folder, which its own run will name
+        return []
+    return components.changed(recipe, recorded) if begun and any("file" in entry for entry in recorded) else []

@@ -1,0 +1,60 @@
+"""Sweeps and studies never mix results of two versions of the user's own code without saying so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fedhead.cli import call
+
+MINE = """
+from dataclasses import dataclass
+import fedhead as fh
+
+@dataclass(frozen=True)
+class Mine(fh.Method):
+    mu: float = 0.1
+
+    def loss(self, w, batch, client):
+        return {loss}
+"""
+OLD = MINE.format(loss="super().loss(w, batch, client)")
+NEW = MINE.format(loss="2 * super().loss(w, batch, client)")
+BROKEN = MINE.format(loss="client.received['nothing']")
+TINY = ["subset=100", "clients=2", "rounds=1", "local_epochs=1", "partition=iid", "model=mlp(hidden=[4])"]
+SWEEP = ["sweep", "digits", "method=mine.py:Mine", "lr=[0.1,0.2]", *TINY, "--executor", "loop", "--out", "grid"]
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text(OLD)
+
+
+def test_a_sweep_does_not_add_runs_to_those_of_older_code(capfd: pytest.CaptureFixture[str]) -> None:
+    assert call(SWEEP) == 0
+    Path("mine.py").write_text(NEW)
+    capfd.readouterr()
+    assert call([*SWEEP, "--seeds", "2"]) == 2
+    said = capfd.readouterr().err
+    assert "mine.py (method mine.py:Mine) changed since runs of grid were begun, and 2 have results" in said
+    assert "put the old code back, select another folder with --out, or add --allow-changed-code" in said
+    assert not Path("grid/runs/lr=0.1/seed-1").exists()
+    assert call([*SWEEP, "--seeds", "2", "--allow-changed-code"]) == 0
+    assert "2 results are those of the old code, the others of the new one" in capfd.readouterr().err
+
+
+def test_a_finished_sweep_says_that_its_code_is_older(capfd: pytest.CaptureFixture[str]) -> None:
+    assert call(SWEEP) == 0
+    Path("mine.py").write_text(NEW)
+    capfd.readouterr()
+    assert call(SWEEP) == 0
+    assert "2 results are those of the old code; select another folder with --out" in capfd.readouterr().err
+
+
+def test_a_sweep_whose_runs_failed_goes_on_with_code_that_was_fixed() -> None:
+    Path("mine.py").write_text(BROKEN)
+    assert call(SWEEP) == 1
+    Path("mine.py").write_text(OLD)
+    assert call(SWEEP) == 0
