@@ -12,6 +12,7 @@ import typer
 
 from fedhead.cli.app import app
 from fedhead.cli.options import (
+    AllowChangedCode,
     Assignments,
     Compile,
     CompileName,
@@ -75,6 +76,7 @@ def tune(
     concurrent_trials: Annotated[
         int | None, typer.Option(help="Trials side by side. [default: 8 where a stack is fastest, else 1]")
     ] = None,
+    allow_changed_code: AllowChangedCode = False,
     minutes: Annotated[float | None, typer.Option(help="Begin no trial after so many minutes.")] = None,
     stop_on_error: Annotated[
         bool, typer.Option("--stop-on-error", help="End the search at a trial's first error. [default: go on]")
@@ -163,7 +165,7 @@ def tune(
             engine=engine.value,
             cpus_per_worker=cpus_per_worker,
             gpus_per_worker=gpus_per_worker,
-            settings=Settings(data, device, "auto", precision.value, compile=compile.value),
+            settings=Settings(data, device, "auto", precision.value, None, (), allow_changed_code, compile.value),
             on_trial=tell,
         )
     lines = [("best", f"{objective} {found.value:.4f} on validation samples")]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fedhead.core.errors import BadInput
@@ -18,7 +18,7 @@ def check_runs(folder: Path, runs: Mapping[Path, Recipe], *, more: bool, allow: 
     Args:
         folder: What holds the runs.
         runs: The runs by their folders, begun or not.
-        more: Whether any are to be run; else that the code has changed is only said.
+        more: Whether any are to be run.
         allow: Whether to add them all the same, with a warning.
 
     Raises:
@@ -28,18 +28,33 @@ def check_runs(folder: Path, runs: Mapping[Path, Recipe], *, more: bool, allow: 
     for path, recipe in runs.items():
         for line in _changed_since(path, recipe):
             older.setdefault(line, []).append(path)
-    if not older:
+    check(folder, list(older), len({path for paths in older.values() for path in paths}), more=more, allow=allow)
+
+
+def check(folder: Path, changed: Sequence[str], count: int, *, more: bool, allow: bool) -> None:
+    """Refuse to add results to those of an older version of the user's own code.
+
+    Args:
+        folder: What holds the results.
+        changed: What has changed since the first of them, as `components.changed` says it.
+        count: How many results of the older version there are.
+        more: Whether any are to be added; else it is only said that these are older.
+        allow: Whether to add them all the same, with a warning.
+
+    Raises:
+        BadInput: With what has changed.
+    """
+    if not changed or not count:
         return
-    what = f"{', '.join(older)} changed since runs of {folder} were begun"
-    count = len({path for paths in older.values() for path in paths})
+    what = f"{', '.join(changed)} changed since {folder} was begun"
     if not more:
-        warn_once(f"{what}: {count} results are those of the old code; select another folder with --out for new ones")
+        warn_once(f"{what}: its results are those of the old code; select another folder with --out for new ones")
     elif allow:
         warn_once(f"{what}: {count} results are those of the old code, the others of the new one")
     else:
         raise BadInput(
-            f"{what}, and {count} have results, which must not be mixed with those of another version: put the old code "
-            "back, select another folder with --out, or add --allow-changed-code"
+            f"{what}, and it has {count} results, which must not be mixed with those of another version: put the old "
+            "code back, select another folder with --out, or add --allow-changed-code (allow_changed_code=True)"
         )
 
 

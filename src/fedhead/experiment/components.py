@@ -135,7 +135,12 @@ def changed(
     without: Collection[str] = (),
 ) -> list[str]:
     """Return one line for each file or package that differs from what was recorded, with the components it holds."""
-    now = {(entry["kind"], entry["name"]): entry for entry in sources(recipe, executor, without=without)}
+    return differing(recorded, sources(recipe, executor, without=without))
+
+
+def differing(recorded: Iterable[Mapping[str, str]], found: Iterable[Mapping[str, str]]) -> list[str]:
+    """Return one line for each file or package that differs between two lists that `sources` made."""
+    now = {(entry["kind"], entry["name"]): entry for entry in found}
     lines: dict[str, list[str]] = {}
     for old in recorded:
         new = now.get((old["kind"], old["name"]))

@@ -15,7 +15,7 @@ from typing import Any
 
 from fedhead.core.errors import BadInput, FedheadError, first_line, unknown
 from fedhead.core.treefile import atomic
-from fedhead.experiment import components
+from fedhead.experiment import changed_code, components
 from fedhead.experiment.optuna_names import optuna, pruners, samplers
 from fedhead.experiment.recipe import Recipe
 from fedhead.experiment.search_space import Dimension, with_values
@@ -107,6 +107,28 @@ class Study:
                 self._study.sampler = choose[sampler]((seed + _BETWEEN_WORKERS * joined) % (MOST_SEED + 1))
                 self._study.pruner = end_early[pruner]()
 
+    def check_code(self, code: Sequence[Mapping[str, str]], most: int, *, final: bool, allow: bool) -> None:
+        """Refuse trials of another version of the user's own code than that of the trials that there are.
+
+        Args:
+            code: Where the components that are searched come from, as `components.sources` says it.
+            most: How many trials the study is to have in all.
+            final: Whether the best setting is to be trained.
+            allow: Whether to go on all the same, with a warning.
+
+        Raises:
+            BadInput: With what has changed.
+        """
+        with self._storage_errors(), self.locked():
+            states = [one.state for one in self.trials()]
+            ended = states.count("complete") + states.count("pruned")
+            before = self._study.user_attrs.get("code")
+            if before is None or not ended:
+                self._study.set_user_attr("code", list(code))
+                return
+            changed = components.differing(before, code)
+        changed_code.check(self.folder, changed, ended, more=final or self._taken(states) < most, allow=allow)
+
     def close(self) -> None:
         """Let go of the study's files."""
         self._storage.remove_session()
@@ -127,12 +149,16 @@ class Study:
         with self._storage_errors(), self.locked(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             self._give_up_lost()
-            taken = sum(one.state in ("complete", "pruned", "running", "failed") for one in self.trials())
+            taken = self._taken([one.state for one in self.trials()])
             begun = [self._study.ask() for _ in range(max(0, min(count, most - taken)))]
             for trial in begun:
                 trial.set_user_attr("worker", self._worker)
                 self.values(trial)
             return begun
+
+    @staticmethod
+    def _taken(states: Sequence[str]) -> int:
+        return sum(state in ("complete", "pruned", "running", "failed") for state in states)
 
     def values(self, trial: Any) -> dict[str, Any]:
         """Return what the sampler has chosen for a trial, by key."""

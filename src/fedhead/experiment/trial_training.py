@@ -19,6 +19,7 @@ from fedhead.engine.rounds import FinishedRun, Snapshot
 from fedhead.executors import select
 from fedhead.executors.job import Executor
 from fedhead.executors.joint.runs import run_together
+from fedhead.experiment import components
 from fedhead.experiment.data import Inputs, is_path, search_federation
 from fedhead.experiment.experiment import BuiltModels, Experiment
 from fedhead.experiment.failures import describe_error, raise_if_fatal
@@ -121,6 +122,13 @@ class TrialTraining:
                 except BadInput as error:
                     raise BadInput(f"{one}: {error}") from error
         return made
+
+    def code(self, space: Sequence[Dimension]) -> list[dict[str, str]]:
+        """Return where the user's own components come from, of all choices."""
+        first = {one.key: one.values[0] for one in space}
+        every = [with_values(self.recipe, first | {one.key: value}) for one in space for value in one.values]
+        own = [entry for recipe in every for entry in components.sources(recipe) if "file" in entry]
+        return list({(entry["kind"], entry["name"]): entry for entry in own}.values())
 
     def federation(self, recipe: Recipe) -> Federation:
         """Return the data of a trial, read once."""

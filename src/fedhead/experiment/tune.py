@@ -104,7 +104,8 @@ def tune(
             others go on. A trial that diverges only fails in any case.
         final: Train the best setting on all training samples, in the folder `final`.
         seed: Seed of the sampler.
-        settings: Device, precision and data folder.
+        settings: Device, precision and data folder, and whether to go on with trials of an older version of your own
+            code.
         engine: "local" trains in this process, "ray" on the machines of a Ray cluster.
         cpus_per_worker: With Ray: the CPUs that trials which train side by side get.
         gpus_per_worker: With Ray: the GPUs, or the share of one.
@@ -114,7 +115,8 @@ def tune(
         The best setting, and all trials.
 
     Raises:
-        BadInput: Something can't be used, nothing is searched, or the folder holds another study.
+        BadInput: Something can't be used, nothing is searched, or the folder holds another study, or one of an older
+            version of your own code.
         FedheadError: No trial has a result: all have failed, or ten have and none was better.
     """
     settings = settings or Settings()
@@ -147,6 +149,7 @@ def tune(
         share=share,
     )
     with closing(study):
+        study.check_code(search.code(space), trials, final=final, allow=settings.allow_changed_code)
         queue = TrialQueue(study, trials, TimeBudget(minutes), on_trial)
         trial_engine.run(search, queue, concurrent_trials)
         while final and study.others_work and not queue.budget.exhausted:  # it is of the best of all trials
