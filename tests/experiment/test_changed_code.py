@@ -45,6 +45,11 @@ def test_a_sweep_does_not_add_runs_to_those_of_older_code(capfd: pytest.CaptureF
     assert not Path("grid/runs/lr=0.1/seed-1").exists()
     assert call([*SWEEP, "--seeds", "2", "--allow-changed-code"]) == 0
     assert "2 results are those of the old code, the others of the new one" in capfd.readouterr().err
+    for command in (["compare", "grid"], ["report", "grid"]):
+        assert call(command) == 0
+        said = capfd.readouterr()
+        versions = "the runs are of 2 versions of the method mine.py:Mine, as those of grid/runs/lr=0.1/seed-0, grid"
+        assert versions in said.out + said.err
 
 
 def test_a_finished_sweep_says_that_its_code_is_older(capfd: pytest.CaptureFixture[str]) -> None:

@@ -185,4 +185,5 @@ def _of_folders(paths: Sequence[str]) -> tuple[list[Measured], list[str]]:
     versions = {str((run.environment.get("versions") or {}).get("fedhead")) for run in found.runs if run.finished}
     if len(versions) > 1:
         notes.append(f"the runs are of several versions of fedhead: {', '.join(sorted(versions))}")
+    notes += found_runs.code_versions(found.runs)
     return measured.of_runs([run for run in found.runs if run not in without]), notes

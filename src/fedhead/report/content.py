@@ -15,7 +15,7 @@ from fedhead.report.comparison_table import ComparisonTable, compare
 from fedhead.report.measured import Measured, of_runs
 from fedhead.report.metric_names import METRICS, metric_label
 from fedhead.report.pivot import Arrangement, arrange
-from fedhead.report.runs import FoundRuns, Run, empty_folders, find_runs
+from fedhead.report.runs import FoundRuns, Run, code_versions, empty_folders, find_runs
 from fedhead.report.study_trials import study_folders
 
 
@@ -136,6 +136,7 @@ class Content:
         found = tables.notes(tables.group_by_seed(counted), self.empty)
         return [
             *found,
+            *code_versions(self.runs),
             *(f"{path} is broken and does not count: {first_words(why)}" for path, why in self.broken.items()),
         ]
 

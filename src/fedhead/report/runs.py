@@ -187,6 +187,20 @@ def run_folders(paths: Iterable[str | Path]) -> list[Path]:
     return list(found.values())
 
 
+def code_versions(runs: Iterable[Run]) -> list[str]:
+    """Return a line for each component of the user's own of which finished runs have several versions."""
+    found: dict[str, dict[str, Path]] = {}
+    for run in runs:
+        for entry in run.environment.get("components", []) if run.finished else []:
+            if version := entry.get("digest") if "file" in entry else None:
+                found.setdefault(f"{entry['kind']} {entry['name']}", {}).setdefault(version, run.folder.path)
+    return [
+        f"the runs are of {len(places)} versions of the {component}, as those of {', '.join(map(str, places.values()))}"
+        for component, places in found.items()
+        if len(places) > 1
+    ]
+
+
 def empty_folders(paths: Iterable[str | Path]) -> list[Path]:
     """Return the folders, among those given and at most two levels below, that hold nothing: no run began there."""
     out: dict[Path, None] = {}
