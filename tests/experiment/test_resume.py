@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from fedhead.cli import call
 from fedhead.core.errors import BadInput
 from fedhead.core.treefile import load_tree
 from fedhead.experiment.loggers.tensorboard import TensorBoard
@@ -168,6 +169,31 @@ def test_resuming_otherwise_than_begun_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="unfinished run"):
         execute(recipe, tmp_path / "run")
     assert {p.name: p.read_bytes() for p in (tmp_path / "run").iterdir()} == before
+
+
+READS = """
+from dataclasses import dataclass
+import fedhead as fh
+
+@dataclass(frozen=True)
+class Reads(fh.Method):
+    def loss(self, w, batch, client):
+        found = super().loss(w, batch, client)
+        return found * (2.0 if found.item() > 1 else 1.0)
+"""
+
+
+def test_a_run_that_no_stack_takes_may_go_on_with_another_executor(tmp_path: Path) -> None:
+    (tmp_path / "reads.py").write_text(READS)
+    words = ["subset=60", "rounds=1", "local_epochs=1", "clients=2", "model=mlp(hidden=[4])"]
+    recipe = load("digits", [*words, f"method={tmp_path}/reads.py:Reads"])
+    for executor in ("loop", "auto"):
+        with pytest.raises(BadInput, match="use executor=loop"):
+            execute(recipe, tmp_path / executor, Settings(executor="stack"), resume=True)
+        assert execute(recipe, tmp_path / executor, Settings(executor=executor), resume=True)["accuracy"]
+        assert RunFolder.open(tmp_path / executor).environment()["executor"] == "loop"
+    together = ["sweep", "digits", *words, f"method={tmp_path}/reads.py:Reads", "lr=[0.1]", "--seeds", "2"]
+    assert call([*together, "--together", "--out", str(tmp_path / "grid")]) == 0  # each for itself
 
 
 def test_the_board_shows_the_same_curve_after_resuming(tmp_path: Path) -> None:

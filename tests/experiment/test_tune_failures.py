@@ -199,3 +199,22 @@ def test_the_command_names_the_failed_trials_and_exits_with_1(
     numbers = ", ".join(row["trial"] for row in failed)
     assert last.startswith(f"error: {len(failed)} of 4 trials failed ({numbers}); trial {failed[0]['trial']} (method")
     assert last.endswith("fix it, and the same command tries it again")
+
+
+@dataclass(frozen=True)
+class ReadsNumbers(fh.Method):
+    """FedAvg that no stack can train."""
+
+    def loss(self, w: fh.Weights, batch: fh.Batch, client: fh.Client) -> Tensor:
+        found = super().loss(w, batch, client)
+        return found * (2.0 if found.item() > 1 else 1.0)
+
+
+def test_a_method_that_no_stack_takes_is_told_how_to_train_one_after_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(fh.METHODS._held, "reads", ReadsNumbers)
+    words = ["tune", "digits", *SMALL, "method=reads", "lr=log(0.01, 0.1)", "--trials", "2", "--out", str(tmp_path)]
+    assert call([*words, "--concurrent-trials", "2"]) == 1
+    assert "trials side by side are a stack: give --concurrent-trials 1" in capfd.readouterr().err
+    assert call([*words, "--concurrent-trials", "1"]) == 0

@@ -23,6 +23,7 @@ from fedhead.executors.compiling.process import start_ahead
 from fedhead.executors.job import Executor
 from fedhead.executors.joint.runs import run_together
 from fedhead.executors.stack import Stack
+from fedhead.executors.stack_errors import CannotStack
 from fedhead.experiment import environment
 from fedhead.experiment.experiment import Experiment
 from fedhead.experiment.loggers.base import Logger
@@ -141,17 +142,21 @@ def carry_out(
                 run.save(now, state, final=True, stopped="on_round")
             return asked
 
-        result = experiment.simulate(
-            federation,
-            executor=chosen.executor,
-            device=chosen.device,
-            precision=chosen.precision,
-            compile=chosen.compile,
-            assign=assign,
-            resume=snapshot,
-            on_round=after_round,
-            on_start=begin,
-        )
+        try:
+            result = experiment.simulate(
+                federation,
+                executor=chosen.executor,
+                device=chosen.device,
+                precision=chosen.precision,
+                compile=chosen.compile,
+                assign=assign,
+                resume=snapshot,
+                on_round=after_round,
+                on_start=begin,
+            )
+        except CannotStack:  # the error names another executor, which the run must then be free to take
+            run.folder.forget_executor()
+            raise
         if not run.recipe.rounds:
             run.save_first(result, Tree(server=result.server, clients=Tree()))
         run.finish(result, federation.public)

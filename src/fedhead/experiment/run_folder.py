@@ -175,6 +175,14 @@ class RunFolder:
         """Store what the run ran on, on top of what is stored."""
         self._write(ENVIRONMENT, json.dumps({**self.environment(), **facts}, indent=2) + "\n")
 
+    def forget_executor(self) -> None:
+        """Let the run choose its executor again; one that has a checkpoint keeps its own."""
+        if not self.checkpoint_round():
+            kept = {
+                name: fact for name, fact in self.environment().items() if name not in ("executor", "compiled_from")
+            }
+            self._write(ENVIRONMENT, json.dumps(kept, indent=2) + "\n")
+
     def environment(self) -> dict[str, Any]:
         """What the run ran on; nothing if that was not stored yet."""
         path = self.path / ENVIRONMENT

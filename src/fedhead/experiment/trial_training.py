@@ -19,6 +19,7 @@ from fedhead.engine.rounds import FinishedRun, Snapshot
 from fedhead.executors import select
 from fedhead.executors.job import Executor
 from fedhead.executors.joint.runs import run_together
+from fedhead.executors.stack_errors import CannotStack
 from fedhead.experiment import components
 from fedhead.experiment.data import Inputs, is_path, search_federation
 from fedhead.experiment.experiment import BuiltModels, Experiment
@@ -230,7 +231,8 @@ class TrialTraining:
         raise_if_fatal(error)
         if self.stop_on_error:
             raise error
-        return Outcome("failed", reason=describe_error(error), retryable=True)
+        hint = "; trials side by side are a stack: give --concurrent-trials 1" if isinstance(error, CannotStack) else ""
+        return Outcome("failed", reason=describe_error(error) + hint, retryable=True)
 
     def _train(
         self,
