@@ -93,7 +93,8 @@ def test_models_are_compared_layer_by_layer() -> None:
     for name, matrix in found.layers.items():
         assert matrix[0, 2] == pytest.approx(1, abs=1e-9)
         a, b = (activations(model, x, w)[name].reshape(40, -1).double().numpy() for w in (first, second))
-        assert float(matrix[0, 1]) == pytest.approx(direct_cka(a, b), abs=1e-9)
+        # activations are float32, and some CPUs round them otherwise in batches of 16 than in one of 40
+        assert float(matrix[0, 1]) == pytest.approx(direct_cka(a, b), abs=1e-6)
     assert found.means()["classifier"] < 1
     assert found.samples["classifier"] == 40
 
