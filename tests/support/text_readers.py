@@ -96,9 +96,9 @@ def environment(folder: Path) -> Reader:
 
 def code_folders(path: Path) -> None:
     from fedhead.experiment.components import own_executor
-    from fedhead.experiment.run_folder import _code_folders
+    from fedhead.experiment import code_folders
 
-    _code_folders(path)
+    code_folders.of_run(path)
     own_executor(RunFolder(path, RECIPE).environment().get("components", []))
 
 
