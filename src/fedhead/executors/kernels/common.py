@@ -47,12 +47,12 @@ def clients_first(t: Tensor, dim: int | None, clients: int) -> Tensor:
 
 
 class Sums(NamedTuple):
-    """How the kernels that add up the rows of every client divide the work.
+    """How the kernels that sum over the rows of each client (samples and positions) divide the work.
 
     Args:
-        block: Values that a program adds up at a time.
-        programs: At most, unless there are more clients and blocks of channels.
-        warps: Per program.
+        block: Values that a program adds at a time.
+        programs: How many programs to launch at most; each client's block of channels has one in any case.
+        warps: Warps per program.
         stages: Pipeline stages.
     """
 
@@ -62,12 +62,12 @@ class Sums(NamedTuple):
     stages: int
 
     def slices(self, rows: int, height: int, others: int) -> tuple[int, int]:
-        """Return in how many slices the rows are divided, and how many blocks each of them has.
+        """Return into how many slices the rows are divided, one per program, and how many blocks each slice has.
 
         Args:
-            rows: Of one client.
+            rows: Rows of one client.
             height: Rows of a block.
-            others: Programs per slice: clients times blocks of channels.
+            others: Clients times blocks of channels: the programs that have the same slice.
 
         >>> Sums(block=2048, programs=1024, warps=4, stages=1).slices(rows=65536, height=128, others=20)
         (47, 11)

@@ -1,9 +1,9 @@
 """The kernels behind `fedhead.executors.kernels.convolve`, in Triton; imported only if there is a GPU.
 
 Images are [k, b, h, w, c], channels last, for clients k. Where a row of a filter meets an image, its taps (t, c) are
-contiguous in memory: such a run is read and multiplied at a time, so an index in it costs one addition and one
-comparison. A group of neighboring pixels shares one run, as if it were one pixel with more channels: the filters
-are laid out for that by `expand`, and their gradients gathered again by `collect`.
+contiguous in memory; that is a run. A group of neighboring pixels shares its runs, as if it were one pixel with more
+channels, and so may some rows of pixels: the filters are laid out for that by `expand`, and their gradients gathered
+again by `collect`. The taps (run, t, c) of all runs are one axis, which is read and multiplied in blocks of BLOCK_R.
 """
 
 from __future__ import annotations

@@ -12,25 +12,33 @@ from fedhead.executors.kernels.common import dot_precision, next_power_of_two
 
 
 class Tiles(NamedTuple):
-    """The tile that one program processes at a time."""
+    """What one program of a convolution processes, and how.
 
-    group: int  # neighboring pixels that share a run
-    pixels: int  # groups of them
-    filters: int  # at most
-    taps: int  # at most
+    Args:
+        group: Neighboring pixels of a row that share their runs, as `convolve_kernels` calls them.
+        pixels: Groups of a tile.
+        filters: Filters of a tile at most, each counted once for every pixel that shares its runs.
+        taps: Taps that are multiplied at a time, at most.
+        warps: Warps per program.
+        stages: Pipeline stages.
+        rows: Rows of pixels that share their runs.
+    """
+
+    group: int
+    pixels: int
+    filters: int
+    taps: int
     warps: int
-    stages: int  # pipeline stages
-    rows: int = 1  # of pixels that share their runs
+    stages: int
+    rows: int = 1
 
 
-def launch_forward(
-    x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, top: int, left: int, tiles: Tiles | None = None
-) -> Tensor:
+def launch_forward(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, top: int, left: int) -> Tensor:
     """Run the convolution."""
     clients, batch, height, width, channels = x.shape
     filters, _, tall, wide = weight.shape[1:]
     out = sides(x, weight, stride, top, left)
-    tiles = tiles or _tiles(x, channels, filters, (tall, wide), stride, out)
+    tiles = _tiles(x, channels, filters, (tall, wide), stride, out)
     group, rows = tiles.group, tiles.rows
     runs, span = stride * (rows - 1) + tall, stride * (group - 1) + wide
     steps = (1, -stride, 0, 1, -stride, 0)
@@ -44,13 +52,11 @@ def launch_forward(
     return y
 
 
-def launch_input(
-    grad: Tensor, weight: Tensor, size: tuple[int, int], stride: int, top: int, left: int, tiles: Tiles | None = None
-) -> Tensor:
-    """Run the gradient of the input: a convolution that makes some rows and columns of it at a time."""
+def launch_input(grad: Tensor, weight: Tensor, size: tuple[int, int], stride: int, top: int, left: int) -> Tensor:
+    """Run the gradient of the input: a convolution in which `stride` rows and columns of it share their runs."""
     clients, batch, height, width, filters = grad.shape
     channels, tall, wide = weight.shape[2:]
-    tiles = tiles or _tiles(grad, filters, channels, (tall, wide), 1, size)
+    tiles = _tiles(grad, filters, channels, (tall, wide), 1, size)
     group, rows = (tiles.group, tiles.rows) if stride == 1 else (stride, stride)
     above, before = (tall - 1 - top) // stride, (wide - 1 - left) // stride
     runs, span = (rows - 1 + top) // stride + above + 1, (group - 1 + left) // stride + before + 1
@@ -66,20 +72,13 @@ def launch_input(
 
 
 def launch_weight(
-    x: Tensor,
-    grad: Tensor,
-    size: tuple[int, int],
-    biased: bool,
-    stride: int,
-    top: int,
-    left: int,
-    tiles: Tiles | None = None,
+    x: Tensor, grad: Tensor, size: tuple[int, int], biased: bool, stride: int, top: int, left: int
 ) -> tuple[Tensor, Tensor]:
     """Run the gradients of filters and bias: parts over slices of the pixels, then their sum in a fixed order."""
     clients, batch, height, width, channels = x.shape
     tall, wide = size
     filters = grad.shape[4]
-    tiles = tiles or _gradient_tiles(x, channels, filters, size, stride, grad.shape[3])
+    tiles = _gradient_tiles(x, channels, filters, size, stride, grad.shape[3])
     group = tiles.group
     span = stride * (group - 1) + wide
     p, q, many = grad.shape[2], grad.shape[3] // group, group * filters
@@ -143,19 +142,19 @@ def _expanded(
     return laid_out
 
 
-BLOCK, COLLECTED = 512, 64  # elements per program of the kernels that only move them
-PROGRAMS = 528  # at most, of the filters' gradients: they run at once on an H200, which has 132 multiprocessors
+BLOCK, COLLECTED = 512, 64  # elements per program of `expand` and `collect`
+PROGRAMS = 528  # of `filter_gradient` where its blocks allow: four for each of an H200's 132 multiprocessors
 
 
 def _tiles(x: Tensor, channels: int, filters: int, size: tuple[int, int], stride: int, out: tuple[int, int]) -> Tiles:
-    """Tiles of a convolution, as they were fastest on an H200.
+    """Return the tiles of a convolution that were fastest on an H200.
 
     Args:
         x: What is convolved.
-        channels: Its channels.
+        channels: Its number of channels.
         filters: Number of filters.
-        size: Of a filter.
-        stride: Of the filters.
+        size: Height and width of a filter.
+        stride: Stride of the filters.
         out: Height and width of the result.
     """
     exact = x.dtype == torch.float32
@@ -169,7 +168,7 @@ def _tiles(x: Tensor, channels: int, filters: int, size: tuple[int, int], stride
 
 
 def _gradient_tiles(x: Tensor, channels: int, filters: int, size: tuple[int, int], stride: int, columns: int) -> Tiles:
-    """Tiles of the filters' gradient, likewise; `columns` are those of the outputs' gradient."""
+    """Return the tiles of the filters' gradient, likewise; `columns` is the width of the outputs' gradient."""
     exact = x.dtype == torch.float32
     group = 4 if channels < 4 and columns % 4 == 0 and not exact else _group(channels, filters, stride, columns, exact)
     taps = size[0] * (stride * (group - 1) + size[1]) * channels
@@ -190,7 +189,10 @@ def _group(channels: int, filters: int, stride: int, columns: int, exact: bool) 
 
 
 def _taps(count: int, channels: int) -> int:
-    """The block of taps that wastes least; the larger of two equals. What is not prefetched comes in larger blocks."""
+    """Return how many taps to multiply at a time: a power of two that leaves few places of the last block empty.
+
+    Unaligned channels are not prefetched, and were faster in larger blocks.
+    """
     if channels % 16 != 0:
         return 128 if count <= 128 else 64
     return min((64, 32), key=lambda block: -(-count // block) * block)

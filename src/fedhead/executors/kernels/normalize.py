@@ -125,8 +125,8 @@ def gradients(
     own = [t.contiguous() for t in (weight, bias, mean, var)]
     clients, batch, positions, channels = x.shape
     grid, rows, _, (height, width) = _blocks(x)
-    added = SUMS.block // width  # rows at a time
-    slices, turns = SUMS.slices(rows, added, clients * grid[1])
+    sum_height = SUMS.block // width
+    slices, turns = SUMS.slices(rows, sum_height, clients * grid[1])
     part = x.new_empty(clients, slices, 2, channels, dtype=torch.float32)
     dx, share = torch.empty_like(x), x.new_empty(clients, 2, channels, dtype=torch.float32)
     weight_gradient, bias_gradient = (torch.empty_like(own[0]) for _ in range(2))
@@ -144,7 +144,7 @@ def gradients(
         turns,
         channels,
         rectify,
-        added,
+        sum_height,
         width,
         SUMS.stages,
         num_warps=SUMS.warps,
