@@ -10,7 +10,8 @@ import fedhead as fh
 from fedhead.cli import call
 from fedhead.core.errors import BadInput
 from fedhead.experiment import build
-from fedhead.experiment.code_folders import to_write
+from fedhead.experiment.code_folders import file_of, to_write
+from fedhead.experiment.components import folders_from
 from fedhead.experiment.recipe import Recipe, load
 from fedhead.experiment.sweep_file import plan
 from fedhead.experiment.sweep_runs import sweep_cells
@@ -70,11 +71,26 @@ def test_the_file_of_a_sweep_and_the_recipes_of_its_runs(recipe: Path, monkeypat
     assert method_of(load(grid / "runs" / "mu=0.1" / "seed-0" / "config.yaml")) == "Mine"  # the report's command
 
 
+def test_a_sweep_over_the_best_setting_of_a_study(recipe: Path) -> None:
+    fh.tune(recipe, "method.mu=uniform(0, 1)", out="study", trials=1)
+    cells = sweep_cells(plan("study/best.yaml", {"lr": [0.1, 0.2]}))
+    assert [method_of(next(iter(cell.runs.values()))) for cell in cells] == ["Mine", "Mine"]
+
+
+def test_first_weights_and_loggers_are_found_too(recipe: Path) -> None:
+    for place, name in (("logs", "log.py"), ("weights", "first.safetensors")):
+        (recipe.parent / place).mkdir()
+        (recipe.parent / place / name).touch()
+    keys = {"loggers": ["log.py:Mine(level=2)"], "weights": "first.safetensors"}
+    found = Recipe.from_flat(keys, [recipe.parent / "weights", recipe.parent / "logs"])
+    assert folders_from(recipe.parent / "study", [found]) == ["../logs", "../weights"]
+
+
 def test_nothing_is_written_where_nothing_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mine.py").write_text(MINE)
     monkeypatch.chdir("/")
-    absolute = f"{tmp_path}/mine.py:Mine"
-    assert to_write(["fedavg", "package.module:Name", "mine.py:Mine", absolute], [tmp_path], tmp_path) == []
+    assert [file_of(name) for name in ("fedavg", "package.module:Name", "a/mine.py:Mine")] == [None, None, "a/mine.py"]
+    assert to_write(["mine.py", f"{tmp_path}/mine.py", "nowhere.py"], [tmp_path], tmp_path) == []
     assert "folders" not in Recipe().to_yaml()
 
 

@@ -1,4 +1,4 @@
-"""Where the files of a user's own components are, so that what fedhead writes of a recipe finds them again."""
+"""Where the files that a recipe names are, so that what fedhead writes of it finds them again."""
 
 from __future__ import annotations
 
@@ -49,11 +49,17 @@ def with_written(folders: Iterable[str | Path], written: Any) -> list[Path]:
     return [*places, *(here / Path(one).expanduser() for one in written)]
 
 
-def to_write(names: Iterable[str], folders: Sequence[Path], place: Path) -> list[str]:
+def file_of(name: str) -> str | None:
+    """Return the file of a component that is named `file.py:Name`; None for the others."""
+    where = name.rpartition(":")[0]
+    return where if where.endswith(".py") else None
+
+
+def to_write(files: Iterable[str], folders: Sequence[Path], place: Path) -> list[str]:
     """Return the folders that a YAML file has to name so that files are found from it.
 
     Args:
-        names: What names components; those in files are `file.py:Name`.
+        files: Paths as a recipe has them.
         folders: Where files are looked for now, before the working directory.
         place: The folder of the YAML file.
 
@@ -61,9 +67,8 @@ def to_write(names: Iterable[str], folders: Sequence[Path], place: Path) -> list
         The folders, relative to that of the file, which is not among them.
     """
     needed: dict[str, None] = {}
-    for name in names:
-        where = Path(name.rpartition(":")[0])
-        if where.suffix == ".py" and not where.expanduser().is_absolute():
-            holding = (folder for folder in (*folders, Path.cwd()) if (folder / where).is_file())
+    for where in files:
+        if not Path(where).expanduser().is_absolute():
+            holding = (folder for folder in (*folders, Path.cwd()) if (folder / where).exists())
             needed |= {os.path.relpath(folder.resolve(), place.resolve()): None for folder in [*holding][:1]}
     return [folder for folder in needed if folder != os.curdir]

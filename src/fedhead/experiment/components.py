@@ -18,7 +18,7 @@ from fedhead.data.partition_registry import PARTITIONS
 from fedhead.engine.callbacks import CALLBACKS
 from fedhead.engine.metric_registry import METRICS
 from fedhead.executors.select import EXECUTORS
-from fedhead.experiment.code_folders import to_write
+from fedhead.experiment.code_folders import file_of, to_write
 from fedhead.experiment.data import is_path
 from fedhead.experiment.loggers.base import LOGGERS
 from fedhead.experiment.recipe import Recipe
@@ -70,9 +70,19 @@ def named(recipe: Recipe) -> list[tuple[Registry[Any], str]]:
 
 
 def folders_from(place: Path, recipes: Iterable[Recipe]) -> list[str]:
-    """Return the folders that a YAML file in `place` has to name so that the recipes' own files are found from it."""
-    found = [one for recipe in recipes for one in to_write((name for _, name in named(recipe)), recipe.folders, place)]
+    """Return the folders that a YAML file in `place` has to name so that the recipes' files are found from it.
+
+    These are the files of components and loggers, and the first weights; data is looked for in the working directory.
+    """
+    found = [one for recipe in recipes for one in to_write(_files(recipe), recipe.folders, place)]
     return list(dict.fromkeys(found))
+
+
+def _files(recipe: Recipe) -> list[str]:
+    """Return the files that a recipe names and that are looked for in its folders."""
+    names = [*(name for _, name in named(recipe)), *(read_call(text, "logger").name for text in recipe.loggers)]
+    paths = [*map(file_of, names), recipe.weights]
+    return [path for path in paths if path is not None]
 
 
 def sources(

@@ -197,7 +197,7 @@ def _read(source: str | Path) -> tuple[dict[str, Any], Recipe, str]:
     if not isinstance(content, dict):
         raise BadInput(f"{source}: neither a recipe nor a sweep: write lines 'key: value', with `axes` for a sweep")
     if "axes" not in content:
-        if sweep_only := sorted(content.keys() & (_SWEEP_KEYS - {"seeds"})):
+        if sweep_only := sorted(content.keys() & (_SWEEP_KEYS - {"seeds", FOLDERS})):
             raise BadInput(f"{source}: a sweep's file (it has {sweep_only[0]!r}) needs the key 'axes'")
         return {}, recipes.load(source), ""
     if "paper" in content:
