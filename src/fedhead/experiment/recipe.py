@@ -166,7 +166,7 @@ class Recipe:
             folders: Where files that it names (`method: file.py:Name`) are looked for, before the working directory.
         """
         entries: dict[str, Any] = {nested: {} for nested in _NESTED.values()}
-        for key, value in spread(keys).items():
+        for key, value in expand_calls(keys).items():
             head, dot, rest = key.partition(".")
             # a stage may be a file.py:Name: the parameter is what follows the last dot
             stage, _, word = rest.rpartition(".") if head == "stage" else ("", "", rest)
@@ -175,15 +175,8 @@ class Recipe:
                 if head == "stage":
                     into = into.setdefault(stage, {})
                 into[word] = value
-            elif key in _HOW:
-                raise BadInput(
-                    f"{key}: it says how to compute, not what, and is no key of a recipe: give --{key} {value} "
-                    f"(in Python {key}={value!r})"
-                )
             elif dot or key not in KEYS:
-                raise unknown(
-                    "key", key, [*KEYS, "model.<parameter>", "method.<parameter>", "stage.<name>.<parameter>"]
-                )
+                raise unknown_key(key)
             else:
                 entries[key] = rejoin(value) if key in _CALLS and isinstance(value, list) else value
         return cls(**entries, folders=tuple(Path(folder) for folder in folders))
@@ -218,7 +211,7 @@ class Recipe:
         >>> Recipe().override(["rounds=5", "method=fedprox", "method.mu=1e-3"]).method_parameters
         {'mu': 0.001}
         """
-        new = spread(dict(assignment(a) for a in assignments))
+        new = expand_calls(dict(assignment(a) for a in assignments))
         keys = self.flat()
         for part in ("model", "method"):
             if new.get(part, keys[part]) != keys[part]:
@@ -232,6 +225,16 @@ class Recipe:
 
 
 KEYS = tuple(f.name for f in dataclasses.fields(Recipe) if f.name not in _NO_KEYS)
+
+
+def unknown_key(key: str) -> BadInput:
+    """Return the error for a key that no recipe has, with the nearest that there is, or the option that it is."""
+    if key in _HOW:
+        return BadInput(
+            f"{key}: it says how to compute, not what, and is no key of a recipe: give the option --{key} "
+            f"(in Python {key}=)"
+        )
+    return unknown("key", key, [*KEYS, "model.<parameter>", "method.<parameter>", "stage.<name>.<parameter>"])
 
 
 # -- where recipes come from ------------------------------------------------------------------------
@@ -270,13 +273,13 @@ def load(source: str | Path, assignments: Iterable[str] = ()) -> Recipe:
     return Recipe.from_yaml(read_text(path), name, places).override(assignments)
 
 
-def spread(keys: Mapping[str, Any]) -> dict[str, Any]:
+def expand_calls(keys: Mapping[str, Any]) -> dict[str, Any]:
     """Return keys with the parameters that stand behind the names of the method and the stages as keys of their own.
 
     Raises:
         BadInput: A parameter has no name, or is among the keys too.
 
-    >>> spread({"method": "fedprox(mu=0.1)", "stages": ["ccvr(samples=50)", "ridge"]})
+    >>> expand_calls({"method": "fedprox(mu=0.1)", "stages": ["ccvr(samples=50)", "ridge"]})
     {'method': 'fedprox', 'stages': ['ccvr', 'ridge'], 'method.mu': 0.1, 'stage.ccvr.samples': 50}
     """
     out, found = dict(keys), list[tuple[str, Call]]()

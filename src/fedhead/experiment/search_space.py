@@ -10,7 +10,7 @@ from typing import Any
 
 from fedhead.core.calls import read_call
 from fedhead.core.errors import BadInput
-from fedhead.experiment.recipe import Recipe
+from fedhead.experiment.recipe import Recipe, assignment, expand_calls
 
 KINDS = ("log", "uniform", "int", "choice")
 OTHER_NAMES = {
@@ -77,7 +77,7 @@ def read_space(assignments: Sequence[str]) -> tuple[list[Dimension], list[str]]:
         The dimensions, and the other assignments.
 
     Raises:
-        BadInput: If a dimension can't be read, is empty, or is given twice.
+        BadInput: If a dimension or an assignment can't be read, or if a dimension is empty or given twice.
 
     >>> space, others = read_space(["lr=log(1e-4, 1e-1)", "rounds=5", "method=choice(fedavg, fedprox)"])
     >>> [str(one) for one in space], others
@@ -102,7 +102,7 @@ def read_space(assignments: Sequence[str]) -> tuple[list[Dimension], list[str]]:
     twice = [one.key for one in space if sum(other.key == one.key for other in space) > 1]
     if twice:
         raise BadInput(f"{twice[0]}: it is searched twice; give one range for it")
-    given = {text.partition("=")[0].strip() for text in others}
+    given = {key for text in others for key in expand_calls(dict([assignment(text)]))}
     for one in space:
         if one.key in given:
             raise BadInput(f"{one.key}: it is searched and has a value as well; give one of them")
@@ -126,7 +126,7 @@ def with_settings(recipe: Recipe, others: Sequence[str]) -> Recipe:
     except BadInput as error:
         for key, _, value in (text.partition("=") for text in others):
             if value.lstrip().startswith("[") and str(error).startswith(f"{key.strip()}: ["):
-                among = f"{key.strip()}=choice({value.strip().strip('[]')})"
+                among = f"{key.strip()}=choice({value.strip()[1:-1]})"
                 raise BadInput(f"{error}; to search among values write {among}") from error
         raise
 

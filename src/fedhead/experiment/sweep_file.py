@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from fedhead.core.parameters import parameters
 from fedhead.core.special_files import read_text
 from fedhead.experiment import recipe as recipes
 from fedhead.experiment.code_folders import FOLDERS, with_written
-from fedhead.experiment.recipe import KEYS, Recipe, spread
+from fedhead.experiment.recipe import KEYS, Recipe, expand_calls, unknown_key
 from fedhead.experiment.table_checks import check_layers, refuse_unknown
 from fedhead.experiment.tables import Table, overlay
 from fedhead.experiment.yaml_text import read_yaml
@@ -53,7 +53,7 @@ def plan(source: str | Path, given: Mapping[str, Any]) -> Table:
         _refuse_objects(key, value)
     content, base, title = _read(source)
     axes_given = {key: values for key, values in given.items() if _is_axis(key, values)}
-    fixed = spread({key: value for key, value in given.items() if key not in axes_given})
+    fixed = expand_calls({key: value for key, value in given.items() if key not in axes_given})
     axes = dict(content.get("axes", {}))
     for key, values in axes_given.items():
         if key in axes:
@@ -61,6 +61,10 @@ def plan(source: str | Path, given: Mapping[str, Any]) -> Table:
         if key in fixed:
             raise BadInput(f"{key}: it is an axis and has the value {fixed[key]!r} as well; give one of them")
         axes[key] = axis_choices(key, values)
+        _refuse_twice(key, axes[key], fixed.keys())
+    over_keys = {key for key, choices in axes.items() if all(key in _set(layer) for layer in choices.values())}
+    for key, choices in axes.items():
+        _refuse_twice(key, choices, over_keys - {key})
     if not axes:
         raise BadInput(f"{source}: nothing varies; give an axis, such as 'lr=[0.01,0.1]', or use fedhead run")
     rules = list(content.get("rules", []))
@@ -108,10 +112,22 @@ def axis_choices(key: str, values: Sequence[Any]) -> dict[str, Any]:
         label = _label(value)
         if label in choices:
             raise BadInput(f"{key}: {value!r} is there twice; each value of an axis makes its own cell")
-        choices[label] = {"set": spread({key: value})}
+        choices[label] = {"set": expand_calls({key: value})}
     if not choices:
         raise BadInput(f"{key}: the axis is empty; give at least one value, such as {key}=[a,b]")
     return choices
+
+
+def _refuse_twice(axis: str, choices: Mapping[str, Any], given: Set[str]) -> None:
+    """Refuse choices of an axis that set keys which are given elsewhere: a cell would not be what its name says."""
+    for choice, layer in choices.items():
+        if twice := given & _set(layer).keys():
+            raise BadInput(f"{axis}: {choice} sets {min(twice)}, which is given as well; give one of them")
+
+
+def _set(layer: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the recipe keys that a choice sets."""
+    return expand_calls((layer or {}).get("set", {}))
 
 
 def _is_axis(key: str, value: Any) -> bool:
@@ -168,7 +184,7 @@ def _check_key(key: str) -> None:
     if key in ("seed", "seeds"):
         raise BadInput(f"{key}: a sweep runs every cell with the same seeds; give them with --seeds (seeds= in Python)")
     if key not in KEYS and key.partition(".")[0] not in ("model", "method", "stage"):
-        raise unknown("key", key, [*KEYS, "model.<parameter>", "method.<parameter>", "stage.<name>.<parameter>"])
+        raise unknown_key(key)
 
 
 def _check_stages(table: Mapping[str, Any]) -> None:

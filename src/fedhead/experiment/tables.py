@@ -47,7 +47,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedhead.core.errors import BadInput, unknown
-from fedhead.experiment.recipe import RECIPES, Recipe, spread
+from fedhead.experiment.recipe import RECIPES, Recipe, expand_calls
 from fedhead.experiment.table_checks import check_layers, refuse_unknown
 from fedhead.experiment.yaml_text import read_yaml
 
@@ -235,7 +235,7 @@ def _as_in(cell: Cell, variant: Mapping[str, Any]) -> Cell:
 
 def overlay(keys: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """Keys with others on top; another model or method takes its own parameters along."""
-    over = spread(over)
+    over = expand_calls(over)
     for part, stays in (("model", _COMMON_PARAMETERS), ("method", frozenset[str]())):
         if over.get(part, keys.get(part)) != keys.get(part):
             keys = {k: v for k, v in keys.items() if not k.startswith(f"{part}.") or k.split(".")[1] in stays}
