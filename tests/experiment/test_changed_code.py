@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+import fedhead as fh
 from fedhead.cli import call
+from fedhead.core.errors import BadInput
 
 MINE = """
 from dataclasses import dataclass
@@ -44,11 +46,11 @@ def test_a_sweep_does_not_add_runs_to_those_of_older_code(capfd: pytest.CaptureF
     assert "put the old code back, select another folder with --out, or add --allow-changed-code" in said
     assert not Path("grid/runs/lr=0.1/seed-1").exists()
     assert call([*SWEEP, "--seeds", "2", "--allow-changed-code"]) == 0
-    assert "2 results are those of the old code, the others of the new one" in capfd.readouterr().err
+    assert "it keeps 2 results of the old code, the others are those of the new one" in capfd.readouterr().err
     for command in (["compare", "grid"], ["report", "grid"]):
         assert call(command) == 0
         said = capfd.readouterr()
-        versions = "the runs are of 2 versions of the method mine.py:Mine, as those of grid/runs/lr=0.1/seed-0, grid"
+        versions = "the runs are of 2 versions of the method mine.py:Mine (one of each: grid/runs/lr=0.1/seed-0, grid"
         assert versions in said.out + said.err
 
 
@@ -72,7 +74,18 @@ def test_a_study_does_not_add_trials_to_those_of_older_code(capfd: pytest.Captur
         assert "mine.py (method mine.py:Mine) changed since study was begun, and it has 2 results" in said
     assert len(Path("study/trials.csv").read_text().splitlines()) == 3
     assert call([*TUNE, "--trials", "3", "--allow-changed-code"]) == 0
-    assert "2 results are those of the old code, the others of the new one" in capfd.readouterr().err
+    assert "it keeps 2 results of the old code, the others are those of the new one" in capfd.readouterr().err
+
+
+def test_python_can_allow_what_the_error_of_a_study_names(caplog: pytest.LogCaptureFixture) -> None:
+    words = ("digits", "method=mine.py:Mine", "lr=log(0.1, 0.2)", *TINY)
+    fh.tune(*words, out="study", trials=1)
+    Path("mine.py").write_text(NEW)
+    with pytest.raises(BadInput, match=r"it has 1 result of the old code, .* \(allow_changed_code=True\)$"):
+        fh.tune(*words, out="study", trials=2)
+    found = fh.tune(*words, out="study", trials=2, allow_changed_code=True)
+    assert len(found.trials) == 2
+    assert "it keeps 1 result of the old code," in caplog.text
 
 
 def test_methods_that_a_study_chooses_among_count(capfd: pytest.CaptureFixture[str]) -> None:

@@ -76,7 +76,7 @@ def sweep(
     part = None if shard is None else read_shard(shard)
     table = plan(recipe if isinstance(recipe, str) else Path(recipe), axes or {})
     place = None if data is None else Path(data)
-    settings = Settings(place, device, executor, precision, None, (), allow_changed_code, compile)
+    settings = Settings(place, device, executor, precision, allow_changed_code=allow_changed_code, compile=compile)
     result = run_sweep(
         table,
         None if out is None else Path(out),

@@ -94,7 +94,9 @@ def sweep(
     if dry_run:
         _list_cells(table, how_many, as_json)
         return
-    settings = Settings(data, device, executor, precision.value, None, (), allow_changed_code, compile.value)
+    settings = Settings(
+        data, device, executor, precision.value, allow_changed_code=allow_changed_code, compile=compile.value
+    )
     if devices is not None:
         if engine is EngineName.ray:
             raise BadInput("--devices are those of this machine: leave --engine ray out")

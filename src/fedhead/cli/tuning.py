@@ -165,7 +165,8 @@ def tune(
             engine=engine.value,
             cpus_per_worker=cpus_per_worker,
             gpus_per_worker=gpus_per_worker,
-            settings=Settings(data, device, "auto", precision.value, None, (), allow_changed_code, compile.value),
+            allow_changed_code=allow_changed_code,
+            settings=Settings(data, device, "auto", precision.value, compile=compile.value),
             on_trial=tell,
         )
     lines = [("best", f"{objective} {found.value:.4f} on validation samples")]

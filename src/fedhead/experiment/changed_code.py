@@ -47,14 +47,15 @@ def check(folder: Path, changed: Sequence[str], count: int, *, more: bool, allow
     if not changed or not count:
         return
     what = f"{', '.join(changed)} changed since {folder} was begun"
+    results = "1 result" if count == 1 else f"{count} results"
     if not more:
         warn_once(f"{what}: its results are those of the old code; select another folder with --out for new ones")
     elif allow:
-        warn_once(f"{what}: {count} results are those of the old code, the others of the new one")
+        warn_once(f"{what}: it keeps {results} of the old code, the others are those of the new one")
     else:
         raise BadInput(
-            f"{what}, and it has {count} results, which must not be mixed with those of another version: put the old "
-            "code back, select another folder with --out, or add --allow-changed-code (allow_changed_code=True)"
+            f"{what}, and it has {results} of the old code, which must not be mixed with those of the new one: put the "
+            "old code back, select another folder with --out, or add --allow-changed-code (allow_changed_code=True)"
         )
 
 

@@ -110,6 +110,8 @@ class Study:
     def check_code(self, code: Sequence[Mapping[str, str]], most: int, *, final: bool, allow: bool) -> None:
         """Refuse trials of another version of the user's own code than that of the trials that there are.
 
+        The version is recorded in the study; until a trial has ended, another one takes its place.
+
         Args:
             code: Where the components that are searched come from, as `components.sources` says it.
             most: How many trials the study is to have in all.

@@ -68,6 +68,7 @@ def tune(
     pruner: str = "median",
     validation: float | None = None,
     concurrent_trials: int | None = None,
+    allow_changed_code: bool = False,
     minutes: float | None = None,
     stop_on_error: bool = False,
     final: bool = False,
@@ -99,13 +100,13 @@ def tune(
         validation: Share of each client's training samples that is held back; None: the recipe's, or 0.15. All are
             given back in the final training, but for those that the recipe holds back for its callbacks.
         concurrent_trials: How many trials train side by side; None: 8 where a stack is fastest, else 1.
+        allow_changed_code: Add trials also to those of an older version of your own code.
         minutes: Begin no trial after so many minutes.
         stop_on_error: Raise the first error of a trial; else it is recorded as failed, see `TuneResult.failed`, and the
             others go on. A trial that diverges only fails in any case.
         final: Train the best setting on all training samples, in the folder `final`.
         seed: Seed of the sampler.
-        settings: Device, precision and data folder, and whether to go on with trials of an older version of your own
-            code.
+        settings: Device, precision and data folder.
         engine: "local" trains in this process, "ray" on the machines of a Ray cluster.
         cpus_per_worker: With Ray: the CPUs that trials which train side by side get.
         gpus_per_worker: With Ray: the GPUs, or the share of one.
@@ -120,6 +121,7 @@ def tune(
         FedheadError: No trial has a result: all have failed, or ten have and none was better.
     """
     settings = settings or Settings()
+    settings = replace(settings, allow_changed_code=allow_changed_code or settings.allow_changed_code)
     trial_engine = _engine(engine, cpus_per_worker, gpus_per_worker)
     check("trials", trials, Annotated[int, AtLeast(1)])
     check("concurrent_trials", concurrent_trials, Annotated[int, AtLeast(1)] | None)

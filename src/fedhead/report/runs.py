@@ -189,15 +189,15 @@ def run_folders(paths: Iterable[str | Path]) -> list[Path]:
 
 def code_versions(runs: Iterable[Run]) -> list[str]:
     """Return a line for each component of the user's own of which finished runs have several versions."""
-    found: dict[str, dict[str, Path]] = {}
+    found: dict[str, dict[str, str]] = {}
     for run in runs:
         for entry in run.environment.get("components", []) if run.finished else []:
             if version := entry.get("digest") if "file" in entry else None:
-                found.setdefault(f"{entry['kind']} {entry['name']}", {}).setdefault(version, run.folder.path)
+                found.setdefault(f"{entry['kind']} {entry['name']}", {}).setdefault(version, str(run.folder.path))
     return [
-        f"the runs are of {len(places)} versions of the {component}, as those of {', '.join(map(str, places.values()))}"
-        for component, places in found.items()
-        if len(places) > 1
+        f"the runs are of {len(first)} versions of the {component} (one of each: {', '.join(first.values())})"
+        for component, first in found.items()
+        if len(first) > 1
     ]
 
 
