@@ -147,8 +147,8 @@ def page(
     parts.append(
         "ours: mean ± deviation over runs (FedClassAvg: over clients); runs: splits × seeds, or their number; "
         f"**bold**: beyond twice the published deviation, or {CLOSE:g} points where there is none; in range: "
-        "whether the published value lies between the lowest and the highest of our runs; gain: over the same run "
-        "before the stage."
+        "whether the published value lies between the lowest and the highest of our runs; gain: over the cell without "
+        "the stage, of the same split and seed."
     )
     return "\n\n".join(parts) + "\n"
 
