@@ -95,10 +95,10 @@ def environment(folder: Path) -> Reader:
 
 
 def code_folders(path: Path) -> None:
+    from fedhead.experiment.code_folders import of_run
     from fedhead.experiment.components import own_executor
-    from fedhead.experiment import code_folders
 
-    code_folders.of_run(path)
+    of_run(path)
     own_executor(RunFolder(path, RECIPE).environment().get("components", []))
 
 
