@@ -53,7 +53,10 @@ def launch_forward(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, 
 
 
 def launch_input(grad: Tensor, weight: Tensor, size: tuple[int, int], stride: int, top: int, left: int) -> Tensor:
-    """Run the gradient of the input: a convolution in which `stride` rows and columns of it share their runs."""
+    """Run the gradient of the input: a convolution in which some of its rows and columns share their runs.
+
+    With a stride these are `stride` rows and columns, without one those of the tiles.
+    """
     clients, batch, height, width, filters = grad.shape
     channels, tall, wide = weight.shape[2:]
     tiles = _tiles(grad, filters, channels, (tall, wide), 1, size)
