@@ -83,7 +83,8 @@ def test_values_read_as_people_mean_them(text: str, value: Any) -> None:
         ("roundz=3", "did you mean 'rounds'"),
         (
             "executor=loop",
-            "executor: it says how to compute, not what, and is no key of a recipe: give the option --executor",
+            "executor: it says how to compute, not what, and is no key of a recipe: commands that let you choose it "
+            "have the option --executor",
         ),
         ("rounds=ten", "rounds: 'ten' is not a whole number"),
         ("rounds=-1", "rounds: -1 is out of range"),

@@ -21,8 +21,17 @@ from sqlalchemy.engine import Engine
 
 @pytest.fixture
 def study(tmp_path: Path) -> Iterator[Study]:
-    settings = {"objective": "loss", "direction": "minimize", "sampler": "random", "pruner": "none"}
-    made = Study(tmp_path, load("digits"), [Dimension("lr", "log", (0.01, 0.1))], seed=0, share=0.15, **settings)  # type: ignore[arg-type]
+    made = Study(
+        tmp_path,
+        load("digits"),
+        [Dimension("lr", "log", (0.01, 0.1))],
+        objective="loss",
+        direction="minimize",
+        sampler="random",
+        pruner="none",
+        seed=0,
+        share=0.15,
+    )
     yield made
     made.close()
 

@@ -231,8 +231,8 @@ def unknown_key(key: str) -> BadInput:
     """Return the error for a key that no recipe has, with the nearest that there is, or the option that it is."""
     if key in _HOW:
         return BadInput(
-            f"{key}: it says how to compute, not what, and is no key of a recipe: give the option --{key} "
-            f"(in Python {key}=)"
+            f"{key}: it says how to compute, not what, and is no key of a recipe: commands that let you choose it have "
+            f"the option --{key} (in Python {key}=)"
         )
     return unknown("key", key, [*KEYS, "model.<parameter>", "method.<parameter>", "stage.<name>.<parameter>"])
 
@@ -274,7 +274,7 @@ def load(source: str | Path, assignments: Iterable[str] = ()) -> Recipe:
 
 
 def expand_calls(keys: Mapping[str, Any]) -> dict[str, Any]:
-    """Return keys with the parameters that stand behind the names of the method and the stages as keys of their own.
+    """Return keys in which the parameters of `method(...)` and of stages are separate keys.
 
     Raises:
         BadInput: A parameter has no name, or is among the keys too.

@@ -13,7 +13,7 @@ from ruamel.yaml.error import YAMLError
 from fedhead.core.errors import BadInput
 
 _LONGEST = 2**20  # characters of a text
-_CALL = re.compile(r"\w\([^()\"']*\[")  # name(parameter=[: YAML takes the bracket for a list of its own
+_CALL = re.compile(r"\w\([^()\"']*\[")  # name(parameter=[: in a list, YAML reads the bracket as a nested list
 _QUOTES = 'in a list, write such a value in quotes, as in ["mlp(hidden=[8])", mlp]'
 _MOST = 2**17  # values in it, each counted as often as aliases repeat it
 
