@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -192,6 +192,15 @@ def test_numbers_that_are_not_finite_are_seen_beside_a_run_that_fails() -> None:
     assert sorted(str(error)[:8] for error in failed) == ["client 0", "no reply"]
 
 
+@pytest.fixture
+def usual_interrupts() -> Iterator[None]:
+    """Python's own handler of Ctrl-C, which it has not where a shell's background jobs inherit that it is ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("usual_interrupts")
 def test_an_interrupt_ends_all_runs() -> None:
     done: list[int] = []
 
