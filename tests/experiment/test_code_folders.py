@@ -9,7 +9,7 @@ import pytest
 import fedhead as fh
 from fedhead.cli import call
 from fedhead.core.errors import BadInput
-from fedhead.experiment import build
+from fedhead.experiment import build, first_weights
 from fedhead.experiment.code_folders import file_of, to_write
 from fedhead.experiment.components import folders_from
 from fedhead.experiment.recipe import Recipe, load
@@ -101,3 +101,114 @@ def test_folders_are_a_list_of_paths(tmp_path: Path) -> None:
     (tmp_path / "grid.yaml").write_text("folders: [1]\naxes: {lr: [0.1, 0.2]}\n")
     with pytest.raises(BadInput, match=r"grid\.yaml: folders: \[1\] is not a list of folders"):
         plan(tmp_path / "grid.yaml", {})
+
+
+# -- folders that are not there any more --------------------------------------------------------------
+OTHER = MINE.replace("mu: float = 0.1", "mu: float = 0.1\n    nu: float = 0.2")
+GONE = r"the folder .*code, in which mine\.py is looked for, is not there: put it back, put mine\.py beside the recipe or "
+
+
+def moved(recipe: Path) -> Path:
+    """Move the folder of the recipe's code away, and return where it is now."""
+    return recipe.parent.rename(recipe.parent.with_name("moved"))
+
+
+@pytest.fixture
+def study(recipe: Path) -> Path:
+    fh.tune(recipe, "method.mu=uniform(0, 1)", out="study", trials=1)
+    return Path("study/best.yaml")
+
+
+def test_another_file_of_the_same_name_is_not_taken_for_that_of_a_missing_folder(recipe: Path, study: Path) -> None:
+    moved(recipe)
+    Path("mine.py").write_text(OTHER)
+    found = load(study)
+    for use in (
+        lambda: method_of(found),
+        lambda: method_of(Recipe.from_flat({"method": "mine.py:Mine"}, [recipe.parent, Path.cwd()])),
+        lambda: sweep_cells(plan(study, {"lr": [0.1, 0.2]})),
+        lambda: fh.tune(study, "lr=log(0.1, 1)", out="second", trials=1),
+    ):
+        with pytest.raises(BadInput, match=rf"method 'mine\.py:Mine': {GONE}.*correct `folders` in the recipe$"):
+            use()
+    assert not Path("second/best.yaml").exists()
+
+
+def test_a_missing_folder_is_no_matter_where_no_file_is_looked_for_in_it(recipe: Path, study: Path) -> None:
+    code = moved(recipe)
+    assert call(["run", str(study), "method=fedavg", "--out", "plain"]) == 0
+    (study.parent / "mine.py").write_text(MINE)  # beside the recipe: looked for there first
+    assert method_of(load(study)) == "Mine"
+    found = load(code / "mine.yaml", ["rounds=0"])
+    assert method_of(Recipe.from_flat(found.flat(), [code, recipe.parent])) == "Mine"
+
+
+def test_first_weights_of_a_missing_folder(recipe: Path) -> None:
+    Path("first.safetensors").touch()
+    with pytest.raises(BadInput, match=r"^weights: the folder .*gone, in which first\.safetensors is looked for"):
+        first_weights.read("first.safetensors", [Path("gone")])
+
+
+@pytest.fixture
+def run(recipe: Path) -> Path:
+    assert call(["run", str(recipe), "--out", "run"]) == 0
+    return Path("run")
+
+
+def test_a_run_whose_code_was_moved_is_proven_by_the_digest(
+    recipe: Path, run: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    moved(recipe)
+    Path("mine.py").write_text(MINE)
+    assert fh.load(run).predict(fh.Federation.load("digits", "iid", clients=2).test.x[:2]) is not None
+    assert method_of(load(run / "config.yaml")) == "Mine"
+    assert "changed" not in caplog.text
+
+
+def test_a_run_whose_code_was_moved_does_not_take_another_file(
+    recipe: Path, run: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    code = moved(recipe)
+    Path("mine.py").write_text(OTHER)
+    needs = rf"^run needs the method mine\.py:Mine, which was in .*code/mine\.py: {GONE}into the run folder"
+    with pytest.raises(BadInput, match=needs):
+        fh.load(run).module()
+    with pytest.raises(BadInput, match=rf"^method 'mine\.py:Mine': {GONE}"):
+        method_of(load(run / "config.yaml"))
+    again = ["run", "run/config.yaml", "rounds=2", "--out", "run", "--resume"]
+    assert call(again) == 2
+    assert "run needs the method mine.py:Mine" in capfd.readouterr().err
+    for command in (["report", "run"], ["compare", "run"]):  # which need no code
+        assert call(command) == 0
+    (code / "mine.py").rename("run/mine.py")
+    assert fh.load(run).module() is not None
+    assert call(again) == 0
+
+
+def test_an_analysis_of_ones_own_does_not_need_the_code_of_the_run(
+    recipe: Path, run: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    moved(recipe)
+    Path("own.py").write_text(
+        "import fedhead as fh\n\n"
+        "@fh.analysis('rounds_of_runs', reads='records')\n"
+        "def rounds(runs, options):\n    return fh.AnalysisReport({'rounds': [len(run.rows) for run in runs]})\n"
+    )
+    try:
+        assert call(["analyse", "own.py:rounds", "run", "--json"]) == 0
+    finally:
+        del fh.ANALYSES["rounds_of_runs"]
+    assert '"rounds": [1]' in capfd.readouterr().out
+
+
+def test_a_run_that_was_begun_in_python_says_that_its_code_changed(
+    recipe: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    federation = fh.Federation.load("digits", "iid", clients=2, samples=100)
+    Path("mine.py").write_text(MINE)
+    fh.run(federation, "mlp(hidden=[4])", "mine.py:Mine", rounds=1, out="run")
+    assert fh.load("run").module() is not None
+    assert "changed since" not in caplog.text
+    Path("mine.py").write_text(OTHER)
+    assert fh.load("run").module() is not None
+    assert ":Mine) changed since run was begun: what is seen now is the new code's" in caplog.text

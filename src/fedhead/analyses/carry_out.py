@@ -46,7 +46,8 @@ def analyze(
         raise BadInput(f"fedhead {command} {kind} needs a run: give its folder")
     places = [place for path in paths for place in _run_folders(path)]
     recipes = [RunFolder.open(place).recipe for place in places]
-    found = ANALYSES.find(kind, [folder for recipe in recipes for folder in recipe.folders])
+    # the analysis is named here and now: that code of a run is missing is no matter, unless the run is opened
+    found = ANALYSES.find(kind, [folder for recipe in recipes for folder in recipe.folders if folder.is_dir()])
     if found.reads == "records":
         return places, found.run([load_run(place) for place in places], options)
     for place, recipe in zip(places, recipes, strict=True):

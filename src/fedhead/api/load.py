@@ -206,6 +206,9 @@ def _experiment(folder: RunFolder, begun: Mapping[str, Any], given: _Given) -> E
     named = {stage.name: stage for stage in given.stages}
     missing = {name: line for name, line in stored.items() if name.removeprefix("stage ") not in named}
     objects.need(folder.path, missing, there)
+    opened = {"method", "stage", "model", "head"}
+    held = {"method" if given.method else "", *({"model", "head"} if given.models else ())}
+    reopen.check_code(folder, opened - held, {*objects.kinds(stored), *(f"stage {name}" for name in named)})
     recipe = folder.recipe
     method = given.method or build.component(METHODS, recipe.method, recipe.method_parameters, recipe.folders)
     stages = [

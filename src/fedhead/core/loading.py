@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import importlib
 import importlib.util
+import os
 import sys
 import traceback
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,10 +19,38 @@ _FILES: dict[Path, tuple[str, ModuleType]] = {}  # what was loaded from files, w
 
 
 def find_file(where: str, folders: Iterable[str | Path] = ()) -> Path | None:
-    """Return the file of a relative (or absolute) path: in one of the folders, or in the working directory."""
+    """Return the file of a relative (or absolute) path: in one of the folders, or in the working directory.
+
+    Raises:
+        BadInput: As `find_path`.
+    """
+    return find_path(where, folders, os.path.isfile)
+
+
+def find_path(
+    where: str, folders: Iterable[str | Path] = (), is_there: Callable[[Path], bool] = os.path.exists
+) -> Path | None:
+    """Return what a relative (or absolute) path leads to: from one of the folders, or from the working directory.
+
+    Args:
+        where: The path.
+        folders: In which order to look, before the working directory.
+        is_there: What has to hold of what is found.
+
+    Raises:
+        BadInput: A folder is missing, and none before it has the path: what others have by that name may be another
+            file than the one that was meant.
+    """
     path = Path(where).expanduser()
-    places = (Path(folder) / path for folder in (*folders, Path.cwd()))
-    return next((place.resolve() for place in places if place.is_file()), None)
+    for folder in [Path()] if path.is_absolute() else [*map(Path, folders), Path.cwd()]:
+        if is_there(folder / path):
+            return (folder / path).resolve()
+        if not os.path.isdir(folder):
+            raise BadInput(
+                f"the folder {folder.resolve()}, in which {where} is looked for, is not there: put it back, put {where} "
+                "beside the recipe or into the run folder, or correct `folders` in the recipe"
+            )
+    return None
 
 
 def load_object(
@@ -57,7 +86,10 @@ def load_object(
 
 def _from_file(where: str, folders: Iterable[str | Path], title: str) -> ModuleType:
     folders = list(folders)
-    path = find_file(where, folders)
+    try:
+        path = find_file(where, folders)
+    except BadInput as error:
+        raise BadInput(f"{title}: {error}") from error
     if path is None:
         looked = dict.fromkeys(str(Path(folder).resolve()) for folder in (*folders, Path.cwd()))
         raise BadInput(f"{title}: there is no file {where} in {' or '.join(looked)}")

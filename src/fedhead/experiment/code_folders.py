@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from fedhead.core.errors import BadInput
+from fedhead.core.loading import find_file
 from fedhead.experiment.run_files import ENVIRONMENT, check_environment, read_object
 
 FOLDERS = "folders"  # a key of YAML files alone: it says where files are, not what is run
@@ -16,20 +18,38 @@ FOLDERS = "folders"  # a key of YAML files alone: it says where files are, not w
 def of_run(path: Path) -> list[Path]:
     """Return the folders in which the files of a run's own components were when it was begun.
 
+    A folder that is missing, as on another machine, is among them, so that looking for its files is an error; unless
+    these very files, by their recorded digests, are found without it.
+
     Args:
         path: The run folder; of one without a record there are none.
 
     Raises:
         BadInput: The record is damaged.
     """
-    found: list[Path] = []
+    files: dict[Path, dict[str, str | None]] = {}  # by folder, with the digest of each
     record = path / ENVIRONMENT
     for entry in check_environment(read_object(record) or {}, str(record)).get("components", ()):
         where = Path(entry["name"].rpartition(":")[0])
         above = Path(entry.get("file", "")).parents
         if where.suffix == ".py" and ".." not in where.parts and not where.is_absolute():
-            found += above[len(where.parts) - 1 : len(where.parts)]
-    return list(dict.fromkeys(found))
+            for folder in above[len(where.parts) - 1 : len(where.parts)]:
+                files.setdefault(folder, {})[str(where)] = entry.get("digest")
+    here = [path, *filter(os.path.isdir, files)]
+
+    def is_needed(folder: Path) -> bool:
+        return os.path.isdir(folder) or not all(_is_found(where, here, code) for where, code in files[folder].items())
+
+    return list(filter(is_needed, files))
+
+
+def _is_found(where: str, folders: Sequence[Path], digest: str | None) -> bool:
+    """Say whether what is found of a file, in some folders or the working directory, is the file of a digest."""
+    found = find_file(where, folders)
+    try:
+        return found is not None and hashlib.sha256(found.read_bytes()).hexdigest() == digest
+    except OSError:
+        return False
 
 
 def with_written(folders: Iterable[str | Path], written: Any) -> list[Path]:

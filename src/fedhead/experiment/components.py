@@ -126,7 +126,11 @@ def check_present(
         where = entry["name"].rpartition(":")[0]
         title = f"{run} needs the {entry['kind']} {entry['name']}"
         if where.endswith(".py"):
-            if find_file(where, recipe.folders) is None:
+            try:
+                found = find_file(where, recipe.folders)
+            except BadInput as error:
+                raise BadInput(f"{title}, which was in {entry['file']}: {error}") from error
+            if found is None:
                 raise BadInput(f"{title}, which was in {entry['file']}: put the file back there, or into {run}")
             continue
         try:

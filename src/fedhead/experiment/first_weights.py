@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fedhead.core.digest import digest_of
 from fedhead.core.errors import BadInput, unknown
+from fedhead.core.loading import find_path
 from fedhead.core.treefile import load_tree
 from fedhead.models.split_model import SplitModel, load, weights
 
@@ -73,10 +74,10 @@ def read(source: Source, folders: Sequence[Path] = ()) -> dict[str, Tensor]:
 
 
 def _find(name: str, folders: Sequence[Path]) -> Path:
-    for folder in folders:
-        if (folder / name).exists():
-            return folder / name
-    return Path(name)
+    try:
+        return find_path(name, folders) or Path(name)
+    except BadInput as error:
+        raise BadInput(f"weights: {error}") from error
 
 
 def start_from(models: Sequence[SplitModel], source: Source, folders: Sequence[Path] = ()) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -81,11 +81,26 @@ def open_experiment(path: str | Path, inputs: Inputs | None = None) -> tuple[Run
     """
     folder = RunFolder.open(path)
     objects.need(folder.path, folder.environment().get("objects", {}))
-    recorded = folder.environment().get("components", [])
-    components.check_present(folder.recipe, recorded, folder.path, components.own_executor(recorded))
-    if lines := components.changed(folder.recipe, recorded):
-        warn_once(f"{', '.join(lines)} changed since {folder.path} was begun: what is seen now is the new code's")
+    check_code(folder)
     return folder, Experiment.from_recipe(folder.recipe, inputs)
+
+
+def check_code(folder: RunFolder, kinds: Collection[str] | None = None, without: Collection[str] = ()) -> None:
+    """Refuse a run whose own code is missing; where it has changed since, that is logged.
+
+    Args:
+        folder: The run folder.
+        kinds: Only components of these kinds, such as "method"; None: of all.
+        without: Leave out components of these kinds, and those of a kind and name, as `components.sources` does.
+
+    Raises:
+        BadInput: With what to install, or where to put it.
+    """
+    recorded = folder.environment().get("components", [])
+    recorded = [one for one in recorded if (kinds is None or one["kind"] in kinds) and one["kind"] not in without]
+    components.check_present(folder.recipe, recorded, folder.path, components.own_executor(recorded))
+    if lines := components.differing(recorded, components.sources(folder.recipe, kinds=kinds, without=without)):
+        warn_once(f"{', '.join(lines)} changed since {folder.path} was begun: what is seen now is the new code's")
 
 
 def reopen(path: str | Path, data: str | Path | None = None, device: str = "auto") -> Trained:
