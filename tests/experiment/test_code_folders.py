@@ -105,7 +105,9 @@ def test_folders_are_a_list_of_paths(tmp_path: Path) -> None:
 
 # -- folders that are not there any more --------------------------------------------------------------
 OTHER = MINE.replace("mu: float = 0.1", "mu: float = 0.1\n    nu: float = 0.2")
-GONE = r"the folder .*code, in which mine\.py is looked for, is not there: put it back, put mine\.py beside the recipe or "
+GONE = (
+    r"the folder .*code, in which mine\.py is looked for, is not there: put it back, put mine\.py beside the recipe or "
+)
 
 
 def moved(recipe: Path) -> Path:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from fedhead.cli import call
 from fedhead.core.errors import BadInput
 from fedhead.experiment import measure, reproduce, table_result, training_groups
 from fedhead.experiment.published import published
@@ -145,3 +146,18 @@ def test_small_tables_name_the_data_that_they_run_on(name: str) -> None:
         data = cell.keys.get("dataset", "digits")
         assert cell.find.get("dataset", data) == data or f"{data}-for-" in cell.name
     assert all("-for-" not in cell.name for cell in table(name).cells("full"))
+
+
+@pytest.mark.parametrize(
+    ("cells", "said"),
+    [
+        (
+            "cifar10-0.1 fedavg before,cifar10-0.1 moonn",
+            "unknown cell of ccvr/table2 'cifar10-0.1 moonn': did you mean",
+        ),
+        (" , ", "error: --cells ' , ': there is no text between the commas"),
+    ],
+)
+def test_each_text_of_cells_has_to_pick_some(cells: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(["reproduce", "ccvr/table2", "--dry-run", "--cells", cells]) == 2
+    assert said in capsys.readouterr().err

@@ -269,3 +269,16 @@ def test_folders_that_hold_something_else_are_refused(tmp_path: Path, capsys: py
     assert "is not empty and holds no sweep" in capsys.readouterr().err
     assert call([*words[:-1], str(tmp_path / "out" / "notes.txt")]) == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("axes", "said"),
+    [
+        ('{data: {1: {set: {lr: 0.1}}, "1": {set: {lr: 0.2}}}}', "axis data: 1 is there twice"),
+        ('{1: {a: {set: {lr: 0.1}}, b: {}}, "1": {c: {set: {clients: 3}}, d: {}}}', "axes: 1 is there twice"),
+    ],
+)
+def test_names_that_are_one_text_do_not_hide_each_other(tmp_path: Path, axes: str, said: str) -> None:
+    (tmp_path / "grid.yaml").write_text(f"axes: {axes}\n")
+    with pytest.raises(BadInput, match=rf"{said}, as a number and as text; rename one$"):
+        plan(tmp_path / "grid.yaml", {})

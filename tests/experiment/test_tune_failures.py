@@ -186,19 +186,32 @@ def test_the_command_says_how_a_search_goes_on_after_a_full_disk(
 
 
 @pytest.mark.slow
-def test_the_command_names_the_failed_trials_and_exits_with_1(
+def test_the_command_names_the_failed_trials_and_exits_with_0_where_there_is_a_result(
     breaks: Recipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["tune", "digits", *SMALL, "method=breaks", "method.kind=choice(good, server)", "--sampler", "random"]
-    assert call([*words, "--trials", "4", "--out", str(tmp_path / "s"), "--objective", "loss"]) == 1
+    assert call([*words, "--trials", "4", "--out", str(tmp_path / "s"), "--objective", "loss"]) == 0
     said = capsys.readouterr()
     assert "best        loss" in said.out
     failed = [row for row in rows(tmp_path / "s") if row["state"] == "failed"]
     assert f"trial {failed[0]['trial']}    failed            –  method.kind=server  Breaks.aggregate" in said.err
     last = said.err.splitlines()[-1]
     numbers = ", ".join(row["trial"] for row in failed)
-    assert last.startswith(f"error: {len(failed)} of 4 trials failed ({numbers}); trial {failed[0]['trial']} (method")
+    assert last.startswith(f"warning: {len(failed)} of 4 trials failed ({numbers}); trial {failed[0]['trial']} (method")
     assert last.endswith("fix it, and the same command tries it again")
+
+
+def test_one_trial_that_diverged_is_no_error_of_the_command_and_a_study_without_a_result_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["tune", "digits", *SMALL, "rounds=3", "--sampler", "random", "--trials", "4"]
+    assert call([*words, "lr=choice(0.1, 1e30)", "--out", str(tmp_path / "some")]) == 0
+    assert {row["state"] for row in rows(tmp_path / "some")} == {"complete", "failed"}
+    said = capsys.readouterr()
+    assert said.err.splitlines()[-1].startswith("warning: ")
+    assert "of 4 trials failed" in said.err
+    assert call([*words, "lr=choice(1e30, 1e31)", "--out", str(tmp_path / "none")]) == 1
+    assert not (tmp_path / "none" / "best.yaml").exists()
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from fedhead.report import runs as found_runs
 from fedhead.report.comparison_table import ComparisonTable
 from fedhead.report.comparison_table import compare as compare_measured
 from fedhead.report.measured import Measured, Replicate
+from fedhead.report.sweep_axes import with_choices
 from fedhead.report.text_table import TextTable
 
 if TYPE_CHECKING:
@@ -142,7 +143,7 @@ def compare(
         runs: Results, run folders, folders of run folders, or patterns such as "runs/*".
         metric: "accuracy", "personal", "test_loss" or a metric of the runs; None: the accuracy, if there is one.
         baseline: A method's name or a row's label; None: fedavg, or the first row.
-        by: Keys of the recipe that are the columns; empty: by what varies.
+        by: Keys of the recipe, or named axes of the runs' sweep, that are the columns; empty: by what varies.
         level: Level of the intervals.
 
     Returns:
@@ -159,6 +160,7 @@ def compare(
         more, said = _of_folders([found for one in patterns for found in (sorted(glob.glob(one)) or [one])])
         entries, notes = [*entries, *more], [*notes, *said]
     keys = [by] if isinstance(by, str) else list(by)
+    entries = with_choices(entries, keys)
     return MethodComparison(compare_measured(entries, metric, baseline, keys, check("level", level, Level), notes))
 
 

@@ -28,7 +28,8 @@ def compare(
     metric: Annotated[str | None, typer.Option(help="What to compare. [default: accuracy]")] = None,
     baseline: Annotated[str | None, typer.Option(help="A method, or a row's label. [default: fedavg]")] = None,
     by: Annotated[
-        list[str] | None, typer.Option(help="A recipe's key whose values are the columns; may be repeated.")
+        list[str] | None,
+        typer.Option(help="A recipe's key, or a sweep's named axis, whose values are the columns; may be repeated."),
     ] = None,
     level: Annotated[float, typer.Option(help="Level of the intervals.")] = 0.95,
     text_format: Annotated[TextFormat | None, typer.Option("--format", help="Print this in place of tables.")] = None,

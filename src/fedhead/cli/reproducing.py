@@ -139,6 +139,8 @@ def reproduce(
         return
     found = tables.load(table)
     pick = words(cells)
+    if cells and not pick:  # else all cells would be run
+        raise BadInput(f"--cells {cells!r}: there is no text between the commas; leave the option out for all cells")
     changes = dict(assignment(text) for text in assignments or ())
     if dry_run:
         listed = found.cells(scale.value, pick)

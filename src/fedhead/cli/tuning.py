@@ -24,7 +24,7 @@ from fedhead.cli.options import (
     PrecisionName,
 )
 from fedhead.cli.output import interruptible, resumable
-from fedhead.core.errors import BadInput, FedheadError
+from fedhead.core.errors import BadInput
 
 if TYPE_CHECKING:
     from fedhead.experiment.trials import TrialRecord
@@ -178,8 +178,8 @@ def tune(
     lines += [("figure", str(path)) for path in draw(folder)] if plot else []
     width = max(11, *(len(name) for name, _ in lines))
     print("\n".join(f"{name:<{width}} {text}" for name, text in lines))
-    if failed := found.failed:
-        raise FedheadError(_failures(failed, sum(one.state in ENDED for one in found.trials)))
+    if failed := found.failed:  # no error of the command: the study has a result
+        print(f"warning: {_failures(failed, sum(one.state in ENDED for one in found.trials))}", file=sys.stderr)
 
 
 def _failures(failed: list[TrialRecord], ended: int) -> str:

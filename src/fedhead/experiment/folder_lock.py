@@ -29,6 +29,13 @@ def hold(file: IO[str], folder: Path) -> None:
         raise in_use(folder) from error
 
 
+def wait_for(file: IO[str]) -> None:
+    """Lock a file for this process until it is closed; while another one holds it, wait."""
+    import fcntl
+
+    fcntl.flock(file, fcntl.LOCK_EX)
+
+
 @contextmanager
 def creating(folder: Path, first: str) -> Iterator[None]:
     """Hold a folder while its first file is written.

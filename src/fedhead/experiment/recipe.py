@@ -227,6 +227,15 @@ class Recipe:
 KEYS = tuple(f.name for f in dataclasses.fields(Recipe) if f.name not in _NO_KEYS)
 
 
+def is_key(name: str) -> bool:
+    """Say whether a name is a recipe's key, or that of a parameter of its model, method or stages.
+
+    >>> [is_key(name) for name in ("lr", "method.mu", "data")]
+    [True, True, False]
+    """
+    return name in KEYS or name.partition(".")[0] in _NESTED
+
+
 def unknown_key(key: str) -> BadInput:
     """Return the error for a key that no recipe has, with the nearest that there is, or the option that it is."""
     if key in _HOW:

@@ -10,9 +10,11 @@ from __future__ import annotations
 import csv
 import dataclasses
 import hashlib
+import io
 import json
+import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -21,6 +23,7 @@ from fedhead.core.errors import BadInput
 from fedhead.core.log import warn_once
 from fedhead.core.special_files import refuse_special
 from fedhead.experiment import build, components
+from fedhead.experiment.folder_lock import wait_for
 from fedhead.experiment.recipe import Recipe
 from fedhead.experiment.tables import Cell
 
@@ -147,14 +150,18 @@ def _append(path: Path, row: Measurement) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a+", encoding="utf-8", newline="") as file:
+            wait_for(file)  # of two processes that find the file empty one would write a second header into it
             file.seek(0)
             text = file.read()  # a+ writes at the end wherever it reads
             if text and not text.endswith("\n"):
                 file.write("\n")  # a process was killed while it wrote: its half row is left out in reading
             writer = csv.writer(file, lineterminator="\n")
-            if not text:
-                writer.writerow(_TYPES)
-            writer.writerow(["" if v is None else v for v in dataclasses.astuple(row)])
+            header = next(csv.reader(io.StringIO(text)), [])
+            if not header:
+                writer.writerow(header := list(_TYPES))
+            _check_header(path, header)
+            values = dataclasses.asdict(row)  # by name: someone may have put the columns into another order
+            writer.writerow(["" if values.get(name) is None else values[name] for name in header])
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
@@ -166,12 +173,13 @@ def _read(path: Path) -> Iterator[Measurement]:
     try:
         with path.open(encoding="utf-8", newline="") as file:
             reader = csv.DictReader(file)
-            missing = _TYPES.keys() - set(reader.fieldnames or ())
-            if missing:
-                raise BadInput(f"{path} is no file of results: it has no column {min(missing)!r}")
+            if reader.fieldnames is None:
+                return  # a process was killed before it wrote
+            _check_header(path, reader.fieldnames)
             for entry in reader:
-                if None in entry.values() or None in entry:
-                    continue  # cut off by a kill
+                if None in entry.values() or None in entry:  # cut off by a kill
+                    warn_once(f"{path}, line {reader.line_num}: not as long as the header, the row does not count")
+                    continue
                 yield Measurement(**{name: _value(entry[name], hint) for name, hint in _TYPES.items()})
     except (OSError, ValueError, OverflowError, csv.Error) as error:
         if isinstance(error, BadInput):
@@ -179,12 +187,26 @@ def _read(path: Path) -> Iterator[Measurement]:
         raise BadInput(f"{path} can't be read: {error}") from error
 
 
+def _check_header(path: Path, header: Sequence[str]) -> None:
+    """Refuse a file that lacks columns, or has one twice, of which only one would be read."""
+    if missing := [name for name in _TYPES if name not in header]:
+        raise BadInput(
+            f"{path} is no file of results: its first line has no column {missing[0]!r}; repair that line, or move the "
+            "file away"
+        )
+    if twice := [name for name in header if list(header).count(name) > 1]:
+        raise BadInput(f"{path} has the column {twice[0]!r} twice: remove one")
+
+
 def _value(text: str, hint: Any) -> Any:
     if hint is str:
         return text
     if not text and hint not in (int, float):
         return None
-    return int(text) if hint in (int, int | None) else float(text)
+    number = int(text) if hint in (int, int | None) else float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text} is no result")
+    return number
 
 
 def value_at(result: Mapping[str, Any], place: str) -> float | None:

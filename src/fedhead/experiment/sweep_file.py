@@ -20,7 +20,7 @@ from fedhead.core.parameters import parameters
 from fedhead.core.special_files import read_text
 from fedhead.experiment import recipe as recipes
 from fedhead.experiment.code_folders import FOLDERS, with_written
-from fedhead.experiment.recipe import KEYS, Recipe, expand_calls, unknown_key
+from fedhead.experiment.recipe import Recipe, expand_calls, is_key, unknown_key
 from fedhead.experiment.table_checks import check_layers, refuse_unknown
 from fedhead.experiment.tables import Table, overlay
 from fedhead.experiment.yaml_text import read_yaml
@@ -174,8 +174,7 @@ def cell_name(choices: Mapping[str, str]) -> str:
     """
     words = []
     for axis, choice in choices.items():
-        is_key = axis in KEYS or axis.partition(".")[0] in ("model", "method", "stage")
-        words.append(f"{axis.removeprefix('method.')}={choice}" if is_key and axis not in _BARE else choice)
+        words.append(f"{axis.removeprefix('method.')}={choice}" if is_key(axis) and axis not in _BARE else choice)
     return " ".join(words)
 
 
@@ -183,7 +182,7 @@ def _check_key(key: str) -> None:
     """Refuse a key that no recipe has, and those that the seeds decide."""
     if key in ("seed", "seeds"):
         raise BadInput(f"{key}: a sweep runs every cell with the same seeds; give them with --seeds (seeds= in Python)")
-    if key not in KEYS and key.partition(".")[0] not in ("model", "method", "stage"):
+    if not is_key(key):
         raise unknown_key(key)
 
 
@@ -222,7 +221,8 @@ def _read(source: str | Path) -> tuple[dict[str, Any], Recipe, str]:
     content.pop("digest", None)
     refuse_unknown(str(source), content, _SWEEP_KEYS)
     _check_kinds(str(source), content)
-    content["axes"] = {str(axis): _choices(source, str(axis), given) for axis, given in content["axes"].items()}
+    axes = _by_text(f"{source}, axes", content["axes"])
+    content["axes"] = {axis: _choices(source, axis, given) for axis, given in axes.items()}
     here = path.resolve().parent
     name = content.get("recipe")
     base = Recipe() if name is None else recipes.load(here / name if (here / name).is_file() else name)
@@ -243,7 +243,15 @@ def _choices(source: str | Path, axis: str, given: Any) -> dict[str, Any]:
         raise BadInput(f"{source}, axis {axis}: give a list of values, or choices with what each sets")
     for choice, layer in given.items():
         _check_layer(f"{source}, {axis} {choice}", {} if layer is None else layer)
-    return {str(choice): layer for choice, layer in given.items()}
+    return _by_text(f"{source}, axis {axis}", given)
+
+
+def _by_text(title: str, given: Mapping[Any, Any]) -> dict[str, Any]:
+    """Return entries by their names as texts; YAML tells 1 from "1", which would be one name."""
+    names = [str(name) for name in given]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise BadInput(f"{title}: {twice[0]} is there twice, as a number and as text; rename one")
+    return dict(zip(names, given.values(), strict=True))
 
 
 def _check_kinds(source: str, content: Mapping[str, Any]) -> None:

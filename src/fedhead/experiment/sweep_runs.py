@@ -51,13 +51,9 @@ def sweep_cells(table: Table, seeds: int | Sequence[int] | None = None) -> list[
     """
     if seeds is not None:
         check_seeds("seeds", seeds := plain(seeds))
-    found = table.cells()
-    if not found:
-        raise BadInput(f"{table.name}: there is no cell; `skip` leaves nothing")
-    names = [cell_name(cell.choices) for cell in found]
-    keys = [settings_of(_recipe(cell, 0, name)) for cell, name in zip(found, names, strict=True)]
+    found = cell_folders(table)
     seen: dict[str, str] = {}
-    for cell, name in zip(found, names, strict=True):
+    for cell, name in found.values():
         if (other := seen.setdefault(_meaning(cell, name), name)) is not name:
             raise BadInput(f"the cells {other!r} and {name!r} are the same: their settings do not differ; remove one")
     return [
@@ -69,8 +65,22 @@ def sweep_cells(table: Table, seeds: int | Sequence[int] | None = None) -> list[
                 for seed in drawn_seeds(cell.seeds, seeds)
             },
         )
-        for cell, name, folder in zip(found, names, _folders(names, keys), strict=True)
+        for folder, (cell, name) in found.items()
     ]
+
+
+def cell_folders(table: Table) -> dict[str, tuple[Cell, str]]:
+    """Return the cells of a sweep and their names, by the folders' names in `runs/`.
+
+    Raises:
+        BadInput: A cell's settings are no recipe, or there is no cell.
+    """
+    found = table.cells()
+    if not found:
+        raise BadInput(f"{table.name}: there is no cell; `skip` leaves nothing")
+    names = [cell_name(cell.choices) for cell in found]
+    keys = [settings_of(_recipe(cell, 0, name)) for cell, name in zip(found, names, strict=True)]
+    return dict(zip(_folders(names, keys), zip(found, names, strict=True), strict=True))
 
 
 def _recipe(cell: Cell, seed: int, name: str) -> Recipe:

@@ -138,6 +138,9 @@ class Table:
 
         A word that is a choice of the table fits that choice alone (fedavg is not fedavgm), any other one is sought
         in the cell's name.
+
+        Raises:
+            BadInput: One of the texts fits no cell.
         """
         every = list(self._all(scale))
         if not pick:
@@ -147,10 +150,13 @@ class Table:
         def fits(cell: Cell, word: str) -> bool:
             return word in (cell.choices.values() if word in known else cell.name)
 
-        chosen = [cell for cell in every if any(all(fits(cell, w) for w in text.split()) for text in pick)]
-        if not chosen:
-            raise unknown(f"cell of {self.name}", ",".join(pick), [cell.name for cell in every])
-        return chosen
+        def picks(cell: Cell, text: str) -> bool:
+            return all(fits(cell, word) for word in text.split())
+
+        for text in pick:  # one that picks nothing is a slip, which the others must not hide
+            if not any(picks(cell, text) for cell in every):
+                raise unknown(f"cell of {self.name}", text, [cell.name for cell in every])
+        return [cell for cell in every if any(picks(cell, text) for text in pick)]
 
     def variants(self) -> dict[str, Mapping[str, Any]]:
         """Other readings of the paper, by name: the cells (`when`), their `set` and `stage`; or several (`all_of`)."""

@@ -122,22 +122,22 @@ def records(found: ComparisonTable) -> list[dict[str, Any]]:
     out = []
     for (i, j), cell in sorted(pivot.cells.items()):
         low, high = cell.interval(found.level) or (None, None)
-        out.append(
-            {
-                "method": pivot.rows[i],
-                **{key: text(value) for key, value in zip(pivot.keys, pivot.columns[j], strict=True)},
-                "metric": found.metric,
-                "runs": len(cell.values),
-                "mean": cell.mean,
-                "deviation": cell.deviation,
-                "low": low,
-                "high": high,
-                "best": i in found.best(j),
-                "baseline": None if found.baseline is None else pivot.rows[found.baseline],
-                **_gain_record(gains.get((i, j))),
-                "mean_rank": ranks.get(pivot.rows[i]),
-            }
-        )
+        results = {
+            "metric": found.metric,
+            "runs": len(cell.values),
+            "mean": cell.mean,
+            "deviation": cell.deviation,
+            "low": low,
+            "high": high,
+            "best": i in found.best(j),
+            "baseline": None if found.baseline is None else pivot.rows[found.baseline],
+            **_gain_record(gains.get((i, j))),
+            "mean_rank": ranks.get(pivot.rows[i]),
+        }
+        named = zip(pivot.keys, pivot.columns[j], strict=True)
+        # an axis of a sweep may be called as one of the results
+        settings = {f"axis {key}" if key in results else key: text(value) for key, value in named}
+        out.append({"method": pivot.rows[i], **settings, **results})
     return out
 
 

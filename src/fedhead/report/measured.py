@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedhead.engine.metrics import Row, final_rows
@@ -43,6 +43,7 @@ class Measured:
         stage: The stage; "" for the end of the rounds.
         replicate: Seed and split.
         values: Numbers by name: accuracy, personal, losses, metrics, bytes, seconds.
+        choices: What the run's sweep chose on its named axes; see `sweep_axes`.
     """
 
     where: str
@@ -50,6 +51,7 @@ class Measured:
     stage: str
     replicate: Replicate
     values: Mapping[str, float]
+    choices: Mapping[str, str] = field(default_factory=dict)
 
 
 def of_runs(runs: Sequence[Run]) -> list[Measured]:

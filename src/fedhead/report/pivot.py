@@ -10,7 +10,7 @@ from typing import Any
 
 from fedhead.core.errors import BadInput, unknown
 from fedhead.engine.metrics import Row
-from fedhead.experiment.recipe import KEYS, SAMPLE_KEYS, Recipe
+from fedhead.experiment.recipe import KEYS, SAMPLE_KEYS, Recipe, is_key
 from fedhead.report import statistics
 from fedhead.report.measured import Measured, Replicate
 from fedhead.report.recipe_keys import differing, recipes_using, without_stages
@@ -100,11 +100,16 @@ class Arrangement:
         return sorted(dict.fromkeys(columns), key=_natural)
 
 
-def arrange(recipes: Iterable[Recipe], by: Sequence[str] = ()) -> Arrangement:
+def arrange(recipes: Iterable[Recipe]) -> Arrangement:
     """Find what tells the methods and the settings of recipes apart; see `pivot`."""
-    flat = [_kept(recipe) for recipe in recipes]
+    return _arrange([_kept(recipe) for recipe in recipes], ())
+
+
+def _arrange(flat: Sequence[Row], by: Sequence[str]) -> Arrangement:
     columns = _column_keys(flat, by)
     rows, unshown = _row_keys(flat, columns)
+    axes = [key for key in columns if not is_key(key)]  # what a choice of a sweep sets is known by its name
+    unshown = [key for key in unshown if not axes or not _follows(flat, key, axes)]
     return Arrangement(tuple(columns), tuple(rows), tuple(unshown))
 
 
@@ -113,7 +118,8 @@ def _kept(recipe: Recipe) -> Row:
 
 
 def _heading(keys: Sequence[str], values: Sequence[Any]) -> str:
-    return ", ".join(text(v) if k in _PLAIN else f"{k}={text(v)}" for k, v in zip(keys, values, strict=True))
+    named = zip(keys, values, strict=True)
+    return ", ".join(text(v) if k in _PLAIN or not is_key(k) else f"{k}={text(v)}" for k, v in named)
 
 
 def pivot(
@@ -129,13 +135,15 @@ def pivot(
         measured: What the runs measured.
         metric: Which of their values.
         by: Keys of the columns; what else differs goes to the rows, except settings of the data. Empty: by what varies.
+            Named axes of a sweep (`Measured.choices`) are such keys too.
         arrangement: What tells methods and settings apart, where further recipes have a part in that.
 
     Raises:
-        BadInput: If `by` names no key of a recipe.
+        BadInput: If `by` names neither a key of a recipe nor an axis, or an axis that some of the runs do not have.
     """
-    arrangement = arrangement or arrange([m.recipe for m in measured], by)
-    flat = {id(m.recipe): _kept(m.recipe) for m in measured}
+    _check_axes(measured, by)
+    flat = {id(m): _kept(m.recipe) | {axis: m.choices[axis] for axis in by if axis in m.choices} for m in measured}
+    arrangement = arrangement or _arrange(list(flat.values()), by)
     keys, own, unshown = arrangement.columns, arrangement.rows, arrangement.unshown
     rows: dict[str, str] = {}
     cells: dict[tuple[str, tuple[str, ...]], dict[Replicate, Measured]] = {}
@@ -143,7 +151,7 @@ def pivot(
     verb = "differs" if len(unshown) == 1 else "differ"
     notes = [f"{', '.join(unshown)} {verb} between methods or settings too"] if unshown else []
     for m in measured:
-        recipe = flat[id(m.recipe)]
+        recipe = flat[id(m)]
         label = _row_label(recipe, own, m.stage)
         rows.setdefault(label, m.recipe.method)
         if metric not in m.values:
@@ -171,18 +179,34 @@ def pivot(
     )
 
 
+def _check_axes(measured: Sequence[Measured], by: Sequence[str]) -> None:
+    recipes = [_kept(m.recipe) for m in measured] if by else []
+    for name in by:
+        have = [m for m in measured if name in m.choices]
+        if not have and name not in KEYS and not any(name in recipe for recipe in recipes):
+            axes = {axis for m in measured for axis in m.choices}
+            known = {*KEYS, *axes, *(key for recipe in recipes for key in recipe)} - {*_REPEATS}
+            raise unknown("key of recipes, or named axis of the runs' sweep," if axes else "key", name, known)
+        if 0 < len(have) < len(measured):
+            other = next(m for m in measured if name not in m.choices)
+            raise BadInput(
+                f"by {name}: {have[0].where} is of a sweep with this axis, {other.where} is not; compare the runs of that "
+                "sweep alone, or name a recipe's key"
+            )
+
+
 def _column_keys(recipes: Sequence[Row], by: Sequence[str]) -> list[str]:
     for key in by:
         if _of_row(key):
             raise BadInput(f"by {key}: methods and stages are the rows; name a setting, such as partition")
         if key in _REPEATS:
             raise BadInput(f"by {key}: means are over seeds; name a setting, such as partition")
-        if key not in KEYS and not any(key in recipe for recipe in recipes):
-            raise unknown("key", key, {*KEYS, *(k for recipe in recipes for k in recipe)} - {*_REPEATS})
     settings = [key for key in differing(recipes) if not _of_row(key)]
     data = [key for key in settings if key in _DATA]
     if by:
-        return [*dict.fromkeys(by), *(key for key in data if key not in by)]
+        axes = [key for key in by if not is_key(key)]
+        apart = [key for key in data if key not in by and not (axes and _follows(recipes, key, axes))]
+        return [*dict.fromkeys(by), *apart]
     found = [key for key in settings if key in data or not _follows(recipes, key, ["method", *data])]
     return found or ["dataset", "partition"]  # one column, which says where all runs are from
 

@@ -1,0 +1,108 @@
+"""The file of measured results: damaged, with other headers, and written by two processes at once."""
+
+from __future__ import annotations
+
+import csv
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fedhead.core.errors import BadInput
+from fedhead.experiment.results import FILE, Measurement, Results
+
+ROW = Measurement(
+    *("ccvr/table2", "one", "", "abc", "full", 0, 0, "accuracy", 61.5, "none", 61.5, 60.0, None, None),
+    *(1, 2, 3.0, None, 1, "loop", "fp32", "cpu", "0.1.0", "", "2026-01-01"),
+)
+ADDS = """
+import dataclasses, sys
+from pathlib import Path
+from test_results_file import ROW
+from fedhead.experiment.results import Results
+own = Results(Path(sys.argv[1]))
+input()
+for seed in range(40):
+    own.add(dataclasses.replace(ROW, cell=sys.argv[2], digest=sys.argv[2], seed=seed))
+"""
+
+
+def rows(folder: Path) -> list[dict[str, str]]:
+    with (folder / FILE).open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_row_is_added_in_the_order_of_the_columns_that_the_file_has(tmp_path: Path) -> None:
+    names = [*reversed(list(vars(ROW))), "remark"]
+    (tmp_path / FILE).write_text(",".join(names) + "\n")
+    Results(tmp_path).add(ROW)
+    assert (rows(tmp_path)[0]["accuracy"], rows(tmp_path)[0]["remark"]) == ("61.5", "")
+    assert list(Results(tmp_path)) == [ROW]
+
+
+def test_a_file_that_a_killed_process_left_empty_holds_no_rows(tmp_path: Path) -> None:
+    (tmp_path / FILE).touch()
+    found = Results(tmp_path)
+    assert not list(found)
+    found.add(ROW)
+    assert list(Results(tmp_path)) == [ROW]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        ("table,cell", "table,cel", "its first line has no column 'cell'; repair that line, or move the file away"),
+        ("value,stage", "value,stage,value", "has the column 'value' twice: remove one"),
+        ("61.5,none", "nan,none", "can't be read: nan is no result"),
+        ("61.5,none", "sixty,none", "can't be read: could not convert string to float: 'sixty'"),
+        ("full,0,0", "full,0,1.5", "can't be read: invalid literal for int"),
+    ],
+)
+def test_a_damaged_file_is_refused(tmp_path: Path, before: str, after: str, said: str) -> None:
+    Results(tmp_path).add(ROW)
+    text = (tmp_path / FILE).read_text()
+    assert before in text
+    (tmp_path / FILE).write_text(text.replace(before, after, 1))
+    with pytest.raises(BadInput, match=said):
+        Results(tmp_path)
+
+
+def test_a_row_that_was_cut_is_named_and_does_not_count(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    Results(tmp_path).add(ROW)
+    text = (tmp_path / FILE).read_text()
+    (tmp_path / FILE).write_text(text + text.splitlines()[1][:40])
+    assert list(Results(tmp_path)) == [ROW]
+    assert f"{FILE}, line 3: not as long as the header, the row does not count" in caplog.text
+
+
+def test_two_processes_that_add_at_once_lose_nothing(tmp_path: Path) -> None:
+    here = str(Path(__file__).parent)
+    start = f"import sys; sys.path.insert(0, {here!r})\n{ADDS}"
+    words = [sys.executable, "-c", start, str(tmp_path)]
+    both = [subprocess.Popen([*words, name], stdin=subprocess.PIPE, text=True) for name in ("one", "two")]
+    for process in both:
+        assert process.stdin is not None
+        process.stdin.write("\n")
+        process.stdin.close()
+    assert [process.wait(120) for process in both] == [0, 0]
+    assert len(rows(tmp_path)) == len(list(Results(tmp_path))) == 80
+
+
+def test_of_two_processes_that_find_no_file_one_waits_for_the_header_of_the_other(tmp_path: Path) -> None:
+    import fcntl
+
+    first = (tmp_path / FILE).open("a+")
+    fcntl.flock(first, fcntl.LOCK_EX)
+    start = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n{ADDS}"
+    words = [sys.executable, "-c", start.replace("range(40)", "range(1)"), str(tmp_path), "two"]
+    second = subprocess.Popen(words, stdin=subprocess.PIPE, text=True)
+    assert second.stdin is not None
+    second.stdin.write("\n")
+    second.stdin.close()
+    with pytest.raises(subprocess.TimeoutExpired):
+        second.wait(8)
+    first.write(",".join(vars(ROW)) + "\n")
+    first.close()
+    assert second.wait(60) == 0
+    assert [row["cell"] for row in rows(tmp_path)] == ["two"]

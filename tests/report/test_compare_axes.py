@@ -1,0 +1,96 @@
+"""Comparisons by the named axes of a sweep."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pytest
+
+import fedhead as fh
+from fedhead.cli import call
+from fedhead.core.errors import BadInput
+
+SWEEP = """
+recipe: digits
+seeds: 2
+base: {rounds: 1, subset: 100, clients: 2, model: "mlp(hidden=[4])"}
+axes:
+  method: [fedavg, fedprox]
+  data:
+    mild: {set: {partition: dirichlet(5.0)}}
+    hard: {set: {partition: dirichlet(0.5), local_epochs: 2}}
+  mean:
+    low: {set: {lr: 0.01, momentum: 0.9}}
+    high: {set: {lr: 0.1, momentum: 0.5}}
+  kind:
+    plain: {}
+    ended: {stage: ridge}
+"""
+
+
+@pytest.fixture(scope="module")
+def grid(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("axes")
+    (place / "grid.yaml").write_text(SWEEP)
+    assert call(["sweep", str(place / "grid.yaml"), "--out", str(place / "grid"), "--executor", "loop"]) == 0
+    return place / "grid"
+
+
+def test_a_named_axis_makes_the_columns_and_its_choices_are_the_labels(grid: Path) -> None:
+    found = fh.compare(grid, by="data")
+    assert list(found.table.columns) == ["hard", "mild"]
+    assert {m.partition("(")[0].strip() for m in found.table.index} >= {"fedavg", "fedprox"}
+    by_key = fh.compare(grid, by="partition")
+    assert found.table["mild"].tolist() == by_key.table["dirichlet(5.0)"].tolist()
+    assert not any("local_epochs" in note or "partition" in note for note in found.notes)
+
+
+def test_two_axes_and_a_key(grid: Path) -> None:
+    assert list(fh.compare(grid, by=["mean", "data"]).table.columns) == [
+        "high, hard",
+        "high, mild",
+        "low, hard",
+        "low, mild",
+    ]
+    # what decides the data is a column as well, unless an axis decides it
+    assert list(fh.compare(grid, by=["mean"]).table.columns)[0] == "high, dirichlet(0.5)"
+
+
+def test_results_of_python_and_single_cells_have_the_axes_too(grid: Path) -> None:
+    assert list(fh.compare(fh.load_all(grid), by="data").table.columns) == ["hard", "mild"]
+    some = sorted((grid / "runs").glob("fedavg*mild*/seed-*"))
+    assert list(fh.compare(some, by="data").table.columns) == ["mild"]
+
+
+def test_the_command_and_an_axis_that_is_called_as_a_result(grid: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(["compare", str(grid), "--by", "mean", "--by", "data", "--format", "csv"]) == 0
+    rows = list(csv.DictReader(capsys.readouterr().out.splitlines()))
+    assert {(row["axis mean"], row["data"]) for row in rows} == {
+        (a, b) for a in ("low", "high") for b in ("mild", "hard")
+    }
+    assert all(float(row["mean"]) >= 0 for row in rows)
+
+
+def test_what_is_no_axis_is_refused_with_what_there_is(grid: Path, tmp_path: Path) -> None:
+    with pytest.raises(
+        BadInput, match=r"named axis of the runs' sweep, 'dta': did you mean 'data'\? Known: .*, kind, "
+    ):
+        fh.compare(grid, by="dta")
+    with pytest.raises(BadInput, match=r"^by kind: its choices are methods and stages, which are the rows"):
+        fh.compare(grid, by="kind")
+    assert call(["run", "digits", "rounds=1", "subset=100", "--out", str(tmp_path / "alone"), "--quiet"]) == 0
+    with pytest.raises(BadInput, match=r"^unknown key 'data'"):
+        fh.compare(tmp_path / "alone", by="data")
+    with pytest.raises(
+        BadInput, match=r"^by data: .* is of a sweep with this axis, .*alone is not; compare the runs of"
+    ):
+        fh.compare([grid, tmp_path / "alone"], by="data")
+
+
+def test_one_label_of_two_sweeps_does_not_mix_their_data(grid: Path, tmp_path: Path) -> None:
+    (tmp_path / "grid.yaml").write_text(SWEEP.replace("dirichlet(5.0)", "dirichlet(8.0)"))
+    words = ["--out", str(tmp_path / "other"), "--executor", "loop", "--seeds", "1"]
+    assert call(["sweep", str(tmp_path / "grid.yaml"), *words]) == 0
+    columns = list(fh.compare([grid, tmp_path / "other"], by="data").table.columns)
+    assert columns == ["hard, dirichlet(0.5)", "mild, dirichlet(5.0)", "mild, dirichlet(8.0)"]
