@@ -54,7 +54,7 @@ def test_two_axes_and_a_key(grid: Path) -> None:
         "low, mild",
     ]
     # what decides the data is a column as well, unless an axis decides it
-    assert list(fh.compare(grid, by=["mean"]).table.columns)[0] == "high, dirichlet(0.5)"
+    assert fh.compare(grid, by=["mean"]).table.columns[0] == "high, dirichlet(0.5)"
 
 
 def test_results_of_python_and_single_cells_have_the_axes_too(grid: Path) -> None:

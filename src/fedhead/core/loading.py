@@ -47,8 +47,8 @@ def find_path(
             return (folder / path).resolve()
         if not os.path.isdir(folder):
             raise BadInput(
-                f"the folder {folder.resolve()}, in which {where} is looked for, is not there: put it back, put {where} "
-                "beside the recipe or into the run folder, or correct `folders` in the recipe"
+                f"the folder {folder.resolve()}, in which {where} is looked for, is not there: put it back, put "
+                f"{where} beside the recipe or into the run folder, or correct `folders` in the recipe"
             )
     return None
 

@@ -190,8 +190,8 @@ def _check_axes(measured: Sequence[Measured], by: Sequence[str]) -> None:
         if 0 < len(have) < len(measured):
             other = next(m for m in measured if name not in m.choices)
             raise BadInput(
-                f"by {name}: {have[0].where} is of a sweep with this axis, {other.where} is not; compare the runs of that "
-                "sweep alone, or name a recipe's key"
+                f"by {name}: {have[0].where} is of a sweep with this axis, {other.where} is not; compare the runs of "
+                "that sweep alone, or name a recipe's key"
             )
 
 
