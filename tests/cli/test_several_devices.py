@@ -39,10 +39,14 @@ def test_a_process_that_fails_is_named_when_all_have_ended(monkeypatch: pytest.M
 
     monkeypatch.setattr(several_devices.subprocess, "Popen", Process)
     monkeypatch.setattr(sys, "argv", ["fedhead", "sweep", "a.yaml", "--devices", "1,0"])
-    with pytest.raises(FedheadError, match=r"cuda:1, part 1 failed"):
+    with pytest.raises(FedheadError, match=r"the process of cuda:1 failed"):
         run_on_each("1,0", device="auto", shard=None)
-    ends = [["--device", "cuda:1", "--shard", "1/2"], ["--device", "cuda:0", "--shard", "2/2"]]
-    assert [command[3:] for command in begun] == [["sweep", "a.yaml", *end] for end in ends]
+    heads = [
+        ["sweep", "a.yaml", "--device", "cuda:1", "--claims"],
+        ["sweep", "a.yaml", "--device", "cuda:0", "--claims"],
+    ]
+    assert [command[3:-1] for command in begun] == heads
+    assert begun[0][-1] == begun[1][-1], "processes that share their runs know each other's claims"
 
 
 @pytest.mark.long

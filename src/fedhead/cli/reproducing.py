@@ -14,6 +14,7 @@ import typer
 from fedhead.cli.app import app
 from fedhead.cli.options import (
     Assignments,
+    ClaimsFolder,
     Compile,
     CompileName,
     DataFolder,
@@ -72,6 +73,7 @@ def reproduce(
     data: DataFolder = None,
     device: Device = "auto",
     devices: Devices = None,
+    claims: ClaimsFolder = None,
     shard: Shard = None,
     executor: ExecutorName = "auto",
     precision: PrecisionName = Precision.fp32,
@@ -149,6 +151,7 @@ def reproduce(
         lines = [" ".join([cell.name, *cell.overrides]) for cell in listed]
         print(json.dumps([_describe(cell) for cell in listed]) if as_json else "\n".join(lines))
         return
+    from fedhead.experiment.claims import Claims
     from fedhead.experiment.reproduce import reproduce as run_table
     from fedhead.experiment.run import Settings
     from fedhead.experiment.sweep import read_shard
@@ -173,6 +176,7 @@ def reproduce(
             settings=Settings(*settings, compile=compile.value),
             together=together,
             shard=None if shard is None else read_shard(shard),
+            claims=Claims(claims),
             log=_log,
         )
     if as_json:

@@ -1,10 +1,11 @@
-"""A command on several devices of one machine: each has its own process with its share of the runs."""
+"""A command on several devices of one machine: each has its own process, which takes the next run that none has."""
 
 from __future__ import annotations
 
 import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -32,7 +33,7 @@ def read_devices(text: str) -> list[str]:
 
 
 def run_on_each(devices: str, *, device: str, shard: str | None) -> None:
-    """Run this very command once per device, each on its own share, and wait for all of them.
+    """Run this very command once per device, and wait for all of them; each takes runs that no other has taken.
 
     Args:
         devices: What `--devices` said.
@@ -49,18 +50,17 @@ def run_on_each(devices: str, *, device: str, shard: str | None) -> None:
             f"--devices says where to compute and shares the runs: leave --{'device' if shard is None else 'shard'} out"
         )
     command = [sys.executable, "-m", "fedhead.cli", *without_devices(sys.argv[1:])]
-    processes = {
-        name + f", part {k}": subprocess.Popen(
-            [*command, "--device", name, "--shard", f"{k}/{len(names)}"], stdout=subprocess.DEVNULL
-        )
-        for k, name in enumerate(names, start=1)
-    }
-    try:
-        failed = [name for name, process in processes.items() if process.wait()]
-    except BaseException:
-        for process in processes.values():
-            process.terminate()
-        raise
+    with tempfile.TemporaryDirectory(prefix="fedhead-") as claims:
+        processes = [
+            subprocess.Popen([*command, "--device", name, "--claims", claims], stdout=subprocess.DEVNULL)
+            for name in names
+        ]
+        try:
+            failed = [name for name, process in zip(names, processes, strict=True) if process.wait()]
+        except BaseException:
+            for process in processes:
+                process.terminate()
+            raise
     if failed:
         raise FedheadError(f"--devices: the process of {failed[0]} failed, see above; {GOES_ON}")
 

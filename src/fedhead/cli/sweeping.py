@@ -13,6 +13,7 @@ from fedhead.cli.app import app
 from fedhead.cli.options import (
     AllowChangedCode,
     Assignments,
+    ClaimsFolder,
     Compile,
     CompileName,
     DataFolder,
@@ -57,6 +58,7 @@ def sweep(
     data: DataFolder = None,
     device: Device = "auto",
     devices: Devices = None,
+    claims: ClaimsFolder = None,
     executor: ExecutorName = "auto",
     precision: PrecisionName = Precision.fp32,
     compile: CompileName = Compile.auto,
@@ -78,6 +80,7 @@ def sweep(
       fedhead sweep grid.yaml --engine ray --gpus-per-cell 0.5
     """
     from fedhead.api.sweep import make_engine
+    from fedhead.experiment.claims import Claims
     from fedhead.experiment.recipe import assignment
     from fedhead.experiment.run import Settings
     from fedhead.experiment.sweep import read_shard, run_sweep
@@ -109,6 +112,7 @@ def sweep(
             out,
             seeds=how_many,
             shard=part,
+            claims=Claims(claims),
             minutes=minutes,
             settings=settings,
             together=together,

@@ -17,6 +17,7 @@ from fedhead.core.errors import FedheadError
 from fedhead.data.read_once import read_once
 from fedhead.executors import select
 from fedhead.experiment import build, environment, reopen
+from fedhead.experiment.claims import Claims
 from fedhead.experiment.recipe import Recipe
 from fedhead.experiment.results import Measurement, Results, stage_recipe, value_at
 from fedhead.experiment.run import Settings
@@ -60,6 +61,7 @@ class MeasureContext:
     log: Log = lambda _: None
     continue_on_error: bool = False  # whether the other runs are measured even if the first one fails
     shard: tuple[int, int] | None = None  # which part of how many to run, (3, 16) for the third of sixteen
+    claims: Claims = field(default_factory=Claims)  # which runs other processes of this command have taken
 
 
 @dataclass(frozen=True)
@@ -79,14 +81,16 @@ def measure_all(repetitions: Sequence[Repetition], context: MeasureContext) -> i
     if context.shard is not None:
         own = _own_part(repetitions, context, *context.shard)
         trainings = {path: training for path, training in trainings.items() if path in own}
-    done, failures = 0, list[FedheadError]()
+    done, elsewhere, failures = 0, 0, list[FedheadError]()
     recipes = {path: training.recipe for path, training in trainings.items()}
     for number, paths in group_trainings(recipes, context.together, select.device(context.settings.device)):
         if context.budget.exhausted:
             break
         paths = paths[: context.budget.how_many_fit([recipes[path] for path in paths])]
-        if not paths:
-            continue  # perhaps a shorter one still fits
+        free = context.claims.take(paths)
+        elsewhere += len(paths) - len(free)
+        if not (paths := free):
+            continue  # perhaps a shorter one still fits, or one that no other process has taken
         context.log(f"[{span(number, len(paths))}/{len(trainings)}] {describe([recipes[path] for path in paths])}")
         try:
             with read_once():
@@ -99,9 +103,9 @@ def measure_all(repetitions: Sequence[Repetition], context: MeasureContext) -> i
             failures.append(error)
     if failures and not context.continue_on_error:
         raise failures[0]
-    if done < len(trainings):
-        context.log(f"the time is up: {len(trainings) - done} of {len(trainings)} runs are left")
-    return len(trainings) - done
+    if left := len(trainings) - done - elsewhere:
+        context.log(f"the time is up: {left} of {len(trainings)} runs are left")
+    return left
 
 
 def _own_part(repetitions: Sequence[Repetition], context: MeasureContext, number: int, count: int) -> set[Path]:

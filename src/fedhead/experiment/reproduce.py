@@ -9,6 +9,7 @@ from typing import Any
 from fedhead.core.errors import BadInput
 from fedhead.data import datasets
 from fedhead.experiment import build, table_result, tables
+from fedhead.experiment.claims import Claims
 from fedhead.experiment.measure import Log, MeasureContext, Repetition, folder, measure_all
 from fedhead.experiment.published import published
 from fedhead.experiment.recipe import Recipe
@@ -35,6 +36,7 @@ def reproduce(
     settings: Settings | None = None,
     together: bool | None = None,
     shard: tuple[int, int] | None = None,
+    claims: Claims | None = None,
     log: Log = lambda _: None,
 ) -> TableResult:
     """Run what is not there yet of a table, and write table.json and table.csv into the folder `out`.
@@ -56,6 +58,7 @@ def reproduce(
         together: Whether seeds and splits of a method train in one stack, each to its own single run's results;
             None: on a GPU, where a stack is fastest.
         shard: Which part of how many to run, (3, 16) for the third of sixteen; None: all.
+        claims: Which runs other processes have taken; None: no process runs this table beside this one.
         log: Called with a line about each run that begins.
 
     Returns:
@@ -77,7 +80,9 @@ def reproduce(
         cells = changed
     _validate(cells)
     planned = [r for cell in cells for r in repetitions(table.name, cell, scale, seeds, splits)]
-    context = MeasureContext(out, Results(results), settings, TimeBudget(minutes), together, log, shard=shard)
+    context = MeasureContext(
+        out, Results(results), settings, TimeBudget(minutes), together, log, shard=shard, claims=claims or Claims()
+    )
     planned.sort(key=lambda r: (r.recipe.seed, r.split))  # so that a table that is stopped early has every cell
     left = measure_all(planned, context)
     found: dict[str, list[Measurement]] = {}

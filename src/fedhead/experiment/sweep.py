@@ -26,6 +26,7 @@ from fedhead.core.treefile import atomic
 from fedhead.executors import select
 from fedhead.experiment import components, sweep_table
 from fedhead.experiment.changed_code import check_runs
+from fedhead.experiment.claims import Claims
 from fedhead.experiment.code_folders import FOLDERS
 from fedhead.experiment.measure import Log
 from fedhead.experiment.run import Settings, refuse_apart
@@ -57,14 +58,16 @@ class BundleQueue:
         budget: The time that there is.
         log: Called with a line about each bundle that is begun, and about each run that fails.
         names: What runs are called, by their folders.
+        claims: Which runs other processes have taken.
     """
 
-    def __init__(self, left: Sequence[Bundle], budget: TimeBudget, log: Log, names: Mapping[Path, str]):
+    def __init__(self, left: Sequence[Bundle], budget: TimeBudget, log: Log, names: Mapping[Path, str], claims: Claims):
         self.log = log
         self.failures: dict[Path, str] = {}
         self._left = list(left)
         self._budget = budget
         self._names = names
+        self._claims = claims
         self._total = sum(map(_open, left))
         self._begun = 0
 
@@ -74,7 +77,10 @@ class BundleQueue:
             bundle = self._left.pop(0)
             alike = trainings(bundle)
             alike = alike[: self._budget.how_many_fit([bundle[paths[0]] for paths in alike])]
-            if alike:  # else perhaps a shorter one still fits
+            free = self._claims.take([paths[0] for paths in alike])  # runs that train alike are taken with the first
+            self._total -= sum(_open({path: bundle[path] for path in paths}) for paths in alike if paths[0] not in free)
+            alike = [paths for paths in alike if paths[0] in free]
+            if alike:  # else perhaps a shorter one still fits, or one that no other process has taken
                 chosen = {path: bundle[path] for paths in alike for path in paths}
                 count = _open(chosen)
                 self.log(f"[{span(self._begun + 1, count)}/{self._total}] {self._describe(chosen)}")
@@ -135,6 +141,7 @@ def run_sweep(
     *,
     seeds: int | Sequence[int] | None = None,
     shard: tuple[int, int] | None = None,
+    claims: Claims | None = None,
     minutes: float | None = None,
     settings: Settings | None = None,
     together: bool | None = None,
@@ -150,6 +157,7 @@ def run_sweep(
         out: Its folder; None: one under runs/ that is named after the recipe and the axes.
         seeds: How many seeds, or which; None: the sweep's own.
         shard: Which part of how many to run, (3, 16) for the third of sixteen; None: all.
+        claims: Which runs other processes have taken; None: no process runs this sweep beside this one.
         minutes: Begin no run that is not likely to end in this time.
         settings: Device, executor, precision and data folder.
         together: Whether seeds and splits of a method train in one stack; None: on a GPU, where that is fastest.
@@ -182,7 +190,7 @@ def run_sweep(
     if done := sum(map(len, every)) - sum(map(_open, left)):
         log(f"{done} of {sum(map(len, every))} runs are finished already")
     check_runs(place, runs, more=bool(left), allow=settings.allow_changed_code)
-    queue = BundleQueue(left, TimeBudget(minutes), log, names)
+    queue = BundleQueue(left, TimeBudget(minutes), log, names, claims or Claims())
     engine.run(queue, place, settings, together)
     failures = {names[path]: reason for path, reason in queue.failures.items()}
     result = sweep_table.collect(table.title, place, table.axes(), cells, failures, queue.untouched)
