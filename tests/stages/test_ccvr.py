@@ -14,11 +14,13 @@ from fedhead import CCVR, METHODS, BadInput, Recalibrate, build, with_head
 from fedhead.algorithm.method import Method
 from fedhead.algorithm.phase import Replies
 from fedhead.algorithm.task import LocalTraining
+from fedhead.calibration import retrain as retraining
 from fedhead.calibration import statistics as class_statistics
 from fedhead.calibration.head import linear
 from fedhead.calibration.retrain import Features, autograd_gradient, linear_gradient, retrain
 from fedhead.calibration.statistics import Statistics
 from fedhead.calibration.virtual_features import tukey, virtual_counts, virtual_features
+from fedhead.core import batching
 from fedhead.core.optimizers import SGD
 from fedhead.core.tree import Tree
 from fedhead.engine.rounds import run_stage, train_round
@@ -197,7 +199,10 @@ def test_the_gradient_of_a_linear_head_is_that_of_autograd(bias: bool) -> None:
     draw = torch.Generator().manual_seed(0)
     model = SplitModel(torch.nn.Identity(), torch.nn.Linear(5, 3, bias=bias)).double()
     weight = torch.tensor([1.0, 1.0, 0.0, 1.0], dtype=torch.float64)  # one is padding
-    batch = Features(torch.randn(4, 5, generator=draw, dtype=torch.float64), torch.tensor([0, 2, 1, 2]), weight)
+    y = torch.tensor([0, 2, 1, 2])
+    target = torch.nn.functional.one_hot(y, 3).double()
+    z = torch.randn(4, 5, generator=draw, dtype=torch.float64)
+    batch = Features(z, y, weight, target, weight / weight.sum())
     params = weights(model).part("classifier").params
     found, expected = linear_gradient(params, batch), autograd_gradient(model)(params, batch)
     assert list(found) == list(expected)
@@ -341,3 +346,28 @@ def test_statistics_are_a_plain_sum() -> None:
     b = a + a
     assert isinstance(b, Statistics)
     torch.testing.assert_close(b.mean(), a.mean())
+
+
+def test_a_head_is_trained_on_the_batches_of_an_epoch_while_the_next_one_is_drawn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A GPU would otherwise wait until the batches of all epochs are drawn."""
+    events: list[str] = []
+    drawn, trained = batching.random.permutation, retraining.linear_gradient
+
+    def draw(key: int, n: int) -> Any:
+        events.append("draw")
+        return drawn(key, n)
+
+    def train(params: Tree, batch: Features) -> Tree:
+        events.append("step")
+        return trained(params, batch)
+
+    monkeypatch.setattr(batching.random, "permutation", draw)
+    monkeypatch.setattr(retraining, "linear_gradient", train)
+    monkeypatch.setattr(retraining, "STEPS_PER_GRAPH", 2)
+    model = build("mlp", (4,), 3)
+    z, y = torch.randn(8, model.features), torch.arange(8) % 3
+    head = {name: p for name, p in model.named_parameters() if name.startswith("classifier")}
+    retrain(model, head, z, y, SGD(0.1), epochs=2, batch_size=2, key=1)
+    assert events == [*["draw", *["step"] * 4] * 2]

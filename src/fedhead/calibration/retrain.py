@@ -1,23 +1,28 @@
 """Training a classifier on features, for calibration.
 
 A step of a head is so short that launching it takes longer than computing it. So the gradient of a linear head is
-written out, and on a GPU the steps are captured in a CUDA graph, many at a time.
+written out, what does not depend on the weights is computed for many steps at once, and on a GPU the steps are captured
+in a CUDA graph, many at a time. Batches are drawn epoch by epoch, while a GPU trains on those of the last one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedhead.core import batching
+from fedhead.core.batching import BatchSchedule
 from fedhead.core.cuda_graphs import capture
 from fedhead.core.errors import BadInput
 from fedhead.core.losses import cross_entropy
 from fedhead.core.optimizers import Optimizer, clone_for_in_place
+from fedhead.core.transfer import to_device
 from fedhead.core.tree import Tree
 from fedhead.models.split_model import SplitModel, classify
 
@@ -30,6 +35,8 @@ class Features(NamedTuple):
     z: Tensor
     y: Tensor
     weight: Tensor  # 0 for padding
+    target: Tensor  # 1 for the label, [..., classes]
+    share: Tensor  # of each sample in the loss of its batch
 
 
 Gradient = Callable[[Tree, Features], Tree]  # of the loss of one batch
@@ -65,19 +72,42 @@ def retrain(
     """
     first = next(iter(head.values()))
     z, y = z.to(first.device, first.dtype), y.to(first.device)
-    schedule = batching.draw_batches(len(y), batch_size, epochs, drop_last=False, key=key)
-    rows = torch.from_numpy(schedule.positions).to(z.device)
-    weight = torch.from_numpy(schedule.weight.copy()).to(z.device, z.dtype)
     params = Tree({name: t.detach() for name, t in head.items()})
     params, state = clone_for_in_place(params, optimizer.init(params))
     gradient = linear_gradient if _is_plain_linear(model, params) else autograd_gradient(model)
     steps = _Steps(gradient, optimizer, params, state)
     with torch.no_grad():
-        for now, weights in zip(torch.split(rows, STEPS_PER_GRAPH), torch.split(weight, STEPS_PER_GRAPH), strict=True):
-            steps.run(Features(z[now], y[now], weights))
+        for rows, weight in _chunks(batching.draw_epochs(len(y), batch_size, epochs, key)):
+            steps.run(_features(z, y, to_device(rows, z.device), to_device(weight, z.device, z.dtype), model.classes))
     if not params.finite():
         raise BadInput(f"calibration diverged at learning rate {optimizer.lr:g}: use a smaller one")
     return params
+
+
+def _chunks(epochs: Iterable[BatchSchedule]) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float32]]]:
+    """Yield the positions and weights of as many steps as a graph has, the last ones excepted."""
+    rows: list[NDArray[np.int64]] = []
+    weight: list[NDArray[np.float32]] = []
+    held = 0
+    for epoch in epochs:
+        done = 0
+        while done < len(epoch):
+            part = slice(done, done + STEPS_PER_GRAPH - held)
+            rows.append(epoch.positions[part])
+            weight.append(epoch.weight[part])
+            done, held = done + len(rows[-1]), held + len(rows[-1])
+            if held == STEPS_PER_GRAPH:
+                yield np.concatenate(rows), np.concatenate(weight)
+                rows, weight, held = [], [], 0
+    if held:
+        yield np.concatenate(rows), np.concatenate(weight)
+
+
+def _features(z: Tensor, y: Tensor, rows: Tensor, weight: Tensor, classes: int) -> Features:
+    """Return the features of several steps, with what else their gradients are made of."""
+    labels = y[rows]
+    target = torch.zeros(*labels.shape, classes, dtype=z.dtype, device=z.device).scatter_(-1, labels[..., None], 1.0)
+    return Features(z[rows], labels, weight, target, weight / weight.sum(-1, keepdim=True))
 
 
 class _Steps:
@@ -118,9 +148,7 @@ def linear_gradient(params: Tree, batch: Features) -> Tree:
     """The gradient of the cross entropy of a linear head: (softmax(zWᵀ + b) − onehot(y))ᵀ z, weighted per sample."""
     w, b = params["classifier.weight"], params.get("classifier.bias")
     logits = batch.z @ w.mT if b is None else torch.addmm(b, batch.z, w.mT)
-    slope = logits.softmax(-1)
-    slope.scatter_add_(1, batch.y[:, None], slope.new_full((), -1.0).expand(len(slope), 1))
-    slope *= (batch.weight / batch.weight.sum())[:, None]
+    slope = logits.softmax(-1).sub_(batch.target).mul_(batch.share[:, None])
     grads = {"classifier.weight": slope.mT @ batch.z, "classifier.bias": slope.sum(0)}
     return Tree({name: grads[name] for name in params})
 

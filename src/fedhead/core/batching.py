@@ -7,7 +7,7 @@ trains on the same batches in the same order.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -64,6 +64,26 @@ def draw_batches(
     return draw_alike(n, batch_size, epochs, drop_last, [key], most)[0]
 
 
+def draw_epochs(n: int, batch_size: int, epochs: int, key: int) -> Iterator[BatchSchedule]:
+    """Yield the batches of `draw_batches` epoch by epoch, so that the first can be used while others are drawn.
+
+    Args:
+        n: Number of samples.
+        batch_size: Samples per batch.
+        epochs: Number of passes over the samples.
+        key: Random key, see `phase_key`.
+
+    >>> parts = list(draw_epochs(5, 2, 3, key=7))
+    >>> bool((np.concatenate([p.positions for p in parts]) == draw_batches(5, 2, 3, False, key=7).positions).all())
+    True
+    """
+    inside = np.arange(steps_per_epoch(n, batch_size, drop_last=False) * batch_size)
+    weight = (inside < n).astype(np.float32).reshape(-1, batch_size)
+    for epoch in range(epochs):
+        order = random.permutation(random.key(key, epoch), n)
+        yield BatchSchedule(order[inside % max(n, 1)].reshape(-1, batch_size), weight, key)
+
+
 def draw_alike(
     n: int, batch_size: int, epochs: int, drop_last: bool, keys: Sequence[int], most: int | None = None
 ) -> list[BatchSchedule]:
@@ -111,6 +131,35 @@ def draw_all(draws: Sequence[DrawArguments]) -> list[BatchSchedule]:
         keys = [draws[place].key for place in places]
         found.update(zip(places, draw_alike(n, batch_size, epochs, drop_last, keys, most), strict=True))
     return [found[place] for place in range(len(draws))]
+
+
+def batch_tables(
+    clients: Sequence[tuple[BatchSchedule, NDArray[np.int64]]],
+) -> tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.int64]]:
+    """Return the rows and the weights of clients' batches, both [steps, clients, batch], and each client's steps.
+
+    Args:
+        clients: The schedule of each client, and the rows in the pool of samples that its positions point to.
+
+    >>> schedule = BatchSchedule(np.array([[1, 0]]), np.ones((1, 2), np.float32), key=0)
+    >>> batch_tables([(schedule, np.array([4, 6])), (schedule, np.array([5, 9]))])[0].tolist()
+    [[[6, 4], [9, 5]]]
+    """
+    lengths = np.array([len(schedule) for schedule, _ in clients])
+    shape = (int(lengths.max()), len(clients), clients[0][0].positions.shape[1])
+    index = np.zeros(shape, np.int32)  # half as many bytes to copy to a GPU
+    weight = np.zeros(shape, np.float32)
+    if (lengths == shape[0]).all() and len({len(rows) for _, rows in clients}) == 1:  # all clients at once
+        positions = np.stack([schedule.positions for schedule, _ in clients], axis=1)
+        index[:] = np.stack([rows for _, rows in clients])[np.arange(len(clients))[:, None], positions]
+        first = clients[0][0].weight
+        shared = all(schedule.weight is first for schedule, _ in clients)
+        weight[:] = first[:, None] if shared else np.stack([schedule.weight for schedule, _ in clients], axis=1)
+        return index, weight, lengths
+    for i, (schedule, rows) in enumerate(clients):
+        index[: len(schedule), i] = rows[schedule.positions]
+        weight[: len(schedule), i] = schedule.weight
+    return index, weight, lengths
 
 
 def empty_batches(n: int, batch_size: int, epochs: int, drop_last: bool, most: int | None = None) -> BatchSchedule:

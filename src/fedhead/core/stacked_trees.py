@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fedhead.core.schema import Schema
+from fedhead.core.transfer import to_device
 from fedhead.core.tree import Tree, unstack
 
 
@@ -57,7 +58,7 @@ class StackedTrees(Sequence[Tree]):
             if list(self.rows) == every and len(t) == len(every):
                 return t.contiguous()
             if t.device not in places:
-                places[t.device] = torch.tensor(self.rows, device=t.device)
+                places[t.device] = to_device(self.rows, t.device)
             return t.index_select(0, places[t.device])
 
         return self.stacked.map(lambda t: fn(ordered(t)))

@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 
 from fedhead.algorithm.stage import Stage
 from fedhead.core import random
+from fedhead.core.transfer import to_device
 from fedhead.executors.changing_methods import ChangingMethods
 from fedhead.executors.compiling.choice import pays_for
 from fedhead.executors.compiling.process import Compilation, Compiler
@@ -191,7 +192,7 @@ class GraphRunner:
             made = plan(lengths, self.slots)
             while len(self._plans) >= MAX_PLANS:
                 del self._plans[next(iter(self._plans))]  # the oldest
-            self._plans[lengths] = made, [torch.from_numpy(table).to(self.done.device) for table in made.table()]
+            self._plans[lengths] = made, [to_device(table, self.done.device) for table in made.table()]
         return self._plans[lengths]
 
     def _fill(self, schedule: Plan, places: list[Tensor], batches: PhaseBatches) -> Iterator[int]:

@@ -21,6 +21,7 @@ from fedhead.core.batch import Batch
 from fedhead.core.errors import BadInput, first_line
 from fedhead.core.inputs import Inputs, device_of, tensors_of
 from fedhead.core.log import warn_once
+from fedhead.core.transfer import to_device
 from fedhead.core.tree import Weights, stack
 from fedhead.data.allocation import Rows
 from fedhead.data.pool import Pool
@@ -125,7 +126,7 @@ def map_rows(function: BatchFunction, pool: Pool, rows: Sequence[Rows], samples:
     for begin, end, width in _steps(lengths, samples):
         index = np.stack([np.resize(mine[begin:end], end - begin) for mine in rows[:width]])
         weight = np.stack([np.arange(begin, end) < n for n in lengths[:width]])
-        batch = pool.batch(torch.from_numpy(index).to(pool.device), torch.from_numpy(weight).to(pool.device))
+        batch = pool.batch(to_device(index, pool.device), to_device(weight, pool.device))
         for part, n, out in zip(parts, lengths, function(width, batch), strict=False):
             part.append(out[: n - begin])
     return [torch.cat(part) if part else torch.zeros(0) for part in parts]

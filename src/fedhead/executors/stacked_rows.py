@@ -8,6 +8,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from fedhead.core.transfer import to_device
+
 FEW = 8  # rows; up to so many are copied by one kernel per dtype, more of them by two kernels per tensor
 
 
@@ -41,7 +43,7 @@ class StackedRows:
             self._copy(zip(self.tensors, source.tensors, strict=True))
             return
         if len(rows) > FEW:
-            to, at = (torch.tensor(places, device=self.tensors[0].device) for places in (rows, of))
+            to, at = (to_device(places, self.tensors[0].device) for places in (rows, of))
             for mine, theirs in zip(self.tensors, source.tensors, strict=True):
                 mine.index_copy_(0, to, theirs.index_select(0, at))
             return
