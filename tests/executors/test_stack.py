@@ -15,7 +15,7 @@ from small import federation, network
 from fedhead.algorithm.phase import Reply
 from fedhead.algorithm.task import LocalTraining
 from fedhead.core.errors import BadInput
-from fedhead.core.finite import all_finite
+from fedhead.core.finite import FiniteCheck
 from fedhead.core.optimizers import SGD
 from fedhead.core.tree import Tree
 from fedhead.engine.rounds import train_round
@@ -116,11 +116,16 @@ def test_clients_of_equal_steps_are_one_list_with_the_largest_first() -> None:
 def test_whether_replies_are_finite_is_found_when_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[int] = []
 
-    def noted(trees: list[Tree]) -> bool:
-        looked.append(len(trees))
-        return all_finite(trees)
+    class Noted(FiniteCheck):
+        def __init__(self, trees: list[Tree]):
+            super().__init__(trees)
+            self.trees = len(trees)
 
-    monkeypatch.setattr("fedhead.executors.stack.all_finite", noted)
+        def result(self) -> bool:
+            looked.append(self.trees)
+            return super().result()
+
+    monkeypatch.setattr("fedhead.executors.stack.FiniteCheck", Noted)
     local = LocalTraining(epochs=1, batch_size=4, optimizer=SGD(0.05))
     made = Simulation(federation(), [network("batch")], METHODS["fedavg"](), rounds=1, local=local)
     stack = Stack()

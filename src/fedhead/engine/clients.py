@@ -7,10 +7,11 @@ very code.
 from __future__ import annotations
 
 import copy
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -23,6 +24,7 @@ from fedhead.algorithm.stage import Stage
 from fedhead.algorithm.task import LocalTraining, Task
 from fedhead.algorithm.upload import Upload
 from fedhead.core import batching
+from fedhead.core.batching import BatchSchedule, DrawArguments
 from fedhead.core.tree import Tree
 from fedhead.data.arrays import Samples
 from fedhead.data.augment import Transform
@@ -41,6 +43,7 @@ from fedhead.engine.server import Downlink
 from fedhead.engine.stragglers import Stragglers
 from fedhead.executors.client_round import OPTIMIZER, initial_optimizer_states
 from fedhead.executors.job import Job
+from fedhead.executors.job_tables import JobTables, all_batches, row_table
 from fedhead.executors.map_clients import MemoryBudget
 from fedhead.executors.program import Program
 from fedhead.executors.shared_work import SharedWork
@@ -53,6 +56,17 @@ from fedhead.samplers.uniform import UniformSampler
 if TYPE_CHECKING:
     from fedhead.data.allocation import Rows
     from fedhead.data.federation import Federation
+
+Draws = list[list[DrawArguments]]  # of each client's phases
+Schedules = list[list[BatchSchedule]]
+
+
+class _Ahead(NamedTuple):
+    """The batches of a round that were put into tables ahead of it."""
+
+    draws: Draws
+    schedules: Schedules
+    tables: JobTables
 
 
 class Clients:
@@ -98,7 +112,7 @@ class Clients:
         self.federation, self.method = federation, method
         self.device, self.dtype, self.bf16 = torch.device(device), dtype, bf16
         self.assign = compatibility.assignment(assign, len(models), len(federation))
-        self.shared = shared or SharedWork()
+        self.shared, self._alone = shared or SharedWork(), shared is None
         once = self.shared.once
         kind = (self.device, dtype)
         templates = [once(("model", kind), (model,), partial(_template, model, self.device, dtype)) for model in models]
@@ -150,6 +164,7 @@ class Clients:
         )
         self._drawn: tuple[int, Mapping[int, int], Cohort] | None = None  # the last cohort
         self._local_work = LocalWork(federation.rows, self.public, self.stragglers)
+        self._ahead: dict[int, _Ahead] = {}  # by architecture
         self._counts_of = self.counts.unbind()  # once, not in every round
         self._initial_states: dict[int, Tree] = {}  # by architecture
         self.states = ClientStates(self.initial_state)
@@ -238,6 +253,7 @@ class Clients:
         for group in sorted({self.assign[k] for k in downlink.per_client}):
             clients = [k for k in downlink.per_client if self.assign[k] == group]
             task = self.tasks[group]
+            schedules, tables = self._schedules(algorithm, task, group, clients, round, label, trains)
             jobs.append(
                 Job(
                     program=self.program(algorithm, group),
@@ -247,10 +263,11 @@ class Clients:
                     states=[states[k] for k in clients],
                     rows=[self.federation.rows[k] for k in clients],
                     counts=[self._counts_of[k] for k in clients],
-                    schedules=self._schedules(algorithm, task, clients, round, label, trains),
+                    schedules=schedules,
                     public_rows=self._public_rows,
                     lr=self.lr(round),
                     round=round,
+                    tables=tables,
                 )
             )
             if trains:
@@ -258,10 +275,17 @@ class Clients:
         return jobs
 
     def _schedules(
-        self, algorithm: Algorithm, task: Task, clients: list[int], round: int, label: str, drawn: bool
-    ) -> list[list[batching.BatchSchedule]]:
-        """The batches of each client's phases."""
+        self, algorithm: Algorithm, task: Task, group: int, clients: list[int], round: int, label: str, drawn: bool
+    ) -> tuple[Schedules, JobTables | None]:
+        """The batches of each client's phases, and the tables of them if these were made ahead."""
         draws = self._local_work.draws(algorithm, task, clients, round, label)
+        ahead = self._ahead.pop(group, None) if drawn else None
+        # the very same: where a method has changed its phases, they were found anew
+        if ahead is not None and len(draws) == len(ahead.draws) and all(map(operator.is_, draws, ahead.draws)):
+            return ahead.schedules, ahead.tables
+        return self._drawn_schedules(draws, drawn), None
+
+    def _drawn_schedules(self, draws: Draws, drawn: bool = True) -> Schedules:
         if not drawn:
             return [
                 [batching.empty_batches(own.n, own.batch_size, own.epochs, own.drop_last, own.most) for own in mine]
@@ -271,11 +295,17 @@ class Clients:
         return [[next(found) for _ in mine] for mine in draws]
 
     def draw_ahead(self, clients: Sequence[int], round: int) -> None:
-        """Begin to draw the batches of a later round of training in the background."""
+        """Begin to draw the batches of a later round of training in the background; few are put into tables at once."""
         for group in sorted({self.assign[k] for k in clients}):
             own = [k for k in clients if self.assign[k] == group]
             draws = self._local_work.ahead(self.method, self.tasks[group], own, round)
-            self.prefetch.begin(draw for mine in draws for draw in mine)
+            at_once = self.prefetch.begin(draw for mine in draws for draw in mine)
+            self._ahead.pop(group, None)
+            if at_once and self._alone and all(draws):  # the jobs of several runs become one, with other tables
+                schedules = self._drawn_schedules(draws)
+                program, rows = self.program(self.method, group), [self.federation.rows[k] for k in own]
+                batches = all_batches(program, rows, schedules, self._public_rows)
+                self._ahead[group] = _Ahead(draws, schedules, JobTables(row_table(program, rows, schedules), batches))
 
     @cached_property
     def _public_rows(self) -> Rows:

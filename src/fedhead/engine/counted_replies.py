@@ -39,7 +39,7 @@ def check_replies(
         return received.replies, {}, form
     passed: dict[int, ClientReply] = {}
     failed = dict(received.failures)
-    finite = received.finite or all_finite(tree for reply in received.replies.values() for tree in _seen(reply))
+    finite = received.finite() or all_finite(tree for reply in received.replies.values() for tree in _seen(reply))
     for k in sorted(received.replies):
         reply = received.replies[k]
         known = transport.schema(algorithm, server, k)
@@ -64,13 +64,35 @@ def check_replies(
 def _form_of_all(transport: AnyTransport, algorithm: Algorithm, server: Tree, received: Received) -> Schema | None:
     """What each reply looks like, where they have one form and nothing is to be found out about single ones."""
     stack, clients = as_stack(received.replies), transport.clients
-    if stack is None or not received.finite or received.failures or clients.uploads:
+    if stack is None or received.failures or clients.uploads:
         return None
     if type(algorithm).check_reply is not Algorithm.check_reply:
         return None
     if any(transport.schema(algorithm, server, k) is not None for k in stack):
         return None
+    if not (checked_later(transport, algorithm) or received.finite()):
+        return None
     return stack.sent.schema()
+
+
+def checked_later(transport: AnyTransport, algorithm: Algorithm) -> bool:
+    """Whether nobody looks at single replies before they are aggregated, and one that is not finite ends the run.
+
+    The replies of a stack are then aggregated before it is known whether they are finite: a GPU's host can tell it to,
+    and does not wait until it has trained.
+    """
+    seen = algorithm.adds_up or algorithm.class_rows or transport.clients.outliers is not None
+    return transport.quorum is None and not seen
+
+
+def check_later(replies: Mapping[int, ClientReply], round: int) -> None:
+    """Raise `Diverged` for the first reply of a stack that is not finite; see `checked_later`."""
+    stack = as_stack(replies)
+    if stack is None or stack.finite():
+        return
+    for k, reply in stack.items():
+        for tree in _seen(reply):
+            reply_check.check_finite(tree, f"client {k}, round {round}")
 
 
 def _seen(reply: ClientReply) -> list[Tree]:

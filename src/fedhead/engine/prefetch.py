@@ -27,19 +27,20 @@ class Prefetcher:
         self._kept: dict[DrawArguments, batching.BatchSchedule] = {}
         self._samples = 0  # of the batches that are kept
 
-    def begin(self, draws: Iterable[DrawArguments]) -> None:
-        """Start to draw these in the background; few samples are drawn now."""
+    def begin(self, draws: Iterable[DrawArguments]) -> bool:
+        """Start to draw these in the background; few samples are drawn now, which the answer says."""
         known = (self._pending, self._ready, self._kept)
         wanted = [arguments for arguments in draws if not any(arguments in one for one in known)]
         if not wanted:
-            return
+            return not self._pending
         if sum(arguments.n * arguments.epochs for arguments in wanted) <= FEW:
             self._ready.update(zip(wanted, batching.draw_all(wanted), strict=True))
-            return
+            return not self._pending
         if self._worker is None:
             self._worker = ThreadPoolExecutor(1, thread_name_prefix="batches")
         drawing = self._worker.submit(batching.draw_all, wanted)
         self._pending.update({arguments: (drawing, place) for place, arguments in enumerate(wanted)})
+        return False
 
     def schedules(self, draws: Sequence[DrawArguments]) -> list[batching.BatchSchedule]:
         """Return the batches of several clients; what was not begun before is drawn now."""

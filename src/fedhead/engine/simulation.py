@@ -159,6 +159,10 @@ class Simulation(Clients, Transport[ClientStates]):
         replies: MutableMapping[int, ClientReply] = {}
         executor = self._executor_for(algorithm)
         trained = executor.run_all(jobs)
+
+        def finite() -> bool:
+            return executor.replies_finite
+
         if on_gpu:  # which is training meanwhile; a CPU has no time to spare
             self.draw_ahead(self.cohort(round + 1) if goes_on else [], round + 1)
         for job, found in zip(jobs, trained, strict=True):
@@ -171,11 +175,11 @@ class Simulation(Clients, Transport[ClientStates]):
             samples = [float(len(self.federation.rows[k])) for k in job.clients]
             left_out = [self.small_classes(algorithm, k) for k in job.clients]
             if isinstance(found, StackedReplies) and len(jobs) == 1 and not any(left_out):
-                replies = StackedCohort(job.clients, found, samples)
+                replies = StackedCohort(job.clients, found, samples, finite)
                 break
             for k, reply, count, few in zip(job.clients, found, samples, left_out, strict=True):
                 replies[k] = ClientReply(reply.send, reply.keep, count, few, reply.losses.get("train"))
-        return Received(replies, downlink.nbytes(), finite=executor.replies_finite)
+        return Received(replies, downlink.nbytes(), finite=finite)
 
     def _executor_for(self, algorithm: Algorithm) -> Executor:
         """Stages that only pass over each client's data once are no work for a stack on a CPU."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from functools import cached_property
 
 from fedhead.core.stacked_trees import StackedTrees
@@ -17,12 +17,20 @@ class StackedCohort(MutableMapping[int, ClientReply]):
         clients: The clients' numbers, in ascending order.
         replies: Their replies, in the same order.
         samples: How many training samples each has.
+        finite: Says whether all their numbers are finite, for which a GPU is waited for.
     """
 
-    def __init__(self, clients: Sequence[int], replies: StackedReplies, samples: Sequence[float]):
+    def __init__(
+        self,
+        clients: Sequence[int],
+        replies: StackedReplies,
+        samples: Sequence[float],
+        finite: Callable[[], bool] = lambda: False,
+    ):
         self._clients = dict.fromkeys(clients)  # in their order
         self._replies = replies
         self.samples = list(samples)
+        self.finite = finite
         self.whole = True  # whether no reply was replaced or left out
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
 
@@ -48,7 +48,7 @@ class Received:
     replies: MutableMapping[int, ClientReply]  # by client
     bytes_down: int  # that the clients received, all together
     failures: dict[int, FedheadError] = field(default_factory=dict)  # why a client that was asked has no reply
-    finite: bool = False  # whether all numbers of the replies were seen to be finite
+    finite: Callable[[], bool] = lambda: False  # whether all numbers of the replies were seen to be; may wait for a GPU
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,8 +13,10 @@ from fedhead.algorithm.client import ClientInputs
 from fedhead.algorithm.phase import Reply
 from fedhead.core.batching import BatchSchedule
 from fedhead.core.schema import Schema, schema
+from fedhead.core.transfer import to_device
 from fedhead.core.tree import Tree
 from fedhead.data.allocation import Rows
+from fedhead.executors.job_tables import JobTables, RowTable, all_batches, row_table
 from fedhead.executors.program import Program
 from fedhead.executors.shared_work import SharedWork
 from fedhead.executors.stack_errors import CannotStack
@@ -45,6 +46,7 @@ class Job:
             program.
         compiled: Whether the steps must be compiled, or must not be yet, as in the run that is resumed; None: the
             executor decides.
+        tables: The tables of all clients in their order, where they were made ahead.
     """
 
     program: Program
@@ -60,6 +62,7 @@ class Job:
     round: int
     numbers: Sequence[Mapping[str, float]] = ()
     compiled: bool | None = None
+    tables: JobTables | None = None
 
     def take(self, places: list[int]) -> Job:
         """Return the same job for some of its clients.
@@ -86,6 +89,7 @@ class Job:
             counts=select(self.counts),
             schedules=select(self.schedules),
             numbers=select(list(self.numbers)) if self.numbers else (),
+            tables=None,
         )
 
     def truncated(self, steps: int) -> Job:
@@ -98,7 +102,7 @@ class Job:
             The shorter job.
         """
         short = [[BatchSchedule(s.positions[:steps], s.weight[:steps], s.key) for s in mine] for mine in self.schedules]
-        return replace(self, schedules=short)
+        return replace(self, schedules=short, tables=None)
 
     # -- tensors ----------------------------------------------------------------------------------
     def inputs(self, k: int) -> ClientInputs:
@@ -112,14 +116,16 @@ class Job:
         """
         assert not self.numbers, "only a stack joins runs with different numbers"
         state = self._on_device(self.states[k])
-        return self._inputs(self.per_client[k], state, self.counts[k], *self._padded([k]), squeeze=True)
+        table = row_table(self.program, [self.rows[k]], [self.schedules[k]])
+        return self._inputs(self.per_client[k], state, self.counts[k], RowTable(*(t[0] for t in table)))
 
     def stacked_inputs(self) -> ClientInputs:
         """Return the inputs of all clients, with a client axis."""
-        places = list(range(len(self.clients)))
         states = self._stack([self._on_device(state) for state in self.states], "holds")
         received = self._stack(self.per_client, "receives")
-        return self._inputs(received, states, torch.stack(self.counts), *self._padded(places))
+        ahead = self.tables
+        table = row_table(self.program, self.rows, self.schedules) if ahead is None else ahead.rows
+        return self._inputs(received, states, torch.stack(self.counts), table)
 
     def _stack(self, trees: list[Tree], verb: str) -> Tree:
         """Stack the clients' trees, which must have one form."""
@@ -148,35 +154,14 @@ class Job:
         first = next(state.tensors(), None)
         return state if first is None or first.device.type == device.type else state.to(device)
 
-    def _inputs(
-        self, own: Tree, state: Tree, counts: Tensor, rows: Tensor, mask: Tensor, steps: Tensor, squeeze: bool = False
-    ) -> ClientInputs:
+    def _inputs(self, own: Tree, state: Tree, counts: Tensor, table: RowTable) -> ClientInputs:
         pool, device = self.program.pool, self.program.pool.device
-        if squeeze:
-            rows, mask, steps = rows[0], mask[0], steps[0]
         rate = min(self.lr, torch.finfo(pool.dtype).max)  # a larger one diverges as well
         lr = torch.full((), rate, dtype=pool.dtype, device=device)  # faster on a GPU than copying the number
         names = self.numbers[0] if self.numbers else ()
-        numbers = {n: torch.tensor([each[n] for each in self.numbers], dtype=pool.dtype, device=device) for n in names}
+        numbers = {n: to_device([each[n] for each in self.numbers], device, pool.dtype) for n in names}
         round = torch.full((), self.round, dtype=torch.int64, device=device)
-        return ClientInputs(self.broadcast, own, state, counts, rows, mask, steps, lr, round, Tree(numbers))
-
-    def _padded(self, places: list[int]) -> tuple[Tensor, Tensor, Tensor]:
-        pool = self.program.pool
-        longest = max(len(self.rows[k]) for k in places)
-        different, which = _distinct([(self.rows[k],) for k in places])
-        full = [mine if len(mine) == longest else np.resize(mine, longest) for (mine,) in different]
-        rows = torch.from_numpy(np.stack(full)).to(pool.device)
-        if len(different) < len(places):
-            rows = rows[torch.tensor(which, device=pool.device)]
-        sizes = [len(self.rows[k]) for k in places]
-        if min(sizes) == longest:
-            mask = torch.ones(len(places), longest, dtype=pool.dtype, device=pool.device)
-        else:
-            size = torch.tensor(sizes, device=pool.device)
-            mask = (torch.arange(longest, device=pool.device) < size[:, None]).to(pool.dtype)
-        steps = [sum(map(len, self.schedules[k])) for k in places]
-        return rows, mask, torch.tensor(steps, dtype=pool.dtype, device=pool.device)
+        return ClientInputs(self.broadcast, own, state, counts, *table, lr, round, Tree(numbers))
 
     def batches(self, k: int) -> list[PhaseBatches]:
         """Return the batches of one client.
@@ -187,54 +172,14 @@ class Job:
         Returns:
             One table of batches per phase.
         """
-        return [self._batches([k], phase, squeeze=True) for phase in range(len(self.schedules[k]))]
+        found = all_batches(self.program, [self.rows[k]], [self.schedules[k]], self.public_rows)
+        return [PhaseBatches(b.rows[:, 0], b.weight[:, 0], b.key[0], None, b.padded) for b in found]
 
     def stacked_batches(self) -> list[PhaseBatches]:
         """Return the batches of all clients with a client axis; clients must be sorted by steps, most first."""
-        places = list(range(len(self.clients)))
-        return [self._batches(places, phase) for phase in range(len(self.schedules[0]))]
-
-    def _batches(self, places: list[int], phase: int, squeeze: bool = False) -> PhaseBatches:
-        mine = [self.schedules[k][phase] for k in places]
-        data = self.program.algorithm.phases(self.program.task)[phase].data
-        pool = self.program.source(data)
-        rows = [self.rows[k] if data == "private" else self.public_rows for k in places]
-        different, which = _distinct(list(zip(mine, rows, strict=True)))
-        lengths = [len(s) for s, _ in different]
-        batch = mine[0].positions.shape[1]
-        index = np.zeros((max(lengths), len(different), batch), np.int32)  # half as many bytes to copy to a GPU
-        weight = np.zeros(index.shape, np.float32)
-        for i, (s, r) in enumerate(different):
-            index[: len(s), i] = r[s.positions]
-            weight[: len(s), i] = s.weight
-        key = torch.tensor([s.key for s in mine], device=pool.device)
-        on = (torch.from_numpy(index).to(pool.device).long(), torch.from_numpy(weight).to(pool.device))
-        if len(different) < len(places):
-            place = torch.tensor(which, device=pool.device)
-            on = (on[0].index_select(1, place), on[1].index_select(1, place))
-        active = np.arange(len(index))[:, None] < np.array(lengths)
-        widths = active[:, which].sum(1).tolist()
-        padded = (active & (weight.min(2, initial=1) == 0)).any(1).tolist()
-        if squeeze:
-            return PhaseBatches(on[0][:, 0], on[1][:, 0], key[0], None, padded)
-        return PhaseBatches(*on, key, widths, padded)
-
-
-def _distinct(items: list[tuple[Any, ...]]) -> tuple[list[tuple[Any, ...]], list[int]]:
-    """Return each combination of objects once, and which of them stands at each place.
-
-    Runs that train together on the same data have batches and rows in common.
-    """
-    found: dict[tuple[int, ...], int] = {}
-    different: list[tuple[Any, ...]] = []
-    which: list[int] = []
-    for item in items:
-        key = tuple(id(part) for part in item)
-        if key not in found:
-            found[key] = len(different)
-            different.append(item)
-        which.append(found[key])
-    return different, which
+        if self.tables is not None:
+            return self.tables.batches
+        return all_batches(self.program, self.rows, self.schedules, self.public_rows)
 
 
 class Executor:

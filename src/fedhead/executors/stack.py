@@ -9,7 +9,7 @@ import torch
 
 from fedhead.algorithm.phase import Reply
 from fedhead.core.errors import BadInput
-from fedhead.core.finite import all_finite
+from fedhead.core.finite import FiniteCheck
 from fedhead.core.log import warn_once
 from fedhead.core.tree import Tree
 from fedhead.executors.client_round import local_round
@@ -59,26 +59,29 @@ class Stack(Executor):
         self.size = size
         self.graphs = graphs or Graphs()
         self._streams: list[torch.cuda.Stream] = []  # of architectures
-        self._computed: list[Tree] = []  # the replies of whole stacks, until it is known whether they are finite
+        self._computed: list[Tree] = []  # the replies of whole stacks
+        self._check: FiniteCheck | None = None  # of these
         self._replies_finite = False
 
     def run_all(self, jobs: list[Job]) -> list[Sequence[Reply]]:
         """Return the replies of several jobs, whose clients differ in architecture."""
         self._computed.clear()
+        self._check = None
         one_stream = len(jobs) == 1 or jobs[0].program.pool.device.type == "cpu"
         run = self._replies if type(self).run is Stack.run else self.run
         replies = [run(job) for job in jobs] if one_stream else self._run_on_streams(run, jobs)
         self.replies_finite = False
-        if type(self).run is not Stack.run:  # it may return other replies than were computed here
-            self._computed.clear()
+        if type(self).run is Stack.run:  # another one may return other replies than were computed here
+            self._check = FiniteCheck(self._computed)  # which a GPU carries out after the steps, beside its host
+        self._computed.clear()
         return replies
 
     @property
     def replies_finite(self) -> bool:
         """Whether all numbers of the last replies are finite; the first time it is asked for, a GPU is waited for."""
-        if self._computed:
-            self._replies_finite = all_finite(self._computed)
-            self._computed.clear()
+        if self._check is not None:
+            self._replies_finite = self._check.result()
+            self._check = None
         return self._replies_finite
 
     @replies_finite.setter

@@ -180,6 +180,7 @@ def merge_jobs(jobs: list[Job]) -> Job:
         counts=[counts for job in jobs for counts in job.counts],
         schedules=[schedule for job in jobs for schedule in job.schedules],
         compiled=any(asked) if asked else None,  # one stack is compiled or not: where runs differ, it is
+        tables=None,
     )
 
 
