@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 import torch
 
 from fedhead.core.transfer import to_device
+from gpu import GPU
 
-pytestmark = pytest.mark.gpu
+pytestmark = GPU
 
 
 def test_the_host_does_not_wait_for_the_gpu() -> None:

@@ -103,8 +103,10 @@ def infer_layout(x: Any, what: str = "x") -> Layout:
     Raises:
         BadInput: If there are several readings, with the layouts to choose from.
     """
-    tensor = to_tensor(x, what)
-    shape, kind = tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
+    # images are not copied to find out their shape: they may fill most of the memory
+    plain = type(x) is np.ndarray and x.ndim > 0 and (x.dtype == np.uint8 or x.dtype.kind == "f")
+    tensor = to_tensor(x[:0] if plain else x, what)
+    shape, kind = tuple(x.shape if plain else tensor.shape), str(tensor.dtype).removeprefix("torch.")
     readings: tuple[Layout, ...]
     if tensor.is_floating_point():
         readings = ("nhwc", "nchw", "features") if len(shape) == 4 and shape[3] in CHANNELS else ("features",)
