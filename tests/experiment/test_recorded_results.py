@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import csv
 import re
+import subprocess
 from functools import cache
 from pathlib import Path
+
+import pytest
 
 from fedhead.experiment import tables
 from fedhead.experiment.results import FILE, digest
@@ -27,9 +30,13 @@ def _digest(table: str, name: str, overrides: str) -> str:
     return digest(cell)
 
 
-def test_each_row_has_the_digest_of_its_cell_with_its_overrides() -> None:
+def _rows() -> list[dict[str, str]]:
     with (RESULTS / FILE).open(encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
+        return list(csv.DictReader(file))
+
+
+def test_each_row_has_the_digest_of_its_cell_with_its_overrides() -> None:
+    rows = _rows()
     assert {row["scale"] for row in rows} == {"full"}
     other = [
         f"{row['table']}, {row['cell']} {row['overrides']}"
@@ -37,3 +44,17 @@ def test_each_row_has_the_digest_of_its_cell_with_its_overrides() -> None:
         if row["digest"] != _digest(row["table"], row["cell"], row["overrides"])
     ]
     assert other == []
+
+
+def test_each_row_was_measured_by_a_commit_of_this_history_or_of_the_notes() -> None:
+    def git(*words: str) -> str:
+        done = subprocess.run(["git", "-C", str(RESULTS), *words], capture_output=True, text=True, check=False)
+        return done.stdout.strip() if done.returncode == 0 else ""
+
+    if git("rev-parse", "--is-shallow-repository") != "false":
+        pytest.skip("this is no clone with all of the history")
+    history, notes = git("log", "--format=%H").split(), (RESULTS / "notes.md").read_text(encoding="utf-8")
+    named = {row["commit"] for row in _rows()}
+    assert [
+        one for one in sorted(named) if one not in notes and not any(full.startswith(one) for full in history)
+    ] == []

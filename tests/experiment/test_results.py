@@ -62,7 +62,9 @@ def test_another_machine_goes_on_from_the_csv_alone(tmp_path: Path) -> None:
     shutil.copytree(here / "results", there / "results")
     said: list[str] = []
     outcome = reproduce(tiny(), there / "runs", pick=["mild"], results=there / "results", settings=CPU, log=said.append)
-    assert [line.split()[3] for line in said] == ["fedprox", "fedprox"]  # the other method's two seeds
+    assert [line.split()[3] for line in said[1:]] == ["fedprox", "fedprox"]  # the other method's two seeds
+    assert said[0].startswith(f"4 of 8 results are in {there / 'results'}, from ")
+    assert ", fp32; to measure them again" in said[0]
     assert all(f.mean is not None and len(f.values) == 2 for f in outcome.cells)
     assert not list((there / "runs").glob("runs/*fedavg*"))
     assert rows(there / "results")[:4] == rows(here / "results")
@@ -259,6 +261,42 @@ def test_the_page_shows_ours_beside_the_published_and_gains_within_a_split(tmp_p
     again = text
     results_page.write(tmp_path)
     assert (tmp_path / "README.md").read_text() == again
+
+
+def test_a_mean_over_rounds_is_no_start_of_a_stage(tmp_path: Path) -> None:
+    before, after = "fedavg cifar10-0.1 general", "ccvr cifar10-0.1 general"
+    _enter(tmp_path, "fedetf/table1", {before: {7: 52.0}, after: {7: 61.0}})
+    assert "| +9.00 |" in results_page.write(tmp_path).read_text()
+    rows = (tmp_path / FILE).read_text().splitlines()
+    place = rows[0].split(",").index("accuracy")
+    mean_of_five = [*rows[1].split(",")[:place], "55.0", *rows[1].split(",")[place + 1 :]]
+    (tmp_path / FILE).write_text("\n".join([rows[0], ",".join(mean_of_five), *rows[2:]]) + "\n")
+    text = results_page.write(tmp_path).read_text()
+    assert "| ccvr | cifar10-0.1 | general | 61.00 |" in text
+    assert "+9.00" not in text
+
+
+def test_stored_results_of_another_precision_are_named(tmp_path: Path) -> None:
+    one = tiny()
+    (cell,) = one.cells(pick=["mild fedavg before"])
+    (w,) = reproducing.repetitions(one.name, cell, "full", 1, None)
+    Results(tmp_path).add(_measured(w, 50.0))
+    said: list[str] = []
+    reproduce(
+        one, tmp_path / "runs", pick=["mild fedavg before"], seeds=1, results=tmp_path, settings=CPU, log=said.append
+    )
+    assert said == [
+        f"1 of 1 results are in {tmp_path}, from a GPU, bf16, where fp32 is asked for now; to measure them again, use "
+        "another folder"
+    ]
+
+
+def test_a_page_of_small_results_alone_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (cell,) = tables.load("ccvr/table1").cells("small", ["fedavg cifar10-0.5"])
+    (w,) = reproducing.repetitions("ccvr/table1", cell, "small", 1, None)
+    Results(tmp_path).add(_measured(w, 50.0))
+    assert call(["reproduce", "--summary", "--results", str(tmp_path)]) == 2
+    assert "scale small alone" in capsys.readouterr().err
 
 
 def test_a_folder_without_results_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -84,6 +84,8 @@ def reproduce(
         out, Results(results), settings, TimeBudget(minutes), together, log, shard=shard, claims=claims or Claims()
     )
     planned.sort(key=lambda r: (r.recipe.seed, r.split))  # so that a table that is stopped early has every cell
+    if known := [row for r in planned if (row := r.found(context.results)) is not None]:
+        log(_stored(known, len(planned), context))
     left = measure_all(planned, context)
     found: dict[str, list[Measurement]] = {}
     for r in planned:
@@ -103,6 +105,17 @@ def reproduce(
     )
     table_result.write(out, made)
     return made
+
+
+def _stored(known: Sequence[Measurement], planned: int, context: MeasureContext) -> str:
+    """Say which results are not measured now, and where they are from."""
+    origins = sorted({f"{row.device}, {row.precision}" for row in known})
+    asked = context.settings.precision
+    others = "" if all(row.precision == asked for row in known) else f", where {asked} is asked for now"
+    return (
+        f"{len(known)} of {planned} results are in {context.results.folder}, from {' and '.join(origins)}{others}; "
+        "to measure them again, use another folder"
+    )
 
 
 def reproduce_next(

@@ -45,7 +45,12 @@ class Line:
         there = [v for v in f.values if v is not None]
         if f.difference is None or f.published is None:
             return False
-        return abs(f.difference) <= CLOSE or not self.beyond or min(there) <= f.published <= max(there)
+        return self.within_points or not self.beyond or min(there) <= f.published <= max(there)
+
+    @property
+    def within_points(self) -> bool:
+        """Whether we are within 2 points of the published value."""
+        return self.result.difference is not None and abs(self.result.difference) <= CLOSE
 
 
 def write(folder: Path) -> Path:
@@ -56,6 +61,8 @@ def write(folder: Path) -> Path:
     results = Results(folder)
     if not any(True for _ in results):
         raise BadInput(f"{folder} holds no results: measure some with fedhead reproduce TABLE --results {folder}")
+    if all(row.scale != "full" for row in results):
+        raise BadInput(f"{folder} holds results of scale small alone, which the published ones are not compared with")
     every = [tables.load(name) for name in tables.names()]
     measured = {table.name: lines(table, results) for table in every}
     others = _others(every, results)
@@ -81,7 +88,8 @@ def _line(table: str, cell: Cell, cells: Sequence[Cell], results: Results) -> Li
     published_gain = None
     before = next((c for c in cells if c.stage is None and c.keys == cell.keys and c.metric == cell.metric), None)
     if cell.stage is not None and before is not None:
-        start = {(row.split, row.seed): row.value for row in results.of(digest(before))}
+        # a mean over several rounds is not of the model that the stage started from
+        start = {(row.split, row.seed): row.value for row in results.of(digest(before)) if row.value == row.accuracy}
         pairs = [(row.value, start.get((row.split, row.seed))) for row in rows]
         gains = [after - first for after, first in pairs if after is not None and first is not None]
         theirs = published(cell), published(before)
@@ -126,14 +134,18 @@ def page(
     """Return the page as Markdown."""
     found = [line for per_table in measured.values() for line in per_table if line.result.difference is not None]
     known = {(line.table.partition("/")[0], tuple(line.cell.find.items())) for line in found}
-    close = sum(line.close for line in found)
+    close, near = sum(line.close for line in found), sum(line.within_points for line in found)
+    single = sum(len(line.rows) == 1 for line in found)
     total = sum(1 for row in published_rows() if row["mean"])
     parts = [
         "# Results",
         f"{len(known)} of the papers' {total} published values are measured; {close} of {len(found)} cells are close "
-        f"to theirs: within {CLOSE:g} points or twice the published deviation, or the published value lies within the "
-        f"range of our own splits and seeds. Made by `fedhead reproduce --summary --results {results.folder}` from "
-        f"`results.csv`, one row per cell, split and seed.",
+        f"to theirs: {near} within {CLOSE:g} points, the others within twice the published deviation, which may be "
+        f"many points, or with the published value in the range of our own splits and seeds. {single} cells have one "
+        f"split and one seed. A cell that stands in several tables, as FedAvg's do, counts in each.",
+        f"Made by `fedhead reproduce --summary --results {results.folder}` from `results.csv`, one row per cell, split "
+        "and seed. A row is measured again by `fedhead reproduce TABLE --cells CELL --seeds SEED, --splits SPLIT,` "
+        "with its overrides as KEY=VALUE, its device and its `--precision`, and without `--results`.",
         f"![Our results against the published ones]({PICTURE})",
         _time(results),
     ]
@@ -148,7 +160,7 @@ def page(
         "ours: mean ± deviation over runs (FedClassAvg: over clients); runs: splits × seeds, or their number; "
         f"**bold**: beyond twice the published deviation, or {CLOSE:g} points where there is none; in range: "
         "whether the published value lies between the lowest and the highest of our runs; gain: over the cell without "
-        "the stage, of the same split and seed."
+        "the stage, of the same split and seed, where its value is that of the model the stage started from."
     )
     return "\n\n".join(parts) + "\n"
 
