@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from fedhead.cli.app import app
+from fedhead.cli.options import once
 from fedhead.core.errors import BadInput
 from fedhead.core.special_files import refuse_special
 
@@ -34,7 +35,9 @@ def calibrate(
     classifier: Classifier = "fc",
     normalize: Normalize = None,
     stage: Annotated[str, typer.Option(help="ccvr, or a head in closed form: ridge, lda, qda, ncm, fedcof.")] = "ccvr",
-    parameter: Annotated[list[str] | None, typer.Option(help="key=value of the stage, such as alpha=0.1.")] = None,
+    parameter: Annotated[
+        list[str] | None, typer.Option(help="key=value of the stage, such as alpha=0.1.", callback=once)
+    ] = None,
     samples: Annotated[int | None, typer.Option(min=1, help="ccvr: features drawn per class. [default: 2000]")] = None,
     epochs: Annotated[int | None, typer.Option(min=0, help="ccvr: epochs on them. [default: 10]")] = None,
     lr: Annotated[float | None, typer.Option(help="ccvr: learning rate. [default: 0.001]")] = None,
@@ -68,7 +71,10 @@ def calibrate(
     refuse_out(out)
     given = {"samples": samples, "epochs": epochs, "lr": lr}
     settings: dict[str, Any] = {word: value for word, value in given.items() if value is not None}
-    settings |= dict(assignment(text) for text in parameter or ())
+    for word, value in (assignment(text) for text in parameter or ()):
+        if word in settings:
+            raise BadInput(f"--parameter {word}={value}: --{word} gives it as well; give one of them")
+        settings[word] = value
     run = checkpoint.is_dir()
     if statistics and data:
         raise BadInput("--statistics and --data: give the one or the other")

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from fedhead.cli.app import app
+from fedhead.cli.options import Assignments
 
 deploy = typer.Typer(help="Run over real sites, on Flower.", rich_markup_mode=None, invoke_without_command=True)
 app.add_typer(deploy, name="deploy")
@@ -25,9 +26,7 @@ def _help(context: typer.Context) -> None:
 @deploy.command()
 def init(
     folder: DeploymentFolder,
-    assignments: Annotated[
-        list[str] | None, typer.Argument(help="key=value on top of the recipe.", metavar="[KEY=VALUE]...")
-    ] = None,
+    assignments: Assignments = None,
     recipe: Annotated[str, typer.Option(help="What is trained: a recipe's name or file.")] = "digits",
     sites: Annotated[int, typer.Option(min=1, help="How many sites, named site-0, site-1 …")] = 3,
     site: Annotated[list[str] | None, typer.Option(help="A site's name, once per site, in place of --sites.")] = None,

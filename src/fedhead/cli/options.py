@@ -10,7 +10,22 @@ import typer
 
 from fedhead.core.errors import BadInput
 
-Assignments = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Overrides; values are YAML.")]
+
+def once(texts: list[str] | None) -> list[str] | None:
+    """Refuse KEY=VALUE words that name a key twice: one of the values would be lost without a word."""
+    first: dict[str, str] = {}
+    for text in texts or ():
+        key = text.partition("=")[0].strip()
+        if key in first:
+            raise BadInput(f"{key} is given twice ({first[key]} and {text}); give one of them")
+        first[key] = text
+    return texts
+
+
+Assignments = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[KEY=VALUE]...", help="Overrides; values are YAML.", callback=once),
+]
 RecipeName = Annotated[str, typer.Argument(metavar="RECIPE", help="A built-in recipe's name, or a YAML file.")]
 DataFolder = Annotated[
     Path | None, typer.Option("--data", help="The folder of the data sets. [default: $FEDHEAD_DATA]")

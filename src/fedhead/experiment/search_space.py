@@ -77,7 +77,7 @@ def read_space(assignments: Sequence[str]) -> tuple[list[Dimension], list[str]]:
         The dimensions, and the other assignments.
 
     Raises:
-        BadInput: If a dimension or an assignment can't be read, or if a dimension is empty or given twice.
+        BadInput: If a dimension or an assignment can't be read, or if a dimension is empty, or a key given twice.
 
     >>> space, others = read_space(["lr=log(1e-4, 1e-1)", "rounds=5", "method=choice(fedavg, fedprox)"])
     >>> [str(one) for one in space], others
@@ -102,7 +102,11 @@ def read_space(assignments: Sequence[str]) -> tuple[list[Dimension], list[str]]:
     twice = [one.key for one in space if sum(other.key == one.key for other in space) > 1]
     if twice:
         raise BadInput(f"{twice[0]}: it is searched twice; give one range for it")
-    given = {key for text in others for key in expand_calls(dict([assignment(text)]))}
+    names = [key for text in others for key in expand_calls(dict([assignment(text)]))]
+    for key in names:
+        if names.count(key) > 1:
+            raise BadInput(f"{key} is given twice; give one of the values, or search among them with {key}=choice(…)")
+    given = set(names)
     for one in space:
         if one.key in given:
             raise BadInput(f"{one.key}: it is searched and has a value as well; give one of them")

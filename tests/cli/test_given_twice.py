@@ -1,0 +1,62 @@
+"""Tests of commands that take KEY=VALUE: a key that is given twice is refused, whichever the command is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import fedhead as fh
+from fedhead.cli import call
+from fedhead.core.errors import BadInput
+from fedhead.experiment.search_space import read_space
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["run", "digits"],
+        ["validate", "digits"],
+        ["sweep", "digits"],
+        ["reproduce", "ccvr/table2"],
+        ["tune", "digits", "lr=log(1e-3, 1)"],
+        ["deploy", "init", "project"],
+    ],
+)
+def test_a_key_that_is_given_twice_is_refused(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert call([*command, "rounds=1", "rounds=2"]) == 2
+    said = capsys.readouterr().err
+    assert said == "error: rounds is given twice (rounds=1 and rounds=2); give one of them\n"
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_search_from_python_refuses_it_too(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"rounds is given twice; .* rounds=choice"):
+        read_space(["lr=log(1e-3, 1)", "rounds=1", "rounds=2"])
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--parameter", "samples=5", "--parameter", "samples=6"], "samples is given twice"),
+        (["--parameter", "samples=5", "--samples", "6"], "--parameter samples=5: --samples gives it as well"),
+    ],
+)
+def test_a_parameter_of_calibrate_is_given_once(
+    words: list[str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    fh.run(fh.Federation.load("digits", clients=2, samples=60), "mlp", rounds=1, out=run, executor="loop")
+    capsys.readouterr()
+    assert call(["calibrate", str(run), "--out", str(tmp_path / "w.safetensors"), *words]) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_the_demo_keeps_its_own_number_of_rounds_where_another_is_asked_for(tmp_path: Path) -> None:
+    out = tmp_path / "demo"
+    assert call(["demo", "--seeds", "1", "--rounds", "1", "--out", str(out), "--quiet"]) == 0
+    rounds = {run.record.recipe.method: run.record.recipe.rounds for run in fh.load_all([out])}
+    assert rounds["fedetf"] == 1
