@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import csv
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from fedhead.cli import several_devices
-from fedhead.cli.several_devices import read_devices, run_on_each
+from fedhead.cli import call, several_devices
+from fedhead.cli.several_devices import check_devices, on_each, raise_failures, read_devices
 from fedhead.core.errors import BadInput, FedheadError
+from fedhead.experiment import tables
 
 
 @pytest.mark.parametrize("text", ["", ",", "gpu", "0,x", "cuda:", "-1"])
@@ -24,7 +27,17 @@ def test_what_is_no_list_of_devices(text: str) -> None:
 @pytest.mark.parametrize(("given", "word"), [({"device": "cuda"}, "--device"), ({"shard": "1/2"}, "--shard")])
 def test_what_the_option_already_says(given: dict[str, str], word: str) -> None:
     with pytest.raises(BadInput, match=f"leave {word} out"):
-        run_on_each("0,1", **{"device": "auto", "shard": None, **given})
+        check_devices("0,1", **{"device": "auto", "shard": None, **given})
+
+
+@pytest.mark.parametrize(
+    ("count", "says"), [(0, "no GPU 7; torch sees none"), (2, "no GPU 7; torch sees 2, numbered from 0")]
+)
+def test_a_gpu_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch, count: int, says: str) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: count)
+    with pytest.raises(BadInput, match=f"--devices cpu,7: there is {says}"):
+        check_devices("cpu,7", device="auto", shard=None)
+    assert check_devices("cpu,cpu", device="auto", shard=None) == ["cpu", "cpu"]
 
 
 def test_a_process_that_fails_is_named_when_all_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -39,8 +52,11 @@ def test_a_process_that_fails_is_named_when_all_have_ended(monkeypatch: pytest.M
 
     monkeypatch.setattr(several_devices.subprocess, "Popen", Process)
     monkeypatch.setattr(sys, "argv", ["fedhead", "sweep", "a.yaml", "--devices", "1,0"])
+    with on_each(["cuda:1", "cuda:0"], None) as (claims, broken):
+        assert claims is not None
+        assert claims.is_dir()
     with pytest.raises(FedheadError, match=r"the process of cuda:1 failed"):
-        run_on_each("1,0", device="auto", shard=None)
+        raise_failures({}, broken)
     heads = [
         ["sweep", "a.yaml", "--device", "cuda:1", "--claims"],
         ["sweep", "a.yaml", "--device", "cuda:0", "--claims"],
@@ -71,3 +87,91 @@ def test_two_processes_share_the_runs(tmp_path: Path, command: str) -> None:
     assert len(rows) == (2 if command == "sweep" else 3)
     assert len(list(out.rglob("result.json"))) == (4 if command == "sweep" else 3)  # nothing twice, nothing left
     assert done.stdout.count("written") <= 1  # one table, by the first process
+
+
+OWN = """
+from dataclasses import dataclass
+import fedhead as fh
+
+@dataclass(frozen=True)
+class Raises(fh.Method):
+    'FedAvg that fails for some values of its parameter.'
+    a: int = 0
+    def loss(self, w, batch, client):
+        if self.a in (1, 2):
+            raise ValueError(f"no loss for a={self.a}")
+        return super().loss(w, batch, client)
+"""
+TABLE = """# A table of four cells
+paper: own
+table: 1
+seeds: {full: 1}
+base: {method: "own.py:Raises", rounds: 1, clients: 3, subset: 120}
+axes:
+  a: {one: {set: {method.a: 1}}, two: {set: {method.a: 2}}, three: {set: {method.a: 3}}, four: {set: {method.a: 4}}}
+"""
+
+
+@pytest.mark.parametrize("command", ["sweep", "reproduce"])
+def test_runs_that_fail_do_not_stop_the_others_and_are_named_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    codes: list[int] = []
+
+    class Process:  # in this very process, one after another
+        def __init__(self, line: list[str], stdout: int) -> None:
+            codes.append(call(line[3:]))
+
+        def wait(self) -> int:
+            return codes[0]
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(several_devices, "subprocess", SimpleNamespace(Popen=Process, DEVNULL=subprocess.DEVNULL))
+    monkeypatch.setattr(tables, "load", lambda name: tables.parse(name, TABLE))
+    (tmp_path / "own.py").write_text(OWN)
+    arguments = {
+        "sweep": ["sweep", "digits", "method=own.py:Raises", "method.a=[1,2,3,4]", "rounds=1", "subset=120"],
+        "reproduce": ["reproduce", "own/table1"],
+    }[command]
+    arguments += ["--out", "out", "--executor", "loop", "--devices", "cpu,cpu"]
+    monkeypatch.setattr(sys, "argv", ["fedhead", *arguments])
+    assert call(arguments) == 1
+    assert codes == [0, 0], "what fails is named by the process that began the others"
+    said = capsys.readouterr()
+    assert len(list((tmp_path / "out").rglob("result.json"))) == 2, "the others are run though the first one fails"
+    *_, last = said.err.splitlines()
+    first = {"sweep": "a=1, seed 0", "reproduce": "one, seed 0"}[command]
+    assert last.startswith(
+        f"error: {first}: Raises.loss (own.py, line 11): ValueError: no loss for a=1 (1 more failed)"
+    )
+    assert said.out.count("written to") == 3  # by the two, whose own goes nowhere, and at the end
+    failures = json.loads((tmp_path / "out" / "table.json").read_text())["failures"]
+    assert sorted(reason[-1] for reason in failures.values()) == ["1", "2"]
+    assert "the time is up" not in said.err + said.out
+    assert said.err.count("error: ") == 1
+
+
+def test_a_run_that_fails_later_does_not_stop_a_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tables, "load", lambda name: tables.parse(name, TABLE.replace("one: {", "zero: {}, one: {")))
+    (tmp_path / "own.py").write_text(OWN)
+    assert call(["reproduce", "own/table1", "--executor", "loop", "--json"]) == 1
+    said = capsys.readouterr()
+    table = json.loads(said.out)
+    assert [cell["mean"] is not None for cell in table["cells"]] == [True, False, False, True, True]
+    assert (table["left"], list(table["failures"])) == (2, ["one, seed 0", "two, seed 0"])
+    assert "error: one, seed 0: Raises.loss (own.py, line 11): ValueError: no loss for a=1 (1 more failed)" in said.err
+    assert "the time is up" not in said.err
+
+
+def test_where_the_first_run_fails_a_table_of_one_process_stops_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tables, "load", lambda name: tables.parse(name, TABLE))
+    (tmp_path / "own.py").write_text(OWN)
+    assert call(["reproduce", "own/table1", "--executor", "loop"]) == 1
+    assert "no loss for a=1" in capsys.readouterr().err
+    assert not list(tmp_path.rglob("result.json"))

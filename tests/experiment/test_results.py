@@ -134,13 +134,14 @@ def test_runs_that_fail_leave_the_others_alone(tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setattr(training_groups, "execute", fails)
     said: list[str] = []
-    with pytest.raises(Diverged):
-        reproduce(
-            tiny(**{"seeds: {full: 2": "seeds: {full: 3"}), tmp_path / "runs", pick=["mild fedavg"], results=tmp_path,
-            settings=CPU, log=said.append,
-        )  # fmt: skip
+    result = reproduce(
+        tiny(**{"seeds: {full: 2": "seeds: {full: 3"}), tmp_path / "runs", pick=["mild fedavg"], results=tmp_path,
+        settings=CPU, log=said.append,
+    )  # fmt: skip
     assert [r["seed"] for r in rows(tmp_path)] == ["0", "0", "2", "2"]
-    assert "failed: left the finite numbers" in said
+    ((name, reason),) = result.failures.items()
+    assert (name.split(", ")[-1], reason, result.left) == ("seed 1", "left the finite numbers", 1)
+    assert f"failed: {name}: {reason}" in said
 
 
 # -- what identifies a result -------------------------------------------------------------------------

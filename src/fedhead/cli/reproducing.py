@@ -7,7 +7,7 @@ import re
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -31,7 +31,7 @@ from fedhead.cli.options import (
     words,
 )
 from fedhead.cli.output import console, resumable
-from fedhead.cli.several_devices import Devices, run_on_each
+from fedhead.cli.several_devices import Devices, check_devices, on_each, raise_failures
 from fedhead.core.errors import BadInput
 
 if TYPE_CHECKING:
@@ -106,20 +106,20 @@ def reproduce(
       fedhead reproduce --summary --results results
     """
     from fedhead.experiment import tables
-    from fedhead.experiment.recipe import assignment
 
     if summary:
         from fedhead.report.results_page import write
 
         print(f"written: {write(_required(results, '--summary'))}")
         return
-    settings = (data, device, executor, precision.value)
     how_many, partitions = numbers("--seeds", seeds), numbers("--splits", splits)
     if upcoming is not None:
         if table is not None:
             raise BadInput(f"--next chooses over all tables: leave {table!r} out, or give it without --next")
         if devices is not None or shard is not None:
             raise BadInput("--next chooses by what is missing now: --devices and --shard are for one table")
+        if dry_run or cells or variants:
+            raise BadInput("--next measures what is missing: --dry-run, --cells and --variants are for one table")
         from fedhead.experiment.reproduce import reproduce_next
         from fedhead.experiment.run import Settings
 
@@ -130,7 +130,7 @@ def reproduce(
                 _duration(upcoming),
                 seeds=how_many,
                 splits=partitions,
-                settings=Settings(*settings, compile=compile.value),
+                settings=Settings(data, device, executor, precision.value, compile=compile.value),
                 together=together,
                 log=_log,
             )
@@ -143,46 +143,49 @@ def reproduce(
     pick = words(cells)
     if cells and not pick:  # else all cells would be run
         raise BadInput(f"--cells {cells!r}: there is no text between the commas; leave the option out for all cells")
-    changes = dict(assignment(text) for text in assignments or ())
-    if dry_run:
-        listed = found.cells(scale.value, pick)
-        listed = found.varied(listed, words(variants)) if variants else listed
-        listed = [cell.override(changes) for cell in listed]
-        lines = [" ".join([cell.name, *cell.overrides]) for cell in listed]
-        print(json.dumps([_describe(cell) for cell in listed]) if as_json else "\n".join(lines))
-        return
     from fedhead.experiment.claims import Claims
+    from fedhead.experiment.recipe import assignment
+    from fedhead.experiment.reproduce import plan
     from fedhead.experiment.reproduce import reproduce as run_table
     from fedhead.experiment.run import Settings
     from fedhead.experiment.sweep import read_shard
 
-    if devices is not None:
-        with resumable():
-            run_on_each(devices, device=device, shard=shard)
-        minutes = 0  # all is done: what follows only prints the table
+    part = None if shard is None else read_shard(shard)
+    names = [] if devices is None else check_devices(devices, device=device, shard=shard)
+    options: dict[str, Any] = {
+        "scale": scale.value,
+        "pick": pick,
+        "seeds": how_many,
+        "splits": partitions,
+        "overrides": dict(assignment(text) for text in assignments or ()),
+        "variants": words(variants),
+        "settings": Settings(data, device, executor, precision.value, compile=compile.value),
+        "together": together,
+    }
+    if dry_run or names:
+        listed, _ = plan(found, **options)  # refuses what a run would
+    if dry_run:
+        lines = [" ".join([cell.name, *cell.overrides]) for cell in listed]
+        print(json.dumps([_describe(cell) for cell in listed]) if as_json else "\n".join(lines))
+        return
     folder = out or Path("runs") / (table if scale is Scale.full else f"{table}-small")
-    with resumable():
+    with resumable(), on_each(names, claims) as (taken, broken):
         result = run_table(
             found,
             folder,
-            scale=scale.value,
-            pick=pick,
-            seeds=how_many,
-            splits=partitions,
-            overrides=changes,
-            variants=words(variants),
             results=results,
-            minutes=minutes,
-            settings=Settings(*settings, compile=compile.value),
-            together=together,
-            shard=None if shard is None else read_shard(shard),
-            claims=Claims(claims),
+            minutes=0 if names else minutes,  # with several devices all is done: what follows only collects the table
+            shard=part,
+            claims=Claims(taken),
             log=_log,
+            **options,
         )
     if as_json:
         print((folder / "table.json").read_text(encoding="utf-8"), end="")
     else:
         _print_table(result, folder)
+    if claims is None:  # else the process that began this one names them
+        raise_failures(result.failures, broken)
 
 
 def _log(text: str) -> None:

@@ -6,7 +6,9 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -32,8 +34,8 @@ def read_devices(text: str) -> list[str]:
     return found
 
 
-def run_on_each(devices: str, *, device: str, shard: str | None) -> None:
-    """Run this very command once per device, and wait for all of them; each takes runs that no other has taken.
+def check_devices(devices: str, *, device: str, shard: str | None) -> list[str]:
+    """Return the names of devices, before any process is started.
 
     Args:
         devices: What `--devices` said.
@@ -41,28 +43,70 @@ def run_on_each(devices: str, *, device: str, shard: str | None) -> None:
         shard: What `--shard` said.
 
     Raises:
-        BadInput: If these do not go together.
-        FedheadError: If one of the processes fails; the others go on to their end.
+        BadInput: If these do not go together, or there is no such GPU.
     """
     names = read_devices(devices)
     if device != "auto" or shard is not None:
         raise BadInput(
             f"--devices says where to compute and shares the runs: leave --{'device' if shard is None else 'shard'} out"
         )
+    numbers = [int(name.partition(":")[2] or 0) for name in names if name != "cpu"]
+    if numbers:
+        import torch
+
+        count = torch.cuda.device_count()
+        if max(numbers) >= count:
+            there = f"torch sees {count}, numbered from 0" if count else "torch sees none"
+            raise BadInput(f"--devices {devices}: there is no GPU {max(numbers)}; {there}")
+    return names
+
+
+@contextmanager
+def on_each(names: Sequence[str], claims: Path | None) -> Iterator[tuple[Path | None, list[str]]]:
+    """Run this very command once per device, and wait for all of them; each takes runs that no other has taken.
+
+    Args:
+        names: The devices; none: nothing is run here.
+        claims: What `--claims` said, where this is one of these processes itself.
+
+    Yields:
+        The folder of their claims, which says what was taken and what failed, and the devices whose processes ended
+        before they could say what failed.
+    """
+    if not names:
+        yield claims, []
+        return
     command = [sys.executable, "-m", "fedhead.cli", *without_devices(sys.argv[1:])]
-    with tempfile.TemporaryDirectory(prefix="fedhead-") as claims:
+    with tempfile.TemporaryDirectory(prefix="fedhead-") as shared:
         processes = [
-            subprocess.Popen([*command, "--device", name, "--claims", claims], stdout=subprocess.DEVNULL)
+            subprocess.Popen([*command, "--device", name, "--claims", shared], stdout=subprocess.DEVNULL)
             for name in names
         ]
         try:
-            failed = [name for name, process in zip(names, processes, strict=True) if process.wait()]
+            broken = [name for name, process in zip(names, processes, strict=True) if process.wait()]
         except BaseException:
             for process in processes:
                 process.terminate()
             raise
-    if failed:
-        raise FedheadError(f"--devices: the process of {failed[0]} failed, see above; {GOES_ON}")
+        yield Path(shared), broken
+
+
+def raise_failures(failures: Mapping[str, str], broken: Sequence[str] = ()) -> None:
+    """Name what failed of many runs, after all others are done and their table is printed.
+
+    Args:
+        failures: Why runs failed, by what they are called.
+        broken: Devices whose processes ended early.
+
+    Raises:
+        FedheadError: If there is anything.
+    """
+    if failures:
+        name, reason = next(iter(failures.items()))
+        more = f" ({len(failures) - 1} more failed)" if len(failures) > 1 else ""
+        raise FedheadError(f"{name}: {reason}{more}; fix it, and the same command runs what failed again")
+    if broken:
+        raise FedheadError(f"--devices: the process of {broken[0]} failed, see above; {GOES_ON}")
 
 
 def without_devices(arguments: Sequence[str]) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -31,12 +32,12 @@ from fedhead.cli.options import (
     numbers,
 )
 from fedhead.cli.output import GOES_ON, console, resumable
-from fedhead.cli.several_devices import Devices, run_on_each
-from fedhead.core.errors import BadInput, FedheadError
+from fedhead.cli.several_devices import Devices, check_devices, on_each, raise_failures
+from fedhead.core.errors import BadInput
 
 if TYPE_CHECKING:
+    from fedhead.experiment.sweep_runs import SweepCell
     from fedhead.experiment.sweep_table import SweepResult
-    from fedhead.experiment.tables import Table
 
 
 @app.command()
@@ -83,58 +84,47 @@ def sweep(
     from fedhead.experiment.claims import Claims
     from fedhead.experiment.recipe import assignment
     from fedhead.experiment.run import Settings
-    from fedhead.experiment.sweep import read_shard, run_sweep
+    from fedhead.experiment.sweep import plan_runs, read_shard, run_sweep
     from fedhead.experiment.sweep_file import plan
 
-    given: dict[str, Any] = {}
-    for text in assignments or ():
-        key, value = assignment(text)
-        if key in given:
-            raise BadInput(f"{key} is given twice")
-        given[key] = value
+    given = dict(assignment(text) for text in assignments or ())
     part = None if shard is None else read_shard(shard)
-    table, how_many = plan(recipe, given), numbers("--seeds", seeds)
+    if devices is not None and engine is EngineName.ray:
+        raise BadInput("--devices are those of this machine: leave --engine ray out")
+    names = [] if devices is None else check_devices(devices, device=device, shard=shard)
+    table = plan(recipe, given)
+    options: dict[str, Any] = {
+        "seeds": numbers("--seeds", seeds),
+        "shard": part,
+        "settings": Settings(
+            data, device, executor, precision.value, allow_changed_code=allow_changed_code, compile=compile.value
+        ),
+        "together": together,
+        "engine": make_engine(engine.value, cpus_per_cell, gpus_per_cell),
+    }
+    if dry_run or names:
+        planned = plan_runs(table, out, minutes=minutes, **options)  # refuses what a run would
     if dry_run:
-        _list_cells(table, how_many, as_json)
+        _list_cells(planned.cells, as_json)
         return
-    settings = Settings(
-        data, device, executor, precision.value, allow_changed_code=allow_changed_code, compile=compile.value
-    )
-    if devices is not None:
-        if engine is EngineName.ray:
-            raise BadInput("--devices are those of this machine: leave --engine ray out")
-        with resumable():
-            run_on_each(devices, device=device, shard=shard)
-        minutes = 0  # all is done: what follows only prints the table
-    with resumable():
+    with resumable(), on_each(names, claims) as (taken, broken):
         result = run_sweep(
             table,
             out,
-            seeds=how_many,
-            shard=part,
-            claims=Claims(claims),
-            minutes=minutes,
-            settings=settings,
-            together=together,
-            engine=make_engine(engine.value, cpus_per_cell, gpus_per_cell),
+            claims=Claims(taken),
+            minutes=0 if names else minutes,  # with several devices all is done: what follows only collects the table
             log=lambda text: print(text, file=sys.stderr, flush=True),
+            **options,
         )
     if as_json:
         print((result.folder / "table.json").read_text(encoding="utf-8"), end="")
     else:
         _print_table(result)
-    if result.failures:
-        name, reason = next(iter(result.failures.items()))
-        more = f" ({len(result.failures) - 1} more failed)" if len(result.failures) > 1 else ""
-        raise FedheadError(f"{name}: {reason}{more}; fix it, and the same command runs what failed again")
+    if claims is None:  # else the process that began this one names them
+        raise_failures(result.failures, broken)
 
 
-def _list_cells(table: Table, seeds: int | list[int] | None, as_json: bool) -> None:
-    from fedhead.experiment.sweep_runs import sweep_cells
-    from fedhead.experiment.training_groups import validate
-
-    cells = sweep_cells(table, seeds)
-    validate({cell.name: next(iter(cell.runs.values())) for cell in cells})
+def _list_cells(cells: Sequence[SweepCell], as_json: bool) -> None:
     if as_json:
         entries = [
             {

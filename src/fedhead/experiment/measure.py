@@ -13,11 +13,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from fedhead.core.errors import FedheadError
+from fedhead.core.errors import BadInput
 from fedhead.data.read_once import read_once
 from fedhead.executors import select
 from fedhead.experiment import build, environment, reopen
 from fedhead.experiment.claims import Claims
+from fedhead.experiment.failures import describe_error, raise_if_fatal
 from fedhead.experiment.recipe import Recipe
 from fedhead.experiment.results import Measurement, Results, stage_recipe, value_at
 from fedhead.experiment.run import Settings
@@ -72,40 +73,56 @@ class Training:
     repetitions: list[Repetition]
 
 
-def measure_all(repetitions: Sequence[Repetition], context: MeasureContext) -> int:
-    """Measure what was not measured yet, as far as the time goes; returns how many runs are left.
+@dataclass(frozen=True)
+class Measured:
+    """What became of measurements."""
 
-    A run that fails is named and the others go on; its error is raised at the end, or at once if it is the first.
+    left: int  # runs that were not run, for lack of time or because they failed
+    failures: Mapping[str, str]  # why runs failed, by what each is called
+
+
+def measure_all(repetitions: Sequence[Repetition], context: MeasureContext) -> Measured:
+    """Measure what was not measured yet, as far as the time goes.
+
+    A run that fails is named and the others go on. Where the very first fails, all would most likely: its error is
+    raised at once, unless other processes run the others anyway.
     """
     trainings = _trainings(repetitions, context)
     if context.shard is not None:
         own = _own_part(repetitions, context, *context.shard)
         trainings = {path: training for path, training in trainings.items() if path in own}
-    done, elsewhere, failures = 0, 0, list[FedheadError]()
+    done, failed, elsewhere, failures = 0, 0, 0, dict[str, str]()
+    at_once = not context.continue_on_error and not context.claims.shared
     recipes = {path: training.recipe for path, training in trainings.items()}
     for number, paths in group_trainings(recipes, context.together, select.device(context.settings.device)):
-        if context.budget.exhausted:
-            break
-        paths = paths[: context.budget.how_many_fit([recipes[path] for path in paths])]
-        free = context.claims.take(paths)
-        elsewhere += len(paths) - len(free)
+        fit = 0 if context.budget.exhausted else context.budget.how_many_fit([recipes[path] for path in paths])
+        free = context.claims.take(paths[:fit])
+        elsewhere += fit - len(free) + sum(map(context.claims.is_taken, paths[fit:]))
         if not (paths := free):
             continue  # perhaps a shorter one still fits, or one that no other process has taken
         context.log(f"[{span(number, len(paths))}/{len(trainings)}] {describe([recipes[path] for path in paths])}")
-        try:
-            with read_once():
-                _measure({path: trainings[path] for path in paths}, context)
-            done += len(paths)
-        except FedheadError as error:
-            if not done and not context.continue_on_error:
-                raise
-            context.log(f"failed: {error}")
-            failures.append(error)
-    if failures and not context.continue_on_error:
-        raise failures[0]
-    if left := len(trainings) - done - elsewhere:
-        context.log(f"the time is up: {left} of {len(trainings)} runs are left")
-    return left
+        with read_once():
+            errors = _measure({path: trainings[path] for path in paths}, context)
+        for path, error in errors.items():
+            if not done and not failures and len(errors) == len(paths) and at_once:
+                raise error
+            name, reason = _name(trainings[path]), describe_error(error)
+            context.log(f"failed: {name}: {reason}")
+            context.claims.fail(name, reason)
+            failures[name] = reason
+        done, failed = done + len(paths) - len(errors), failed + len(errors)
+    if not_begun := len(trainings) - done - failed - elsewhere:
+        context.log(f"the time is up: {not_begun} of {len(trainings)} runs are left")
+    return Measured(not_begun + failed, failures)
+
+
+def _name(training: Training) -> str:
+    """Return what a training is called: its cells, and what was drawn for it."""
+    cells = [" ".join([r.cell.name, *r.cell.overrides]) for r in training.repetitions]
+    drawn = f"seed {training.recipe.seed}"
+    if training.recipe.partition_seed is not None:
+        drawn += f", split {training.recipe.partition_seed}"
+    return f"{' and '.join(dict.fromkeys(cells))}, {drawn}"
 
 
 def _own_part(repetitions: Sequence[Repetition], context: MeasureContext, number: int, count: int) -> set[Path]:
@@ -143,33 +160,44 @@ def folder(out: Path, recipe: Recipe) -> Path:
     return out / "runs" / f"{words.strip('-')}-{code}" / f"seed-{recipe.seed}"
 
 
-def _measure(trainings: Mapping[Path, Training], context: MeasureContext) -> None:
-    """Run trainings that may train together and record their results, each as soon as it is known."""
-    unfinished = [path for path in trainings if begun_with(path) != ""]
+def _measure(trainings: Mapping[Path, Training], context: MeasureContext) -> dict[Path, Exception]:
+    """Run trainings that may train together and record their results, each as soon as it is known.
+
+    Returns:
+        The errors of those that failed, in their training or in a stage; the others are measured.
+    """
+    unfinished = [path for path in trainings if not _is_finished(path)]
     begin = time.perf_counter()
-    try:
-        train({path: training.recipe for path, training in trainings.items()}, context.together, context.settings)
-    finally:  # of runs that trained together, some may have ended well
-        shared = (time.perf_counter() - begin) / max(1, len(unfinished))
-        times = {path: (shared, len(unfinished)) if path in unfinished else None for path in trainings}
-        ended = {path: training for path, training in trainings.items() if begun_with(path) == ""}
-        for path, training in ended.items():
-            for repetition in training.repetitions:
-                if repetition.cell.stage is None:
-                    context.results.add(_measurement(repetition, path, times[path]))
-    failures = [error for path, training in ended.items() for error in _stages(path, training, context, times[path])]
+    recipes = {path: training.recipe for path, training in trainings.items()}
+    errors = train(recipes, context.together, context.settings)
+    shared = (time.perf_counter() - begin) / max(1, len(unfinished))
+    times = {path: (shared, len(unfinished)) if path in unfinished else None for path in trainings}
+    ended = {path: training for path, training in trainings.items() if path not in errors}
+    for path, training in ended.items():
+        for repetition in training.repetitions:
+            if repetition.cell.stage is None:
+                context.results.add(_measurement(repetition, path, times[path]))
+    for path, training in ended.items():
+        if failures := _stages(path, training, context, times[path]):
+            errors[path] = failures[0]
     for path in unfinished:
         context.budget.record(trainings[path].recipe, time.perf_counter() - begin, len(unfinished))
-    if failures:
-        raise failures[0]
+    return errors
+
+
+def _is_finished(path: Path) -> bool:
+    try:
+        return begun_with(path) == ""
+    except BadInput:  # a damaged folder, which its own run will name
+        return False
 
 
 def _stages(
     path: Path, training: Training, context: MeasureContext, timing: tuple[float, int] | None
-) -> list[FedheadError]:
+) -> list[Exception]:
     """Run the stages that the cells of one training still lack, all from the one checkpoint; returns what failed."""
     trained: reopen.Trained | None = None
-    failures = []
+    failures = list[Exception]()
     for repetition in training.repetitions:
         cell = repetition.cell
         if cell.stage is None:
@@ -181,7 +209,8 @@ def _stages(
                 _, (stage,) = build.algorithms(stage_recipe(cell, training.recipe))
                 reopen.save_stage_result(file, cell.stage, cell.parameters, trained.run(stage))
             context.results.add(_measurement(repetition, path, timing))
-        except FedheadError as error:
+        except Exception as error:  # a user's own code may raise anything
+            raise_if_fatal(error)
             failures.append(error)
     return failures
 

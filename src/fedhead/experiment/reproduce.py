@@ -8,13 +8,14 @@ from typing import Any
 
 from fedhead.core.errors import BadInput
 from fedhead.data import datasets
+from fedhead.executors import select
 from fedhead.experiment import build, table_result, tables
 from fedhead.experiment.claims import Claims
 from fedhead.experiment.measure import Log, MeasureContext, Repetition, folder, measure_all
 from fedhead.experiment.published import published
 from fedhead.experiment.recipe import Recipe
 from fedhead.experiment.results import Measurement, Results, digest, stage_recipe
-from fedhead.experiment.run import Settings, refuse_apart
+from fedhead.experiment.run import Settings, check_settings
 from fedhead.experiment.table_result import TableResult
 from fedhead.experiment.tables import Cell, Scale, Table
 from fedhead.experiment.time_budget import TimeBudget, cost
@@ -62,31 +63,30 @@ def reproduce(
         log: Called with a line about each run that begins.
 
     Returns:
-        The table's results, as far as it was run.
+        The table's results, as far as it was run, with what failed.
 
     Raises:
         BadInput: If a cell can't be built, or nothing fits `pick`, `variants` or `overrides`.
     """
     settings = settings or Settings()
-    if together:
-        refuse_apart(settings)
-    cells = table.cells(scale, pick)
-    if variants:
-        cells = table.varied(cells, variants)
-    if overrides:
-        changed = [cell.override(overrides) for cell in cells]
-        if all(len(new.overrides) == len(old.overrides) for new, old in zip(changed, cells, strict=True)):
-            raise BadInput(f"{', '.join(overrides)}: concerns none of the picked cells of {table.name}")
-        cells = changed
-    _validate(cells)
-    planned = [r for cell in cells for r in repetitions(table.name, cell, scale, seeds, splits)]
+    cells, planned = plan(
+        table,
+        scale=scale,
+        pick=pick,
+        seeds=seeds,
+        splits=splits,
+        overrides=overrides,
+        variants=variants,
+        settings=settings,
+        together=together,
+    )
     context = MeasureContext(
         out, Results(results), settings, TimeBudget(minutes), together, log, shard=shard, claims=claims or Claims()
     )
     planned.sort(key=lambda r: (r.recipe.seed, r.split))  # so that a table that is stopped early has every cell
     if known := [row for r in planned if (row := r.found(context.results)) is not None]:
         log(_stored(known, len(planned), context))
-    left = measure_all(planned, context)
+    measured = measure_all(planned, context)
     found: dict[str, list[Measurement]] = {}
     for r in planned:
         if (row := r.found(context.results)) is not None:
@@ -101,7 +101,8 @@ def reproduce(
         comparable=scale == "full",
         axes=table.axes(),
         cells=cell_results,
-        left=left,
+        left=measured.left,
+        failures={**measured.failures, **context.claims.failures()},
     )
     table_result.write(out, made)
     return made
@@ -116,6 +117,38 @@ def _stored(known: Sequence[Measurement], planned: int, context: MeasureContext)
         f"{len(known)} of {planned} results are in {context.results.folder}, from {' and '.join(origins)}{others}; "
         "to measure them again, use another folder"
     )
+
+
+def plan(
+    table: Table,
+    *,
+    scale: Scale = "full",
+    pick: Sequence[str] = (),
+    seeds: int | Sequence[int] | None = None,
+    splits: int | Sequence[int] | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    variants: Sequence[str] = (),
+    settings: Settings | None = None,
+    together: bool | None = None,
+) -> tuple[list[Cell], list[Repetition]]:
+    """Return the cells that `reproduce` with the same arguments measures, and each of them per seed and split.
+
+    Raises:
+        BadInput: For whatever `reproduce` would refuse before its first run.
+    """
+    settings = settings or Settings()
+    check_settings(settings, together, table.folders)
+    select.device(settings.device)
+    cells = table.cells(scale, pick)
+    if variants:
+        cells = table.varied(cells, variants)
+    if overrides:
+        changed = [cell.override(overrides) for cell in cells]
+        if all(len(new.overrides) == len(old.overrides) for new, old in zip(changed, cells, strict=True)):
+            raise BadInput(f"{', '.join(overrides)}: concerns none of the picked cells of {table.name}")
+        cells = changed
+    _validate(cells)
+    return cells, [r for cell in cells for r in repetitions(table.name, cell, scale, seeds, splits)]
 
 
 def reproduce_next(
@@ -177,7 +210,7 @@ def reproduce_next(
         if context.budget.exhausted:
             break
         trainings = sorted(tiers[priority], key=_rank)
-        left -= len(trainings) - measure_all([r for found in trainings for _, r in found], context)
+        left -= len(trainings) - measure_all([r for found in trainings for _, r in found], context).left
     return left
 
 

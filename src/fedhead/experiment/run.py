@@ -185,6 +185,23 @@ def execute_together(
         return run_together(worker, [one(recipe, out) for recipe, out in zip(recipes, outs, strict=True)])
 
 
+def check_settings(settings: Settings, together: bool | None, folders: Sequence[Path]) -> None:
+    """Refuse, before any of several runs, settings that none of them could be run with.
+
+    Args:
+        settings: How and where to compute; the device is checked by whoever knows the machine.
+        together: Whether runs are to train together; None: where a stack is fastest.
+        folders: Where the file of an executor of the user's own is looked for.
+
+    Raises:
+        BadInput: There is no such executor, or it is not one that trains runs together.
+    """
+    if isinstance(settings.executor, str) and settings.executor != "auto":
+        select.EXECUTORS.find(settings.executor, folders)
+    if together:
+        refuse_apart(settings)
+
+
 def refuse_apart(settings: Settings) -> None:
     """Refuse settings by which runs can't train together."""
     if settings.executor not in ("auto", "stack"):

@@ -13,6 +13,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Protocol
 
@@ -29,7 +30,7 @@ from fedhead.experiment.changed_code import check_runs
 from fedhead.experiment.claims import Claims
 from fedhead.experiment.code_folders import FOLDERS
 from fedhead.experiment.measure import Log
-from fedhead.experiment.run import Settings, refuse_apart
+from fedhead.experiment.run import Settings, check_settings
 from fedhead.experiment.sweep_runs import (
     Bundle,
     SweepCell,
@@ -100,12 +101,19 @@ class BundleQueue:
             self._budget.record(recipe, seconds, count)
         for path, reason in failures.items():
             self.log(f"failed: {self._names[path]}: {reason}")
+            self._claims.fail(self._names[path], reason)
         self.failures |= failures
 
     @property
     def untouched(self) -> int:
-        """How many runs were not begun."""
-        return self._total - self._begun
+        """How many runs were not begun, by this process or another."""
+        elsewhere = [
+            _open({path: bundle[path] for path in paths})
+            for bundle in self._left
+            for paths in trainings(bundle)
+            if self._claims.is_taken(paths[0])
+        ]
+        return self._total - self._begun - sum(elsewhere)
 
 
 class Engine(Protocol):
@@ -171,31 +179,68 @@ def run_sweep(
         BadInput: A cell can't be built, the folder holds something else, or results of an older version of the user's
             own code.
     """
+    settings, engine, claims = settings or Settings(), engine or LocalEngine(), claims or Claims()
+    planned = plan_runs(
+        table, out, seeds=seeds, shard=shard, minutes=minutes, settings=settings, together=together, engine=engine
+    )
+    place, names, own = planned.folder, planned.names, sum(map(len, planned.bundles))
+    open_folder(place, table, planned.cells)
+    if shard is not None:
+        log(f"shard {shard[0]} of {shard[1]}: {own} of {len(names)} runs")
+    if done := own - sum(map(_open, planned.left)):
+        log(f"{done} of {own} runs are finished already")
+    queue = BundleQueue(planned.left, TimeBudget(minutes), log, names, claims)
+    engine.run(queue, place, settings, together)
+    failures = {**{names[path]: reason for path, reason in queue.failures.items()}, **claims.failures()}
+    result = sweep_table.collect(table.title, place, table.axes(), planned.cells, failures, queue.untouched)
+    sweep_table.write(result)
+    return result
+
+
+@dataclass(frozen=True)
+class SweepPlan:
+    """What a sweep is to run."""
+
+    folder: Path
+    cells: Sequence[SweepCell]
+    names: Mapping[Path, str]  # what runs are called, by their folders
+    bundles: Sequence[Bundle]  # of this shard
+    left: Sequence[Bundle]  # what is not finished of them
+
+
+def plan_runs(
+    table: Table,
+    out: Path | None = None,
+    *,
+    seeds: int | Sequence[int] | None = None,
+    shard: tuple[int, int] | None = None,
+    minutes: float | None = None,
+    settings: Settings | None = None,
+    together: bool | None = None,
+    engine: Engine | None = None,
+) -> SweepPlan:
+    """Return what `run_sweep` with the same arguments would run; nothing is written.
+
+    Raises:
+        BadInput: For whatever `run_sweep` would refuse before its first run.
+    """
     settings, engine = settings or Settings(), engine or LocalEngine()
     check("minutes", minutes, Minutes | None)
-    if together:
-        refuse_apart(settings)
+    check_settings(settings, together, table.folders)
+    device = engine.device(settings)
     cells = sweep_cells(table, seeds)
     validate({cell.name: next(iter(cell.runs.values())) for cell in cells})
     place = out or default_folder(table, cells)
-    open_folder(place, table, cells)
+    check_folder(place, table, cells)
     names = {place / path: f"{cell.name}, seed {one.seed}" for cell in cells for path, one in cell.runs.items()}
     runs = {place / path: recipe for cell in cells for path, recipe in cell.runs.items()}
     in_order = dict(sorted(runs.items(), key=lambda entry: entry[1].seed))  # a sweep that is stopped has every cell
-    every = bundles(in_order, together, engine.device(settings))
+    every = bundles(in_order, together, device)
     if shard is not None:
         every = every[shard[0] - 1 :: shard[1]]
-        log(f"shard {shard[0]} of {shard[1]}: {sum(map(len, every))} of {len(runs)} runs")
     left = [unfinished for bundle in every if (unfinished := _unfinished(bundle))]
-    if done := sum(map(len, every)) - sum(map(_open, left)):
-        log(f"{done} of {sum(map(len, every))} runs are finished already")
     check_runs(place, runs, more=bool(left), allow=settings.allow_changed_code)
-    queue = BundleQueue(left, TimeBudget(minutes), log, names, claims or Claims())
-    engine.run(queue, place, settings, together)
-    failures = {names[path]: reason for path, reason in queue.failures.items()}
-    result = sweep_table.collect(table.title, place, table.axes(), cells, failures, queue.untouched)
-    sweep_table.write(result)
-    return result
+    return SweepPlan(place, cells, names, every, left)
 
 
 def _unfinished(bundle: Bundle) -> Bundle:
@@ -222,6 +267,8 @@ def read_shard(text: str) -> tuple[int, int]:
     if match is None:
         raise BadInput(f"--shard {text!r}: write which of how many, such as 3/16")
     number, count = int(match[1]), int(match[2])
+    if not count:
+        raise BadInput(f"--shard {text}: there must be at least one part, as in 1/1; write which of how many")
     if not 1 <= number <= count:
         raise BadInput(f"--shard {text}: there is no such shard; the first is 1/{count}, the last {count}/{count}")
     return number, count
@@ -247,34 +294,46 @@ def open_folder(out: Path, table: Table, cells: Sequence[SweepCell]) -> None:
     Raises:
         BadInput: The folder holds another sweep, or something else.
     """
-    code = digest(cells)
+    if check_folder(out, table, cells):
+        return
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInput(f"{out} can't be written to: {error.strerror}; select another folder with --out") from error
+    usual = Counter(tuple(one.seed for one in cell.runs.values()) for cell in cells).most_common(1)[0][0]
+    folders = components.folders_from(out, (next(iter(cell.runs.values())) for cell in cells))
+    named = {FOLDERS: folders} if folders else {}
+    content = {"title": table.title, "digest": digest(cells), **named, **table.content, "seeds": list(usual)}
+    with atomic(out / SWEEP) as draft:
+        draft.write_text(write_yaml(content), encoding="utf-8")
+    check_folder(out, table, cells)  # another process may have been faster
+
+
+def check_folder(out: Path, table: Table, cells: Sequence[SweepCell]) -> bool:
+    """Say whether a folder holds a sweep already; one that is empty or missing does not.
+
+    Raises:
+        BadInput: It holds another sweep, or something else.
+    """
     try:
         held = sorted(path.name for path in out.iterdir() if not path.name.startswith(f".{SWEEP}"))
     except FileNotFoundError:
         held = []
     except OSError as error:
         raise BadInput(f"{out} can't be read: {error.strerror}; select another folder with --out") from error
-    if held and not (out / SWEEP).exists():
-        raise BadInput(f"{out} is not empty and holds no sweep (it has {held[0]}): select another folder with --out")
     if not held:
-        try:
-            out.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise BadInput(f"{out} can't be written to: {error.strerror}; select another folder with --out") from error
-        usual = Counter(tuple(one.seed for one in cell.runs.values()) for cell in cells).most_common(1)[0][0]
-        folders = components.folders_from(out, (next(iter(cell.runs.values())) for cell in cells))
-        named = {FOLDERS: folders} if folders else {}
-        content = {"title": table.title, "digest": code, **named, **table.content, "seeds": list(usual)}
-        with atomic(out / SWEEP) as draft:
-            draft.write_text(write_yaml(content), encoding="utf-8")
+        return False
+    if not (out / SWEEP).exists():
+        raise BadInput(f"{out} is not empty and holds no sweep (it has {held[0]}): select another folder with --out")
     stored = read_yaml(read_text(out / SWEEP), str(out / SWEEP))
     if not isinstance(stored, dict) or not isinstance(stored.get("digest"), str):
         raise BadInput(f"{out / SWEEP} is no sweep's file: it has no digest; select another folder with --out")
-    if stored["digest"] != code:
+    if stored["digest"] != digest(cells):
         raise BadInput(
             f"{out} holds another sweep: {_difference(_settings(stored), _settings(table.content))}; repeat it as "
             f"{out / SWEEP} has it, or select another folder with --out"
         )
+    return True
 
 
 def _settings(content: Mapping[str, Any]) -> dict[str, Any]:

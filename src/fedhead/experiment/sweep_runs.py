@@ -23,7 +23,7 @@ from fedhead.experiment.run import Settings
 from fedhead.experiment.run_folder import CONFIG, RunFolder
 from fedhead.experiment.sweep_file import cell_name, check_seeds, plain
 from fedhead.experiment.tables import Cell, Table
-from fedhead.experiment.training_groups import group_trainings, train_joined, train_one, training_key
+from fedhead.experiment.training_groups import diverged, group_trainings, train_joined, train_one, training_key
 
 Bundle = Mapping[Path, Recipe]  # run folders whose runs train together or alike, so that one process runs them all
 RUNS = "runs"
@@ -170,7 +170,7 @@ def run_bundle(bundle: Bundle, together: bool | None, settings: Settings) -> dic
         raise_if_fatal(error)
     for paths in alike:
         for path in paths:
-            if joined and path in leads and (reason := _diverged(path)) is not None:
+            if joined and path in leads and (reason := diverged(path)) is not None:
                 failures[path] = reason
                 continue
             try:
@@ -186,10 +186,6 @@ def _fork_new(path: Path, alike: Sequence[Path], bundle: Bundle) -> None:
     """Put a run that is not begun where one that trains alike ended, if there is one."""
     if not (path / CONFIG).exists() and (source := trained(alike)) is not None:
         fork(source, path, bundle[path])
-
-
-def _diverged(path: Path) -> str | None:
-    return RunFolder.open(path).diverged if (path / CONFIG).exists() else None
 
 
 def is_finished(path: Path) -> bool:

@@ -7,7 +7,7 @@ import io
 import json
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from fedhead.core.treefile import atomic
@@ -45,6 +45,7 @@ class TableResult:
     axes: Sequence[str]
     cells: Sequence[CellResult]
     left: int = 0  # runs that were not run, for lack of time or because they failed
+    failures: Mapping[str, str] = field(default_factory=dict)  # why runs failed, by their cells and seeds
 
     def note(self) -> str:
         """What a reader must know before comparing."""

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import torch
 
-from fedhead.core.errors import BadInput
+from fedhead.core.errors import BadInput, Diverged
 from fedhead.executors.stack import largest
 from fedhead.experiment.experiment import Experiment
+from fedhead.experiment.failures import raise_if_fatal
 from fedhead.experiment.recipe import Recipe
 from fedhead.experiment.run import Settings, execute, execute_together, stack_is_best
 from fedhead.experiment.run_folder import RunFolder
@@ -95,11 +96,36 @@ def describe(recipes: Sequence[Recipe]) -> str:
     return f"{recipes[0].dataset} {partitions} {recipes[0].method} {drawn}"
 
 
-def train(runs: Mapping[Path, Recipe], together: bool | None, settings: Settings) -> None:
-    """Run trainings that differ in their seed and split alone, as far as they are not finished."""
-    train_joined(runs, together, settings)
+def train(runs: Mapping[Path, Recipe], together: bool | None, settings: Settings) -> dict[Path, Exception]:
+    """Run trainings that differ in their seed and split alone, as far as they are not finished.
+
+    Returns:
+        The errors of those that failed; the others are finished.
+
+    Raises:
+        OSError: Or another error that says that the disk is full or broken: no other run could be written either.
+    """
+    joined, errors = False, dict[Path, Exception]()
+    try:
+        joined = train_joined(runs, together, settings)
+    except Exception as error:  # a user's own code may raise anything; below each run is asked for its own error
+        joined = True
+        raise_if_fatal(error)
     for path, recipe in runs.items():
-        train_one(path, recipe, settings)
+        if joined and (reason := diverged(path)) is not None:
+            errors[path] = Diverged(reason)
+            continue
+        try:
+            train_one(path, recipe, settings)
+        except Exception as error:  # likewise
+            raise_if_fatal(error)
+            errors[path] = error
+    return errors
+
+
+def diverged(path: Path) -> str | None:
+    """Return why a run diverged; None where it did not, or is not there."""
+    return RunFolder.open(path).diverged if RunFolder.holds_run(path) else None
 
 
 def train_joined(runs: Mapping[Path, Recipe], together: bool | None, settings: Settings) -> bool:
