@@ -19,6 +19,7 @@ from fedhead.api.record import Record, RecordedResult
 from fedhead.api.trained import TrainedState, model_inputs
 from fedhead.core.errors import BadInput
 from fedhead.core.inputs import map_inputs
+from fedhead.core.registry import instance
 from fedhead.core.tree import Tree, Weights
 from fedhead.data import labels, targets
 from fedhead.data.labels import Classes
@@ -28,6 +29,7 @@ from fedhead.engine.metrics import StageResult
 from fedhead.engine.predictions import Predictions, client_predictions
 from fedhead.engine.rounds import FinishedRun, run_stage
 from fedhead.experiment.experiment import Experiment
+from fedhead.stages import STAGES
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -117,11 +119,11 @@ class Result(RecordedResult):
         """The results of the stages, by name."""
         return self.trained.stages
 
-    def calibrate(self, stage: Stage) -> StageResult:
+    def calibrate(self, stage: str | Stage | type[Stage]) -> StageResult:
         """Run a stage, such as `CCVR()`, on the trained federation; the run itself stays as it is.
 
         Args:
-            stage: The stage.
+            stage: The stage, its class, or its name as in a recipe, such as "ridge(alpha=0.1)".
 
         Returns:
             Its accuracies, its weights and the states that it left.
@@ -129,7 +131,7 @@ class Result(RecordedResult):
         Raises:
             BadInput: If the stage does not go with the method, the models or the transport.
         """
-        return run_stage(self.trained.with_data(), stage)
+        return run_stage(self.trained.with_data(), instance(STAGES, stage, Stage))
 
     def module(self, client: int | None = None, stage: str | None = None) -> nn.Module:
         """Return a module with the trained weights, in evaluation mode.

@@ -53,6 +53,11 @@ def find_path(
     return None
 
 
+def loaded_file(module: str) -> Path | None:
+    """Return the file that a module was loaded from by `file.py:Name`; None for modules that Python imports."""
+    return next((path for path, (_, loaded) in _FILES.items() if loaded.__name__ == module), None)
+
+
 def load_object(
     text: str, title: str, folders: Iterable[str | Path] = (), *, modules_beside: bool = False
 ) -> tuple[Any, str]:

@@ -12,6 +12,7 @@ import hashlib
 import inspect
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from fedhead.aggregators.base import AGGREGATORS
@@ -19,6 +20,7 @@ from fedhead.algorithm.method import Method
 from fedhead.algorithm.upload import UPLOADS
 from fedhead.core.component_check import name_of
 from fedhead.core.errors import BadInput
+from fedhead.core.loading import find_file, loaded_file
 from fedhead.core.registry import Registry
 from fedhead.data.federation import Federation
 from fedhead.engine import callbacks, metric_registry
@@ -53,25 +55,26 @@ def described(
     if federation.objective != "multiclass":
         keys["objective"] = federation.objective
     objects: Objects = {"federation": f"{federation.title} of {len(federation)} clients"}
-    keys["method"], own = _named(METHODS, made.method)
+    folders: list[Path] = []  # where the files of components are
+    keys["method"], own = _named(METHODS, made.method, folders)
     keys |= {f"method.{word}": value for word, value in own.items()}
-    if not _same(lambda: build.component(METHODS, keys["method"], own), made.method):
+    if not _same(lambda: build.component(METHODS, keys["method"], own, folders), made.method):
         keys = {key: value for key, value in keys.items() if not key.startswith("method.")}
         objects["method"] = _line(made.method)
     keys["stages"] = []
     for stage in made.stages:
         unbound = dataclasses.replace(stage, method=Method())
-        name, own = _named(STAGES, unbound)
+        name, own = _named(STAGES, unbound, folders)
         keys["stages"].append(name)
-        if _same(lambda: build.component(STAGES, name, own), unbound):  # noqa: B023 (called at once)
+        if _same(lambda: build.component(STAGES, name, own, folders), unbound):  # noqa: B023 (called at once)
             keys |= {f"stage.{name}.{word}": value for word, value in own.items()}
         else:
             objects[f"stage {name}"] = _line(unbound)
-    keys["uploads"] = [_call(UPLOADS, step, build.upload, objects, "upload") for step in made.uploads]
+    keys["uploads"] = [_call(UPLOADS, step, build.upload, objects, "upload", folders) for step in made.uploads]
     if made.aggregator is not None:
-        keys["aggregator"] = _call(AGGREGATORS, made.aggregator, build.aggregator, objects, "aggregator")
+        keys["aggregator"] = _call(AGGREGATORS, made.aggregator, build.aggregator, objects, "aggregator", folders)
     if made.sampler is not None:
-        keys["sampler"] = _call(SAMPLERS, made.sampler, build.sampler, objects, "sampler")
+        keys["sampler"] = _call(SAMPLERS, made.sampler, build.sampler, objects, "sampler", folders)
     if made.stragglers is not None:
         late = made.stragglers
         keys["stragglers"] = f"{late.policy}({late.share}, seed={'null' if late.seed is None else late.seed})"
@@ -82,7 +85,7 @@ def described(
     for name, one in made.metrics.items():
         if not _same(lambda: metric_registry.find([name], objective=federation.objective)[name], one):  # noqa: B023 (called at once)
             objects[f"metric {name}"] = _line(one.function)
-    keys["callbacks"] = [_call(CALLBACKS, one, callbacks.make, objects, "callback") for one in made.callbacks]
+    keys["callbacks"] = [_call(CALLBACKS, one, callbacks.make, objects, "callback", folders) for one in made.callbacks]
     if not _same(lambda: build.local(Recipe.from_flat(keys)), made.local):
         objects["optimizer"] = repr(made.local.optimizer)
     names = [text or _model_name(model) for text, model in zip(models, made.models, strict=True)]
@@ -92,7 +95,7 @@ def described(
             objects[f"model {number}"] = f"{_model_name(model)} of {architecture_digest(model)}"
     if assign is not None:
         objects["assign"] = str(list(assign))
-    return Recipe.from_flat(keys), objects
+    return Recipe.from_flat(keys, folders), objects
 
 
 def kinds(objects: Mapping[str, str]) -> set[str]:
@@ -155,11 +158,11 @@ def _list(names: Any) -> str:
     return ", ".join(names)
 
 
-def _named(registry: Registry[Any], thing: Any) -> tuple[str, dict[str, Any]]:
+def _named(registry: Registry[Any], thing: Any, folders: list[Path]) -> tuple[str, dict[str, Any]]:
     """Return the name of a component and the parameters that differ from their defaults."""
     kind = type(thing)
     own = str(getattr(kind, "name", ""))
-    name = own if own in registry and registry[own] is kind else _importable(kind) or name_of(kind)
+    name = own if own in registry and registry[own] is kind else _importable(kind, folders) or name_of(kind)
     changed = {
         f.name: getattr(thing, f.name)
         for f in dataclasses.fields(thing)
@@ -173,18 +176,38 @@ def _default(field: Any) -> Any:
     return field.default if made is dataclasses.MISSING else made()
 
 
-def _importable(kind: Any) -> str | None:
-    """Return `module:Name`, by which another process finds a class or function; None where none could."""
+def _importable(kind: Any, folders: list[Path]) -> str | None:
+    """Return `module:Name` or `file.py:Name`, by which another process finds a class; None where none could.
+
+    Args:
+        kind: The class.
+        folders: Where files are looked for, before the working directory; a file's own is added.
+    """
     module, name = kind.__module__, kind.__qualname__
     found = getattr(sys.modules.get(module), name, None)
-    return f"{module}:{name}" if module != "__main__" and found is kind else None
+    if module == "__main__" or found is not kind:
+        return None
+    if (file := loaded_file(module)) is None:
+        return f"{module}:{name}"
+    if find_file(file.name, [*folders, file.parent]) != file:  # another folder has a file of this name
+        return f"{file}:{name}"
+    if file.parent not in folders:
+        folders.append(file.parent)
+    return f"{file.name}:{name}"
 
 
-def _call(registry: Registry[Any], thing: Any, make: Callable[[Any], Any], objects: Objects, kind: str) -> str:
+def _call(
+    registry: Registry[Any],
+    thing: Any,
+    make: Callable[[Any, Sequence[Path]], Any],
+    objects: Objects,
+    kind: str,
+    folders: list[Path],
+) -> str:
     """Return a component as recipes write it, `name(parameter=value)`, and note it where it can't be read back."""
-    name, own = _named(registry, thing)
+    name, own = _named(registry, thing, folders)
     text = f"{name}({', '.join(f'{word}={value}' for word, value in own.items())})" if own else name
-    if not _same(lambda: make(text), thing):
+    if not _same(lambda: make(text, folders), thing):
         objects[f"{kind} {name}"] = _line(thing)
     return text
 
