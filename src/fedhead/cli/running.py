@@ -81,6 +81,7 @@ def run(
     """
     from fedhead.experiment.loggers.base import make as make_logger
     from fedhead.experiment.recipe import load
+    from fedhead.experiment.repeated import warn_of_changes
     from fedhead.experiment.run import Settings
     from fedhead.experiment.run import execute as simulate
     from fedhead.experiment.run_folder import CONFIG
@@ -89,6 +90,8 @@ def run(
     if resume and out is None:
         raise BadInput("--resume needs --out: name the run folder that is to go on")
     found = load(recipe, assignments or [])
+    if not resume:  # else the run itself compares, and refuses
+        warn_of_changes(recipe, found)
     loggers = tuple(make_logger(text, found.folders) for text in logger or [])
     settings = Settings(data, device, executor, precision.value, threads, loggers, allow_changed_code, compile.value)
     name = f"{Path(recipe).stem}-{found.method.rpartition(':')[2]}"
@@ -220,7 +223,7 @@ def demo(
     from fedhead.report import page, runs, tables
 
     out = out or _unused(Path("runs") / "demo")
-    shorter = [] if rounds is None else [f"rounds={rounds}"]
+    shorter = [] if rounds is None else [f"rounds={rounds}"]  # one-round has its own, which comes after and counts
     recipes = [
         (name, load("digits", [*shorter, *assignments, f"seed={seed}"]))
         for name, assignments in DEMO.items()
