@@ -161,6 +161,8 @@ def test_other_stages_drop_the_parameters_of_those_left_out() -> None:
 
 def test_a_seed_takes_the_place_of_seeds() -> None:
     assert Recipe(seeds=(1, 2)).override(["seed=5"]).seeds == ()
+    with pytest.raises(BadInput, match=r"seed=5 would have no effect beside seeds=\[1, 2\]"):
+        Recipe().override(["seed=5", "seeds=[1, 2]"])
 
 
 def test_the_last_of_equal_assignments_wins() -> None:

@@ -6,15 +6,16 @@ import csv
 import json
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from fedhead.cli import call
-from fedhead.core.errors import BadInput
+from fedhead.core.errors import BadInput, Diverged
 from fedhead.experiment import measure, reproduce, table_result, training_groups
 from fedhead.experiment.published import published
-from fedhead.experiment.recipe import load
+from fedhead.experiment.recipe import Recipe, load
 from fedhead.experiment.results import Measurement, value_at
 from fedhead.experiment.run import Settings
 from fedhead.experiment.run_folder import RunFolder
@@ -161,3 +162,31 @@ def test_small_tables_name_the_data_that_they_run_on(name: str) -> None:
 def test_each_text_of_cells_has_to_pick_some(cells: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(["reproduce", "ccvr/table2", "--dry-run", "--cells", cells]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_runs_whose_common_stack_fails_are_each_tried_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small = ["rounds=1", "clients=2", "subset=60"]
+    runs = {tmp_path / f"seed-{seed}": load("digits", [*small, f"seed={seed}"]) for seed in range(3)}
+    real, lost = training_groups.execute, tmp_path / "seed-1"
+
+    def fails(*args: object, **kwargs: object) -> None:
+        raise ValueError("the stack fails")
+
+    def fails_once(recipe: Recipe, out: Path, *args: Any, **kwargs: Any) -> Any:
+        if out == lost:
+            raise ValueError("alone it fails too")
+        return real(recipe, out, *args, **kwargs)
+
+    monkeypatch.setattr(training_groups, "execute_together", fails)
+    monkeypatch.setattr(training_groups, "execute", fails_once)
+    errors = training_groups.train(runs, True, Settings(device="cpu", executor="stack"))
+    assert {path: str(error) for path, error in errors.items()} == {lost: "alone it fails too"}
+    assert [RunFolder.open(path).finished for path in runs if path != lost] == [True, True]
+
+
+def test_a_run_that_diverged_in_the_common_stack_is_not_trained_again(tmp_path: Path) -> None:
+    small = ["rounds=1", "clients=2", "subset=60", "lr=1e30"]
+    runs = {tmp_path / f"seed-{seed}": load("digits", [*small, f"seed={seed}"]) for seed in range(2)}
+    errors = training_groups.train(runs, True, Settings(device="cpu", executor="stack"))
+    assert list(errors) == list(runs)
+    assert all(isinstance(error, Diverged) for error in errors.values())

@@ -220,6 +220,8 @@ class Recipe:
             kept = [f"stage.{name}." for name in new["stages"]]
             keys = {k: v for k, v in keys.items() if not k.startswith("stage.") or k.startswith(tuple(kept))}
         if "seed" in new:
+            if new.get("seeds"):
+                raise BadInput(f"seed={new['seed']} would have no effect beside seeds={new['seeds']}: give one of them")
             keys["seeds"] = []
         return self.from_flat(keys | new, self.folders)
 
