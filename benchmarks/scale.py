@@ -75,7 +75,8 @@ def command(words: Sequence[str]) -> Usage:
 
 def measure(assignments: Sequence[str], out: Path) -> dict[str, Any]:
     """Run a recipe in the folder `out`, then a report over it, and say what both took."""
-    run = command(["run", "digits", *assignments, "--out", str(out), "--quiet", "--device", "cpu"])
+    given = {word.partition("=")[0]: word for word in assignments}.values()  # a later value replaces an earlier one
+    run = command(["run", "digits", *given, "--out", str(out), "--quiet", "--device", "cpu"])
     report = command(["report", str(out), "--out", str(out.with_suffix(".html"))])
     result = json.loads((out / "result.json").read_text())
     after = [stage["accuracy"] for stage in result["stages"].values()]

@@ -71,7 +71,8 @@ def run(
     lines: list[str] = []
     times: list[float] = []
     with tempfile.TemporaryDirectory() as out:
-        command = [sys.executable, "-m", "fedhead.cli", "run", *words, "--out", f"{out}/run", *more]
+        given = {word.partition("=")[0]: word for word in words}.values()  # a later value replaces an earlier one
+        command = [sys.executable, "-m", "fedhead.cli", "run", *given, "--out", f"{out}/run", *more]
         command += ["--device", options.device, "--precision", precision, "--compile", compile]
         sampler = sample_gpu(busy) if options.device != "cpu" else None
         begin = time.perf_counter()
