@@ -164,7 +164,9 @@ def test_each_text_of_cells_has_to_pick_some(cells: str, said: str, capsys: pyte
     assert said in capsys.readouterr().err
 
 
-def test_runs_whose_common_stack_fails_are_each_tried_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_whose_common_stack_fails_are_each_tried_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     small = ["rounds=1", "clients=2", "subset=60"]
     runs = {tmp_path / f"seed-{seed}": load("digits", [*small, f"seed={seed}"]) for seed in range(3)}
     real, lost = training_groups.execute, tmp_path / "seed-1"
@@ -182,6 +184,8 @@ def test_runs_whose_common_stack_fails_are_each_tried_alone(tmp_path: Path, monk
     errors = training_groups.train(runs, True, Settings(device="cpu", executor="stack"))
     assert {path: str(error) for path, error in errors.items()} == {lost: "alone it fails too"}
     assert [RunFolder.open(path).finished for path in runs if path != lost] == [True, True]
+    assert "runs that train together failed, each goes on alone" in caplog.text
+    assert "the stack fails" in caplog.text
 
 
 def test_a_run_that_diverged_in_the_common_stack_is_not_trained_again(tmp_path: Path) -> None:

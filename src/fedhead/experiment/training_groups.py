@@ -10,9 +10,10 @@ from pathlib import Path
 import torch
 
 from fedhead.core.errors import BadInput, Diverged
+from fedhead.core.log import warn_once
 from fedhead.executors.stack import largest
 from fedhead.experiment.experiment import Experiment
-from fedhead.experiment.failures import raise_if_fatal
+from fedhead.experiment.failures import describe_error, raise_if_fatal
 from fedhead.experiment.recipe import Recipe
 from fedhead.experiment.run import Settings, execute, execute_together, stack_is_best
 from fedhead.experiment.run_folder import RunFolder
@@ -111,6 +112,8 @@ def train(runs: Mapping[Path, Recipe], together: bool | None, settings: Settings
     except Exception as error:  # a user's own code may raise anything; below each run is asked for its own error
         joined = True
         raise_if_fatal(error)
+        if not any(diverged(path) for path in runs):
+            warn_once(f"runs that train together failed, each goes on alone: {describe_error(error)}")
     for path, recipe in runs.items():
         if joined and (reason := diverged(path)) is not None:
             errors[path] = Diverged(reason)
