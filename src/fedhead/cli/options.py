@@ -37,7 +37,7 @@ ExecutorName = Annotated[
 ]
 Minutes = Annotated[float | None, typer.Option(min=0, help="Begin no run that is not likely to end in this time.")]
 Shard = Annotated[str | None, typer.Option(metavar="K/N", help="Only the K-th of N parts, as one job of an array.")]
-ClaimsFolder = Annotated[Path | None, typer.Option("--claims", hidden=True)]  # see several_devices.run_on_each
+ClaimsFolder = Annotated[Path | None, typer.Option("--claims", hidden=True)]  # see several_devices.on_each
 Together = Annotated[
     bool | None,
     typer.Option(
