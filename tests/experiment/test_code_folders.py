@@ -131,7 +131,9 @@ def test_another_file_of_the_same_name_is_not_taken_for_that_of_a_missing_folder
         lambda: sweep_cells(plan(study, {"lr": [0.1, 0.2]})),
         lambda: fh.tune(study, "lr=log(0.1, 1)", out="second", trials=1),
     ):
-        with pytest.raises(BadInput, match=rf"method 'mine\.py:Mine': {GONE}.*correct `folders` in the recipe$"):
+        with pytest.raises(
+            BadInput, match=rf"method 'mine\.py:Mine': {GONE}.*correct `folders` in the recipe \(of a run: "
+        ):
             use()
     assert not Path("second/best.yaml").exists()
 

@@ -48,7 +48,8 @@ def find_path(
         if not os.path.isdir(folder):
             raise BadInput(
                 f"the folder {folder.resolve()}, in which {where} is looked for, is not there: put it back, put "
-                f"{where} beside the recipe or into the run folder, or correct `folders` in the recipe"
+                f"{where} beside the recipe or into the run folder, or correct `folders` in the recipe "
+                "(of a run: its config.yaml)"
             )
     return None
 

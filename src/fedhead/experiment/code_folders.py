@@ -4,22 +4,38 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fedhead.core.errors import BadInput
 from fedhead.core.loading import find_file
-from fedhead.experiment.run_files import ENVIRONMENT, check_environment, read_object
+from fedhead.core.special_files import read_text
+from fedhead.experiment.run_files import ENVIRONMENT, SWEEP, check_environment, read_object
+from fedhead.experiment.yaml_text import read_yaml
 
 FOLDERS = "folders"  # a key of YAML files alone: it says where files are, not what is run
 
 
-def of_run(path: Path) -> list[Path]:
-    """Return the folders in which the files of a run's own components were when it was begun.
+@dataclass(frozen=True)
+class _File:
+    """A file of a run's own code: its path as the recipe has it, and what was recorded of it."""
 
-    A folder that is missing, as on another machine, is among them, so that looking for its files is an error; unless
-    these very files, by their recorded digests, are found without it.
+    where: str
+    folder: Path  # from which the recipe's path led to it
+    digest: str | None
+    moved: Path | None  # where that folder is now, if it was moved together with the run folder
+
+
+def of_run(path: Path) -> list[Path]:
+    """Return the folders in which the files of a run's own components are.
+
+    These are the folders in which they were when the run was begun. For a file that is not there any more, it is the
+    one that lies to the run folder as it did then, as after both were moved, or the folder of the run's sweep or one of
+    the sweep's `folders`: the first in which this very file is found, by its recorded digest. Where there is none, the
+    missing folder is among those returned, so that looking for its files is an error; unless they are found without it.
 
     Args:
         path: The run folder; of one without a record there are none.
@@ -27,29 +43,70 @@ def of_run(path: Path) -> list[Path]:
     Raises:
         BadInput: The record is damaged.
     """
-    files: dict[Path, dict[str, str | None]] = {}  # by folder, with the digest of each
-    record = path / ENVIRONMENT
+    files = _recorded(path)
+    here = [path, *(file.folder for file in files if os.path.isdir(file.folder))]
+    found, missing = list[Path](), list[Path]()
+    for file in files:
+        moved = (folder for folder in _elsewhere(path, file) if _is_file_of(folder / file.where, file))
+        if os.path.isfile(file.folder / file.where):
+            found.append(file.folder)
+        elif (now := next(moved, None)) is not None:
+            found.append(now)
+        elif os.path.isdir(file.folder) or not _is_found(file, here):
+            missing.append(file.folder)
+    return list(dict.fromkeys([*found, *missing]))  # what is there is found before the error about what is not
+
+
+def _recorded(path: Path) -> list[_File]:
+    record, files = path / ENVIRONMENT, list[_File]()
     for entry in check_environment(read_object(record) or {}, str(record)).get("components", ()):
         where = Path(entry["name"].rpartition(":")[0])
-        above = Path(entry.get("file", "")).parents
-        if where.suffix == ".py" and ".." not in where.parts and not where.is_absolute():
-            for folder in above[len(where.parts) - 1 : len(where.parts)]:
-                files.setdefault(folder, {})[str(where)] = entry.get("digest")
-    here = [path, *filter(os.path.isdir, files)]
-
-    def is_needed(folder: Path) -> bool:
-        return os.path.isdir(folder) or not all(_is_found(where, here, code) for where, code in files[folder].items())
-
-    return list(filter(is_needed, files))
+        if where.suffix != ".py" or ".." in where.parts or where.is_absolute():
+            continue
+        depth = len(where.parts)
+        for folder in Path(entry.get("file", "")).parents[depth - 1 : depth]:
+            relative = os.path.join(entry["relative"], *[os.pardir] * depth) if "relative" in entry else None
+            moved = None if relative is None else Path(os.path.normpath(path.resolve() / relative))
+            files.append(_File(str(where), folder, entry.get("digest"), moved))
+    return files
 
 
-def _is_found(where: str, folders: Sequence[Path], digest: str | None) -> bool:
-    """Say whether what is found of a file, in some folders or the working directory, is the file of a digest."""
-    found = find_file(where, folders)
+def _elsewhere(path: Path, file: _File) -> Iterator[Path]:
+    """Yield where a file may be that is not where it was: the run's sweep has it in `runs/CELL/SEED`."""
+    if file.moved is not None:
+        yield file.moved
+    for sweep in path.resolve().parents[2:3]:
+        with suppress(BadInput):  # a damaged file of the sweep is not this run's matter
+            content = read_yaml(read_text(sweep / SWEEP), SWEEP) if os.path.isfile(sweep / SWEEP) else None
+            if isinstance(content, dict):
+                yield from with_written([sweep], content.get(FOLDERS, []))
+
+
+def _is_found(file: _File, folders: Sequence[Path]) -> bool:
+    """Say whether what is found of a file, in some folders or the working directory, is that very file."""
+    found = find_file(file.where, folders)
+    return found is not None and _is_file_of(found, file)
+
+
+def _is_file_of(found: Path, file: _File) -> bool:
     try:
-        return found is not None and hashlib.sha256(found.read_bytes()).hexdigest() == digest
+        return os.path.isfile(found) and hashlib.sha256(found.read_bytes()).hexdigest() == file.digest
     except OSError:
         return False
+
+
+def with_relative(components: Iterable[Mapping[str, str]], place: Path) -> list[dict[str, str]]:
+    """Return the record of a run's components, with where their files lie relative to the run folder.
+
+    Args:
+        components: As `components.sources` describes them.
+        place: The run folder.
+    """
+    found = [dict(entry) for entry in components]
+    for entry in found:
+        if "file" in entry and file_of(entry["name"]) is not None:
+            entry["relative"] = os.path.relpath(entry["file"], place.resolve())
+    return found
 
 
 def with_written(folders: Iterable[str | Path], written: Any) -> list[Path]:

@@ -186,10 +186,13 @@ class Recipe:
         return write_yaml({**({FOLDERS: list(folders)} if folders else {}), **self.flat()})
 
     @classmethod
-    def from_yaml(cls, text: str, source: str = "recipe", folders: Iterable[str | Path] = ()) -> Recipe:
+    def from_yaml(
+        cls, text: str, source: str = "recipe", folders: Iterable[str | Path] = (), recorded: Iterable[Path] = ()
+    ) -> Recipe:
         """A recipe from YAML text; `source` names it in error messages, `folders` are those of `from_flat`.
 
-        Further ones may be in the text, under the key `folders`, relative to the first of these.
+        Further ones may be in the text, under the key `folders`, relative to the first of these; those that a run
+        folder has `recorded` come after them, so that whoever writes `folders` into its recipe is heard.
         """
         keys = read_yaml(text, source)
         if not isinstance(keys, dict):
@@ -198,7 +201,7 @@ class Recipe:
             raise BadInput(f"{source}: a sweep's file, which describes many runs: carry it out with fedhead sweep")
         try:
             places = code_folders.with_written(folders, keys.pop(FOLDERS, []))
-            return cls.from_flat({str(k): v for k, v in keys.items()}, places)
+            return cls.from_flat({str(k): v for k, v in keys.items()}, [*places, *recorded])
         except BadInput as error:
             raise BadInput(f"{source}: {error}") from error
 
@@ -280,8 +283,8 @@ def load(source: str | Path, assignments: Iterable[str] = ()) -> Recipe:
             )
         raise unknown("recipe", name, known)
     here = path.resolve().parent
-    places = () if name in known else (here, *(code_folders.of_run(here) if path.name == CONFIG else ()))
-    return Recipe.from_yaml(read_text(path), name, places).override(assignments)
+    recorded = code_folders.of_run(here) if path.name == CONFIG and name not in known else ()
+    return Recipe.from_yaml(read_text(path), name, () if name in known else (here,), recorded).override(assignments)
 
 
 def expand_calls(keys: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from fedhead.engine.metrics import Row
 from fedhead.engine.rounds import FinishedRun, Kept, Snapshot
 from fedhead.experiment import components, first_weights, inputs_record
 from fedhead.experiment import objects as python_objects
+from fedhead.experiment.code_folders import with_relative
 from fedhead.experiment.experiment import Experiment
 from fedhead.experiment.loggers.base import Logger, LoggerGroup, RunInfo
 from fedhead.experiment.loggers.base import make as make_logger
@@ -125,7 +126,7 @@ class RecordedRun:
             if self.objects is not None:
                 facts = {**facts, "objects": self.objects}
             sources = components.sources(self.recipe, self._executor, without=self._left_out)
-            self.folder.save_environment({**facts, "components": sources})
+            self.folder.save_environment({**facts, "components": with_relative(sources, self.folder.path)})
             try:
                 yield
             finally:

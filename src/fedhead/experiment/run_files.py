@@ -15,7 +15,7 @@ from typing import Any
 from fedhead.core.errors import BadInput
 from fedhead.core.special_files import read_text
 
-CONFIG, ENVIRONMENT = "config.yaml", "environment.json"
+CONFIG, ENVIRONMENT, SWEEP = "config.yaml", "environment.json", "sweep.yaml"
 _TOTALS = ("bytes_up", "bytes_down", "seconds")  # every round and every result has them
 
 

@@ -118,7 +118,7 @@ class RunFolder:
         if CONFIG not in _contents(path):
             raise BadInput(f"{path} is no run folder: it has no {CONFIG}")
         text = read_text(path / CONFIG)
-        stored = Recipe.from_yaml(text, str(path / CONFIG), [path.resolve(), *code_folders.of_run(path)])
+        stored = Recipe.from_yaml(text, str(path / CONFIG), [path.resolve()], code_folders.of_run(path))
         if recipe is not None and (other := extension.difference(stored, recipe)) is not None:
             key, was, now = other
             raise BadInput(

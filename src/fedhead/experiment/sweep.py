@@ -31,6 +31,7 @@ from fedhead.experiment.claims import Claims
 from fedhead.experiment.code_folders import FOLDERS
 from fedhead.experiment.measure import Log
 from fedhead.experiment.run import Settings, check_settings
+from fedhead.experiment.run_files import SWEEP
 from fedhead.experiment.sweep_runs import (
     Bundle,
     SweepCell,
@@ -47,7 +48,6 @@ from fedhead.experiment.time_budget import TimeBudget
 from fedhead.experiment.training_groups import span, validate
 from fedhead.experiment.yaml_text import read_yaml, write_yaml
 
-SWEEP = "sweep.yaml"
 Minutes = Annotated[float, AtLeast(0)]
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from fedhead.core.errors import BadInput
 from fedhead.experiment.recipe import is_key
+from fedhead.experiment.run_files import SWEEP
 from fedhead.report.measured import Measured
 
 _ROWS = ("method", "stage", "stages")  # what the rows of a comparison are
@@ -41,8 +42,7 @@ def with_choices(measured: Sequence[Measured], by: Iterable[str]) -> list[Measur
 
 def _of_sweep(folder: Path) -> dict[Path, Mapping[str, str]]:
     """Return the choices on the named axes of a sweep by the folders of its cells; nothing where there is no sweep."""
-    from fedhead.experiment.sweep import SWEEP  # imports torch
-    from fedhead.experiment.sweep_file import plan
+    from fedhead.experiment.sweep_file import plan  # imports torch
     from fedhead.experiment.sweep_runs import RUNS, cell_folders
 
     if not (folder / SWEEP).is_file():
@@ -54,7 +54,6 @@ def _of_sweep(folder: Path) -> dict[Path, Mapping[str, str]]:
 
 
 def _refuse_rows(sweep: Path, asked: Iterable[str]) -> None:
-    from fedhead.experiment.sweep import SWEEP
     from fedhead.experiment.sweep_file import plan
 
     axes: Mapping[str, Mapping[str, Any]] = plan(sweep / SWEEP, {}).content["axes"]
