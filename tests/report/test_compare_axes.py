@@ -94,3 +94,54 @@ def test_one_label_of_two_sweeps_does_not_mix_their_data(grid: Path, tmp_path: P
     assert call(["sweep", str(tmp_path / "grid.yaml"), *words]) == 0
     columns = list(fh.compare([grid, tmp_path / "other"], by="data").table.columns)
     assert columns == ["hard, dirichlet(0.5)", "mild, dirichlet(5.0)", "mild, dirichlet(8.0)"]
+
+
+# -- axes that are called as a recipe's key -----------------------------------------------------------
+LIKE_KEYS = """
+recipe: digits
+base: {rounds: 1, subset: 100, model: "mlp(hidden=[4])"}
+axes:
+  method: [fedavg, fedprox]
+  clients:
+    small: {set: {clients: 2}}
+    big: {set: {clients: 4, local_epochs: 2}}
+  partition:
+    mild: {set: {partition: dirichlet(5.0)}}
+    hard: {set: {partition: dirichlet(0.5)}}
+  lr: [0.1, 0.01]
+"""
+
+
+@pytest.fixture(scope="module")
+def like_keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("like-keys")
+    (place / "grid.yaml").write_text(LIKE_KEYS)
+    assert call(["sweep", str(place / "grid.yaml"), "--out", str(place / "grid"), "--executor", "loop"]) == 0
+    return place / "grid"
+
+
+def test_an_axis_that_is_called_as_a_key_has_its_choices_as_labels(like_keys: Path) -> None:
+    found = fh.compare(like_keys, by=["clients", "partition"])
+    assert set(found.table.columns) == {"small, mild", "small, hard", "big, mild", "big, hard"}
+    assert not any("local_epochs" in note for note in found.notes)
+    assert {record["axis partition"] for record in found.results.to_dict("records")} == {"mild", "hard"}
+    # what decides the data, and is not chosen by the axis, is still a column
+    assert set(fh.compare(like_keys, by="partition").table.columns) == {
+        f"{partition}, clients={clients}" for partition in ("mild", "hard") for clients in (2, 4)
+    }
+
+
+def test_an_axis_of_a_keys_own_values_is_that_key(like_keys: Path) -> None:
+    assert {column.partition(",")[0] for column in fh.compare(like_keys, by="lr").table.columns} == {
+        "lr=0.1",
+        "lr=0.01",
+    }
+
+
+def test_runs_without_the_axis_are_compared_by_the_key(like_keys: Path, tmp_path: Path) -> None:
+    words = ["rounds=1", "subset=100", "clients=2", "partition=iid", "model=mlp(hidden=[4])"]
+    assert call(["run", "digits", *words, "--out", str(tmp_path / "alone"), "--quiet"]) == 0
+    found = fh.compare([like_keys, tmp_path / "alone"], by="partition")
+    assert "iid, clients=2" in found.table.columns
+    assert "dirichlet(5.0), clients=2" in found.table.columns
+    assert any(note.startswith("not all runs are of a sweep with the named axis partition:") for note in found.notes)

@@ -85,7 +85,7 @@ def plan(source: str | Path, given: Mapping[str, Any]) -> Table:
     }
     for condition in [*(rule["when"] for rule in rules), *content.get("skip", [])]:
         for axis, wanted in condition.items():  # choices may be written as the values that they are
-            condition[axis] = [_label(choice) for choice in (wanted if isinstance(wanted, list) else [wanted])]
+            condition[axis] = [choice_label(choice) for choice in (wanted if isinstance(wanted, list) else [wanted])]
     check_layers(str(source), table, _CHOICE_KEYS)
     _check_stages(table)
     name = Path(source).stem
@@ -109,7 +109,7 @@ def axis_choices(key: str, values: Sequence[Any]) -> dict[str, Any]:
     choices: dict[str, Any] = {}
     for value in rejoin(list(values)):
         value = rejoin(list(value)) if isinstance(value, list | tuple) else value
-        label = _label(value)
+        label = choice_label(value)
         if label in choices:
             raise BadInput(f"{key}: {value!r} is there twice; each value of an axis makes its own cell")
         choices[label] = {"set": expand_calls({key: value})}
@@ -155,10 +155,10 @@ def _refuse_objects(key: str, value: Any) -> None:
         )
 
 
-def _label(value: Any) -> str:
+def choice_label(value: Any) -> str:
     """Return what a value is called as a choice.
 
-    >>> [_label(value) for value in ("fedavg", 0.1, None, ["ccvr", "ridge"], [])]
+    >>> [choice_label(value) for value in ("fedavg", 0.1, None, ["ccvr", "ridge"], [])]
     ['fedavg', '0.1', 'null', 'ccvr+ridge', 'none']
     """
     if isinstance(value, list | tuple):

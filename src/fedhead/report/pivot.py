@@ -141,15 +141,23 @@ def pivot(
     Raises:
         BadInput: If `by` names neither a key of a recipe nor an axis, or an axis that some of the runs do not have.
     """
-    _check_axes(measured, by)
-    flat = {id(m): _kept(m.recipe) | {axis: m.choices[axis] for axis in by if axis in m.choices} for m in measured}
-    arrangement = arrangement or _arrange(list(flat.values()), by)
+    axes = _axes(measured, by)
+    flat = {
+        id(m): _kept(m.recipe) | {key: m.choices[axis] for axis, key in axes.items() if axis in m.choices}
+        for m in measured
+    }
+    arrangement = arrangement or _arrange(list(flat.values()), [axes.get(name, name) for name in by])
     keys, own, unshown = arrangement.columns, arrangement.rows, arrangement.unshown
     rows: dict[str, str] = {}
     cells: dict[tuple[str, tuple[str, ...]], dict[Replicate, Measured]] = {}
     values: dict[tuple[str, ...], tuple[Any, ...]] = {}
     verb = "differs" if len(unshown) == 1 else "differ"
     notes = [f"{', '.join(unshown)} {verb} between methods or settings too"] if unshown else []
+    notes += [
+        f"not all runs are of a sweep with the named axis {name}: the columns are by the recipe's key {name}"
+        for name in by
+        if name not in axes and any(name in m.choices for m in measured)
+    ]
     for m in measured:
         recipe = flat[id(m)]
         label = _row_label(recipe, own, m.stage)
@@ -179,7 +187,8 @@ def pivot(
     )
 
 
-def _check_axes(measured: Sequence[Measured], by: Sequence[str]) -> None:
+def _axes(measured: Sequence[Measured], by: Sequence[str]) -> dict[str, str]:
+    """Return those of some names that are axes, with the key of each; an axis comes before the recipe's key."""
     recipes = [_kept(m.recipe) for m in measured] if by else []
     for name in by:
         have = [m for m in measured if name in m.choices]
@@ -187,12 +196,14 @@ def _check_axes(measured: Sequence[Measured], by: Sequence[str]) -> None:
             axes = {axis for m in measured for axis in m.choices}
             known = {*KEYS, *axes, *(key for recipe in recipes for key in recipe)} - {*_REPEATS}
             raise unknown("key of recipes, or named axis of the runs' sweep," if axes else "key", name, known)
-        if 0 < len(have) < len(measured):
+        if 0 < len(have) < len(measured) and not is_key(name):
             other = next(m for m in measured if name not in m.choices)
             raise BadInput(
                 f"by {name}: {have[0].where} is of a sweep with this axis, {other.where} is not; compare the runs of "
                 "that sweep alone, or name a recipe's key"
             )
+    axes = [name for name in by if all(name in m.choices for m in measured)]
+    return {name: f"axis {name}" if is_key(name) else name for name in axes}  # beside the recipe's key of that name
 
 
 def _column_keys(recipes: Sequence[Row], by: Sequence[str]) -> list[str]:
