@@ -39,7 +39,7 @@ def grid(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_named_axis_makes_the_columns_and_its_choices_are_the_labels(grid: Path) -> None:
     found = fh.compare(grid, by="data")
-    assert list(found.table.columns) == ["hard", "mild"]
+    assert list(found.table.columns) == ["mild", "hard"]  # as the sweep's file has them
     assert {m.partition("(")[0].strip() for m in found.table.index} >= {"fedavg", "fedprox"}
     by_key = fh.compare(grid, by="partition")
     assert found.table["mild"].tolist() == by_key.table["dirichlet(5.0)"].tolist()
@@ -48,17 +48,17 @@ def test_a_named_axis_makes_the_columns_and_its_choices_are_the_labels(grid: Pat
 
 def test_two_axes_and_a_key(grid: Path) -> None:
     assert list(fh.compare(grid, by=["mean", "data"]).table.columns) == [
-        "high, hard",
-        "high, mild",
-        "low, hard",
         "low, mild",
+        "low, hard",
+        "high, mild",
+        "high, hard",
     ]
     # what decides the data is a column as well, unless an axis decides it
-    assert fh.compare(grid, by=["mean"]).table.columns[0] == "high, dirichlet(0.5)"
+    assert fh.compare(grid, by=["mean"]).table.columns[0] == "low, dirichlet(0.5)"
 
 
 def test_results_of_python_and_single_cells_have_the_axes_too(grid: Path) -> None:
-    assert list(fh.compare(fh.load_all(grid), by="data").table.columns) == ["hard", "mild"]
+    assert list(fh.compare(fh.load_all(grid), by="data").table.columns) == ["mild", "hard"]
     some = sorted((grid / "runs").glob("fedavg*mild*/seed-*"))
     assert list(fh.compare(some, by="data").table.columns) == ["mild"]
 
@@ -93,7 +93,7 @@ def test_one_label_of_two_sweeps_does_not_mix_their_data(grid: Path, tmp_path: P
     words = ["--out", str(tmp_path / "other"), "--executor", "loop", "--seeds", "1"]
     assert call(["sweep", str(tmp_path / "grid.yaml"), *words]) == 0
     columns = list(fh.compare([grid, tmp_path / "other"], by="data").table.columns)
-    assert columns == ["hard, dirichlet(0.5)", "mild, dirichlet(5.0)", "mild, dirichlet(8.0)"]
+    assert columns == ["mild, dirichlet(5.0)", "mild, dirichlet(8.0)", "hard, dirichlet(0.5)"]
 
 
 # -- axes that are called as a recipe's key -----------------------------------------------------------

@@ -33,6 +33,18 @@ class Replicate(NamedTuple):
         return f"seed {self.seed}" + ("" if self.split is None else f" on split {self.split[:6]}")
 
 
+class Choice(NamedTuple):
+    """What a sweep chose on one of its named axes.
+
+    Args:
+        name: The choice.
+        number: Its place among the axis' choices, from 0.
+    """
+
+    name: str
+    number: int
+
+
 @dataclass(frozen=True)
 class Measured:
     """What a finished run measured at its end, or after one of its stages.
@@ -51,7 +63,7 @@ class Measured:
     stage: str
     replicate: Replicate
     values: Mapping[str, float]
-    choices: Mapping[str, str] = field(default_factory=dict)
+    choices: Mapping[str, Choice] = field(default_factory=dict)
 
 
 def of_runs(runs: Sequence[Run]) -> list[Measured]:

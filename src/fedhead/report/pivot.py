@@ -143,7 +143,7 @@ def pivot(
     """
     axes = _axes(measured, by)
     flat = {
-        id(m): _kept(m.recipe) | {key: m.choices[axis] for axis, key in axes.items() if axis in m.choices}
+        id(m): _kept(m.recipe) | {key: m.choices[axis].name for axis, key in axes.items() if axis in m.choices}
         for m in measured
     }
     arrangement = arrangement or _arrange(list(flat.values()), [axes.get(name, name) for name in by])
@@ -170,7 +170,10 @@ def pivot(
         cell = cells.setdefault((label, place), {})
         if (first := cell.setdefault(m.replicate, m)) is not m and not _trained_alike(m, first, metric):
             notes.append(_repeated(label, m, first, metric))
-    order = sorted(values, key=lambda place: [_natural(word) for word in place])
+    numbers = _numbers(measured, axes)
+    order = sorted(
+        values, key=lambda place: [(numbers.get(at, 0), _natural(at[1])) for at in zip(keys, place, strict=True)]
+    )
     shown = [label for label in rows if any(label == row for row, _ in cells)]
     return Pivot(
         tuple(shown),
@@ -204,6 +207,15 @@ def _axes(measured: Sequence[Measured], by: Sequence[str]) -> dict[str, str]:
             )
     axes = [name for name in by if all(name in m.choices for m in measured)]
     return {name: f"axis {name}" if is_key(name) else name for name in axes}  # beside the recipe's key of that name
+
+
+def _numbers(measured: Sequence[Measured], axes: Mapping[str, str]) -> dict[tuple[str, str], int]:
+    """Return the places of choices among those of their axes, by the axis' key and the choice."""
+    found: dict[tuple[str, str], int] = {}
+    for m in measured:
+        for axis, key in axes.items():
+            found.setdefault((key, m.choices[axis].name), m.choices[axis].number)
+    return found
 
 
 def _column_keys(recipes: Sequence[Row], by: Sequence[str]) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Any
 from fedhead.core.errors import BadInput
 from fedhead.experiment.recipe import is_key
 from fedhead.experiment.run_files import SWEEP
-from fedhead.report.measured import Measured
+from fedhead.report.measured import Choice, Measured
 
 _ROWS = ("method", "stage", "stages")  # what the rows of a comparison are
 
@@ -46,7 +46,7 @@ def with_choices(measured: Sequence[Measured], by: Iterable[str]) -> list[Measur
     return found
 
 
-def _of_sweep(folder: Path) -> dict[Path, Mapping[str, str]]:
+def _of_sweep(folder: Path) -> dict[Path, Mapping[str, Choice]]:
     """Return the choices on the named axes of a sweep by the folders of its cells; nothing where there is no sweep."""
     if not (folder / SWEEP).is_file():
         return {}
@@ -54,9 +54,12 @@ def _of_sweep(folder: Path) -> dict[Path, Mapping[str, str]]:
     from fedhead.experiment.sweep_runs import RUNS, cell_folders
 
     table = plan(folder / SWEEP, {})
-    named = {axis for axis, choices in table.content["axes"].items() if _is_named(axis, choices)}
+    axes: Mapping[str, Mapping[str, Any]] = table.content["axes"]
+    named = {axis: list(choices) for axis, choices in axes.items() if _is_named(axis, choices)}
     return {
-        folder / RUNS / name: {axis: choice for axis, choice in cell.choices.items() if axis in named}
+        folder / RUNS / name: {
+            axis: Choice(choice, named[axis].index(choice)) for axis, choice in cell.choices.items() if axis in named
+        }
         for name, (cell, _) in cell_folders(table).items()
     }
 
