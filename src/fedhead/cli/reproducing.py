@@ -181,7 +181,7 @@ def reproduce(
             **options,
         )
     if as_json:
-        print((folder / "table.json").read_text(encoding="utf-8"), end="")
+        print((folder / f"{result.file}.json").read_text(encoding="utf-8"), end="")
     else:
         _print_table(result, folder)
     if claims is None:  # else the process that began this one names them
@@ -249,4 +249,4 @@ def _print_table(result: TableResult, folder: Path) -> None:
             "–" if cell.difference is None else f"{cell.difference:+.2f}",
         )
     console().print(shown)
-    print(f"written to {folder / 'table.csv'} and {folder / 'table.json'}")
+    print(f"written to {folder / result.file}.csv and .json")

@@ -42,7 +42,8 @@ def reproduce(
 ) -> TableResult:
     """Run what is not there yet of a table, and write table.json and table.csv into the folder `out`.
 
-    Runs that were finished are not run again, interrupted ones go on where they stopped.
+    With variants or overrides these files have other names, such as table-public-code.csv (`TableResult.file`). Runs
+    that were finished are not run again, interrupted ones go on where they stopped.
 
     Args:
         table: The table.
@@ -103,6 +104,7 @@ def reproduce(
         cells=cell_results,
         left=measured.left,
         failures={**measured.failures, **context.claims.failures()},
+        file=table_result.file_name(variants, overrides or {}),
     )
     table_result.write(out, made)
     return made

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
 import json
+import re
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from fedhead.core.treefile import atomic
 from fedhead.experiment.published import published
 from fedhead.experiment.results import Measurement
 from fedhead.experiment.tables import Cell, Scale
+
+_LONGEST = 100  # characters of what a file's name says of the changes
 
 
 @dataclass(frozen=True)
@@ -46,6 +51,7 @@ class TableResult:
     cells: Sequence[CellResult]
     left: int = 0  # runs that were not run, for lack of time or because they failed
     failures: Mapping[str, str] = field(default_factory=dict)  # why runs failed, by their cells and seeds
+    file: str = "table"  # the name of its files, without .csv and .json
 
     def note(self) -> str:
         """What a reader must know before comparing."""
@@ -92,10 +98,23 @@ def cell_result(cell: Cell, measured: Sequence[Measurement], scale: Scale) -> Ce
     )
 
 
+def file_name(variants: Sequence[str], overrides: Mapping[str, Any]) -> str:
+    """Return the name of a table's files, without .csv and .json: what was changed of the table is not the table.
+
+    >>> [file_name([], {}), file_name(["public-code"], {"method.mu": 0.5})]
+    ['table', 'table-public-code+method.mu=0.5']
+    """
+    changes = [f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in overrides.items()]
+    text = "+".join([*variants, *changes])
+    name = re.sub(r"[^A-Za-z0-9.=+_-]+", "-", text)[:_LONGEST].strip("-")
+    code = "" if name == text else f"-{hashlib.blake2b(text.encode(), digest_size=4).hexdigest()}"
+    return f"table-{name}{code}" if text else "table"
+
+
 def write(out: Path, result: TableResult) -> None:
-    """Write table.json, in full, and table.csv, rounded for reading."""
+    """Write the table's .json file, in full, and its .csv file, rounded for reading."""
     out.mkdir(parents=True, exist_ok=True)
-    with atomic(out / "table.json") as draft:
+    with atomic(out / f"{result.file}.json") as draft:
         draft.write_text(json.dumps(asdict(result) | {"note": result.note()}, indent=2) + "\n", encoding="utf-8")
     columns = ["overrides", "metric", "ours", "deviation", "runs", "published", "published_deviation", "difference"]
     text = io.StringIO()
@@ -106,7 +125,7 @@ def write(out: Path, result: TableResult) -> None:
         row = [cell.metric, *ours, cell.published, cell.published_deviation, cell.difference]
         cut = [round(v, 4) if isinstance(v, float) else v for v in row]
         writer.writerow([*(cell.choices[axis] for axis in result.axes), " ".join(cell.overrides), *cut, result.scale])
-    with atomic(out / "table.csv") as draft:
+    with atomic(out / f"{result.file}.csv") as draft:
         draft.write_text(text.getvalue(), encoding="utf-8")
 
 
