@@ -90,7 +90,7 @@ def test_the_papers_settings() -> None:
     assert (calibrated.lr, calibrated.momentum, calibrated.weight_decay) == (0.01, 0.0, 0.0)  # plain SGD
     assert calibrated == tuned.earlier()  # what is tuned for Personal. is the model that is tested for General.
     ablation = {cell.name: cell for cell in tables.load("fedetf/table4").cells("small")}
-    (model,) = Experiment.from_recipe(ablation["no-projection cifar10-0.1"].recipe(0)).models
+    (model,) = Experiment.from_recipe(ablation["no-projection digits-for-cifar10-0.1"].recipe(0)).models
     assert model.features == 200  # the ETF stands in the extractor's own dimension
 
 
