@@ -160,7 +160,7 @@ def test_seeds_that_train_together_end_as_they_would_alone(tmp_path: Path) -> No
     said: list[str] = []
     apart = reproduce(table, tmp_path / "apart", pick=PICK, settings=settings, together=False)
     joined = reproduce(table, tmp_path / "joined", pick=PICK, settings=settings, together=True, log=said.append)
-    assert said == ["[1-3/3] digits dirichlet(0.1) fedprox seeds 0, 1, 2"]
+    assert said == ["[1-3/3] digits dirichlet(0.1) fedprox seeds 0, 1, 2: paper/tiny hard fedprox before/few"]
     found, expected = weights(tmp_path / "joined"), weights(tmp_path / "apart")
     assert found.keys() == expected.keys()
     assert len({name.split()[0] for name in found}) == 3
@@ -177,8 +177,8 @@ def test_cells_that_differ_in_their_split_alone_train_together(tmp_path: Path) -
     reproduce(table, tmp_path / "apart", pick=pick, seeds=2, settings=settings, together=False)
     reproduce(table, tmp_path / "joined", pick=pick, seeds=2, settings=settings, together=True, log=said.append)
     assert said == [
-        "[1-4/6] digits dirichlet(0.5), dirichlet(0.1) fedavg seeds 0, 1",
-        "[5-6/6] digits dirichlet(0.1) fedprox seeds 0, 1",
+        "[1-4/6] digits dirichlet(0.5), dirichlet(0.1) fedavg seeds 0, 1: paper/tiny mild/hard fedavg before",
+        "[5-6/6] digits dirichlet(0.1) fedprox seeds 0, 1: paper/tiny hard fedprox before",
     ]
     found, expected = weights(tmp_path / "joined"), weights(tmp_path / "apart")
     assert found.keys() == expected.keys()

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+from tiny_table import CPU, tiny
 
 from fedhead.data.datasets import DATASETS
 from fedhead.experiment import tables
+from fedhead.experiment.cell_names import name_cells
+from fedhead.experiment.reproduce import reproduce
 
 
 @pytest.mark.parametrize("name", tables.names())
@@ -13,3 +18,24 @@ def test_small_data_is_never_called_by_the_papers(name: str) -> None:
     for cell in tables.load(name).cells("small"):
         named = [label.split("-")[0] for label in cell.labels.values() if label.split("-")[0] in DATASETS]
         assert set(named) <= {cell.keys["dataset"]}, cell.name
+
+
+def test_lines_of_progress_name_the_cells(tmp_path: Path) -> None:
+    said: list[str] = []
+    table = tiny(**{"fedprox: {priority: 2, set: {method: fedprox}": "fedprox: {priority: 2, set: {lr: 0.2}"})
+    reproduce(table, tmp_path, pick=["mild"], seeds=1, settings=CPU, log=said.append)
+    assert said == [
+        "[1/2] digits dirichlet(0.5) fedavg seed 0: paper/tiny mild fedavg before/ccvr",
+        "[2/2] digits dirichlet(0.5) fedavg seed 0: paper/tiny mild fedprox before/ccvr",
+    ]
+
+
+def test_many_cells_of_several_tables_and_what_was_changed() -> None:
+    figure = tables.load("fedetf/figure6")
+    steps = [("fedetf/figure6", cell) for cell in figure.cells(pick=["d-"])]
+    (strong, _) = tiny().varied(tiny().cells(pick=["mild fedprox"]), ["strong"])
+    names = [cell.name for _, cell in steps]
+    assert name_cells([*steps, ("paper/tiny", strong)]) == (
+        f"fedetf/figure6 {'/'.join(names[:3])}/… {len(names) - 3} more; paper/tiny mild fedprox before method.mu=0.5"
+    )
+    assert len(names) > 4

@@ -17,6 +17,7 @@ from fedhead.core.errors import BadInput
 from fedhead.data.read_once import read_once
 from fedhead.executors import select
 from fedhead.experiment import build, environment, reopen
+from fedhead.experiment.cell_names import name_cells
 from fedhead.experiment.claims import Claims
 from fedhead.experiment.failures import describe_error, raise_if_fatal
 from fedhead.experiment.recipe import Recipe
@@ -100,7 +101,9 @@ def measure_all(repetitions: Sequence[Repetition], context: MeasureContext) -> M
         elsewhere += fit - len(free) + sum(map(context.claims.is_taken, paths[fit:]))
         if not (paths := free):
             continue  # perhaps a shorter one still fits, or one that no other process has taken
-        context.log(f"[{span(number, len(paths))}/{len(trainings)}] {describe([recipes[path] for path in paths])}")
+        what = describe([recipes[path] for path in paths])
+        cells = name_cells((r.table, r.cell) for path in paths for r in trainings[path].repetitions)
+        context.log(f"[{span(number, len(paths))}/{len(trainings)}] {what}: {cells}")
         with read_once():
             errors = _measure({path: trainings[path] for path in paths}, context)
         for path, error in errors.items():
