@@ -5,8 +5,11 @@ from __future__ import annotations
 import csv
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -175,3 +178,30 @@ def test_where_the_first_run_fails_a_table_of_one_process_stops_at_once(
     assert call(["reproduce", "own/table1", "--executor", "loop"]) == 1
     assert "no loss for a=1" in capsys.readouterr().err
     assert not list(tmp_path.rglob("result.json"))
+
+
+@pytest.mark.long
+def test_ctrl_c_is_answered_once_and_ends_all_processes(tmp_path: Path) -> None:
+    words = ["sweep", "digits", "method=[fedavg,fedprox]", "rounds=100000", "clients=3", "subset=120"]
+    words += ["--out", str(tmp_path / "out"), "--executor", "loop", "--devices", "cpu,cpu"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fedhead.cli", *words],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,  # so that only these get the signal, as from a terminal of theirs
+    )
+    try:
+        deadline = time.monotonic() + 120
+        while len(list(tmp_path.rglob("metrics.jsonl"))) < 2 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        os.killpg(process.pid, signal.SIGINT)
+        said = process.communicate(timeout=60)[1]  # to the end of the last process that may write
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == 130
+    assert said.count("stopped;") == 1, said
+    assert said.endswith("stopped; the same command goes on where it stopped\n")
+    assert "Traceback" not in said

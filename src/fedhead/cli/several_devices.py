@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -78,15 +80,18 @@ def on_each(names: Sequence[str], claims: Path | None) -> Iterator[tuple[Path | 
         return
     command = [sys.executable, "-m", "fedhead.cli", *without_devices(sys.argv[1:])]
     with tempfile.TemporaryDirectory(prefix="fedhead-") as shared:
-        processes = [
-            subprocess.Popen([*command, "--device", name, "--claims", shared], stdout=subprocess.DEVNULL)
-            for name in names
-        ]
+        with _deaf_to_interrupts():
+            processes = [
+                subprocess.Popen([*command, "--device", name, "--claims", shared], stdout=subprocess.DEVNULL)
+                for name in names
+            ]
         try:
             broken = [name for name, process in zip(names, processes, strict=True) if process.wait()]
         except BaseException:
             for process in processes:
                 process.terminate()
+            for process in processes:
+                process.wait()
             raise
         yield Path(shared), broken
 
@@ -107,6 +112,22 @@ def raise_failures(failures: Mapping[str, str], broken: Sequence[str] = ()) -> N
         raise FedheadError(f"{name}: {reason}{more}; fix it, and the same command runs what failed again")
     if broken:
         raise FedheadError(f"--devices: the process of {broken[0]} failed, see above; {GOES_ON}")
+
+
+@contextmanager
+def _deaf_to_interrupts() -> Iterator[None]:
+    """Let processes that are started meanwhile ignore Ctrl-C: a terminal sends it to all, but one of them is to answer.
+
+    They inherit that the signal is ignored; this process ends them.
+    """
+    if threading.current_thread() is not threading.main_thread():  # which alone may say what becomes of signals
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def without_devices(arguments: Sequence[str]) -> list[str]:
