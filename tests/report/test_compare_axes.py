@@ -145,3 +145,19 @@ def test_runs_without_the_axis_are_compared_by_the_key(like_keys: Path, tmp_path
     assert "iid, clients=2" in found.table.columns
     assert "dirichlet(5.0), clients=2" in found.table.columns
     assert any(note.startswith("not all runs are of a sweep with the named axis partition:") for note in found.notes)
+
+
+def test_a_baseline_of_other_settings_is_named_where_one_of_the_same_is_there(grid: Path, tmp_path: Path) -> None:
+    (tmp_path / "grid.yaml").write_text(SWEEP.replace("rounds: 1", "rounds: 2"))
+    words = ["--out", str(tmp_path / "longer"), "--executor", "loop"]
+    assert call(["sweep", str(tmp_path / "grid.yaml"), *words]) == 0
+    plain = [str(one) for place in (grid, tmp_path / "longer") for one in place.glob("runs/*low-plain")]
+    found = fh.compare(plain, by="data")
+    assert "fedprox (rounds=2)" in found.table.index
+    said = (
+        "fedprox (rounds=2): compared with fedavg (rounds=1), which differs in rounds as well, although there is fedavg"
+    )
+    assert any(note.startswith(said) for note in found.notes)
+    asked = fh.compare(plain, by="data", baseline="fedavg (rounds=1)")
+    for other in (asked, fh.compare(plain, by=["data", "rounds"]), fh.compare(plain[:2], by="data")):
+        assert not any("compared with" in note for note in other.notes)

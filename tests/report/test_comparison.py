@@ -79,8 +79,10 @@ def test_the_same_seed_on_another_split_is_no_partner() -> None:
     found = compare([one(50.0, 0, "a"), one(60.0, 0, "b", method="fedprox"), one(61.0, 1, "c", method="fedprox")])
     (gain,) = found.gains
     assert gain.paired is None
-    assert "no partner of fedavg for seed 0 on split b, seed 1 on split c" in " ".join(found.notes)
-    assert "no partner of fedprox for seed 0 on split a" in " ".join(found.notes)
+    assert "fedavg has no run with seed 0 on split b, seed 1 on split c, so that of fedprox is not in" in " ".join(
+        found.notes
+    )
+    assert "fedprox has no run with seed 0 on split a, so that of fedavg is not in" in " ".join(found.notes)
     assert comparison_text.tables(found)[1].body[0][1] == "0"
 
 

@@ -58,6 +58,7 @@ class Pivot:
         columns: Values of those keys, one tuple per column.
         cells: Values by the indices of row and column, where there are any.
         notes: What a reader must know of runs that do not count.
+        settings: What each row's label says besides the method and its parameters, by key.
     """
 
     rows: tuple[str, ...]
@@ -66,6 +67,7 @@ class Pivot:
     columns: tuple[tuple[Any, ...], ...]
     cells: Mapping[tuple[int, int], Cell]
     notes: tuple[str, ...]
+    settings: tuple[Row, ...]
 
     def headings(self) -> list[str]:
         """Return a label per column: the values, with their key where a value does not say what it is."""
@@ -148,7 +150,7 @@ def pivot(
     }
     arrangement = arrangement or _arrange(list(flat.values()), [axes.get(name, name) for name in by])
     keys, own, unshown = arrangement.columns, arrangement.rows, arrangement.unshown
-    rows: dict[str, str] = {}
+    rows: dict[str, tuple[str, Row]] = {}
     cells: dict[tuple[str, tuple[str, ...]], dict[Replicate, Measured]] = {}
     values: dict[tuple[str, ...], tuple[Any, ...]] = {}
     verb = "differs" if len(unshown) == 1 else "differ"
@@ -161,7 +163,7 @@ def pivot(
     for m in measured:
         recipe = flat[id(m)]
         label = _row_label(recipe, own, m.stage)
-        rows.setdefault(label, m.recipe.method)
+        rows.setdefault(label, (m.recipe.method, {k: recipe[k] for k in own if k in recipe and not _of_row(k)}))
         if metric not in m.values:
             notes.append(f"{m.where}{f' after {m.stage}' if m.stage else ''} has no {metric} and does not count")
             continue
@@ -177,7 +179,7 @@ def pivot(
     shown = [label for label in rows if any(label == row for row, _ in cells)]
     return Pivot(
         tuple(shown),
-        tuple(rows[label] for label in shown),
+        tuple(rows[label][0] for label in shown),
         keys,
         tuple(values[place] for place in order),
         {
@@ -187,6 +189,7 @@ def pivot(
             if (label, place) in cells
         },
         tuple(notes),
+        tuple(rows[label][1] for label in shown),
     )
 
 
@@ -205,8 +208,8 @@ def _axes(measured: Sequence[Measured], by: Sequence[str]) -> dict[str, str]:
                 f"by {name}: {have[0].where} is of a sweep with this axis, {other.where} is not; compare the runs of "
                 "that sweep alone, or name a recipe's key"
             )
-    axes = [name for name in by if all(name in m.choices for m in measured)]
-    return {name: f"axis {name}" if is_key(name) else name for name in axes}  # beside the recipe's key of that name
+    found = [name for name in by if all(name in m.choices for m in measured)]
+    return {name: f"axis {name}" if is_key(name) else name for name in found}  # beside the recipe's key of that name
 
 
 def _numbers(measured: Sequence[Measured], axes: Mapping[str, str]) -> dict[tuple[str, str], int]:
