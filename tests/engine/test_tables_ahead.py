@@ -18,9 +18,13 @@ from fedhead.executors.shared_work import SharedWork
 from fedhead.executors.stack import Stack
 
 
-def simulation(**settings: object) -> Simulation:
+def simulation(in_order: bool = True, **settings: object) -> Simulation:
     local = LocalTraining(epochs=2, batch_size=4, optimizer=SGD(0.05))
-    return Simulation(federation(), [network("group")], fh.FedAvg(), rounds=3, local=local, **settings)  # type: ignore[arg-type]  # settings of any type
+    data = federation()
+    assert [len(rows) for rows in data.rows] != sorted(map(len, data.rows), reverse=True)
+    if in_order:  # clients with more samples come first, as in a stack
+        data = replace(data, rows=sorted(data.rows, key=len, reverse=True))
+    return Simulation(data, [network("group")], fh.FedAvg(), rounds=3, local=local, **settings)  # type: ignore[arg-type]  # settings of any type
 
 
 def assert_same(a: Job, b: Job) -> None:
@@ -73,3 +77,9 @@ def _shared() -> Stack:
     stack = Stack()
     stack.shared = SharedWork()
     return stack
+
+
+def test_clients_that_a_stack_puts_into_another_order_have_none_ahead() -> None:
+    made = simulation(in_order=False)
+    made.draw_ahead(made.cohort(2), 2)
+    assert made.jobs_of_round(2)[0].tables is None

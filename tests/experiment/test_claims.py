@@ -11,6 +11,7 @@ from fedhead.experiment.claims import Claims
 from fedhead.experiment.reproduce import reproduce
 from fedhead.experiment.sweep import run_sweep
 from fedhead.experiment.sweep_file import plan
+from fedhead.experiment.table_result import TableResult
 
 RUNS = [Path(f"runs/seed-{number}") for number in range(200)]
 
@@ -62,3 +63,32 @@ def test_a_table_leaves_what_another_process_has_taken(tmp_path: Path) -> None:
         path.unlink()  # as if the first process were still at work
     assert measure(1) == 0
     assert lines[1] == []
+
+
+def test_what_other_processes_measured_is_collected_without_a_file_of_results(tmp_path: Path) -> None:
+    shared = tmp_path / "claims"
+    shared.mkdir()
+    table = tables.load("ccvr/table1")
+
+    def measure(claims: Claims) -> TableResult:
+        pick = ["clsprox cifar10-0.5", "clsprox cifar10-0.1"]
+        return reproduce(
+            table, tmp_path / "table", scale="small", pick=pick, seeds=1, overrides={"rounds": 1}, claims=claims
+        )
+
+    child = measure(Claims(shared))
+    parent = measure(Claims(shared, over=True))
+    assert [cell.mean for cell in parent.cells] == [cell.mean for cell in child.cells]
+    assert None not in [cell.mean for cell in parent.cells]
+    assert parent.left == 0
+    next((tmp_path / "table").rglob("result.json")).unlink()  # as if a process had ended before its run
+    again = measure(Claims(shared, over=True))
+    assert again.left == 1
+    assert [cell.mean for cell in again.cells].count(None) == 1
+
+
+def test_failures_can_be_read_while_they_are_told(tmp_path: Path) -> None:
+    claims = Claims(tmp_path)
+    claims.fail("fedavg, seed 0", "no loss")
+    assert Claims(tmp_path).failures() == {"fedavg, seed 0": "no loss"}
+    assert [path.suffix for path in tmp_path.iterdir()] == [".failed"], "a draft is not left behind"

@@ -14,6 +14,7 @@ import torch
 from fedhead.cli import call
 from fedhead.core.errors import BadInput, Diverged
 from fedhead.experiment import measure, reproduce, table_result, training_groups
+from fedhead.experiment.failures import raise_if_fatal
 from fedhead.experiment.published import published
 from fedhead.experiment.recipe import Recipe, load
 from fedhead.experiment.results import Measurement, value_at
@@ -194,3 +195,26 @@ def test_a_run_that_diverged_in_the_common_stack_is_not_trained_again(tmp_path: 
     errors = training_groups.train(runs, True, Settings(device="cpu", executor="stack"))
     assert list(errors) == list(runs)
     assert all(isinstance(error, Diverged) for error in errors.values())
+
+
+def test_a_run_that_was_left_out_of_the_stack_is_tried_again_though_it_diverged_before(tmp_path: Path) -> None:
+    small = ["rounds=1", "clients=2", "subset=60"]
+    runs = {tmp_path / f"seed-{seed}": load("digits", [*small, f"seed={seed}"]) for seed in range(3)}
+    first = next(iter(runs))
+    folder = RunFolder.create(first, runs[first])
+    folder.save_environment({"executor": "loop"})
+    (first / "diverged.json").write_text(json.dumps({"reason": "client 0, round 1: not finite"}))
+    errors = training_groups.train(runs, True, Settings(device="cpu", executor="stack"))
+    assert not any(isinstance(error, Diverged) for error in errors.values())
+
+
+def test_a_damaged_folder_did_not_diverge(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("[")
+    assert training_groups.diverged(tmp_path) is None
+
+
+def test_after_an_error_of_the_gpu_no_other_run_is_taken() -> None:
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        raise_if_fatal(RuntimeError("CUDA error: an illegal memory access was encountered\nCompile with ..."))
+    raise_if_fatal(RuntimeError("CUDA error: out of memory"))
+    raise_if_fatal(ValueError("a run's own"))

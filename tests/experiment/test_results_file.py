@@ -106,3 +106,10 @@ def test_of_two_processes_that_find_no_file_one_waits_for_the_header_of_the_othe
     first.close()
     assert second.wait(60) == 0
     assert [row["cell"] for row in rows(tmp_path)] == ["two"]
+
+
+def test_a_row_that_another_process_has_entered_meanwhile_is_not_entered_again(tmp_path: Path) -> None:
+    one, other = Results(tmp_path), Results(tmp_path)
+    one.add(ROW)
+    other.add(ROW)
+    assert len((tmp_path / FILE).read_text().splitlines()) == 2  # the header, and it

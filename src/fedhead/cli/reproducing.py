@@ -176,7 +176,7 @@ def reproduce(
             results=results,
             minutes=0 if names else minutes,  # with several devices all is done: what follows only collects the table
             shard=part,
-            claims=Claims(taken),
+            claims=Claims(taken, over=bool(names)),
             log=_log,
             **options,
         )

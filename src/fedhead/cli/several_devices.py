@@ -78,15 +78,18 @@ def on_each(names: Sequence[str], claims: Path | None) -> Iterator[tuple[Path | 
     if not names:
         yield claims, []
         return
+    from fedhead.deploy.processes import leaving_on_term
+
     command = [sys.executable, "-m", "fedhead.cli", *without_devices(sys.argv[1:])]
     with tempfile.TemporaryDirectory(prefix="fedhead-") as shared:
-        with _deaf_to_interrupts():
-            processes = [
-                subprocess.Popen([*command, "--device", name, "--claims", shared], stdout=subprocess.DEVNULL)
-                for name in names
-            ]
+        processes: list[subprocess.Popen[bytes]] = []
         try:
-            broken = [name for name, process in zip(names, processes, strict=True) if process.wait()]
+            with leaving_on_term(128 + signal.SIGTERM):
+                with _deaf_to_interrupts():
+                    for name in names:
+                        own = [*command, "--device", name, "--claims", shared]
+                        processes.append(subprocess.Popen(own, stdout=subprocess.DEVNULL))
+                broken = [name for name, process in zip(names, processes, strict=True) if process.wait()]
         except BaseException:
             for process in processes:
                 process.terminate()
@@ -109,6 +112,7 @@ def raise_failures(failures: Mapping[str, str], broken: Sequence[str] = ()) -> N
     if failures:
         name, reason = next(iter(failures.items()))
         more = f" ({len(failures) - 1} more failed)" if len(failures) > 1 else ""
+        more += f"; the process of {broken[0]} ended early, see above" if broken else ""
         raise FedheadError(f"{name}: {reason}{more}; fix it, and the same command runs what failed again")
     if broken:
         raise FedheadError(f"--devices: the process of {broken[0]} failed, see above; {GOES_ON}")

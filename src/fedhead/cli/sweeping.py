@@ -111,7 +111,7 @@ def sweep(
         result = run_sweep(
             table,
             out,
-            claims=Claims(taken),
+            claims=Claims(taken, over=bool(names)),
             minutes=0 if names else minutes,  # with several devices all is done: what follows only collects the table
             log=lambda text: print(text, file=sys.stderr, flush=True),
             **options,

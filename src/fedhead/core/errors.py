@@ -62,10 +62,14 @@ def first_line(error: BaseException) -> str:
 
 
 def machine_fault(error: BaseException | None) -> str | None:
-    """Return what is wrong with the machine if that is why an error was raised: a full disk, or no memory left.
+    """Return what is wrong with the machine if that is why an error was raised: a full disk, no memory left, a GPU's.
+
+    After an error of a GPU that is not about its memory, the process can't compute on it any more.
 
     >>> machine_fault(OSError(errno.ENOSPC, "No space left on device", "runs/a"))
     "[Errno 28] No space left on device: 'runs/a'"
+    >>> machine_fault(RuntimeError("CUDA error: an illegal memory access was encountered"))
+    'CUDA error: an illegal memory access was encountered'
     >>> machine_fault(ValueError("three")) is None
     True
     """
@@ -76,6 +80,8 @@ def machine_fault(error: BaseException | None) -> str | None:
             return str(error)
         if isinstance(error, RuntimeError) and any(words in str(error) for words in _NO_MEMORY):
             return "out of memory"
+        if isinstance(error, RuntimeError) and str(error).startswith("CUDA error"):
+            return str(error).splitlines()[0]
         error = error.__cause__
     return None
 

@@ -301,9 +301,11 @@ class Clients:
             draws = self._local_work.ahead(self.method, self.tasks[group], own, round)
             at_once = self.prefetch.begin(draw for mine in draws for draw in mine)
             self._ahead.pop(group, None)
-            if at_once and self._alone and all(draws):  # the jobs of several runs become one, with other tables
+            program, rows = self.program(self.method, group), [self.federation.rows[k] for k in own]
+            sizes = [len(mine) for mine in rows]
+            in_order = sizes == sorted(sizes, reverse=True)  # a stack takes clients with more samples first
+            if at_once and self._alone and all(draws) and in_order:  # joined runs have tables of all their clients
                 schedules = self._drawn_schedules(draws)
-                program, rows = self.program(self.method, group), [self.federation.rows[k] for k in own]
                 batches = all_batches(program, rows, schedules, self._public_rows)
                 self._ahead[group] = _Ahead(draws, schedules, JobTables(row_table(program, rows, schedules), batches))
 

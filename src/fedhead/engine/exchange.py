@@ -1,10 +1,10 @@
 """One exchange with the clients: ask a cohort, check each reply, ask again while there is no quorum, aggregate.
 
 A failure is an error that belongs to one client: no reply in time, a reply of other shapes than asked for, numbers
-that are not finite. It never enters an aggregate. A transport with a `Quorum` goes on without that client and names
-it in the record; without one, as in simulations, the failure ends the run. Numbers of the right form that no client
-could have computed (`Algorithm.check_reply`) leave out that client everywhere, and so do replies that stand out from
-the others if the run's policy is to drop them (`fedhead.engine.outliers`).
+that are not finite. It never enters an aggregate that is kept. A transport with a `Quorum` goes on without that
+client and names it in the record; without one, as in simulations, the failure ends the run. Numbers of the right form
+that no client could have computed (`Algorithm.check_reply`) leave out that client everywhere, and so do replies that
+stand out from the others if the run's policy is to drop them (`fedhead.engine.outliers`).
 
 Where an algorithm needs only sums over clients (`Algorithm.adds_up`), a portion of the clients is asked at a time and
 each reply is added to a total as soon as it is checked, so that memory does not grow with the number of clients.

@@ -1,4 +1,4 @@
-"""The check of replies: none is aggregated before it has been checked, in simulation as in deployment."""
+"""The check of replies: nothing of a round is kept before they have been checked, in simulation as in deployment."""
 
 from __future__ import annotations
 

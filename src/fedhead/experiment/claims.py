@@ -19,10 +19,12 @@ class Claims:
     Args:
         folder: Where a file stands for each run that is taken, the same for all processes and empty at first; None:
             this process is alone, and may take every run.
+        over: Whether the other processes have ended: what they took and did not finish is left.
     """
 
-    def __init__(self, folder: Path | None = None):
+    def __init__(self, folder: Path | None = None, over: bool = False):
         self._folder = folder
+        self.over = over
 
     def take(self, runs: Sequence[Path]) -> list[Path]:
         """Take those runs, by their folders, that no process has taken, and return them."""
@@ -41,7 +43,9 @@ class Claims:
         """Tell the other processes that a run has failed, by the name that its user knows."""
         if self._folder is not None:
             file = self._folder / f"{_code(name)}{_FAILED}"
-            file.write_text(json.dumps([name, reason]), encoding="utf-8")
+            draft = file.with_suffix(".draft")  # others may read all that is there, at any moment
+            draft.write_text(json.dumps([name, reason]), encoding="utf-8")
+            draft.replace(file)
 
     def failures(self) -> dict[str, str]:
         """Return why runs have failed, in whichever process, by their names; alone there is nobody to ask."""

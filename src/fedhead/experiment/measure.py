@@ -92,6 +92,9 @@ def measure_all(repetitions: Sequence[Repetition], context: MeasureContext) -> M
     if context.shard is not None:
         own = _own_part(repetitions, context, *context.shard)
         trainings = {path: training for path, training in trainings.items() if path in own}
+    if context.claims.over:
+        left = _collect(trainings, context)
+        return Measured(left, {})
     done, failed, elsewhere, failures = 0, 0, 0, dict[str, str]()
     at_once = not context.continue_on_error and not context.claims.shared
     recipes = {path: training.recipe for path, training in trainings.items()}
@@ -117,6 +120,23 @@ def measure_all(repetitions: Sequence[Repetition], context: MeasureContext) -> M
     if not_begun := len(trainings) - done - failed - elsewhere:
         context.log(f"the time is up: {not_begun} of {len(trainings)} runs are left")
     return Measured(not_begun + failed, failures)
+
+
+def _collect(trainings: Mapping[Path, Training], context: MeasureContext) -> int:
+    """Enter what other processes have measured, as far as it is; returns how many runs are left."""
+    left = 0
+    for path, training in trainings.items():
+        done = [r for r in training.repetitions if _is_finished(path) and _stage_is_done(r.cell, path)]
+        for repetition in done:
+            context.results.add(_measurement(repetition, path, None))
+        left += len(done) < len(training.repetitions)
+    return left
+
+
+def _stage_is_done(cell: Cell, path: Path) -> bool:
+    if cell.stage is None:
+        return True
+    return reopen.load_stage_result(reopen.stage_file(path, cell.stage, cell.parameters)) is not None
 
 
 def _name(training: Training) -> str:

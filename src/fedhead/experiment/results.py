@@ -146,6 +146,11 @@ def _name(row: Measurement) -> tuple[str, ...]:
     return (row.table, row.cell, row.digest, str(row.split), str(row.seed))
 
 
+def _named_as(row: Measurement, entry: Mapping[str, Any]) -> bool:
+    names = ("table", "cell", "digest", "split", "seed")
+    return None not in entry.values() and all(entry.get(name) == str(getattr(row, name)) for name in names)
+
+
 def _append(path: Path, row: Measurement) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -160,6 +165,8 @@ def _append(path: Path, row: Measurement) -> None:
             if not header:
                 writer.writerow(header := list(_TYPES))
             _check_header(path, header)
+            if any(_named_as(row, entry) for entry in csv.DictReader(io.StringIO(text))):
+                return  # another process has entered it meanwhile
             values = dataclasses.asdict(row)  # by name: someone may have put the columns into another order
             writer.writerow(["" if values.get(name) is None else values[name] for name in header])
             file.flush()

@@ -160,23 +160,22 @@ def run_bundle(bundle: Bundle, together: bool | None, settings: Settings) -> dic
     alike = trainings(bundle)
     leads = {paths[0]: bundle[paths[0]] for paths in alike}
     failures: dict[Path, str] = {}
-    joined = False
+    joined: set[Path] = set()
     try:
         for paths in alike:
             _fork_new(paths[0], paths, bundle)
         joined = train_joined(leads, together, settings)
-    except Exception as error:  # a user's own code may raise anything; below each run is asked for its own error
-        joined = True
+    except Exception as error:  # of a damaged folder; below each run is asked for its own error
         raise_if_fatal(error)
     for paths in alike:
         for path in paths:
-            if joined and path in leads and (reason := diverged(path)) is not None:
+            if path in joined and (reason := diverged(path)) is not None:
                 failures[path] = reason
                 continue
             try:
                 _fork_new(path, paths, bundle)
                 train_one(path, bundle[path], settings)
-            except Exception as error:  # likewise
+            except Exception as error:  # a user's own code may raise anything
                 raise_if_fatal(error)
                 failures[path] = describe_error(error)
     return failures

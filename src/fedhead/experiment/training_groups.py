@@ -106,16 +106,10 @@ def train(runs: Mapping[Path, Recipe], together: bool | None, settings: Settings
     Raises:
         OSError: Or another error that says that the disk is full or broken: no other run could be written either.
     """
-    joined, errors = False, dict[Path, Exception]()
-    try:
-        joined = train_joined(runs, together, settings)
-    except Exception as error:  # a user's own code may raise anything; below each run is asked for its own error
-        joined = True
-        raise_if_fatal(error)
-        if not any(diverged(path) for path in runs):
-            warn_once(f"runs that train together failed, each goes on alone: {describe_error(error)}")
+    errors = dict[Path, Exception]()
+    joined = train_joined(runs, together, settings)
     for path, recipe in runs.items():
-        if joined and (reason := diverged(path)) is not None:
+        if path in joined and (reason := diverged(path)) is not None:
             errors[path] = Diverged(reason)
             continue
         try:
@@ -127,23 +121,36 @@ def train(runs: Mapping[Path, Recipe], together: bool | None, settings: Settings
 
 
 def diverged(path: Path) -> str | None:
-    """Return why a run diverged; None where it did not, or is not there."""
-    return RunFolder.open(path).diverged if RunFolder.holds_run(path) else None
+    """Return why a run diverged; None where it did not, is not there, or can't be read."""
+    try:
+        return RunFolder.open(path).diverged if RunFolder.holds_run(path) else None
+    except BadInput:  # a damaged folder, which the run itself will name
+        return None
 
 
-def train_joined(runs: Mapping[Path, Recipe], together: bool | None, settings: Settings) -> bool:
-    """Train those runs of a group in one stack that can; says whether there were any.
+def train_joined(runs: Mapping[Path, Recipe], together: bool | None, settings: Settings) -> set[Path]:
+    """Train those runs of a group in one stack that can; returns which these were.
 
-    A run that was begun with another executor is left, since it goes on with that one, alone.
+    A run that was begun with another executor is left, since it goes on with that one, alone. Where the stack fails,
+    each run is to be tried alone.
+
+    Raises:
+        OSError: Or another error after which no other run could be run either.
     """
-    for path in runs:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    joint = {path: recipe for path, recipe in runs.items() if begun_with(path) in (None, "stack")}
-    if len(joint) < 2 or not (together or stack_is_best(next(iter(joint.values())), settings)):
-        return False
-    with _own_threads():
-        execute_together(list(joint.values()), list(joint), settings, resume=True)
-    return True
+    joint: dict[Path, Recipe] = {}
+    try:
+        for path in runs:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        joint = {path: recipe for path, recipe in runs.items() if begun_with(path) in (None, "stack")}
+        if len(joint) < 2 or not (together or stack_is_best(next(iter(joint.values())), settings)):
+            return set()
+        with _own_threads():
+            execute_together(list(joint.values()), list(joint), settings, resume=True)
+    except Exception as error:  # a user's own code may raise anything
+        raise_if_fatal(error)
+        if not any(map(diverged, joint)):
+            warn_once(f"runs that train together failed, each goes on alone: {describe_error(error)}")
+    return set(joint)
 
 
 def train_one(path: Path, recipe: Recipe, settings: Settings) -> None:

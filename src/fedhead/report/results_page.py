@@ -86,10 +86,11 @@ def _line(table: str, cell: Cell, cells: Sequence[Cell], results: Results) -> Li
         return None
     gains: list[float] = []
     published_gain = None
-    before = next((c for c in cells if c.stage is None and c.keys == cell.keys and c.metric == cell.metric), None)
+    alike = (c for c in cells if c.stage is None and c.keys == cell.keys and c.metric == cell.metric)
+    # a mean over several rounds is not of the model that the stage started from
+    before = next((c for c in alike if c.value == cell.value), None)
     if cell.stage is not None and before is not None:
-        # a mean over several rounds is not of the model that the stage started from
-        start = {(row.split, row.seed): row.value for row in results.of(digest(before)) if row.value == row.accuracy}
+        start = {(row.split, row.seed): row.value for row in results.of(digest(before))}
         pairs = [(row.value, start.get((row.split, row.seed))) for row in rows]
         gains = [after - first for after, first in pairs if after is not None and first is not None]
         theirs = published(cell), published(before)
