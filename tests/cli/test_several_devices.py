@@ -88,6 +88,8 @@ def test_two_processes_share_the_runs(tmp_path: Path, command: str) -> None:
     with (out / ("table.csv" if command == "sweep" else "table-rounds=1.csv")).open() as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == (2 if command == "sweep" else 3)
+    column = "finished" if command == "sweep" else "ours"
+    assert all(float(row[column]) > 0 for row in rows), "the table holds what the processes measured"
     assert len(list(out.rglob("result.json"))) == (4 if command == "sweep" else 3)  # nothing twice, nothing left
     assert done.stdout.count("written") <= 1  # one table, by the first process
 
