@@ -85,7 +85,7 @@ def on_each(names: Sequence[str], claims: Path | None) -> Iterator[tuple[Path | 
         processes: list[subprocess.Popen[bytes]] = []
         try:
             with leaving_on_term(128 + signal.SIGTERM):
-                with _deaf_to_interrupts():
+                with _ignoring_interrupts():
                     for name in names:
                         own = [*command, "--device", name, "--claims", shared]
                         processes.append(subprocess.Popen(own, stdout=subprocess.DEVNULL))
@@ -119,7 +119,7 @@ def raise_failures(failures: Mapping[str, str], broken: Sequence[str] = ()) -> N
 
 
 @contextmanager
-def _deaf_to_interrupts() -> Iterator[None]:
+def _ignoring_interrupts() -> Iterator[None]:
     """Let processes that are started meanwhile ignore Ctrl-C: a terminal sends it to all, but one of them is to answer.
 
     They inherit that the signal is ignored; this process ends them.

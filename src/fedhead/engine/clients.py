@@ -61,7 +61,7 @@ Draws = list[list[DrawArguments]]  # of each client's phases
 Schedules = list[list[BatchSchedule]]
 
 
-class _Ahead(NamedTuple):
+class _TablesAhead(NamedTuple):
     """The batches of a round that were put into tables ahead of it."""
 
     draws: Draws
@@ -164,7 +164,7 @@ class Clients:
         )
         self._drawn: tuple[int, Mapping[int, int], Cohort] | None = None  # the last cohort
         self._local_work = LocalWork(federation.rows, self.public, self.stragglers)
-        self._ahead: dict[int, _Ahead] = {}  # by architecture
+        self._ahead: dict[int, _TablesAhead] = {}  # by architecture
         self._counts_of = self.counts.unbind()  # once, not in every round
         self._initial_states: dict[int, Tree] = {}  # by architecture
         self.states = ClientStates(self.initial_state)
@@ -307,7 +307,9 @@ class Clients:
             if at_once and self._alone and all(draws) and in_order:  # joined runs have tables of all their clients
                 schedules = self._drawn_schedules(draws)
                 batches = all_batches(program, rows, schedules, self._public_rows)
-                self._ahead[group] = _Ahead(draws, schedules, JobTables(row_table(program, rows, schedules), batches))
+                self._ahead[group] = _TablesAhead(
+                    draws, schedules, JobTables(row_table(program, rows, schedules), batches)
+                )
 
     @cached_property
     def _public_rows(self) -> Rows:

@@ -70,12 +70,12 @@ def _form_of_all(transport: AnyTransport, algorithm: Algorithm, server: Tree, re
         return None
     if any(transport.schema(algorithm, server, k) is not None for k in stack):
         return None
-    if not (checked_later(transport, algorithm) or received.finite()):
+    if not (is_checked_after_aggregation(transport, algorithm) or received.finite()):
         return None
     return stack.sent.schema()
 
 
-def checked_later(transport: AnyTransport, algorithm: Algorithm) -> bool:
+def is_checked_after_aggregation(transport: AnyTransport, algorithm: Algorithm) -> bool:
     """Whether nobody looks at single replies before they are aggregated, and one that is not finite ends the run.
 
     The replies of a stack are then aggregated before it is known whether they are finite: a GPU's host can tell it to,
@@ -85,8 +85,8 @@ def checked_later(transport: AnyTransport, algorithm: Algorithm) -> bool:
     return transport.quorum is None and not seen
 
 
-def check_later(replies: Mapping[int, ClientReply], round: int) -> None:
-    """Raise `Diverged` for the first reply of a stack that is not finite; see `checked_later`."""
+def check_after_aggregation(replies: Mapping[int, ClientReply], round: int) -> None:
+    """Raise `Diverged` for the first reply of a stack that is not finite; see `is_checked_after_aggregation`."""
     stack = as_stack(replies)
     if stack is None or stack.finite():
         return

@@ -28,7 +28,13 @@ from fedhead.algorithm.stage import Stage
 from fedhead.core.errors import FedheadError
 from fedhead.core.tree import Tree, Weights
 from fedhead.engine import reply_check
-from fedhead.engine.counted_replies import check_later, check_replies, decoded, unlike_others, without_outliers
+from fedhead.engine.counted_replies import (
+    check_after_aggregation,
+    check_replies,
+    decoded,
+    unlike_others,
+    without_outliers,
+)
 from fedhead.engine.evaluation import nanmean
 from fedhead.engine.metrics import Row
 from fedhead.engine.outliers import Outlier
@@ -105,9 +111,9 @@ def exchange(
                 new = _aggregate(transport, algorithm, server, counted, total, clipped, rule, inclusion, mean)
                 finite = transport.finite(new, round)
             except Exception:
-                check_later(counted, round)  # what a rule can't take, such as NaN, is the client's fault
+                check_after_aggregation(counted, round)  # what a rule can't take, such as NaN, is the client's fault
                 raise
-            check_later(counted, round)
+            check_after_aggregation(counted, round)
             if not finite:
                 reply_check.check_finite(new, f"{where}, the server")
             for k, kept in _kept(counted):

@@ -114,7 +114,7 @@ def train(runs: Mapping[Path, Recipe], together: bool | None, settings: Settings
             continue
         try:
             train_one(path, recipe, settings)
-        except Exception as error:  # likewise
+        except Exception as error:  # a user's own code may raise anything
             raise_if_fatal(error)
             errors[path] = error
     return errors

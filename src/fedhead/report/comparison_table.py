@@ -169,7 +169,7 @@ def _baseline(table: Pivot, name: str | None) -> int | None:
 
 
 def _unlike(table: Pivot, baseline: int) -> list[str]:
-    """Say which rows are compared with a baseline of other settings, where one of their own settings is there too."""
+    """Say which rows are compared with a baseline of other settings although one with the same settings is there."""
     found: dict[tuple[str, ...], list[str]] = {}
     equals = [
         i for i, method in enumerate(table.methods) if method == table.methods[baseline] and " + " not in table.rows[i]

@@ -65,7 +65,7 @@ def _of_sweep(folder: Path) -> dict[Path, Mapping[str, Choice]]:
 
 
 def _is_named(axis: str, choices: Mapping[str, Mapping[str, Any] | None]) -> bool:
-    """Say whether the choices of an axis have names of their own: they are not just the values of a recipe's key."""
+    """Say whether the choices of an axis are named: they are not just the values of a recipe's key."""
     from fedhead.experiment.sweep_file import choice_label
 
     if not is_key(axis):
