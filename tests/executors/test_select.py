@@ -6,6 +6,7 @@ import time
 
 import pytest
 import torch
+from mixed import pair
 from small import federation, network
 
 import fedhead as fh
@@ -44,6 +45,31 @@ def test_auto_times_the_executors_and_takes_one() -> None:
 def test_auto_takes_the_fastest(monkeypatch: pytest.MonkeyPatch, seconds: dict[str, float], taken: str) -> None:
     monkeypatch.setattr(select, "seconds_per_client", lambda worker, jobs: seconds[worker.name])
     assert select.executor("auto", simulation()).name == taken
+
+
+class OnGpu:
+    """A federation of several architectures as it looks on a GPU."""
+
+    def __init__(self, simulated: Simulation):
+        self.device, self.task, self.jobs_of_round = torch.device("cuda"), simulated.task, simulated.jobs_of_round
+
+
+@pytest.mark.parametrize(("most", "timed"), [(40, ["stack", "lanes"]), (0, ["lanes"])])
+def test_many_convolutions_of_several_architectures_are_not_tried_as_a_stack(
+    monkeypatch: pytest.MonkeyPatch, most: int, timed: list[str]
+) -> None:
+    """Its kernels would be compiled for each of them."""
+    seen: list[str] = []
+    monkeypatch.setattr(select, "seconds_per_client", lambda worker, jobs: seen.append(worker.name) or len(seen))
+    monkeypatch.setattr(select, "MAX_CONVOLUTIONS", most)
+    mixed = Simulation(federation(), pair(), METHODS["fedclassavg"](), rounds=1, local=LocalTraining(batch_size=4))
+    assert select.executor("auto", OnGpu(mixed), compile="never").name == timed[0]
+    assert seen == timed
+
+
+def test_equal_convolutions_are_counted_once() -> None:
+    jobs = simulation().jobs_of_round(1)
+    assert select.convolutions(jobs) == select.convolutions(jobs * 2) == 1
 
 
 class Watched(Executor):

@@ -71,11 +71,13 @@ def plain_round(simulation: Simulation, method: FedClassAvg) -> tuple[Tree, dict
             for step in range(len(table)):
                 batch, _ = table.batch(step, pool)
                 batch = Batch(*(t[batch.weight > 0] for t in batch))
-                first = model(batch.x)
-                loss = F.cross_entropy(first.logits, batch.y)
-                if method.cl:
-                    second = model(pool.view(batch.rows, random.fold_in(batch.key, 1)))
-                    loss = loss + contrast(first.h, second.h, batch.y, method)
+                if method.cl:  # both views as one batch, over which BatchNorm normalizes
+                    views = torch.cat([batch.x, pool.view(batch.rows, random.fold_in(batch.key, 1))])
+                    out, count = model(views), len(batch.y)
+                    loss = F.cross_entropy(out.logits[:count], batch.y)
+                    loss = loss + contrast(out.h[:count], out.h[count:], batch.y, method)
+                else:
+                    loss = F.cross_entropy(model(batch.x).logits, batch.y)
                 now = dict(model.named_parameters())
                 apart = [(now[n] - classifier[n]).flatten() for n in ("classifier.weight", "classifier.bias")]
                 if method.proximal == "mean_squared":  # nn.MSELoss, a parameter after the other

@@ -12,7 +12,7 @@ from torch import Tensor
 from fedhead.algorithm.task import Task
 from fedhead.core import random
 from fedhead.core.batch import Batch, Output
-from fedhead.core.inputs import Inputs, device_of, tensors_of
+from fedhead.core.inputs import Inputs, device_of, map_inputs, tensors_of
 from fedhead.core.tree import Tree, Weights
 from fedhead.data.pool import Pool
 from fedhead.models import functional
@@ -129,6 +129,23 @@ class Client:
         if self._bf16:
             out = Output(*(t.to(w_dtype(w)) for t in out))
         return out
+
+    def apply_to_views(self, w: Weights, *views: Inputs) -> list[Output]:
+        """Run the model that is being trained on several views of a batch, as one batch.
+
+        BatchNorm normalizes by the statistics of all views together, and dropout draws for each row of each view.
+
+        Args:
+            w: Weights of the whole model.
+            *views: Inputs with the rows of the batch, such as `batch.x` and what `view` returns.
+
+        Returns:
+            One output per view.
+        """
+        x = map_inputs(lambda *parts: torch.cat(parts), *views)
+        out = self.apply(w, x, weight=None if self._weight is None else self._weight.repeat(len(views)))
+        parts = [t.chunk(len(views)) for t in out]
+        return [Output(*view) for view in zip(*parts, strict=True)]
 
     def loss(self, logits: Tensor, batch: Batch) -> Tensor:
         """Compute the run's loss, the cross entropy by default, with its label smoothing and class weights.

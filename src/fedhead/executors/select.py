@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 import torch
+from torch import nn
 
 from fedhead.algorithm.task import Task
 from fedhead.core import amounts
@@ -95,6 +96,9 @@ def check_compile(name: str) -> str:
     return name
 
 
+# Architectures that have more different convolutions together are not tried as stacks, whose kernels are compiled for
+# each convolution: that takes minutes, and lanes are ready in seconds.
+MAX_CONVOLUTIONS = 40
 TIMED_FOR = 0.1  # seconds that an executor is timed for, at least
 
 
@@ -158,8 +162,8 @@ def executor(
     """Return the executor of a name, or the one given.
 
     `auto` times each on a few steps of round 1 and takes the fastest. On a GPU the stack, many times as fast as the
-    others, is taken untimed if there is one architecture and it can be stacked, and the plain loop is the fallback,
-    taken when neither of the others can run the model.
+    others, is taken untimed if there is one architecture and it can be stacked; architectures with many different
+    convolutions get lanes; and the plain loop is the fallback, taken when neither of the others can run the model.
 
     Args:
         name: `auto`, a name as for `Registry.find`, or an executor.
@@ -181,10 +185,22 @@ def executor(
         if can_stack(jobs[0]):
             return _built_in("stack", simulation, compile)
         names = ["lanes"]
+    elif names[1] == "lanes" and convolutions(jobs) > MAX_CONVOLUTIONS:
+        names = ["lanes"]
     first = "wait" if compile == "auto" else compile  # a stack that is timed uncompiled would look too slow
     timed = [(seconds_per_client(worker, jobs), worker) for worker in (_built_in(n, simulation, first) for n in names)]
     seconds, best = min(timed, key=lambda pair: pair[0])
     return best if seconds < float("inf") else Loop()
+
+
+def convolutions(jobs: list[Job]) -> int:
+    """Return how many different convolutions the architectures of a round have."""
+    found = set()
+    for job in jobs:
+        for layer in job.program.task.model.modules():
+            if isinstance(layer, nn.Conv2d):
+                found.add((layer.in_channels, layer.out_channels, layer.kernel_size, layer.stride, layer.groups))
+    return len(found)
 
 
 def can_stack(job: Job) -> bool:
