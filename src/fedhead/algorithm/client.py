@@ -12,6 +12,7 @@ from torch import Tensor
 from fedhead.algorithm.task import Task
 from fedhead.core import random
 from fedhead.core.batch import Batch, Output
+from fedhead.core.errors import BadInput
 from fedhead.core.inputs import Inputs, device_of, map_inputs, tensors_of
 from fedhead.core.tree import Tree, Weights
 from fedhead.data.pool import Pool
@@ -141,7 +142,16 @@ class Client:
 
         Returns:
             One output per view.
+
+        Raises:
+            BadInput: The views differ in their number of rows, or there are none.
         """
+        rows = [len(tensors_of(view)[0]) for view in views]
+        if len(set(rows)) != 1:
+            raise BadInput(
+                f"client.apply_to_views got {' and '.join(map(str, rows)) or 'no'} rows: give it one view or more, "
+                f"each with the rows of the batch; other rows go through client.apply with their own weight"
+            )
         x = map_inputs(lambda *parts: torch.cat(parts), *views)
         out = self.apply(w, x, weight=None if self._weight is None else self._weight.repeat(len(views)))
         parts = [t.chunk(len(views)) for t in out]

@@ -70,8 +70,9 @@ class PaddingCheck:
             if _has_no_variance(job, lone):
                 warn_once(
                     f"client {job.clients[lone]}: a batch of one sample has no variance, so BatchNorm normalizes it by "
-                    f"its running statistics and leaves them as they are, where plain PyTorch raises an error: "
-                    f"drop_last=true leaves such a batch out if the client has others"
+                    f"its running statistics and leaves them as they are, where plain PyTorch raises an error (unless "
+                    f"the loss joins several views of it): drop_last=true leaves such a batch out if the client has "
+                    f"others"
                 )
 
     def _check(self, job: Job, k: int, phases: set[int]) -> None:
