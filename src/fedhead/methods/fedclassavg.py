@@ -54,11 +54,11 @@ class FedClassAvg(Method):
 
     def loss(self, w: Weights, batch: Batch, client: Client) -> Tensor:
         """L_CL(F(x'), F(x'')) + L_CE(ŷ, y) + ρ L_R(C, C_k), ŷ being predicted from x' (Eq. 4)."""
-        views = (batch.x, client.view(batch, 1)) if self.cl else (batch.x,)
-        first, *others = client.apply_to_views(w, *views)
-        loss = client.loss(first.logits, batch)
-        for second in others:
-            loss = loss + self.contrast(first.h, second.h, batch)
+        if self.cl:
+            first, second = client.apply_to_views(w, batch.x, client.view(batch, 1))
+            loss = self.contrast(first.h, second.h, batch) + client.loss(first.logits, batch)
+        else:
+            loss = client.loss(client.apply(w, batch.x).logits, batch)
         if self.pr:
             loss = loss + self.rho * self.distance(w, self.start(client))
         return loss
