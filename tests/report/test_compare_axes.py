@@ -29,12 +29,16 @@ axes:
 """
 
 
-@pytest.fixture(scope="module")
-def grid(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("axes")
-    (place / "grid.yaml").write_text(SWEEP)
+def swept(place: Path, text: str) -> Path:
+    """The folder of a sweep that was run."""
+    (place / "grid.yaml").write_text(text)
     assert call(["sweep", str(place / "grid.yaml"), "--out", str(place / "grid"), "--executor", "loop"]) == 0
     return place / "grid"
+
+
+@pytest.fixture(scope="module")
+def grid(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return swept(tmp_path_factory.mktemp("axes"), SWEEP)
 
 
 def test_a_named_axis_makes_the_columns_and_its_choices_are_the_labels(grid: Path) -> None:
@@ -114,10 +118,7 @@ axes:
 
 @pytest.fixture(scope="module")
 def like_keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("like-keys")
-    (place / "grid.yaml").write_text(LIKE_KEYS)
-    assert call(["sweep", str(place / "grid.yaml"), "--out", str(place / "grid"), "--executor", "loop"]) == 0
-    return place / "grid"
+    return swept(tmp_path_factory.mktemp("like-keys"), LIKE_KEYS)
 
 
 def test_an_axis_that_is_called_as_a_key_has_its_choices_as_labels(like_keys: Path) -> None:
