@@ -104,3 +104,19 @@ def test_clients_drawn_at_once_have_the_batches_that_each_has_alone() -> None:
         np.testing.assert_array_equal(found.positions, expected)
         counts = np.tile(np.arange(steps * size) < n, epochs).reshape(-1, size)[:most]
         np.testing.assert_array_equal(found.weight, counts)
+
+
+@pytest.mark.parametrize("sizes", [(8, 8, 8), (3, 9, 0, 9), (0, 0)])  # as many samples each, uneven, none
+def test_the_tables_of_batches_hold_each_clients_rows_and_zeros_after_its_last_step(sizes: tuple[int, ...]) -> None:
+    draws = [batching.DrawArguments(n, 4, 2, False, key) for key, n in enumerate(sizes)]
+    rows = [np.arange(100 * k, 100 * k + n) for k, n in enumerate(sizes)]
+    clients = list(zip(batching.draw_all(draws), rows, strict=True))
+    index, weight, lengths = batching.batch_tables(clients)
+    assert (index.dtype, weight.dtype) == (np.int32, np.float32)
+    assert index.shape == weight.shape == (max(lengths), len(sizes), 4)
+    for k, (schedule, own) in enumerate(clients):
+        assert lengths[k] == len(schedule)
+        assert index[: len(schedule), k].tolist() == [[own[p] for p in step] for step in schedule.positions]
+        assert weight[: len(schedule), k].tolist() == schedule.weight.tolist()
+        assert not index[len(schedule) :, k].any()
+        assert not weight[len(schedule) :, k].any()

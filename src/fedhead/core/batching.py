@@ -146,19 +146,20 @@ def batch_tables(
     [[[6, 4], [9, 5]]]
     """
     lengths = np.array([len(schedule) for schedule, _ in clients])
-    shape = (int(lengths.max()), len(clients), clients[0][0].positions.shape[1])
-    index = np.zeros(shape, np.int32)  # half as many bytes to copy to a GPU
-    weight = np.zeros(shape, np.float32)
-    if (lengths == shape[0]).all() and len({len(rows) for _, rows in clients}) == 1:  # all clients at once
-        positions = np.stack([schedule.positions for schedule, _ in clients], axis=1)
-        index[:] = np.stack([rows for _, rows in clients])[np.arange(len(clients))[:, None], positions]
-        first = clients[0][0].weight
-        shared = all(schedule.weight is first for schedule, _ in clients)
-        weight[:] = first[:, None] if shared else np.stack([schedule.weight for schedule, _ in clients], axis=1)
-        return index, weight, lengths
+    first = clients[0][0].weight
+    steps = int(lengths.max())
+    index = np.empty((steps, len(clients), first.shape[1]), np.int32)  # half as many bytes to copy to a GPU
+    weight = np.empty(index.shape, np.float32)
+    same_weight = all(schedule.weight is first for schedule, _ in clients)  # as where clients have as many samples
+    if same_weight:
+        weight[:] = first[:, None]
     for i, (schedule, rows) in enumerate(clients):
-        index[: len(schedule), i] = rows[schedule.positions]
-        weight[: len(schedule), i] = schedule.weight
+        own = len(schedule)
+        index[:own, i] = rows.take(schedule.positions)  # one client after another is faster than all at once
+        index[own:, i] = 0
+        if not same_weight:
+            weight[:own, i] = schedule.weight
+            weight[own:, i] = 0
     return index, weight, lengths
 
 
