@@ -102,6 +102,7 @@ def test_clients_drawn_at_once_have_the_batches_that_each_has_alone() -> None:
         order = [np.resize(random.permutation(random.key(key, epoch), n), steps * size) for epoch in range(epochs)]
         expected = np.array(order, np.int64).reshape(-1, size)[:most]
         np.testing.assert_array_equal(found.positions, expected)
+        assert batching.count_steps(arguments) == len(found) == len(batching.empty_batches(*arguments[:4], most))
         counts = np.tile(np.arange(steps * size) < n, epochs).reshape(-1, size)[:most]
         np.testing.assert_array_equal(found.weight, counts)
 

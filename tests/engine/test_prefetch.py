@@ -51,3 +51,29 @@ def test_batches_are_drawn_once_for_several_runs_up_to_a_limit(monkeypatch: pyte
     shared.schedules(draws[3:])
     found = [shared.schedules([draws[number]])[0] is first[number] for number in (1, 2, 0)]
     assert found == [True, True, False], "the oldest is drawn again"
+
+
+def test_work_on_batches_follows_them_in_the_same_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    draws = [DrawArguments(50, 8, 3, False, key) for key in range(4)]
+    ahead = Prefetcher()
+    assert ahead.begin(draws[:1]), "few samples are drawn at once"
+    monkeypatch.setattr(prefetch, "FEW", 0)
+    assert not ahead.begin(draws)
+    wanted = [draws[2], draws[0], draws[3]]
+    names: list[str] = []
+
+    def keys(found: list[batching.BatchSchedule]) -> list[int]:
+        names.append(threading.current_thread().name)
+        return [schedule.key for schedule in found]
+
+    made = ahead.then(wanted, keys)
+    ahead.wait()
+    assert made.done()
+    assert made.result() == [2, 0, 3]
+    assert names == ["batches_0"]
+    monkeypatch.setattr(batching, "draw_all", lambda wanted: [pytest.fail("drawn again") for _ in wanted])
+    assert [schedule.key for schedule in ahead.schedules(draws)] == [0, 1, 2, 3], "they can still be asked for"
+
+
+def test_there_may_be_nothing_to_wait_for() -> None:
+    Prefetcher().wait()

@@ -2,29 +2,69 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
+from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import torch
 from small import federation, network
 
 import fedhead as fh
-from fedhead.algorithm.task import LocalTraining
-from fedhead.core.optimizers import SGD
+from fedhead.core.amounts import Uniform
 from fedhead.engine import prefetch
+from fedhead.engine.rounds import train_round
 from fedhead.engine.simulation import Simulation
-from fedhead.executors.job import Job
+from fedhead.executors import job_tables
+from fedhead.executors.job import Executor, Job
 from fedhead.executors.shared_work import SharedWork
-from fedhead.executors.stack import Stack
+from fedhead.executors.stack import Stack, by_steps
+from fedhead.models.split_model import SplitModel
+from fedhead.testing.small import small_perceptron
+
+LOCAL = fh.LocalTraining(epochs=2, batch_size=4, optimizer=fh.SGD(lr=0.05))
+SETTINGS: dict[str, dict[str, Any]] = {
+    "all": {},
+    "some": {"participation": 0.5},
+    "drop_last": {"local": replace(LOCAL, drop_last=True)},
+    "drawn": {"local": replace(LOCAL, epochs=Uniform(1, 4, "round"))},
+    "late": {"stragglers": fh.Stragglers("partial", 0.7)},
+}
 
 
-def simulation(in_order: bool = True, **settings: object) -> Simulation:
-    local = LocalTraining(epochs=2, batch_size=4, optimizer=SGD(0.05))
+@pytest.fixture(params=["at once", "background"])
+def few(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether the samples are few enough to be put into tables at once."""
+    if request.param == "background":
+        monkeypatch.setattr(prefetch, "FEW", 0)
+    return bool(request.param == "at once")
+
+
+@pytest.fixture
+def background(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All batches are drawn in the background."""
+    monkeypatch.setattr(prefetch, "FEW", 0)
+
+
+def simulation(method: fh.Method | None = None, others: Sequence[SplitModel] = (), **settings: Any) -> Simulation:
     data = federation()
-    assert [len(rows) for rows in data.rows] != sorted(map(len, data.rows), reverse=True)
-    if in_order:  # clients with more samples come first, as in a stack
-        data = replace(data, rows=sorted(data.rows, key=len, reverse=True))
-    return Simulation(data, [network("group")], fh.FedAvg(), rounds=3, local=local, **settings)  # type: ignore[arg-type]  # settings of any type
+    sizes = [len(rows) for rows in data.rows]
+    assert sizes != sorted(sizes, reverse=True), "a stack takes the clients in another order"
+    method = method or fh.FedAvg()
+    usual = {"rounds": 3, "local": LOCAL}
+    made = Simulation(data, [network("group", method.head), *others], method, **usual | settings)
+    made.padding_check = lambda job, group: None  # type: ignore[assignment]  # it makes small tables of its own
+    return made
+
+
+def stacked(job: Job) -> Job:
+    """The job as a stack takes it."""
+    (order,) = by_steps(job)
+    return job.take(order)
 
 
 def assert_same(a: Job, b: Job) -> None:
@@ -36,50 +76,182 @@ def assert_same(a: Job, b: Job) -> None:
         assert one[3:] == other[3:]
 
 
-def test_tables_that_were_made_ahead_are_those_of_the_round() -> None:
-    made = simulation()
+@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("method", [fh.FedAvg(), fh.FedRep(), fh.KTpFL()], ids=lambda method: method.name)
+def test_tables_that_were_made_ahead_are_those_of_the_round(method: fh.Method, name: str, few: bool) -> None:
+    made = simulation(method, **SETTINGS[name])
     made.draw_ahead(made.cohort(2), 2)
     (job,) = made.jobs_of_round(2)
+    (plain,) = simulation(method, **SETTINGS[name]).jobs_of_round(2)
+    if len(by_steps(job)) > 1:  # their phases are ordered differently
+        assert job.tables is None
+        return
     assert job.tables is not None
-    assert_same(job, replace(job, tables=None))
-    assert_same(job, simulation().jobs_of_round(2)[0])
+    assert stacked(job).tables is not None
+    assert_same(stacked(job), stacked(replace(job, tables=None)))
+    assert_same(stacked(job), stacked(plain))
     assert made.jobs_of_round(2)[0].tables is None, "they serve one round"
 
 
-def test_another_cohort_or_round_has_its_own_tables() -> None:
+def test_many_samples_of_dirichlet_clients_are_put_into_tables_in_the_background() -> None:
+    rng = np.random.RandomState(0)
+    x, y = rng.randint(0, 256, (4000, 1, 6, 6)).astype(np.uint8), rng.randint(0, 10, 4000)
+    data = fh.Federation.dirichlet(x, y, clients=8, alpha=0.3, seed=0)
+    local = replace(LOCAL, epochs=5, batch_size=32)
+    one, other = (Simulation(data, [fh.build("mlp", (1, 6, 6), 10)], fh.FedAvg(), rounds=3, local=local) for _ in "ab")
+    one.draw_ahead(one.cohort(2), 2)
+    (job,), (plain,) = one.jobs_of_round(2), other.jobs_of_round(2)
+    assert job.tables is not None
+    assert isinstance(job.tables.batches, Future)
+    assert job.tables.places != sorted(job.tables.places)
+    assert_same(stacked(job), stacked(plain))
+
+
+def test_what_was_made_ahead_is_not_made_again(few: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = simulation()
+    made.draw_ahead(made.cohort(2), 2)
+    made.prefetch.wait()
+
+    def never(*args: object) -> None:
+        raise AssertionError("made in the round")
+
+    monkeypatch.setattr(job_tables, "batch_tables", never)
+    job = stacked(made.jobs_of_round(2)[0])
+    assert [len(rows) for rows in job.rows] == sorted(map(len, job.rows), reverse=True)
+    assert len(job.stacked_batches()[0]) == 8
+    with pytest.raises(AssertionError, match="made in the round"):
+        replace(job, tables=None).stacked_batches()
+
+
+def test_a_thread_that_makes_tables_leaves_the_device_alone(background: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: dict[str, set[str]] = {}
+    for name in ("to_device", "batch_tables"):
+        monkeypatch.setattr(job_tables, name, _noting(threads, name, getattr(job_tables, name)))
+    made = simulation(fh.KTpFL())
+    made.draw_ahead(made.cohort(2), 2)
+    stacked(made.jobs_of_round(2)[0]).stacked_batches()
+    assert threads.pop("to_device") == {threading.current_thread().name}
+    assert threads == {"batch_tables": {"batches_0"}}
+
+
+def _noting(threads: dict[str, set[str]], name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def noting(*args: Any) -> Any:
+        threads.setdefault(name, set()).add(threading.current_thread().name)
+        return function(*args)
+
+    return noting
+
+
+def test_another_cohort_or_round_has_its_own_tables(few: bool) -> None:
     made = simulation()
     made.draw_ahead(made.cohort(2)[1:], 2)
-    assert made.jobs_of_round(2)[0].tables is None
+    (job,) = made.jobs_of_round(2)
+    assert job.tables is None
+    assert_same(stacked(job), stacked(simulation().jobs_of_round(2)[0]))
     made.draw_ahead(made.cohort(2), 2)
     assert made.jobs_of_round(3)[0].tables is None
 
 
-def test_a_part_of_a_job_and_a_shorter_one_have_their_own_tables() -> None:
+def test_a_method_that_changes_its_phases_has_its_own_tables(few: bool) -> None:
+    class Changing(fh.Method):
+        epochs: ClassVar[int] = 1
+
+        def phases(self, task: fh.Task) -> tuple[fh.Phase, ...]:
+            return (fh.Phase(self.loss, epochs=self.epochs),)
+
+    made = simulation(Changing())
+    made.draw_ahead(made.cohort(2), 2)
+    Changing.epochs = 3
+    (job,) = made.jobs_of_round(2)
+    assert job.tables is None
+    assert_same(stacked(job), stacked(simulation(Changing()).jobs_of_round(2)[0]))
+
+
+def test_a_part_of_a_job_and_a_shorter_one_have_their_own_tables(few: bool) -> None:
     made = simulation()
     made.draw_ahead(made.cohort(2), 2)
     (job,) = made.jobs_of_round(2)
-    assert job.take([1, 0]).tables is None
+    (order,) = by_steps(job)
+    assert job.take(order[:2]).tables is None
+    assert job.take(order[::-1]).tables is None
     assert job.truncated(1).tables is None
-    assert len(job.truncated(1).stacked_batches()[0]) == 1
+    assert len(stacked(job.truncated(1)).stacked_batches()[0]) == 1
+    # the job itself has another order than its tables
+    assert torch.equal(job.stacked_inputs().steps, replace(job, tables=None).stacked_inputs().steps)
+    assert job.take(list(range(len(order)))).stacked_batches()[0].key[0] == job.schedules[0][0].key
 
 
-def test_large_rounds_and_runs_that_train_together_make_none_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    joint = simulation(executor=_shared())
-    joint.draw_ahead(joint.cohort(2), 2)
-    assert joint.jobs_of_round(2)[0].tables is None
-    monkeypatch.setattr(prefetch, "FEW", 0)  # all are drawn in the background
-    made = simulation()
-    made.draw_ahead(made.cohort(2), 2)
-    assert made.jobs_of_round(2)[0].tables is None
-
-
-def _shared() -> Stack:
+def test_runs_that_train_together_make_none_ahead(few: bool) -> None:
     stack = Stack()
     stack.shared = SharedWork()
-    return stack
+    joint = simulation(executor=stack)
+    joint.draw_ahead(joint.cohort(2), 2)
+    assert joint.jobs_of_round(2)[0].tables is None
 
 
-def test_clients_that_a_stack_puts_into_another_order_have_none_ahead() -> None:
-    made = simulation(in_order=False)
-    made.draw_ahead(made.cohort(2), 2)
-    assert made.jobs_of_round(2)[0].tables is None
+# -- runs ---------------------------------------------------------------------------------------------
+def trained(made: Simulation, executor: Executor, ahead: bool) -> list[bool]:
+    """Train all rounds, with tables made ahead as beside a GPU; return of each stack whether it had some."""
+    if ahead:
+        made.device = torch.device("cuda")  # as the run sees it: all tensors stay on the CPU
+    used: list[bool] = []
+    take = Job.take
+
+    def noting(job: Job, places: list[int]) -> Job:
+        part = take(job, places)
+        used.append(part.tables is not None)
+        return part
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Job, "take", noting)
+        for number in range(1, 4):
+            train_round(made.using(executor), number)
+    return used
+
+
+def assert_same_end(one: Simulation, other: Simulation) -> None:
+    trees = [(one.server, other.server), *((state, other.states.kept[k]) for k, state in one.states.kept.items())]
+    for mine, theirs in trees:
+        assert mine.leaves().keys() == theirs.leaves().keys()
+        assert all(torch.equal(a, b) for a, b in zip(mine.tensors(), theirs.tensors(), strict=True))
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("method", [fh.FedAvg(), fh.FedRep(), fh.KTpFL()], ids=lambda method: method.name)
+def test_a_run_with_tables_made_ahead_ends_with_the_same_numbers(method: fh.Method, name: str, few: bool) -> None:
+    one, other = (simulation(method, **SETTINGS[name]) for _ in range(2))
+    used = trained(one, Stack(), ahead=True)
+    assert not any(trained(other, Stack(), ahead=False))
+    assert_same_end(one, other)
+    if method.name == "fedavg":  # with several phases, clients may be trained in several stacks
+        assert used == [False, True, True]
+
+
+@pytest.mark.parametrize("executor", [partial(Stack, size=2), fh.Loop], ids=["cut", "loop"])
+def test_stacks_that_are_cut_and_other_executors_make_none_ahead(executor: Callable[[], Executor], few: bool) -> None:
+    one, other = simulation(), simulation()
+    assert not any(trained(one, executor(), ahead=True))
+    assert not one._ahead
+    trained(other, executor(), ahead=False)
+    assert_same_end(one, other)
+
+
+def test_several_architectures_have_tables_of_their_own(few: bool) -> None:
+    one, other = (simulation(fh.FedProto(), [small_perceptron()]) for _ in range(2))
+    assert trained(one, Stack(), ahead=True) == [False, False, True, True, True, True]
+    trained(other, Stack(), ahead=False)
+    assert_same_end(one, other)
+
+
+# -- rows ---------------------------------------------------------------------------------------------
+def test_the_rows_of_the_same_clients_are_copied_once() -> None:
+    made = simulation()
+    jobs = [stacked(made.jobs_of_round(number)[0]) for number in (1, 2)]
+    first, second = (job.stacked_inputs() for job in jobs)
+    assert second.rows is first.rows
+    assert second.mask is first.mask
+    fewer = jobs[0].take([0, 2]).stacked_inputs()
+    assert torch.equal(fewer.rows[1], first.rows[2])
+    assert jobs[1].stacked_inputs().rows is first.rows, "several tables are kept"
+    jobs[0].inputs(0)
+    assert jobs[1].stacked_inputs().rows is first.rows

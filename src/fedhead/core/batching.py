@@ -168,7 +168,8 @@ def empty_batches(n: int, batch_size: int, epochs: int, drop_last: bool, most: i
 
     For phases that only need to know the number of steps.
     """
-    empty = np.empty((epochs * steps_per_epoch(n, batch_size, drop_last), 0))[:most]
+    steps = count_steps(DrawArguments(n, batch_size, epochs, drop_last, key=0, most=most))
+    empty = np.empty((steps, 0))
     return BatchSchedule(empty.astype(np.int64), empty.astype(np.float32), 0)
 
 
@@ -177,6 +178,16 @@ def steps_per_epoch(n: int, batch_size: int, drop_last: bool) -> int:
     if n == 0:
         return 0
     return max(1, n // batch_size) if drop_last else math.ceil(n / batch_size)
+
+
+def count_steps(draw: DrawArguments) -> int:
+    """Return how many steps the batches of `draw_batches` have, without drawing them.
+
+    >>> count_steps(DrawArguments(5, 2, epochs=2, drop_last=False, key=0, most=4))
+    4
+    """
+    steps = draw.epochs * steps_per_epoch(draw.n, draw.batch_size, draw.drop_last)
+    return steps if draw.most is None else min(steps, draw.most)
 
 
 def phase_key(seed: int, round: int, algorithm: str, phase: int, client: int) -> int:

@@ -10,9 +10,11 @@ from torch import Tensor
 
 from fedhead.core.batch import Batch
 from fedhead.core.inputs import Inputs, map_inputs, tensors_of, to_dtype
+from fedhead.core.latest import Latest
 from fedhead.data.federation import Samples
 from fedhead.data.named_transforms import AnyTransform
 
+KEPT_TABLES = 4  # as of several architectures, or of those who train and those who are tested
 MAX_CONVERTED = 1 << 30  # largest size in bytes of images that are held a second time in channels-last format
 
 
@@ -24,6 +26,9 @@ class Pool:
         transform: Maps stored samples to model inputs.
         device: Where to hold them.
         dtype: Type of the inputs.
+
+    Attributes:
+        row_tables: Tables of clients' rows on the device, the latest ones, by the arrays of these rows.
     """
 
     def __init__(
@@ -40,6 +45,8 @@ class Pool:
         self.transform = transform
         self.dtype = dtype
         self._converted: Pool | None = None
+        # shared with the pools that are made of this one, on the same device and of the same dtype
+        self.row_tables: Latest[tuple[Tensor, Tensor]] = Latest(KEPT_TABLES)
 
     def __len__(self) -> int:
         return len(self.y)

@@ -43,10 +43,11 @@ from fedhead.engine.server import Downlink
 from fedhead.engine.stragglers import Stragglers
 from fedhead.executors.client_round import OPTIMIZER, initial_optimizer_states
 from fedhead.executors.job import Job
-from fedhead.executors.job_tables import JobTables, all_batches, row_table
+from fedhead.executors.job_tables import HostBatches, JobTables, all_batches, host_batches, phase_data, row_table
 from fedhead.executors.map_clients import MemoryBudget
 from fedhead.executors.program import Program
 from fedhead.executors.shared_work import SharedWork
+from fedhead.executors.stack_order import stack_order
 from fedhead.models.batch_norm import may_normalize_batches
 from fedhead.models.dropout import calls_dropout
 from fedhead.models.split_model import SplitModel, weights
@@ -62,10 +63,10 @@ Schedules = list[list[BatchSchedule]]
 
 
 class _TablesAhead(NamedTuple):
-    """The batches of a round that were put into tables ahead of it."""
+    """The batches of a round that are put into tables ahead of it."""
 
     draws: Draws
-    schedules: Schedules
+    schedules: Schedules | None  # None: the prefetcher has them
     tables: JobTables
 
 
@@ -282,7 +283,7 @@ class Clients:
         ahead = self._ahead.pop(group, None) if drawn else None
         # the very same: where a method has changed its phases, they were found anew
         if ahead is not None and len(draws) == len(ahead.draws) and all(map(operator.is_, draws, ahead.draws)):
-            return ahead.schedules, ahead.tables
+            return ahead.schedules or self._drawn_schedules(draws), ahead.tables
         return self._drawn_schedules(draws, drawn), None
 
     def _drawn_schedules(self, draws: Draws, drawn: bool = True) -> Schedules:
@@ -294,22 +295,46 @@ class Clients:
         found = iter(self.prefetch.schedules([own for mine in draws for own in mine]))
         return [[next(found) for _ in mine] for mine in draws]
 
-    def draw_ahead(self, clients: Sequence[int], round: int) -> None:
-        """Begin to draw the batches of a later round of training in the background; few are put into tables at once."""
+    def draw_ahead(self, clients: Sequence[int], round: int, tables: bool = True) -> None:
+        """Begin to draw the batches of a later round of training, and to put them into tables, in the background.
+
+        Few are drawn, put into tables and copied to the device at once.
+
+        Args:
+            clients: Those who take part in it.
+            round: Number of the round.
+            tables: Whether to make tables; only a stack that takes all clients of an architecture at once uses them.
+        """
         for group in sorted({self.assign[k] for k in clients}):
             own = [k for k in clients if self.assign[k] == group]
             draws = self._local_work.ahead(self.method, self.tasks[group], own, round)
             at_once = self.prefetch.begin(draw for mine in draws for draw in mine)
             self._ahead.pop(group, None)
-            program, rows = self.program(self.method, group), [self.federation.rows[k] for k in own]
-            sizes = [len(mine) for mine in rows]
-            in_order = sizes == sorted(sizes, reverse=True)  # a stack takes clients with more samples first
-            if at_once and self._alone and all(draws) and in_order:  # joined runs have tables of all their clients
-                schedules = self._drawn_schedules(draws)
-                batches = all_batches(program, rows, schedules, self._public_rows)
-                self._ahead[group] = _TablesAhead(
-                    draws, schedules, JobTables(row_table(program, rows, schedules), batches)
-                )
+            if not (tables and self._alone and all(draws)):  # joined runs have tables of all their clients
+                continue
+            rows = [self.federation.rows[k] for k in own]
+            orders = stack_order([list(map(batching.count_steps, mine)) for mine in draws], list(map(len, rows)))
+            if len(orders) == 1:
+                make = self._make_tables if at_once else self._begin_tables
+                self._ahead[group] = make(self.program(self.method, group), draws, rows, orders[0])
+
+    def _make_tables(self, program: Program, draws: Draws, rows: list[Rows], places: list[int]) -> _TablesAhead:
+        """Make the tables of batches that were drawn, of clients in the order of a stack."""
+        schedules = self._drawn_schedules(draws)
+        rows, ordered = [rows[k] for k in places], [schedules[k] for k in places]
+        batches = all_batches(program, rows, ordered, self._public_rows)
+        return _TablesAhead(draws, schedules, JobTables(places, row_table(program, rows, ordered, keep=True), batches))
+
+    def _begin_tables(self, program: Program, draws: Draws, rows: list[Rows], places: list[int]) -> _TablesAhead:
+        """Let the thread that draws the batches make the tables of them, for which it needs no device."""
+        data, rows, public_rows = phase_data(program), [rows[k] for k in places], self._public_rows
+
+        def make(drawn: list[BatchSchedule]) -> list[HostBatches]:
+            each = iter(drawn)
+            return host_batches(data, rows, [[next(each) for _ in data] for _ in rows], public_rows)
+
+        batches = self.prefetch.then([draw for k in places for draw in draws[k]], make)
+        return _TablesAhead(draws, None, JobTables(places, None, batches))
 
     @cached_property
     def _public_rows(self) -> Rows:

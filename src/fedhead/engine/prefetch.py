@@ -1,12 +1,15 @@
-"""Prefetching: the batches of the next round are drawn on the host while a GPU trains this one."""
+"""Prefetching: the next round's batches are drawn, and put into tables, on the host while a GPU trains this round."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
 
 from fedhead.core import batching
 from fedhead.core.batching import DrawArguments
+
+T = TypeVar("T")
 
 KEPT = 1 << 22  # samples of batches that are kept for other runs
 FEW = 1 << 14  # samples that are drawn at once, sooner than a thread would have taken over
@@ -41,6 +44,22 @@ class Prefetcher:
         drawing = self._worker.submit(batching.draw_all, wanted)
         self._pending.update({arguments: (drawing, place) for place, arguments in enumerate(wanted)})
         return False
+
+    def then(self, draws: Sequence[DrawArguments], work: Callable[[list[batching.BatchSchedule]], T]) -> Future[T]:
+        """Apply a function in the background to batches that were begun before; they can still be asked for."""
+        assert self._worker is not None, "what is drawn at once needs no thread"
+        ready = {**self._kept, **self._ready}
+        found = [self._pending[one] if one in self._pending else ready[one] for one in draws]
+
+        def background() -> T:  # by the thread that has drawn them before, so that it does not wait
+            return work([own if isinstance(own, batching.BatchSchedule) else own[0].result()[own[1]] for own in found])
+
+        return self._worker.submit(background)
+
+    def wait(self) -> None:
+        """Wait until all that was begun is done."""
+        if self._worker is not None:
+            self._worker.submit(int).result()  # it comes after all else
 
     def schedules(self, draws: Sequence[DrawArguments]) -> list[batching.BatchSchedule]:
         """Return the batches of several clients; what was not begun before is drawn now."""

@@ -38,7 +38,7 @@ from fedhead.executors.forward import ForwardExecutor
 from fedhead.executors.job import Executor, Job
 from fedhead.executors.loop import Loop
 from fedhead.executors.shared_work import SharedWork
-from fedhead.executors.stacked_replies import StackedReplies
+from fedhead.executors.stacked_replies import StackedReplies, in_whole_stacks
 from fedhead.models.split_model import SplitModel
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ class Simulation(Clients, Transport[ClientStates]):
             return executor.replies_finite
 
         if on_gpu:  # which is training meanwhile; a CPU has no time to spare
-            self.draw_ahead(self.cohort(round + 1) if goes_on else [], round + 1)
+            self.draw_ahead(self.cohort(round + 1) if goes_on else [], round + 1, in_whole_stacks(trained))
         for job, found in zip(jobs, trained, strict=True):
             if not isinstance(found, Sequence) or len(found) != len(job.clients):
                 what = f"{len(found)} replies" if isinstance(found, Sequence) else type(found).__name__

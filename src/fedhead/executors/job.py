@@ -46,7 +46,7 @@ class Job:
             program.
         compiled: Whether the steps must be compiled, or must not be yet, as in the run that is resumed; None: the
             executor decides.
-        tables: The tables of all clients in their order, where they were made ahead.
+        tables: Tables of all clients in the order of a stack, where they were made ahead.
     """
 
     program: Program
@@ -80,6 +80,7 @@ class Job:
         def select(items: list[T]) -> list[T]:
             return [items[i] for i in places]
 
+        tables = self.tables
         return replace(
             self,
             clients=select(self.clients),
@@ -89,7 +90,7 @@ class Job:
             counts=select(self.counts),
             schedules=select(self.schedules),
             numbers=select(list(self.numbers)) if self.numbers else (),
-            tables=None,
+            tables=replace(tables, places=list(range(len(places)))) if tables and tables.places == places else None,
         )
 
     def truncated(self, steps: int) -> Job:
@@ -123,9 +124,17 @@ class Job:
         """Return the inputs of all clients, with a client axis."""
         states = self._stack([self._on_device(state) for state in self.states], "holds")
         received = self._stack(self.per_client, "receives")
-        ahead = self.tables
-        table = row_table(self.program, self.rows, self.schedules) if ahead is None else ahead.rows
+        ahead = self._tables_in_order
+        table = None if ahead is None else ahead.rows
+        if table is None:
+            table = row_table(self.program, self.rows, self.schedules, keep=True)
         return self._inputs(received, states, torch.stack(self.counts), table)
+
+    @property
+    def _tables_in_order(self) -> JobTables | None:
+        """The tables that were made ahead for the job's clients in their present order."""
+        ahead = self.tables
+        return None if ahead is None or ahead.places != list(range(len(self.clients))) else ahead
 
     def _stack(self, trees: list[Tree], verb: str) -> Tree:
         """Stack the clients' trees, which must have one form."""
@@ -177,8 +186,8 @@ class Job:
 
     def stacked_batches(self) -> list[PhaseBatches]:
         """Return the batches of all clients with a client axis; clients must be sorted by steps, most first."""
-        if self.tables is not None:
-            return self.tables.batches
+        if (ahead := self._tables_in_order) is not None:
+            return ahead.batches_on_device(self.program)
         return all_batches(self.program, self.rows, self.schedules, self.public_rows)
 
 

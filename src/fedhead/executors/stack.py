@@ -16,6 +16,7 @@ from fedhead.executors.client_round import local_round
 from fedhead.executors.graphs import Graphs
 from fedhead.executors.job import Executor, Job
 from fedhead.executors.stack_errors import explain
+from fedhead.executors.stack_order import stack_order
 from fedhead.executors.stacked_replies import StackedReplies
 from fedhead.executors.steps import train_eagerly
 from fedhead.executors.vectorize import VmapVectorizer
@@ -155,20 +156,8 @@ class Stack(Executor):
 def by_steps(job: Job) -> list[list[int]]:
     """Return the places of a job's clients in as few lists as it takes for steps never to grow, in any phase.
 
-    One list is enough unless clients do different amounts of work in some phases but not in others.
-
     Args:
         job: The job.
     """
     steps = [[len(schedule) for schedule in mine] for mine in job.schedules]
-    if all(mine == steps[0] for mine in steps):
-        return [sorted(range(len(steps)), key=lambda k: -len(job.rows[k]))] if steps else []
-    lists: list[list[int]] = []
-    for k in sorted(range(len(steps)), key=lambda k: (-sum(steps[k]), -len(job.rows[k]), k)):
-        fits = (own for own in lists if all(a >= b for a, b in zip(steps[own[-1]], steps[k], strict=True)))
-        found = next(fits, None)
-        if found is None:
-            lists.append([k])
-        else:
-            found.append(k)
-    return lists
+    return stack_order(steps, [len(rows) for rows in job.rows])

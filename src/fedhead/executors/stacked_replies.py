@@ -44,3 +44,12 @@ class StackedReplies(Sequence[Reply]):
     def __getitem__(self, place: slice) -> list[Reply]: ...
     def __getitem__(self, place: int | slice) -> Reply | list[Reply]:
         return self._replies[place]
+
+
+def in_whole_stacks(replies: Sequence[Sequence[Reply]]) -> bool:
+    """Return whether the clients of every job were trained in one stack.
+
+    Args:
+        replies: The replies of each job, as an executor returned them.
+    """
+    return all(isinstance(each, StackedReplies) for each in replies)
