@@ -13,7 +13,7 @@ from fedhead.algorithm.task import Task
 from fedhead.core import random
 from fedhead.core.batch import Batch, Output
 from fedhead.core.errors import BadInput
-from fedhead.core.inputs import Inputs, device_of, map_inputs, tensors_of
+from fedhead.core.inputs import Inputs, channels_last, device_of, map_inputs, tensors_of
 from fedhead.core.tree import Tree, Weights
 from fedhead.data.pool import Pool
 from fedhead.models import functional
@@ -74,6 +74,7 @@ class Client:
         public: Pool | None = None,
         weight: Tensor | None = None,
         on_total: Callable[[], None] | None = None,
+        channels_last: bool = False,
     ):
         self.task = task
         self.received = inputs.broadcast.replace(inputs.per_client)
@@ -85,6 +86,7 @@ class Client:
         self._rows, self._mask = inputs.rows, inputs.mask
         self._pool, self._chunk, self._bf16, self._key = pool, chunk, bf16, key
         self._public, self._weight, self._on_total = public, weight, on_total
+        self._channels_last = channels_last
         self._calls = 0
         self.asked_objective = False
         self._stats: Tree | None = None
@@ -115,6 +117,8 @@ class Client:
         if train:
             stats = stats.clone()  # moved in place below; the caller's stay as they are
         entries = {**w, **stats}
+        if self._channels_last:  # also what a loss has made of the batch, such as two views in one
+            x = map_inputs(channels_last, x)
         cast = torch.autocast(device_of(x).type, torch.bfloat16, cache_enabled=False) if self._bf16 else nullcontext()
         draw = dropout_key(random.fold_in(self._key, self._calls)) if train and self._key is not None else nullcontext()
         self._calls += 1

@@ -34,6 +34,11 @@ def map_inputs(fn: Callable[..., Any], x: Any, *others: Any) -> Any:
     return fn(x, *others)
 
 
+def channels_last(t: Tensor) -> Tensor:
+    """Return images and filters with their channels innermost, which is what convolutions like best; others as is."""
+    return t.contiguous(memory_format=torch.channels_last) if t.dim() == 4 else t
+
+
 def tensors_of(x: Inputs) -> list[Tensor]:
     """Return the tensors of inputs, in order."""
     return list(x.values()) if isinstance(x, dict) else [x]

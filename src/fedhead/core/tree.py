@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from fedhead.core.foreach import clone_all, zeros_like_all
+
 
 class Tree(dict[str, Any]):
     """A dictionary of tensors (or of nested trees) with vector arithmetic.
@@ -63,7 +65,8 @@ class Tree(dict[str, Any]):
 
     def zeros(self) -> Self:
         """Return a tree with the same names and shapes, filled with zeros."""
-        return self.map(torch.zeros_like)
+        made = iter(zeros_like_all(list(self.tensors())))
+        return self.map(lambda t: next(made))
 
     def detach(self) -> Self:
         """Detach every tensor from the autograd graph."""
@@ -71,7 +74,8 @@ class Tree(dict[str, Any]):
 
     def clone(self) -> Self:
         """Return a copy that shares no memory."""
-        return self.map(torch.clone)
+        made = iter(clone_all(list(self.tensors())))
+        return self.map(lambda t: next(made))
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
         """Apply `Tensor.to` to every tensor.

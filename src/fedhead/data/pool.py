@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedhead.core.batch import Batch
-from fedhead.core.inputs import Inputs, map_inputs, tensors_of, to_dtype
+from fedhead.core.inputs import Inputs, channels_last, map_inputs, tensors_of, to_dtype
 from fedhead.core.latest import Latest
 from fedhead.data.federation import Samples
 from fedhead.data.named_transforms import AnyTransform
@@ -82,7 +82,7 @@ class Pool:
         if not images or sum(t.nbytes for t in images) > MAX_CONVERTED:
             return self
         if self._converted is None:
-            self._converted = self.with_data(map_inputs(_channels_last, self.x), self.y)
+            self._converted = self.with_data(map_inputs(channels_last, self.x), self.y)
         return self._converted
 
     def batch(self, index: Tensor, weight: Tensor, key: Tensor | None = None) -> Batch:
@@ -111,7 +111,3 @@ def _select(t: Tensor, index: Tensor) -> Tensor:
     if t.is_contiguous() or t.dim() != 4:
         return t.index_select(0, index)
     return t.permute(0, 2, 3, 1).index_select(0, index).permute(0, 3, 1, 2)
-
-
-def _channels_last(t: Tensor) -> Tensor:
-    return t.contiguous(memory_format=torch.channels_last) if t.dim() == 4 else t

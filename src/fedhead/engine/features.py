@@ -22,7 +22,7 @@ from torch import Tensor
 from fedhead.core import random
 from fedhead.core.digest import digest_of
 from fedhead.core.errors import BadInput
-from fedhead.core.inputs import Inputs, map_inputs, shape_of, tensors_of, to_dtype
+from fedhead.core.inputs import Inputs, channels_last, map_inputs, shape_of, tensors_of, to_dtype
 from fedhead.core.log import warn_once
 from fedhead.core.treefile import atomic
 from fedhead.data.arrays import Samples
@@ -119,7 +119,7 @@ class FeatureExtractor:
 
     def _features(self, model: SplitModel, x: Inputs) -> Tensor:
         inputs = to_dtype(self.transform(x), self._like.dtype)  # type: ignore[arg-type]  # of the transform's kind
-        inputs = map_inputs(lambda t: t.contiguous(memory_format=torch.channels_last) if t.dim() == 4 else t, inputs)
+        inputs = map_inputs(channels_last, inputs)
         with torch.autocast(self._like.device.type, torch.bfloat16, enabled=self.bf16):
             h = model.extract(inputs)
             found: Tensor = model.projection(h) if self.projected else h

@@ -17,9 +17,10 @@ from fedhead.algorithm.method import Method
 from fedhead.algorithm.phase import Phase, Reply
 from fedhead.algorithm.task import Task
 from fedhead.core.errors import BadInput
+from fedhead.core.inputs import channels_last
 from fedhead.core.tree import Tree, Weights
 from fedhead.executors.program import Program, Vectorizer, loss_name
-from fedhead.executors.steps import Carry, PhaseBatches, PhaseRun, Step, Trainer, channels_last, train_eagerly
+from fedhead.executors.steps import Carry, PhaseBatches, PhaseRun, Step, Trainer, train_eagerly
 
 OPTIMIZER = "~optimizer"  # entry of a client's state that keeps its optimizer state from round to round
 

@@ -20,7 +20,7 @@ class LaneGroup:
     """Lanes that run concurrently, most steps first, and the graphs for the first few of them."""
 
     def __init__(self, work: list[PhaseRun], compiled: CompiledSteps):
-        self.lanes = [Lane(phase_run) for phase_run in work]
+        self.lanes = [Lane(phase_run, in_place=not compiled.wanted) for phase_run in work]
         self.compiled = compiled
         self.sizes = buckets(len(work))
         self.graphs: dict[tuple[int, bool], StepGraphs] = {}  # by bucket, and whether batches may have padding

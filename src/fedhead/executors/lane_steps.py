@@ -11,22 +11,36 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from fedhead.core.optimizers import clone_for_in_place
 from fedhead.executors.compiling.step import InPlace, compile_step, warn_not_compiled
 from fedhead.executors.phase_keys import PhaseKey, cache_key
-from fedhead.executors.step_graphs import copy_each, copy_into, static_copy
+from fedhead.executors.step_graphs import copy_each, copy_into
 from fedhead.executors.steps import PhaseBatches, PhaseRun, draw_batch
 
 
 class Lane:
-    """The static tensors and the step of one client."""
+    """The static tensors and the step of one client.
 
-    def __init__(self, phase_run: PhaseRun):
+    Args:
+        phase_run: A phase to be trained, as an example of those to come.
+        in_place: Whether the optimizer may write over the static tensors, with a kernel for all of them; a compiler
+            fuses the copies of new ones.
+    """
+
+    def __init__(self, phase_run: PhaseRun, in_place: bool):
         self.step, self.last = phase_run.step, len(phase_run.batches) - 1
         # holds the tensors that graphs read, if the method gets others
         self.algorithm = copy.copy(self.step.program.algorithm)
-        self.carry, self.w, self.inputs, self.batches = static_copy((*phase_run[2:], phase_run.batches[:3]))
+        # filters keep their layout, channels last: torch computes in that of the filters
+        self.carry, self.w, self.inputs, self.batches = pytree.tree_map(
+            torch.clone, (*phase_run[2:], phase_run.batches[:3])
+        )
+        if in_place and len({t.dtype for t in self.carry.params.values()}) == 1:
+            params, opt = clone_for_in_place(self.carry.params, self.carry.opt)
+            self.carry = self.carry._replace(params=params, opt=opt)
+            self.step = replace(self.step, program=replace(self.step.program, in_place=True))
         self.counter = torch.zeros((), dtype=torch.int64, device=phase_run.batches.rows.device)
-        self.draw = static_copy(self._draw())
+        self.draw = pytree.tree_map(torch.clone, self._draw())
         self.key = step_key(phase_run)
         self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch leaves it untyped
 

@@ -57,7 +57,8 @@ class Program:
     ) -> Client:
         """The client behind these tensors; `weight` tells samples from padding in the batch of a loss."""
         pool, public = self.source(data), self.public
-        return Client(self.task, inputs, pool, self.chunk, self.bf16, key, public, weight, self.on_total)
+        more = (key, public, weight, self.on_total, self.channels_last)
+        return Client(self.task, inputs, pool, self.chunk, self.bf16, *more)
 
     def source(self, data: str) -> Pool:
         """The pool that a phase trains on."""

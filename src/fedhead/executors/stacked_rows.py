@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 
-import torch
 from torch import Tensor
 
+from fedhead.core.foreach import copy_all
 from fedhead.core.transfer import to_device
 
 FEW = 8  # rows; up to so many are copied by one kernel per dtype, more of them by two kernels per tensor
@@ -40,22 +40,15 @@ class StackedRows:
             return
         every = list(range(len(self.tensors[0])))
         if list(rows) == list(of) == every and len(source.tensors[0]) == len(every):
-            self._copy(zip(self.tensors, source.tensors, strict=True))
+            copy_all(zip(self.tensors, source.tensors, strict=True))
             return
         if len(rows) > FEW:
             to, at = (to_device(places, self.tensors[0].device) for places in (rows, of))
             for mine, theirs in zip(self.tensors, source.tensors, strict=True):
                 mine.index_copy_(0, to, theirs.index_select(0, at))
             return
-        self._copy(
+        copy_all(
             pair
             for row, other in zip(rows, of, strict=True)
             for pair in zip(self._each[row], source._each[other], strict=True)
         )
-
-    def _copy(self, pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
-        kinds: dict[torch.dtype, list[tuple[Tensor, Tensor]]] = {}  # only tensors of one dtype are copied by one kernel
-        for mine, theirs in pairs:
-            kinds.setdefault(mine.dtype, []).append((mine, theirs))
-        for alike in kinds.values():
-            torch._foreach_copy_([mine for mine, _ in alike], [theirs for _, theirs in alike])

@@ -12,6 +12,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from fedhead.core.cuda_graphs import capture
+from fedhead.core.foreach import copy_all
 
 
 class Preparer(Protocol):
@@ -54,8 +55,7 @@ def static_copy(tree: Any) -> Any:
 
 def copy_into(to: Any, source: Any) -> None:
     """Overwrite the tensors of one structure with those of another of the same structure."""
-    a, b = pytree.tree_leaves(to), pytree.tree_leaves(source)
-    torch._foreach_copy_(a, b)
+    copy_all(zip(pytree.tree_leaves(to), pytree.tree_leaves(source), strict=True))
 
 
 def copy_each(to: Any, source: Any) -> None:

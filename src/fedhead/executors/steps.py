@@ -14,7 +14,7 @@ from fedhead.algorithm.client import ClientInputs
 from fedhead.algorithm.phase import Phase
 from fedhead.core import random
 from fedhead.core.batch import Batch
-from fedhead.core.inputs import map_inputs
+from fedhead.core.inputs import channels_last, map_inputs
 from fedhead.core.optimizers import Optimizer, clone_for_in_place
 from fedhead.core.tree import Tree, Weights
 from fedhead.data.pool import Pool
@@ -184,11 +184,6 @@ def join(parts: list[Carry]) -> Carry:
     if not rest:
         return first
     return Carry(*(t.map(lambda *ts: torch.cat(ts), *more) for t, *more in zip(first, *rest, strict=True)))
-
-
-def channels_last(t: Tensor) -> Tensor:
-    """Images and filters with their channels innermost, which is what convolutions like best."""
-    return t.contiguous(memory_format=torch.channels_last) if t.dim() == 4 else t
 
 
 def _at(table: Tensor, step: int | Tensor) -> Tensor:
