@@ -133,6 +133,7 @@ def test_bad_data_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         ("recipe: digits\nsites: [a]\nquorum: 2\n", "at most the 1 sites"),
         ("recipe: digits\nsites: [a]\nround_second: 2\n", "did you mean 'round_seconds'"),
         ("recipe: digits\nsites: [a]\nround_seconds: 0\n", "round_seconds: 0 is out of range, it must be above 0"),
+        ("recipe: digits\nsites: [a]\nset: [lr=0.1, rounds=2, lr=0.2]\n", r"set: lr is given twice \(lr=0.1 and"),
         ("- a\n", "expected lines"),
     ],
 )

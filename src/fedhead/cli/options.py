@@ -8,17 +8,13 @@ from typing import Annotated
 
 import typer
 
+from fedhead.core.assignments import refuse_repeated
 from fedhead.core.errors import BadInput
 
 
 def once(texts: list[str] | None) -> list[str] | None:
-    """Refuse KEY=VALUE words that name a key twice: one of the values would be lost without a word."""
-    first: dict[str, str] = {}
-    for text in texts or ():
-        key = text.partition("=")[0].strip()
-        if key in first:
-            raise BadInput(f"{key} is given twice ({first[key]} and {text}); give one of them")
-        first[key] = text
+    """Return KEY=VALUE words of which none names a key twice."""
+    refuse_repeated(texts or ())
     return texts
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Self
 
+from fedhead.core.assignments import refuse_repeated
 from fedhead.core.errors import BadInput
 from fedhead.core.parameters import from_mapping
 from fedhead.core.ranges import Above, AtLeast, Below, Matches
@@ -79,6 +80,10 @@ class ServerFile(_File):
             raise BadInput("sites: give at least one name, each once")
         if self.quorum > len(self.sites):
             raise BadInput(f"quorum: {self.quorum} is out of range, it must be at most the {len(self.sites)} sites")
+        try:
+            refuse_repeated(self.set)
+        except BadInput as error:
+            raise BadInput(f"set: {error}") from error
 
     def recipe_of_run(self) -> Recipe:
         """The recipe, with as many clients as there are sites."""
