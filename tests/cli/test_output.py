@@ -14,7 +14,7 @@ from rich.console import Console
 
 from fedhead.cli import call
 from fedhead.engine.metrics import Row
-from fedhead.experiment import run
+from fedhead.experiment import checkpoint_writer, run
 from fedhead.experiment.loggers.tensorboard import TensorBoard
 from fedhead.report.progress import bar, progress
 
@@ -80,6 +80,29 @@ def test_ctrl_c_says_where_it_stopped_and_how_to_go_on(
     assert call([*words, "--out", "runs/digits-fedavg-seed0", "--resume", "--quiet"]) == 0
 
 
+def test_ctrl_c_between_a_checkpoint_and_the_line_of_its_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = run.RecordedRun.after_round
+
+    def stop(self: run.RecordedRun, now: run.Snapshot, state: run.Tree) -> None:
+        record(self, now, state)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(checkpoint_writer, "SHARE", float("inf"))  # every round, however slow the disk is
+    words = ["run", "digits", "rounds=3", "subset=99", "clients=3", "model.hidden=[8]", "--executor", "loop"]
+    words += ["--out", str(tmp_path / "run")]
+    for number in (1, 2):
+        with monkeypatch.context() as patch:
+            patch.setattr(run.RecordedRun, "after_round", stop)
+            assert call([*words, *(["--resume"] if number > 1 else [])]) == 130
+        shown = capsys.readouterr().err
+        assert shown.startswith(f"stopped after round {number} of 3; go on with: fedhead run digits rounds=3 ")
+        assert shown.endswith(" --resume\n")
+    assert call([*words, "--resume"]) == 0
+    assert "fedavg: round 2" not in capsys.readouterr().err
+
+
 def test_ctrl_c_before_anything_was_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -104,8 +127,7 @@ def test_ctrl_c_on_a_process(tmp_path: Path) -> None:
 
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=listen) as process:
         try:
-            # the first checkpoint is written before the round is shown, which an interrupt may prevent
-            while not (out / "metrics.jsonl").exists() or len((out / "metrics.jsonl").read_text().splitlines()) < 2:
+            while not (out / "checkpoint.safetensors").exists():
                 assert process.poll() is None
                 time.sleep(0.1)
             process.send_signal(signal.SIGINT)

@@ -109,7 +109,9 @@ def run(
     last: Row = {}
 
     def stopped() -> str:
-        at = f"after round {last['round']} of {found.rounds}" if last else "before the first round"
+        # a checkpoint is written before its round is shown: an interrupt may come between
+        done = max([last.get("round", 0), *_done(folders)[1]])
+        at = f"after round {done} of {found.rounds}" if done else "before the first round"
         if not any((folder / CONFIG).exists() for folder in folders):
             return f"stopped {at}; nothing was written"
         options = {
