@@ -45,17 +45,21 @@ def test_the_same_files_are_no_reason_to_warn(begun: Path, capsys: pytest.Captur
     assert "warning" not in repeat(capsys)
 
 
-def test_changed_weights_are_said(begun: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def change_weights() -> None:
     weights = load_file("first.safetensors")
     save_file({name: torch.zeros_like(t) for name, t in weights.items()}, "first.safetensors")
+
+
+def test_changed_weights_are_said(begun: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    change_weights()
     said = repeat(capsys)
-    assert "warning: weights: first.safetensors changed since begun was begun: this run starts from other" in said
+    assert "warning: weights: first.safetensors changed since begun was begun: training starts from other" in said
     assert "warning" not in repeat(capsys, "weights=source", out="meant"), "other weights that are asked for"
 
 
 def test_changed_code_is_said(begun: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("mine.py").write_text(OWN.replace("* 2", "* 3"))
-    assert "mine.py (method mine.py:Mine) changed since begun was begun: this run is one of the new code" in repeat(
+    assert "mine.py (method mine.py:Mine) changed since begun was begun: training is that of the new code" in repeat(
         capsys
     )
     assert "changed" not in repeat(capsys, "method=fedavg", out="meant")
@@ -66,3 +70,35 @@ def test_what_python_gave_and_no_recipe_holds_is_said(begun: Path, capsys: pytes
     fh.run(federation, "mlp", rounds=1, out="python", executor="loop")
     assert call(["run", "python/config.yaml", "--quiet", "--executor", "loop", "--out", "again"]) == 0
     assert "warning: python was begun in Python with its own federation: here they are" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["sweep", "begun/config.yaml", "lr=[0.1,0.2]"],
+        ["sweep", "grid.yaml"],
+        ["tune", "begun/config.yaml", "lr=log(0.1, 0.2)", "--trials", "1"],
+    ],
+)
+def test_sweeps_and_searches_over_the_recipe_of_a_run_say_it_too(
+    words: list[str], begun: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("grid.yaml").write_text("recipe: begun/config.yaml\naxes: {lr: [0.1, 0.2]}\n")
+    assert call([*words, "--out", "same"]) == 0
+    assert "warning" not in capsys.readouterr().err
+    change_weights()
+    Path("mine.py").write_text(OWN.replace("* 2", "* 3"))
+    assert call([*words, "--out", "other"]) == 0
+    said = capsys.readouterr().err
+    assert said.count("weights: first.safetensors changed since") == 1
+    assert said.count("mine.py (method mine.py:Mine) changed since") == 1
+    assert call([*words, "weights=source", "method=fedavg", "--out", "meant"]) == 0
+    assert "changed" not in capsys.readouterr().err, "what is asked for"
+
+
+def test_a_sweep_over_first_weights_says_which_changed(begun: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    change_weights()
+    assert call(["sweep", "begun/config.yaml", "weights=[source,first.safetensors]", "--dry-run"]) == 0
+    assert "weights: first.safetensors changed since" in capsys.readouterr().err
+    assert call(["tune", "begun/config.yaml", "weights=choice(source)", "--trials", "1", "--out", "tuned"]) == 0
+    assert "changed" not in capsys.readouterr().err

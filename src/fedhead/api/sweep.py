@@ -16,7 +16,7 @@ from fedhead.experiment.run import Settings
 from fedhead.experiment.run_folder import CONFIG
 from fedhead.experiment.sweep import Engine, read_shard, run_sweep
 from fedhead.experiment.sweep_file import plan
-from fedhead.experiment.sweep_runs import sweep_cells
+from fedhead.experiment.sweep_runs import sweep_cells, warn_of_changed_base
 
 
 def sweep(
@@ -74,7 +74,9 @@ def sweep(
     if engine not in ("local", "ray"):
         raise BadInput(f"engine {engine!r}: give 'local' or 'ray'")
     part = None if shard is None else read_shard(shard)
-    table = plan(recipe if isinstance(recipe, str) else Path(recipe), axes or {})
+    source = recipe if isinstance(recipe, str) else Path(recipe)
+    table = plan(source, axes or {})
+    warn_of_changed_base(source, table, seeds)
     place = None if data is None else Path(data)
     settings = Settings(place, device, executor, precision, allow_changed_code=allow_changed_code, compile=compile)
     result = run_sweep(

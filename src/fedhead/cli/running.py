@@ -91,7 +91,7 @@ def run(
         raise BadInput("--resume needs --out: name the run folder that is to go on")
     found = load(recipe, assignments or [])
     if not resume:  # else the run itself compares, and refuses
-        warn_of_changes(recipe, found)
+        warn_of_changes(recipe, [found])
     loggers = tuple(make_logger(text, found.folders) for text in logger or [])
     settings = Settings(data, device, executor, precision.value, threads, loggers, allow_changed_code, compile.value)
     name = f"{Path(recipe).stem}-{found.method.rpartition(':')[2]}"

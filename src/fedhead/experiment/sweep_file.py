@@ -225,7 +225,7 @@ def _read(source: str | Path) -> tuple[dict[str, Any], Recipe, str]:
     content["axes"] = {axis: _choices(source, axis, given) for axis, given in axes.items()}
     here = path.resolve().parent
     name = content.get("recipe")
-    base = Recipe() if name is None else recipes.load(here / name if (here / name).is_file() else name)
+    base = Recipe() if name is None else recipes.load(_beside(here, name))
     first = text.partition("\n")[0]
     title = first.lstrip("# ") if first.startswith("#") else str(recorded)
     try:
@@ -233,6 +233,23 @@ def _read(source: str | Path) -> tuple[dict[str, Any], Recipe, str]:
     except BadInput as error:
         raise BadInput(f"{source}: {error}") from error
     return content, Recipe.from_flat(base.flat(), (*places, *base.folders)), title
+
+
+def _beside(folder: Path, recipe: str) -> str | Path:
+    return folder / recipe if (folder / recipe).is_file() else recipe
+
+
+def base_of(source: str | Path) -> str | Path:
+    """Return the recipe that a sweep is over, by its name or file: `source`, or what a sweep's file names.
+
+    Args:
+        source: As of `plan`, which has read it.
+    """
+    path = Path(source)
+    if str(source) in recipes.builtin() or not path.is_file():
+        return source
+    content = read_yaml(read_text(path), str(source))
+    return _beside(path.parent, content["recipe"]) if "axes" in content and "recipe" in content else source
 
 
 def _choices(source: str | Path, axis: str, given: Any) -> dict[str, Any]:

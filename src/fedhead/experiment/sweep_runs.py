@@ -18,10 +18,11 @@ from fedhead.experiment.canonical import canonical
 from fedhead.experiment.failures import describe_error, raise_if_fatal
 from fedhead.experiment.fork import fork, trained
 from fedhead.experiment.recipe import Recipe
+from fedhead.experiment.repeated import warn_of_changes
 from fedhead.experiment.reproduce import drawn_seeds
 from fedhead.experiment.run import Settings
 from fedhead.experiment.run_folder import CONFIG, RunFolder
-from fedhead.experiment.sweep_file import cell_name, check_seeds, plain
+from fedhead.experiment.sweep_file import base_of, cell_name, check_seeds, plain
 from fedhead.experiment.tables import Cell, Table
 from fedhead.experiment.training_groups import diverged, group_trainings, train_joined, train_one, training_key
 
@@ -67,6 +68,17 @@ def sweep_cells(table: Table, seeds: int | Sequence[int] | None = None) -> list[
         )
         for folder, (cell, name) in found.items()
     ]
+
+
+def warn_of_changed_base(source: str | Path, table: Table, seeds: int | Sequence[int] | None = None) -> None:
+    """Warn as `warn_of_changes` does where a sweep is over the recipe of a run.
+
+    Args:
+        source: What the sweep was planned from.
+        table: The sweep.
+        seeds: As of `sweep_cells`.
+    """
+    warn_of_changes(base_of(source), [next(iter(cell.runs.values())) for cell in sweep_cells(table, seeds)])
 
 
 def cell_folders(table: Table) -> dict[str, tuple[Cell, str]]:

@@ -124,11 +124,14 @@ class TrialTraining:
                     raise BadInput(f"{one}: {error}") from error
         return made
 
+    def recipes(self, space: Sequence[Dimension]) -> list[Recipe]:
+        """Return recipes of trials in which every choice is made once."""
+        first = {one.key: one.values[0] for one in space}
+        return [with_values(self.recipe, first | {one.key: value}) for one in space for value in one.values]
+
     def code(self, space: Sequence[Dimension]) -> list[dict[str, str]]:
         """Return where the user's own components come from, of all choices."""
-        first = {one.key: one.values[0] for one in space}
-        every = [with_values(self.recipe, first | {one.key: value}) for one in space for value in one.values]
-        own = [entry for recipe in every for entry in components.sources(recipe) if "file" in entry]
+        own = [entry for recipe in self.recipes(space) for entry in components.sources(recipe) if "file" in entry]
         return list({(entry["kind"], entry["name"]): entry for entry in own}.values())
 
     def federation(self, recipe: Recipe) -> Federation:

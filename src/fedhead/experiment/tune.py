@@ -15,6 +15,7 @@ from fedhead.core.parameters import check
 from fedhead.core.ranges import Above, AtLeast, Below, Between
 from fedhead.engine.metrics import Row
 from fedhead.experiment.recipe import Recipe, load
+from fedhead.experiment.repeated import warn_of_changes
 from fedhead.experiment.run import Settings, execute
 from fedhead.experiment.run_folder import RunFolder
 from fedhead.experiment.search_space import read_space, with_settings, with_values
@@ -138,6 +139,8 @@ def tune(
     if not base.callbacks:  # the samples are given back; callbacks would need them in the final training too
         base = replace(base, validation=None)
     search = TrialTraining.make(base, space, objective, share, settings, stop_on_error)
+    if not isinstance(recipe, Recipe):
+        warn_of_changes(recipe, search.recipes(space))
     direction = direction or search.direction
     study = Study(
         Path(out),
