@@ -90,6 +90,7 @@ def reproduce(
     A cell's name is its choices, as --dry-run lists them; "cifar10-0.1 fedavg" picks what holds both words. Started
     again, it goes on where it was stopped, and finished runs are not run again. Each seed and split has its own run,
     also of those that train together: what was stopped can go on either way, and one that is behind catches up first.
+    The table's files keep what they hold of cells that --cells leaves out.
 
     With --results each result is a row of FOLDER/results.csv as soon as it is known, and results that are there are
     not measured again: on another machine that file is all that is needed to go on.
@@ -149,6 +150,7 @@ def reproduce(
     from fedhead.experiment.reproduce import reproduce as run_table
     from fedhead.experiment.run import Settings
     from fedhead.experiment.sweep import read_shard
+    from fedhead.experiment.table_result import json_text
 
     part = None if shard is None else read_shard(shard)
     names = [] if devices is None else check_devices(devices, device=device, shard=shard)
@@ -181,7 +183,7 @@ def reproduce(
             **options,
         )
     if as_json:
-        print((folder / f"{result.file}.json").read_text(encoding="utf-8"), end="")
+        print(json_text(result), end="")
     else:
         _print_table(result, folder)
     if claims is None:  # else the process that began this one names them

@@ -16,6 +16,7 @@ from fedhead.experiment.published import published
 from fedhead.experiment.recipe import Recipe
 from fedhead.experiment.results import Measurement, Results, digest, stage_recipe
 from fedhead.experiment.run import Settings, check_settings
+from fedhead.experiment.table_merge import with_earlier
 from fedhead.experiment.table_result import TableResult
 from fedhead.experiment.tables import Cell, Scale, Table
 from fedhead.experiment.time_budget import TimeBudget, cost
@@ -42,8 +43,9 @@ def reproduce(
 ) -> TableResult:
     """Run what is not there yet of a table, and write table.json and table.csv into the folder `out`.
 
-    With variants or overrides these files have other names, such as table-public-code.csv (`TableResult.file`). Runs
-    that were finished are not run again, interrupted ones go on where they stopped.
+    With variants or overrides these files have other names, such as table-public-code.csv (`TableResult.file`). With
+    `pick` they keep what they hold of other cells. Runs that were finished are not run again, interrupted ones go on
+    where they stopped.
 
     Args:
         table: The table.
@@ -64,7 +66,7 @@ def reproduce(
         log: Called with a line about each run that begins.
 
     Returns:
-        The table's results, as far as it was run, with what failed.
+        The results of the picked cells, as far as they were run, with what failed.
 
     Raises:
         BadInput: If a cell can't be built, or nothing fits `pick`, `variants` or `overrides`.
@@ -106,7 +108,8 @@ def reproduce(
         failures={**measured.failures, **context.claims.failures()},
         file=table_result.file_name(variants, overrides or {}),
     )
-    table_result.write(out, made)
+    written = with_earlier(out, made, _cells(table, scale, (), overrides, variants), log) if pick else made
+    table_result.write(out, written)
     return made
 
 
@@ -141,6 +144,14 @@ def plan(
     settings = settings or Settings()
     check_settings(settings, together, table.folders)
     select.device(settings.device)
+    cells = _cells(table, scale, pick, overrides, variants)
+    _validate(cells)
+    return cells, [r for cell in cells for r in repetitions(table.name, cell, scale, seeds, splits)]
+
+
+def _cells(
+    table: Table, scale: Scale, pick: Sequence[str], overrides: Mapping[str, Any] | None, variants: Sequence[str]
+) -> list[Cell]:
     cells = table.cells(scale, pick)
     if variants:
         cells = table.varied(cells, variants)
@@ -149,8 +160,7 @@ def plan(
         if all(len(new.overrides) == len(old.overrides) for new, old in zip(changed, cells, strict=True)):
             raise BadInput(f"{', '.join(overrides)}: concerns none of the picked cells of {table.name}")
         cells = changed
-    _validate(cells)
-    return cells, [r for cell in cells for r in repetitions(table.name, cell, scale, seeds, splits)]
+    return cells
 
 
 def reproduce_next(

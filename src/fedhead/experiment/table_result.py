@@ -15,7 +15,7 @@ from typing import Any
 
 from fedhead.core.treefile import atomic
 from fedhead.experiment.published import published
-from fedhead.experiment.results import Measurement
+from fedhead.experiment.results import Measurement, digest
 from fedhead.experiment.tables import Cell, Scale
 
 _LONGEST = 100  # characters of what a file's name says of the changes
@@ -26,6 +26,7 @@ class CellResult:
     """The result of one cell, ours and the paper's, in per cent."""
 
     cell: str
+    digest: str  # of its settings
     choices: Mapping[str, str]
     overrides: Sequence[str]
     metric: str
@@ -86,6 +87,7 @@ def cell_result(cell: Cell, measured: Sequence[Measurement], scale: Scale) -> Ce
     expected, expected_deviation = published(cell) or (None, None)
     return CellResult(
         cell=cell.name,
+        digest=digest(cell),
         choices=cell.labels,
         overrides=cell.overrides,
         metric=cell.metric,
@@ -94,8 +96,13 @@ def cell_result(cell: Cell, measured: Sequence[Measurement], scale: Scale) -> Ce
         deviation=deviation,
         published=expected,
         published_deviation=expected_deviation,
-        difference=mean - expected if mean is not None and expected is not None and scale == "full" else None,
+        difference=difference(mean, expected, scale == "full"),
     )
+
+
+def difference(ours: float | None, expected: float | None, comparable: bool) -> float | None:
+    """Return ours less the published value; None where one is missing, or the two can't be compared."""
+    return ours - expected if ours is not None and expected is not None and comparable else None
 
 
 def file_name(variants: Sequence[str], overrides: Mapping[str, Any]) -> str:
@@ -111,11 +118,16 @@ def file_name(variants: Sequence[str], overrides: Mapping[str, Any]) -> str:
     return f"table-{name}{code}" if text else "table"
 
 
+def json_text(result: TableResult) -> str:
+    """Return the table as JSON, in full."""
+    return json.dumps(asdict(result) | {"note": result.note()}, indent=2) + "\n"
+
+
 def write(out: Path, result: TableResult) -> None:
     """Write the table's .json file, in full, and its .csv file, rounded for reading."""
     out.mkdir(parents=True, exist_ok=True)
     with atomic(out / f"{result.file}.json") as draft:
-        draft.write_text(json.dumps(asdict(result) | {"note": result.note()}, indent=2) + "\n", encoding="utf-8")
+        draft.write_text(json_text(result), encoding="utf-8")
     columns = ["overrides", "metric", "ours", "deviation", "runs", "published", "published_deviation", "difference"]
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
