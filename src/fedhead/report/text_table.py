@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -29,6 +30,7 @@ _LATEX = {
     "–": "--",
     **{letter: rf"$\{name}$" for letter, name in (("α", "alpha"), ("β", "beta"), ("μ", "mu"), ("τ", "tau"))},
 }
+_LONGEST = 60  # characters of a cell in LaTeX, that columns fit a page
 _LATIN = 0x250  # characters below are Latin; pdflatex has no others
 
 
@@ -60,9 +62,10 @@ class TextTable:
 
     def latex(self) -> str:
         """Return the table as LaTeX with a caption; the preamble needs booktabs and textcomp."""
-        lines = [" & ".join(latex_text(cell) for cell in self.head)]
+        written = self._latex_texts()
+        lines = [" & ".join(written[cell] for cell in self.head)]
         for i, row in enumerate(self.body):
-            cells = [_number(c) if j else latex_text(c) for j, c in enumerate(row)]
+            cells = [_number(written[c]) if j else written[c] for j, c in enumerate(row)]
             cells = [rf"\textbf{{{c}}}" if (i, j) in self.bold else c for j, c in enumerate(cells)]
             lines.append(" & ".join(cells))
         rows = [rf"    {line} \\" for line in lines]
@@ -83,6 +86,12 @@ class TextTable:
             ]
         )
 
+    def _latex_texts(self) -> dict[str, str]:
+        """Return the texts of all cells for LaTeX; long ones that would be the same when cut stay whole."""
+        texts = dict.fromkeys([*self.head, *(cell for row in self.body for cell in row)])
+        cut = Counter(shorten(text, _LONGEST) for text in texts)
+        return {text: latex_text(text, _LONGEST if cut[shorten(text, _LONGEST)] == 1 else len(text)) for text in texts}
+
 
 def shorten(text: str, longest: int) -> str:
     """Return a text on one line that is no longer than this, with … in the middle where it was.
@@ -95,7 +104,7 @@ def shorten(text: str, longest: int) -> str:
     return text if len(text) <= longest else f"{text[: longest - 1 - half]}…{text[len(text) - half :]}"
 
 
-def latex_text(text: str, longest: int = 60) -> str:
+def latex_text(text: str, longest: int = _LONGEST) -> str:
     """Return a text for LaTeX, with what has a meaning there escaped, and not longer than fits a table.
 
     >>> latex_text("fedprox (μ=0.1) & 5 %")
@@ -110,8 +119,8 @@ def beyond_latin(text: str) -> bool:
 
 
 def _number(cell: str) -> str:
-    """Return a cell of numbers for LaTeX, with true minus signs."""
-    return re.sub(r"(?<![\w.])-(?=\d)", "$-$", latex_text(cell))
+    """Return a cell of numbers in LaTeX with true minus signs."""
+    return re.sub(r"(?<![\w.])-(?=\d)", "$-$", cell)
 
 
 def _markdown(text: str) -> str:
