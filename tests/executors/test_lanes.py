@@ -68,8 +68,10 @@ def test_compiled_lanes_end_where_the_loop_does(traced: bool, monkeypatch: pytes
         return made[-1]
 
     monkeypatch.setattr(lane_steps, "compile_step", compiled)
-    same(trained("scaffold", Lanes(compile=True)), trained("scaffold", Loop()))
+    executor = Lanes(compile=True)
+    same(trained("scaffold", executor), trained("scaffold", Loop()))
     assert 0 < len(made) <= 2
+    assert executor.compiled
 
 
 def test_lanes_that_can_not_be_compiled_go_on_without(
@@ -79,8 +81,10 @@ def test_lanes_that_can_not_be_compiled_go_on_without(
         raise RuntimeError("no compiler here")
 
     monkeypatch.setattr(lane_steps, "compile_step", fails)
-    same(trained("fedavg", Lanes(compile=True)), trained("fedavg", Loop()))
+    executor = Lanes(compile=True)
+    same(trained("fedavg", executor), trained("fedavg", Loop()))
     assert "no compiler here" in caplog.text
+    assert not executor.compiled
 
 
 def test_graphs_are_captured_in_the_first_round_alone(captures: list[object]) -> None:

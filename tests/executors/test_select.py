@@ -67,6 +67,37 @@ def test_many_convolutions_of_several_architectures_are_not_tried_as_a_stack(
     assert seen == timed
 
 
+@pytest.mark.parametrize(
+    ("compile", "pays", "compiled"),
+    [("wait", True, True), ("wait", False, False), ("auto", True, False), ("never", True, False), (True, True, False)],
+)
+@pytest.mark.parametrize("name", ["lanes", "auto"])
+def test_lanes_are_compiled_only_where_someone_waits_for_it(
+    name: str, compile: str | bool, pays: bool, compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their steps take minutes, one architecture after another."""
+    monkeypatch.setattr(select, "pays_to_compile", lambda simulation, runs=1: pays)
+    monkeypatch.setattr(select, "seconds_per_client", lambda worker, jobs: 1.0)
+    monkeypatch.setattr(select, "MAX_CONVOLUTIONS", 0)
+    mixed = Simulation(federation(), pair(), METHODS["fedclassavg"](), rounds=1, local=LocalTraining(batch_size=4))
+    choose = select.executor if name == "auto" else select.by_name
+    assert choose(name, OnGpu(mixed), compile=compile)._compiled.wanted is compiled
+
+
+def test_a_stack_that_is_timed_does_not_get_its_lanes_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: dict[str, bool] = {}
+
+    def timed(worker: Executor, jobs: object) -> float:
+        seen[worker.name] = worker.graphs.compile if worker.name == "stack" else worker._compiled.wanted
+        return 1.0
+
+    monkeypatch.setattr(select, "pays_to_compile", lambda simulation, runs=1: True)
+    monkeypatch.setattr(select, "seconds_per_client", timed)
+    mixed = Simulation(federation(), pair(), METHODS["fedclassavg"](), rounds=1, local=LocalTraining(batch_size=4))
+    select.executor("auto", OnGpu(mixed), compile="auto")
+    assert seen == {"stack": True, "lanes": False}
+
+
 def test_equal_convolutions_are_counted_once() -> None:
     jobs = simulation().jobs_of_round(1)
     assert select.convolutions(jobs) == select.convolutions(jobs * 2) == 1

@@ -90,4 +90,5 @@ class Lanes(Executor):
         before = group.preparing
         found = group.train(phases)
         self.preparing += group.preparing - before
+        self.compiled = self._compiled.wanted
         return idle | dict(zip(order, found, strict=True))

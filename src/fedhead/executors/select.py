@@ -82,7 +82,7 @@ COMPILE = {
     "wait": "before training, where it pays",
     "never": "not at all",
 }
-"""When a stack is compiled on a GPU."""
+"""When steps are compiled on a GPU; those of lanes, which take minutes, only with `wait`."""
 
 
 def check_compile(name: str) -> str:
@@ -114,8 +114,8 @@ def by_name(
     Args:
         name: A built-in name, package.module:Name or file.py:Name.
         simulation: What it is to train.
-        compile: When a stack is compiled on a GPU, as in `COMPILE`; True: before it trains, also where that takes
-            longer than it saves.
+        compile: When steps are compiled on a GPU, as in `COMPILE`; True: those of a stack before it trains, also where
+            that takes longer than it saves.
         folders: Where `file.py` is looked for, before the working directory.
         runs: How many such runs train together.
     """
@@ -132,6 +132,8 @@ def own(name: str, folders: Iterable[str | Path] = ()) -> Executor:
 
 
 def _built_in(name: str, simulation: Trainable, compile: bool | str, runs: int = 1) -> Executor:
+    if name == "lanes":
+        return Lanes(compile=compile == "wait" and pays_to_compile(simulation, runs))
     if name != "stack":
         return own(name)
     if isinstance(compile, bool):
@@ -169,7 +171,7 @@ def executor(
         name: `auto`, a name as for `Registry.find`, or an executor.
         simulation: What it is chosen for.
         folders: Where `file.py:Name` is looked for, before the working directory.
-        compile: When a stack is compiled on a GPU, as in `COMPILE`. A stack that is timed is compiled before.
+        compile: When steps are compiled on a GPU, as in `COMPILE`. A stack that is timed is compiled before.
     """
     if isinstance(name, Executor):
         return name
@@ -188,7 +190,8 @@ def executor(
     elif names[1] == "lanes" and convolutions(jobs) > MAX_CONVOLUTIONS:
         names = ["lanes"]
     first = "wait" if compile == "auto" else compile  # a stack that is timed uncompiled would look too slow
-    timed = [(seconds_per_client(worker, jobs), worker) for worker in (_built_in(n, simulation, first) for n in names)]
+    workers = [_built_in(n, simulation, first if n == "stack" else compile) for n in names]
+    timed = [(seconds_per_client(worker, jobs), worker) for worker in workers]
     seconds, best = min(timed, key=lambda pair: pair[0])
     return best if seconds < float("inf") else Loop()
 
