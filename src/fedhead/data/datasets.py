@@ -26,6 +26,7 @@ from fedhead.data.allocation import stratified
 from fedhead.data.arrays import Samples, inputs
 from fedhead.data.augment import Transform
 from fedhead.data.conversion import convert
+from fedhead.data.digits import load_digits
 from fedhead.data.named_transforms import AnyTransform, default_transform
 from fedhead.data.readers import Part
 
@@ -199,9 +200,7 @@ DATASETS = Registry[Dataset]("dataset", "fedhead.datasets", _checked)
 
 def _digits(root: Path, part: Part, download: bool) -> Samples:
     """scikit-learn's digits, levels 0 … 16 stretched to bytes; a fixed fifth of every class is for testing."""
-    from sklearn.datasets import load_digits
-
-    x, y = load_digits(return_X_y=True)
+    x, y = load_digits()
     everything = Samples(
         inputs(np.rint(x.reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8), "nhw"), torch.from_numpy(y.astype(np.int64))
     )
