@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedhead.core.losses import mean
+from fedhead.core.losses import cross_entropies, mean
 
 ObjectiveName = Literal["multiclass", "binary", "multilabel", "regression"]
 NAMES: tuple[str, ...] = get_args(ObjectiveName)
@@ -100,6 +100,8 @@ class Multiclass(Objective):
         """The cross entropy; with class weights w it is Σ w_y ℓ / Σ w_y, as in `torch.nn.functional.cross_entropy`."""
         own = balanced(counts) if self.class_weights == PER_CLIENT else self.weights
         weight, smoothing = weight.to(logits.dtype), self.label_smoothing
+        if own is None and not smoothing:
+            return mean(cross_entropies(logits, y), weight)
         if own is None:
             return mean(F.cross_entropy(logits, y, reduction="none", label_smoothing=smoothing), weight)
         # written out, since vmap does not map torch's over clients with different weights
