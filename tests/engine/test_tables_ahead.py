@@ -167,6 +167,14 @@ def test_a_method_that_changes_its_phases_has_its_own_tables(few: bool) -> None:
     assert_same(stacked(job), stacked(simulation(Changing()).jobs_of_round(2)[0]))
 
 
+def test_what_is_drawn_ahead_for_another_cohort_is_forgotten(few: bool) -> None:
+    """As of a method that changes its phases in each round: such batches would be held until the run ends."""
+    made = simulation(rounds=50)
+    for round in range(2, 9):
+        made.draw_ahead(made.holders, round)  # and nobody asks for them
+    assert len(made.prefetch._pending) + len(made.prefetch._ready) <= len(made.holders)
+
+
 def test_a_part_of_a_job_and_a_shorter_one_have_their_own_tables(few: bool) -> None:
     made = simulation()
     made.draw_ahead(made.cohort(2), 2)

@@ -101,7 +101,10 @@ def test_graphs_are_captured_in_the_first_round_alone(captures: list[object]) ->
 
 @pytest.mark.parametrize("executor", [Lanes, Loop])
 @pytest.mark.parametrize("name", ["fedavg", "fedclassavg"])
-def test_convolutions_see_their_channels_last(name: str, executor: type[Executor]) -> None:
+@pytest.mark.parametrize("tensor_cores", [True, False])
+def test_convolutions_on_tensor_cores_see_their_channels_last(
+    name: str, executor: type[Executor], tensor_cores: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also those of two views in one batch: otherwise each convolution converts what it reads and writes."""
     seen: list[bool] = []
 
@@ -114,13 +117,14 @@ def test_convolutions_see_their_channels_last(name: str, executor: type[Executor
     images = np.random.RandomState(0).randint(0, 256, (12, 3, 6, 6)).astype(np.uint8)
     fed = Federation.from_arrays(images, np.arange(12) % 3, "iid", clients=2, augment="flip")
     jobs = Simulation(fed, [model], METHODS[name](), rounds=1, local=LOCAL).jobs_of_round(1)
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", tensor_cores)
     hook = torch.nn.modules.module.register_module_forward_pre_hook(look)
     try:
         executor().run_all(jobs)
     finally:
         hook.remove()
     assert seen
-    assert all(seen)
+    assert all(seen) is (tensor_cores or executor is Loop)
 
 
 @pytest.mark.parametrize("optimizer", [SGD(0.05, momentum=0.9), Adam(0.01), AdamW(0.01)])

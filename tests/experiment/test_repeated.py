@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 
 import fedhead as fh
 from fedhead.cli import call
+from fedhead.experiment.sweep_file import base_of
 
 SMALL = ["rounds=1", "clients=2", "subset=60", "model.hidden=[4]", "--executor", "loop", "--quiet"]
 OWN = """
@@ -102,3 +103,11 @@ def test_a_sweep_over_first_weights_says_which_changed(begun: Path, capsys: pyte
     assert "weights: first.safetensors changed since" in capsys.readouterr().err
     assert call(["tune", "begun/config.yaml", "weights=choice(source)", "--trials", "1", "--out", "tuned"]) == 0
     assert "changed" not in capsys.readouterr().err
+
+
+def test_a_sweep_is_over_the_recipe_beside_its_file_also_where_a_link_leads_to_it(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "real" / "base.yaml").write_text("dataset: digits\nrounds: 1\n")
+    (tmp_path / "real" / "sweep.yaml").write_text("recipe: base.yaml\naxes:\n  lr: [0.1, 0.2]\n")
+    (tmp_path / "link.yaml").symlink_to(tmp_path / "real" / "sweep.yaml")
+    assert Path(base_of(tmp_path / "link.yaml")).read_text().startswith("dataset: digits")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedhead.core.optimizers import SGD, Adam, AdamW, Optimizer, clone_for_in_place
+from fedhead.core.optimizers import SGD, Adam, AdamW, Optimizer, _match_strides, clone_for_in_place
 from fedhead.core.tree import Tree
 
 CASES: list[tuple[Optimizer, type[torch.optim.Optimizer], dict[str, object]]] = [
@@ -80,3 +80,16 @@ def test_without_momentum_there_is_nothing_to_keep() -> None:
     params = Tree(a=torch.ones(2))
     assert SGD(0.1).init(params) == {}
     assert SGD(0.1).step(params, params, Tree(), 0.1)[1] == {}
+
+
+def test_gradients_that_differ_in_the_stride_of_one_channel_are_not_copied() -> None:
+    """Depthwise filters have one channel, and torch gives their gradients another stride for it."""
+    filters = torch.randn(4, 1, 3, 3).contiguous(memory_format=torch.channels_last)
+    gradient = torch.empty_strided((4, 1, 3, 3), (9, 9, 3, 1)).copy_(torch.randn(4, 1, 3, 3))
+    filters = torch.empty_strided((4, 1, 3, 3), (9, 1, 3, 1)).copy_(filters)
+    (found,) = _match_strides(Tree(w=gradient), Tree(w=filters))
+    assert found.stride() == filters.stride()
+    assert found.data_ptr() == gradient.data_ptr()
+    assert torch.equal(found, gradient)
+    (other,) = _match_strides(Tree(w=torch.randn(2, 3, 4, 4)), Tree(w=torch.randn(2, 4, 4, 3).permute(0, 3, 1, 2)))
+    assert other.stride() == (48, 1, 12, 3)

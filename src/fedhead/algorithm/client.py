@@ -51,6 +51,7 @@ class Client:
         public: Public samples, where the federation has some.
         weight: 1 for a row of the batch that is a sample, 0 for padding; None: all rows are samples.
         on_total: Called when a hook calls `total`.
+        to_channels_last: Whether the model gets images with their channels innermost.
 
     Attributes:
         task: Sizes and settings that all clients share.
@@ -74,7 +75,7 @@ class Client:
         public: Pool | None = None,
         weight: Tensor | None = None,
         on_total: Callable[[], None] | None = None,
-        channels_last: bool = False,
+        to_channels_last: bool = False,
     ):
         self.task = task
         self.received = inputs.broadcast.replace(inputs.per_client)
@@ -86,7 +87,7 @@ class Client:
         self._rows, self._mask = inputs.rows, inputs.mask
         self._pool, self._chunk, self._bf16, self._key = pool, chunk, bf16, key
         self._public, self._weight, self._on_total = public, weight, on_total
-        self._channels_last = channels_last
+        self._to_channels_last = to_channels_last
         self._calls = 0
         self.asked_objective = False
         self._stats: Tree | None = None
@@ -117,7 +118,7 @@ class Client:
         if train:
             stats = stats.clone()  # moved in place below; the caller's stay as they are
         entries = {**w, **stats}
-        if self._channels_last:  # also what a loss has made of the batch, such as two views in one
+        if self._to_channels_last:  # also what a loss has made of the batch, such as two views in one
             x = map_inputs(channels_last, x)
         cast = torch.autocast(device_of(x).type, torch.bfloat16, cache_enabled=False) if self._bf16 else nullcontext()
         draw = dropout_key(random.fold_in(self._key, self._calls)) if train and self._key is not None else nullcontext()

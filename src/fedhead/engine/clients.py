@@ -305,6 +305,8 @@ class Clients:
             round: Number of the round.
             tables: Whether to make tables; only a stack that takes all clients of an architecture at once uses them.
         """
+        if self._alone:  # runs that train together share what is drawn
+            self.prefetch.forget()
         for group in sorted({self.assign[k] for k in clients}):
             own = [k for k in clients if self.assign[k] == group]
             draws = self._local_work.ahead(self.method, self.tasks[group], own, round)

