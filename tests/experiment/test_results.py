@@ -7,20 +7,20 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+from made_results import enter, measured
 from tiny_table import CPU, rows, tiny
 
 from fedhead.cli import call
 from fedhead.core.errors import BadInput, Diverged
-from fedhead.experiment import measure, tables, training_groups
 from fedhead.experiment import reproduce as reproducing
+from fedhead.experiment import tables, training_groups
 from fedhead.experiment.recipe import Recipe
 from fedhead.experiment.reproduce import reproduce
-from fedhead.experiment.results import FILE, Measurement, Results, digest
+from fedhead.experiment.results import FILE, Results, digest
 from fedhead.methods.fedprox import FedProx
 from fedhead.report import results_page
 
@@ -77,7 +77,7 @@ def test_a_result_that_another_cell_has_is_entered_under_this_cells_name_too(tmp
     (cell,) = one.cells(pick=["mild fedavg before"])
     results = Results(tmp_path)
     for w in reproducing.repetitions("paper/other", cell, "full", None, None):
-        results.add(_measured(w, 50.0 + w.recipe.seed))
+        results.add(measured(w, 50.0 + w.recipe.seed))
     outcome = reproduce(one, tmp_path / "runs", pick=["mild fedavg before"], results=tmp_path, settings=CPU)
     assert outcome.cells[0].values == [50.0, 51.0]
     assert [r["table"] for r in rows(tmp_path)] == ["paper/other"] * 2 + ["paper/tiny"] * 2
@@ -87,7 +87,7 @@ def test_a_cell_with_two_results_for_one_seed_is_named(tmp_path: Path, caplog: p
     (cell,) = tiny().cells(pick=["mild fedavg before"])
     first, *_ = reproducing.repetitions("paper/tiny", cell, "full", None, None)
     results = Results(tmp_path)
-    results.add(_measured(first, 50.0))
+    results.add(measured(first, 50.0))
     assert not caplog.messages
     shutil.copy(tmp_path / FILE, tmp_path / "elsewhere.csv")  # of another machine
     (tmp_path / FILE).write_text((tmp_path / FILE).read_text().replace(",50.0,", ",60.0,"))
@@ -221,32 +221,10 @@ def test_variants_that_combine_others() -> None:
 
 
 # -- the page -----------------------------------------------------------------------------------------
-def _measured(w: measure.Repetition, value: float) -> Measurement:
-    given = {
-        "table": w.table, "cell": w.cell.name, "overrides": " ".join(w.cell.overrides), "digest": w.digest,
-        "scale": w.scale, "split": w.split, "seed": w.recipe.seed, "metric": w.cell.metric, "value": value,
-        "stage": w.cell.stage or "none", "accuracy": value, "accuracy_mean": None, "personal": None,
-        "client_deviation": None, "bytes_up": 1, "bytes_down": 1, "training_seconds": 60.0, "stage_seconds": 1.0,
-        "together": 1, "executor": "stack", "precision": "bf16", "device": "a GPU", "version": "0", "commit": "",
-        "date": "2026-01-01",
-    }  # fmt: skip
-    return Measurement(**given)  # type: ignore[arg-type]  # a dictionary of mixed values
-
-
-def _enter(folder: Path, table: str, values: Mapping[str, Mapping[int, float]], **overrides: Any) -> None:
-    """Enter a cell's result by split."""
-    results, cells = Results(folder), {cell.name: cell for cell in tables.load(table).cells()}
-    for name, by_split in values.items():
-        cell = cells[name].override(overrides)
-        for split, value in by_split.items():
-            (w,) = reproducing.repetitions(table, cell, "full", 1, [split])
-            results.add(_measured(w, value))
-
-
 def test_the_page_shows_ours_beside_the_published_and_gains_within_a_split(tmp_path: Path) -> None:
     before, after = "cifar10-0.1 fedavg before", "cifar10-0.1 fedavg ccvr"
-    _enter(tmp_path, "ccvr/table2", {before: {0: 50.0, 1: 56.0}, after: {0: 62.0, 1: 64.0}})
-    _enter(tmp_path, "ccvr/table2", {after: {0: 61.0}}, **{"stage.ccvr.tukey": "none"})
+    enter(tmp_path, "ccvr/table2", {before: {0: 50.0, 1: 56.0}, after: {0: 62.0, 1: 64.0}})
+    enter(tmp_path, "ccvr/table2", {after: {0: 61.0}}, {"stage.ccvr.tukey": "none"})
     (tmp_path / "notes.md").write_text("Why FedAvg is lower: the split.\n")
     assert call(["reproduce", "--summary", "--results", str(tmp_path)]) == 0
     text = (tmp_path / "README.md").read_text()
@@ -266,7 +244,7 @@ def test_the_page_shows_ours_beside_the_published_and_gains_within_a_split(tmp_p
 
 def test_a_mean_over_rounds_is_no_start_of_a_stage(tmp_path: Path) -> None:
     before, after = "fedavg cifar10-0.1 general", "ccvr cifar10-0.1 general"
-    _enter(tmp_path, "fedetf/table1", {before: {7: 52.0}, after: {7: 61.0}})
+    enter(tmp_path, "fedetf/table1", {before: {7: 52.0}, after: {7: 61.0}})
     text = results_page.write(tmp_path).read_text()
     assert "| ccvr | cifar10-0.1 | general | 61.00 |" in text
     assert "+9.00" not in text
@@ -276,7 +254,7 @@ def test_stored_results_of_another_precision_are_named(tmp_path: Path) -> None:
     one = tiny()
     (cell,) = one.cells(pick=["mild fedavg before"])
     (w,) = reproducing.repetitions(one.name, cell, "full", 1, None)
-    Results(tmp_path).add(_measured(w, 50.0))
+    Results(tmp_path).add(measured(w, 50.0))
     said: list[str] = []
     reproduce(
         one, tmp_path / "runs", pick=["mild fedavg before"], seeds=1, results=tmp_path, settings=CPU, log=said.append
@@ -290,7 +268,7 @@ def test_stored_results_of_another_precision_are_named(tmp_path: Path) -> None:
 def test_a_page_of_small_results_alone_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (cell,) = tables.load("ccvr/table1").cells("small", ["fedavg cifar10-0.5"])
     (w,) = reproducing.repetitions("ccvr/table1", cell, "small", 1, None)
-    Results(tmp_path).add(_measured(w, 50.0))
+    Results(tmp_path).add(measured(w, 50.0))
     assert call(["reproduce", "--summary", "--results", str(tmp_path)]) == 2
     assert "scale small alone" in capsys.readouterr().err
 

@@ -22,11 +22,19 @@ def published_rows() -> tuple[Mapping[str, str], ...]:
 
 def published(cell: Cell) -> tuple[float, float | None] | None:
     """The published mean and deviation of a cell, or None if the paper gives no value for it."""
-    found = [row for row in published_rows() if all(row[k] == v for k, v in cell.find.items())]
+    place = published_place(cell)
+    row = {"mean": ""} if place is None else published_rows()[place]
+    mean = _number(row["mean"])
+    return None if mean is None else (mean, _number(row["std"]))
+
+
+def published_place(cell: Cell) -> int | None:
+    """Which of `published_rows` a cell is compared with: cells of two tables may be compared with one."""
+    rows = enumerate(published_rows())
+    found = [place for place, row in rows if all(row[k] == v for k, v in cell.find.items())]
     if len(found) > 1:
         raise BadInput(f"{cell.name}: {len(found)} published values fit {dict(cell.find)}; name more columns in `find`")
-    mean = _number(found[0]["mean"]) if found else None
-    return None if mean is None else (mean, _number(found[0]["std"]))
+    return found[0] if found else None
 
 
 def _number(text: str) -> float | None:

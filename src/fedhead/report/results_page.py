@@ -10,7 +10,7 @@ from pathlib import Path
 from fedhead.core.errors import BadInput
 from fedhead.core.treefile import atomic
 from fedhead.experiment import tables
-from fedhead.experiment.published import published, published_rows
+from fedhead.experiment.published import published, published_place, published_rows
 from fedhead.experiment.results import Measurement, Results, digest
 from fedhead.experiment.table_result import CellResult, cell_result, plus_minus
 from fedhead.experiment.tables import Cell, Table
@@ -134,7 +134,7 @@ def page(
 ) -> str:
     """Return the page as Markdown."""
     found = [line for per_table in measured.values() for line in per_table if line.result.difference is not None]
-    known = {(line.table.partition("/")[0], tuple(line.cell.find.items())) for line in found}
+    known = {published_place(line.cell) for line in found}
     close, near = sum(line.close for line in found), sum(line.within_points for line in found)
     single = sum(len(line.rows) == 1 for line in found)
     total = sum(1 for row in published_rows() if row["mean"])
