@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from fedhead.core.errors import BadInput
 from fedhead.core.treefile import atomic
 from fedhead.experiment import tables
 from fedhead.experiment.published import published, published_place, published_rows
+from fedhead.experiment.recorded_cells import changed_cell
 from fedhead.experiment.results import Measurement, Results, digest
 from fedhead.experiment.table_result import CellResult, cell_result, plus_minus
 from fedhead.experiment.tables import Cell, Table
+from fedhead.experiment.training_groups import training_key
 from fedhead.report import plots
 
 PAGE, PICTURE, NOTES = "README.md", "figure.svg", "notes.md"
@@ -65,7 +67,8 @@ def write(folder: Path) -> Path:
         raise BadInput(f"{folder} holds results of scale small alone, which the published ones are not compared with")
     every = [tables.load(name) for name in tables.names()]
     measured = {table.name: lines(table, results) for table in every}
-    others = _others(every, results)
+    own = {row for found in measured.values() for line in found for row in line.rows}
+    others = _others(every, [row for row in results if row not in own])
     plots.save(plots.against(_pairs(measured.values())), folder / PICTURE)
     notes = folder / NOTES
     text = page(every, measured, others, results, notes.read_text(encoding="utf-8") if notes.exists() else "")
@@ -98,18 +101,16 @@ def _line(table: str, cell: Cell, cells: Sequence[Cell], results: Results) -> Li
     return Line(table, cell, cell_result(cell, rows, "full"), rows, gains, published_gain)
 
 
-def _others(every: Iterable[Table], results: Results) -> list[Line]:
+def _others(every: Iterable[Table], rest: Iterable[Measurement]) -> list[Line]:
     """Return what was measured with settings other than the tables' own, by cell and by what was changed."""
     cells = {(table.name, cell.name): cell for table in every for cell in table.cells()}
     groups: dict[tuple[str, str, str, str], list[Measurement]] = {}
-    for row in results:
+    for row in rest:
         if row.overrides and row.scale == "full" and (row.table, row.cell) in cells:
             groups.setdefault((row.table, row.cell, row.overrides, row.digest), []).append(row)
     out = []
-    for (table, name, overrides, code), rows in groups.items():
-        cell = cells[table, name]
-        if code != digest(cell):  # a change to what the table says anyway is none
-            cell = replace(cell, overrides=[overrides])
+    for (table, name, _, _), rows in groups.items():
+        if (cell := changed_cell(cells[table, name], rows[0])) is not None:
             out.append(Line(table, cell, cell_result(cell, rows, "full"), rows, [], None))
     return out
 
@@ -148,7 +149,7 @@ def page(
         "and seed. A row is measured again by `fedhead reproduce TABLE --cells CELL --seeds SEED, --splits SPLIT,` "
         "with its overrides as KEY=VALUE, its device and its `--precision`, and without `--results`.",
         f"![Our results against the published ones]({PICTURE})",
-        _time(results),
+        _time([*(line for found in measured.values() for line in found), *others]),
     ]
     if notes:
         parts += ["## Notes", notes.strip()]
@@ -184,7 +185,7 @@ def _table(table: Table, found: Sequence[Line]) -> str:
 
 def _changed(others: Sequence[Line]) -> str:
     head = ["table", "cell", "changed", "ours", "runs", "published", "difference", "in range"]
-    body = [[line.table, line.cell.name, f"`{line.cell.overrides[0]}`", *_columns(line)] for line in others]
+    body = [[line.table, line.cell.name, f"`{' '.join(line.cell.overrides)}`", *_columns(line)] for line in others]
     return _markdown(head, body)
 
 
@@ -207,21 +208,22 @@ def _runs(rows: Sequence[Measurement]) -> str:
     return f"{len(splits)} × {len(seeds)}" if len(splits) * len(seeds) == len(rows) else str(len(rows))
 
 
-def _time(results: Results) -> str:
-    """Say how long it took, a training counted once however many cells start from it."""
-    trainings: dict[tuple[str, ...], dict[tuple[str, float, int, int], float]] = {}
-    stages: dict[tuple[str, ...], float] = {}
-    for row in results:
+def _time(found: Iterable[Line]) -> str:
+    """Say how long it took, a training and a stage counted once however many cells have them."""
+    trainings: dict[tuple[str, str], dict[tuple[str, str], float]] = {}
+    stages: dict[tuple[str, str], dict[tuple[str, str, str, float], float]] = {}
+    for row, cell in {row: line.cell for line in found for row in line.rows}.items():
         where = (row.device, row.precision)
+        # what was measured by another commit was trained once more
+        training = (training_key(cell.recipe(row.seed, row.split)), row.commit)
         if row.training_seconds is not None:
-            # cells of one training share its data and its method, the first two words of their names
-            cell = " ".join(sorted(row.cell.split()[:2]))
-            trainings.setdefault(where, {})[cell, row.training_seconds, row.split, row.seed] = row.training_seconds
-        stages[where] = stages.get(where, 0) + (row.stage_seconds or 0)
+            trainings.setdefault(where, {}).setdefault(training, row.training_seconds)
+        if row.stage_seconds is not None:
+            stages.setdefault(where, {})[(*training, row.stage, row.stage_seconds)] = row.stage_seconds
     texts = [
-        f"{len(found)} trainings in {_hours(sum(found.values()))}, their stages in {_hours(stages[where])} on "
-        f"{where[0]} ({where[1]})"
-        for where, found in sorted(trainings.items())
+        f"{len(took)} trainings in {_hours(sum(took.values()))}, their stages in "
+        f"{_hours(sum(stages.get(where, {}).values()))} on {where[0]} ({where[1]})"
+        for where, took in sorted(trainings.items())
     ]
     return "Time by the clock, preparation included: " + "; ".join(texts) + "."
 

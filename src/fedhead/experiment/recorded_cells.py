@@ -1,0 +1,35 @@
+"""Which cell of today's tables a recorded row is a result of."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from fedhead.core.errors import BadInput
+from fedhead.experiment.results import Measurement, digest
+from fedhead.experiment.tables import Cell
+from fedhead.experiment.yaml_text import read_yaml
+
+
+def changed_cell(cell: Cell, row: Measurement) -> Cell | None:
+    """Return a cell with the overrides that a row names.
+
+    Args:
+        cell: The table's own cell, of the row's name.
+        row: What was measured.
+
+    Returns:
+        The cell; None if the row was measured with other settings than the cell has now, or with code that is not here.
+    """
+    changes: dict[str, Any] = {}
+    try:
+        for text in re.split(r" (?=[\w.]+=)", row.overrides) if row.overrides else []:
+            key, _, value = text.partition("=")
+            if key == "stage":  # as a variant writes that it ends in another one
+                cell, changes = cell.override(changes).end_in(None if value == "none" else value), {}
+            else:
+                changes[key] = read_yaml(value, key)
+        found = cell.override(changes)
+        return found if digest(found) == row.digest else None
+    except BadInput:  # a setting that there is no more
+        return None
