@@ -5,9 +5,20 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
 from made_results import enter
 
+from fedhead.cli import call
+from fedhead.experiment import tables
 from fedhead.report import results_page
+
+
+@pytest.fixture(autouse=True)
+def few_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave out the tables that no test here enters: each cell takes a moment."""
+    every, ccvr = tables.names(), ("table1", "table2", "table3", "table5", "figure7")
+    few = {name: every[name] for name in [*(f"ccvr/{name}" for name in ccvr), "fedetf/figure6"]}
+    monkeypatch.setattr(tables, "names", lambda: few)
 
 
 def count(folder: Path, pattern: str) -> list[str]:
@@ -46,3 +57,41 @@ def test_two_values_of_one_stage_have_its_time_once(tmp_path: Path) -> None:
     values = {"step-global": {7: 61.0}, "step-extractor": {7: 87.0}}
     enter(tmp_path, "fedetf/figure6", values, stage_seconds=600.0)
     assert count(tmp_path, r"their stages in (.*?) on") == ["10.0 min"]
+
+
+def test_rows_that_no_cell_has_now_are_counted_and_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    enter(tmp_path, "ccvr/table2", {"cifar10-0.5 fedavg before": {0: 68.7}})
+    page = results_page.write(tmp_path).read_text(encoding="utf-8")
+    assert "Left out" not in page
+    enter(tmp_path, "ccvr/table2", {"cifar10-0.5 fedavg ccvr": {0: 71.0, 1: 72.0}}, digest="of another setting")
+    changed = {"stage.ccvr.power": 0.7}
+    enter(tmp_path, "ccvr/table2", {"cifar10-0.1 fedavg ccvr": {0: 61.0}}, changed, digest="of another default")
+    enter(tmp_path, "ccvr/table2", {"cifar10-0.05 fedavg before": {0: 9.0}}, digest="of digits", scale="small")
+    assert call(["reproduce", "--summary", "--results", str(tmp_path)]) == 0
+    page = (tmp_path / "README.md").read_text(encoding="utf-8")
+    names = "ccvr/table2 cifar10-0.5 fedavg ccvr; ccvr/table2 cifar10-0.1 fedavg ccvr stage.ccvr.power=0.7."
+    lost = f"Left out: 3 rows of settings, or of own code, that no table has now: {names}"
+    small = "Left out: 1 row of scale small, which the published values are not compared with."
+    assert f"\n\n{lost}\n\n{small}\n\n" in page
+    assert capsys.readouterr().err == f"warning: {tmp_path}: {lost}\nwarning: {tmp_path}: {small}\n"
+    assert "61.00" not in page
+
+
+def test_a_readme_of_the_users_own_is_not_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    enter(tmp_path, "ccvr/table2", {"cifar10-0.5 fedavg before": {0: 68.7}})
+    for own in (b"# Results\n\nOf our own.\n", b"", b"\xff\xfe"):
+        (tmp_path / "README.md").write_bytes(own)
+        assert call(["reproduce", "--summary", "--results", str(tmp_path)]) == 2
+        assert "README.md is not a page of results, so it is not overwritten: move it away" in capsys.readouterr().err
+        assert (tmp_path / "README.md").read_bytes() == own
+        assert not (tmp_path / "figure.svg").exists()
+    (tmp_path / "README.md").unlink()
+    for _ in range(2):  # over its own page
+        assert call(["reproduce", "--summary", "--results", str(tmp_path)]) == 0
+
+
+def test_notes_that_are_no_text_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    enter(tmp_path, "ccvr/table2", {"cifar10-0.5 fedavg before": {0: 68.7}})
+    (tmp_path / "notes.md").write_bytes(b"Gr\xf6\xdfer\n")
+    assert call(["reproduce", "--summary", "--results", str(tmp_path)]) == 2
+    assert "notes.md can't be read: 'utf-8' codec can't decode byte 0xf6" in capsys.readouterr().err

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from fedhead.core.errors import BadInput
+from fedhead.core.log import warn_once
+from fedhead.core.special_files import read_text, refuse_special
 from fedhead.core.treefile import atomic
 from fedhead.experiment import tables
 from fedhead.experiment.published import published, published_place, published_rows
@@ -20,6 +23,8 @@ from fedhead.report import plots
 
 PAGE, PICTURE, NOTES = "README.md", "figure.svg", "notes.md"
 CLOSE = 2.0  # points
+_BEGIN = re.compile(rb"# Results\r?\n\r?\n\d+ of the papers' \d+ published values are measured")  # every page does
+_MOST = 5  # names in one line
 
 
 @dataclass(frozen=True)
@@ -59,7 +64,12 @@ def write(folder: Path) -> Path:
     """Write README.md and figure.svg of a folder of results from its rows alone.
 
     A file notes.md in the folder, what was tried and what is likely the cause of a difference, is taken into the page.
+
+    Raises:
+        BadInput: The folder holds no results, a file of it can't be read, or its README.md is not such a page.
     """
+    _refuse_other_page(folder / PAGE)
+    notes = read_text(folder / NOTES) if (folder / NOTES).exists() else ""
     results = Results(folder)
     if not any(True for _ in results):
         raise BadInput(f"{folder} holds no results: measure some with fedhead reproduce TABLE --results {folder}")
@@ -70,11 +80,25 @@ def write(folder: Path) -> Path:
     own = {row for found in measured.values() for line in found for row in line.rows}
     others = _others(every, [row for row in results if row not in own])
     plots.save(plots.against(_pairs(measured.values())), folder / PICTURE)
-    notes = folder / NOTES
-    text = page(every, measured, others, results, notes.read_text(encoding="utf-8") if notes.exists() else "")
+    left = [row for row in results if row not in own and not any(row in line.rows for line in others)]
+    for line in _left_out(left):
+        warn_once(f"{folder}: {line}")
+    text = page(every, measured, others, results, left, notes)
     with atomic(folder / PAGE) as draft:
         draft.write_text(text, encoding="utf-8")
     return folder / PAGE
+
+
+def _refuse_other_page(path: Path) -> None:
+    """Refuse to overwrite what this module did not write."""
+    if not path.exists():
+        return
+    refuse_special(path)
+    if _BEGIN.match(path.read_bytes()) is None:
+        raise BadInput(
+            f"{path} is not a page of results, so it is not overwritten: move it away (what is to stand in the page "
+            f"belongs into {NOTES})"
+        )
 
 
 def lines(table: Table, results: Results) -> list[Line]:
@@ -131,6 +155,7 @@ def page(
     measured: dict[str, list[Line]],
     others: Sequence[Line],
     results: Results,
+    left: Sequence[Measurement],
     notes: str = "",
 ) -> str:
     """Return the page as Markdown."""
@@ -150,6 +175,7 @@ def page(
         "with its overrides as KEY=VALUE, its device and its `--precision`, and without `--results`.",
         f"![Our results against the published ones]({PICTURE})",
         _time([*(line for found in measured.values() for line in found), *others]),
+        *_left_out(left),
     ]
     if notes:
         parts += ["## Notes", notes.strip()]
@@ -165,6 +191,22 @@ def page(
         "the stage, of the same split and seed, where its value is that of the model the stage started from."
     )
     return "\n\n".join(parts) + "\n"
+
+
+def _left_out(rows: Sequence[Measurement]) -> list[str]:
+    """Say which rows the page leaves out, and why."""
+    small = [row for row in rows if row.scale != "full"]
+    lost = [row for row in rows if row.scale == "full"]
+    names = list(dict.fromkeys(f"{row.table} {row.cell} {row.overrides}".strip() for row in lost))
+    more = [f"… {len(names) - _MOST} more"] if len(names) > _MOST else []
+    listed = "; ".join([*names[:_MOST], *more])
+    said = f"Left out: {_rows(lost)} of settings, or of own code, that no table has now: {listed}."
+    scale = f"Left out: {_rows(small)} of scale small, which the published values are not compared with."
+    return [*([said] if lost else []), *([scale] if small else [])]
+
+
+def _rows(rows: Sequence[Measurement]) -> str:
+    return f"{len(rows)} row{'s' if len(rows) > 1 else ''}"
 
 
 def _table(table: Table, found: Sequence[Line]) -> str:
