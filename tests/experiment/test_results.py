@@ -121,7 +121,23 @@ def test_a_row_that_was_cut_off_is_measured_again(tmp_path: Path) -> None:
     (tmp_path / FILE).write_text(whole[:-60])
     reproduce(table, tmp_path / "again", pick=pick, results=tmp_path, settings=CPU)
     assert len(Results(tmp_path).of(digest(table.cells(pick=pick)[0]))) == 2
-    assert len(rows(tmp_path)) == 3  # the half row is left where it is
+    assert len(rows(tmp_path)) == 2  # the half row is removed
+
+
+def test_runs_and_results_may_be_in_one_folder(tmp_path: Path) -> None:
+    for _ in range(2):  # the second one finds table.csv of the first
+        found = reproduce(tiny(), tmp_path, pick=["mild fedavg before"], seeds=1, results=tmp_path, settings=CPU)
+        assert found.cells[0].mean is not None
+    assert (tmp_path / "table.csv").exists()
+
+
+@pytest.mark.usefixtures("no_training")
+@pytest.mark.parametrize("where", ["a file", "a file/below", "/proc/x"])
+def test_a_folder_that_can_t_keep_results_is_refused_before_anything_is_trained(tmp_path: Path, where: str) -> None:
+    (tmp_path / "a file").touch()
+    with pytest.raises(BadInput, match=r"can't keep results: .*; select another folder with --results"):
+        reproduce(tiny(), tmp_path / "runs", pick=["mild fedavg"], results=tmp_path / where, settings=CPU)
+    assert not (tmp_path / "runs").exists()
 
 
 def test_runs_that_fail_leave_the_others_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

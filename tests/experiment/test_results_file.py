@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -54,9 +55,14 @@ def test_a_file_that_a_killed_process_left_empty_holds_no_rows(tmp_path: Path) -
     [
         ("table,cell", "table,cel", "its first line has no column 'cell'; repair that line, or move the file away"),
         ("value,stage", "value,stage,value", "has the column 'value' twice: remove one"),
-        ("61.5,none", "nan,none", "can't be read: nan is no result"),
-        ("61.5,none", "sixty,none", "can't be read: could not convert string to float: 'sixty'"),
-        ("full,0,0", "full,0,1.5", "can't be read: invalid literal for int"),
+        ("61.5,none", "nan,none", "line 2, column value: 'nan' is not a number from 0 to 100; correct it, or remove"),
+        ("61.5,none", "sixty,none", "line 2, column value: 'sixty' is not a number from 0 to 100"),
+        ("61.5,none", ",none", "line 2, column value: '' is not a number from 0 to 100"),
+        ("61.5,none", "-3,none", "line 2, column value: '-3' is not a number from 0 to 100"),
+        ("none,61.5,60.0", "none,61.5,615", "line 2, column accuracy_mean: '615' is not a number from 0 to 100"),
+        ("full,0,0", "full,0,1.5", "line 2, column seed: '1.5' is not a whole number; correct it, or remove the line"),
+        ("full,0,0", "full,,0", "line 2, column split: '' is not a whole number"),
+        ("1,2,3.0", "1,2,inf", "line 2, column training_seconds: 'inf' is not a number;"),
     ],
 )
 def test_a_damaged_file_is_refused(tmp_path: Path, before: str, after: str, said: str) -> None:
@@ -74,6 +80,50 @@ def test_a_row_that_was_cut_is_named_and_does_not_count(tmp_path: Path, caplog: 
     (tmp_path / FILE).write_text(text + text.splitlines()[1][:40])
     assert list(Results(tmp_path)) == [ROW]
     assert f"{FILE}, line 3: not as long as the header, the row does not count" in caplog.text
+
+
+QUOTED = replace(ROW, cell="two", overrides='partition=dirichlet(0.1, moon) note="x"', digest="def")
+
+
+@pytest.mark.parametrize("cut", [len('ccvr/table2,two,"parti'), len('ccvr/table2,two,"x'), 20, 3, -12])
+def test_a_row_that_was_cut_takes_no_other_with_it(tmp_path: Path, caplog: pytest.LogCaptureFixture, cut: int) -> None:
+    own, third = Results(tmp_path), replace(QUOTED, digest="ghi", seed=3)
+    own.add(ROW)
+    sound = (tmp_path / FILE).read_text()
+    own.add(QUOTED)
+    whole = (tmp_path / FILE).read_text()
+    (tmp_path / FILE).write_text(sound + whole[len(sound) :][:cut])  # a process was killed while it wrote
+    own.add(third)
+    assert f"{FILE}, line 3: the row was cut and is removed; what it held is to be measured again" in caplog.text
+    assert list(Results(tmp_path)) == [ROW, third]
+    (tmp_path / FILE).write_text(sound + whole[len(sound) :][:cut] + "\n" + whole[len(sound) :])  # and one went on
+    caplog.clear()
+    assert list(Results(tmp_path)) == [ROW, QUOTED]
+    assert f"{FILE}, line 3: not as long as the header, the row does not count" in caplog.text
+    Results(tmp_path).add(third)
+    assert list(Results(tmp_path)) == [ROW, QUOTED, third]
+
+
+def test_a_last_row_without_a_newline_and_a_remark_of_two_lines_are_whole(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    Results(tmp_path).add(ROW)
+    header, row = (tmp_path / FILE).read_text().splitlines()
+    text = f'{header},remark\r\n{row},"said ""so"",\r\nand so on"\r\n\r\n{row.replace("abc", "def")},'
+    (tmp_path / FILE).write_text(text, newline="")
+    third = replace(ROW, digest="ghi")
+    Results(tmp_path).add(third)
+    assert list(Results(tmp_path)) == [ROW, replace(ROW, digest="def"), third]
+    assert not caplog.messages
+
+
+def test_a_row_without_a_value_is_named_and_not_entered(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    found = Results(tmp_path)
+    found.add(replace(ROW, value=None))
+    assert "ccvr/table2, one: seed 0 on split 0 has no accuracy: no result" in caplog.text
+    assert not list(found)
+    found.add(replace(ROW, metric="bytes per client and round", value=22528.0))  # no accuracy
+    assert [row.value for row in Results(tmp_path)] == [22528.0]
 
 
 def test_two_processes_that_add_at_once_lose_nothing(tmp_path: Path) -> None:

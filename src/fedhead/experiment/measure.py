@@ -95,6 +95,8 @@ def measure_all(repetitions: Sequence[Repetition], context: MeasureContext) -> M
     if context.claims.over:
         left = _collect(trainings, context)
         return Measured(left, {})
+    if trainings:
+        context.results.check_writable()
     done, failed, elsewhere, failures = 0, 0, 0, dict[str, str]()
     at_once = not context.continue_on_error and not context.claims.shared
     recipes = {path: training.recipe for path, training in trainings.items()}

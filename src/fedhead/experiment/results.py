@@ -10,24 +10,27 @@ from __future__ import annotations
 import csv
 import dataclasses
 import hashlib
-import io
 import json
 import math
 import os
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, TextIO, get_type_hints
 
 from fedhead.core.errors import BadInput
 from fedhead.core.log import warn_once
 from fedhead.core.special_files import refuse_special
 from fedhead.experiment import build, components
+from fedhead.experiment.csv_rows import CsvRow, header_of, rows_of
 from fedhead.experiment.folder_lock import wait_for
 from fedhead.experiment.recipe import Recipe
-from fedhead.experiment.tables import Cell
+from fedhead.experiment.tables import ACCURACIES, Cell
 
 FILE = "results.csv"
+_ROUNDING = 1e-6  # a mean of clients that all have 100 may be a little above
+_TABLE_COLUMNS = {"ours", "deviation", "runs", "published", "published_deviation", "difference"}  # of table.csv
 
 
 @dataclass(frozen=True)
@@ -125,12 +128,33 @@ class Results:
         return sorted(found, key=lambda row: (row.split, row.seed))
 
     def add(self, row: Measurement) -> None:
-        """Append a row to the file, on the disk before this returns; one that is there already is left."""
+        """Append a row to the file, on the disk before this returns; one that is there already is left.
+
+        One without a value is no result: it is named and not entered.
+        """
+        if row.value is None:
+            warn_once(f"{row.table}, {row.cell}: seed {row.seed} on split {row.split} has no {row.metric}: no result")
+            return
         if _name(row) in self._named:
             return
         if self.folder is not None:
             _append(self.folder / FILE, row)
         self._enter(row)
+
+    def check_writable(self) -> None:
+        """Refuse a folder that rows can't be added to, before anything is trained for them."""
+        if self.folder is None:
+            return
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=self.folder):
+                pass
+            if (self.folder / FILE).exists():
+                (self.folder / FILE).open("a").close()
+        except OSError as error:
+            raise BadInput(
+                f"{self.folder} can't keep results: {error.strerror}; select another folder with --results"
+            ) from error
 
     def _enter(self, row: Measurement) -> None:
         first = self._rows.setdefault((row.digest, row.split, row.seed), row)
@@ -146,9 +170,8 @@ def _name(row: Measurement) -> tuple[str, ...]:
     return (row.table, row.cell, row.digest, str(row.split), str(row.seed))
 
 
-def _named_as(row: Measurement, entry: Mapping[str, Any]) -> bool:
-    names = ("table", "cell", "digest", "split", "seed")
-    return None not in entry.values() and all(entry.get(name) == str(getattr(row, name)) for name in names)
+def _named_as(row: Measurement, entry: Mapping[str, str]) -> bool:
+    return all(entry[name] == str(getattr(row, name)) for name in ("table", "cell", "digest", "split", "seed"))
 
 
 def _append(path: Path, row: Measurement) -> None:
@@ -158,14 +181,15 @@ def _append(path: Path, row: Measurement) -> None:
             wait_for(file)  # of two processes that find the file empty one would write a second header into it
             file.seek(0)
             text = file.read()  # a+ writes at the end wherever it reads
-            if text and not text.endswith("\n"):
-                file.write("\n")  # a process was killed while it wrote: its half row is left out in reading
             writer = csv.writer(file, lineterminator="\n")
-            header = next(csv.reader(io.StringIO(text)), [])
+            header = header_of(text)
             if not header:
                 writer.writerow(header := list(_TYPES))
             _check_header(path, header)
-            if any(_named_as(row, entry) for entry in csv.DictReader(io.StringIO(text))):
+            held = list(rows_of(text))
+            if text and not text.endswith("\n"):  # a process was killed while it wrote
+                _mend_end(file, path, text, held)
+            if any(_named_as(row, dict(zip(header, one.fields, strict=True))) for one in held if one.fields):
                 return  # another process has entered it meanwhile
             values = dataclasses.asdict(row)  # by name: someone may have put the columns into another order
             writer.writerow(["" if values.get(name) is None else values[name] for name in header])
@@ -175,20 +199,31 @@ def _append(path: Path, row: Measurement) -> None:
         raise BadInput(f"{path} can't be written: {error.strerror}") from error
 
 
+def _mend_end(file: TextIO, path: Path, text: str, held: Sequence[CsvRow]) -> None:
+    """Let a file end in a whole row: a half one would swallow the next where it was cut within quotes."""
+    if held and held[-1].fields is None:
+        file.truncate(len(text[: held[-1].start].encode()))
+        warn_once(f"{path}, line {held[-1].line}: the row was cut and is removed; what it held is to be measured again")
+    else:
+        file.write("\n")
+
+
 def _read(path: Path) -> Iterator[Measurement]:
     refuse_special(path)
     try:
         with path.open(encoding="utf-8", newline="") as file:
-            reader = csv.DictReader(file)
-            if reader.fieldnames is None:
-                return  # a process was killed before it wrote
-            _check_header(path, reader.fieldnames)
-            for entry in reader:
-                if None in entry.values() or None in entry:  # cut off by a kill
-                    warn_once(f"{path}, line {reader.line_num}: not as long as the header, the row does not count")
-                    continue
-                yield Measurement(**{name: _value(entry[name], hint) for name, hint in _TYPES.items()})
-    except (OSError, ValueError, OverflowError, csv.Error) as error:
+            text = file.read()
+        header = header_of(text)
+        if not text or set(header) >= _TABLE_COLUMNS:
+            return  # a process was killed before it wrote; or a table's own file, where --out is the same folder
+        _check_header(path, header)
+        for row in rows_of(text):
+            if row.fields is None:  # cut off by a kill
+                warn_once(f"{path}, line {row.line}: not as long as the header, the row does not count")
+                continue
+            entry = dict(zip(header, row.fields, strict=True))
+            yield Measurement(**{name: _value(f"{path}, line {row.line}", entry, name) for name in _TYPES})
+    except (OSError, ValueError, csv.Error) as error:
         if isinstance(error, BadInput):
             raise
         raise BadInput(f"{path} can't be read: {error}") from error
@@ -205,15 +240,32 @@ def _check_header(path: Path, header: Sequence[str]) -> None:
         raise BadInput(f"{path} has the column {twice[0]!r} twice: remove one")
 
 
-def _value(text: str, hint: Any) -> Any:
+def _value(where: str, entry: Mapping[str, str], name: str) -> Any:
+    """Return the value of a column, if it is one that a result can have."""
+    text, hint = entry[name], _TYPES[name]
     if hint is str:
         return text
-    if not text and hint not in (int, float):
+    if not text and name != "value" and hint not in (int, float):
         return None
-    number = int(text) if hint in (int, int | None) else float(text)
-    if not math.isfinite(number):
-        raise ValueError(f"{text} is no result")
-    return number
+    whole, most = hint in (int, int | None), _most(entry, name)
+    try:
+        number = int(text) if whole else float(text)
+        fits = math.isfinite(number) and (most is None or 0 <= number <= most + _ROUNDING)
+    except (ValueError, OverflowError):
+        fits = False
+    if fits:
+        return number
+    kind = "a whole number" if whole else "a number" if most is None else f"a number from 0 to {most:g}"
+    raise BadInput(
+        f"{where}, column {name}: {text!r} is not {kind}; correct it, or remove the line: its result is then measured "
+        "again"
+    )
+
+
+def _most(entry: Mapping[str, str], name: str) -> float | None:
+    """The largest value that a column can have, if it has one: accuracies are in per cent."""
+    percent = name in ("accuracy", "accuracy_mean", "personal") or (name == "value" and entry["metric"] in ACCURACIES)
+    return 100 if percent else None
 
 
 def value_at(result: Mapping[str, Any], place: str) -> float | None:

@@ -61,6 +61,7 @@ _COMMON_PARAMETERS = {"head", "feature_layer", "dim", "scale", "projected"}  # o
 # Where a cell's value is found in a run's result, by the name that the paper's metric has in published.csv.
 _RUN_VALUES = {"accuracy": "accuracy", "generalization": "accuracy_mean", "personalization": "personal"}
 _STAGE_VALUES = {"accuracy": "accuracy", "generalization": "accuracy", "personalization": "personal"}
+ACCURACIES = tuple(_RUN_VALUES)  # the metrics that are in per cent
 
 
 @dataclass(frozen=True)
