@@ -309,13 +309,6 @@ def _owner(component: object) -> str:
     return OWN if _module_of(component).startswith(f"{OWN}.") else "registered in this process"
 
 
-def _version(distribution: str) -> str | None:
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return None
-
-
 def _distribution(module: str, name: str) -> str | None:
     """The installed package that a module belongs to; none for a single file."""
     if name.rpartition(":")[0].endswith(".py"):
@@ -323,7 +316,19 @@ def _distribution(module: str, name: str) -> str | None:
     return next(iter(_packages(tuple(sys.path)).get(module.split(".")[0], ())), None)
 
 
-# Both read the files of every installed package: once for each sys.path is enough.
+def _version(distribution: str) -> str | None:
+    return _version_on(distribution, tuple(sys.path))
+
+
+# These read the files of installed packages: once for each sys.path is enough.
+@cache
+def _version_on(distribution: str, path: tuple[str, ...]) -> str | None:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
 @cache
 def _declared(group: str, path: tuple[str, ...]) -> EntryPoints:
     return metadata.entry_points(group=group)

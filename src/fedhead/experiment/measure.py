@@ -21,7 +21,7 @@ from fedhead.experiment.cell_names import name_cells
 from fedhead.experiment.claims import Claims
 from fedhead.experiment.failures import describe_error, raise_if_fatal
 from fedhead.experiment.recipe import Recipe
-from fedhead.experiment.results import Measurement, Results, stage_recipe, value_at
+from fedhead.experiment.results import Measurement, Results, all_settings, stage_recipe, stage_settings, value_at
 from fedhead.experiment.run import Settings
 from fedhead.experiment.run_folder import RunFolder
 from fedhead.experiment.tables import Cell, Scale
@@ -128,17 +128,18 @@ def _collect(trainings: Mapping[Path, Training], context: MeasureContext) -> int
     """Enter what other processes have measured, as far as it is; returns how many runs are left."""
     left = 0
     for path, training in trainings.items():
-        done = [r for r in training.repetitions if _is_finished(path) and _stage_is_done(r.cell, path)]
+        done = [r for r in training.repetitions if _is_finished(path) and _stage_is_done(r, path)]
         for repetition in done:
             context.results.add(_measurement(repetition, path, None))
         left += len(done) < len(training.repetitions)
     return left
 
 
-def _stage_is_done(cell: Cell, path: Path) -> bool:
-    if cell.stage is None:
+def _stage_is_done(repetition: Repetition, path: Path) -> bool:
+    if repetition.cell.stage is None:
         return True
-    return reopen.load_stage_result(reopen.stage_file(path, cell.stage, cell.parameters)) is not None
+    settings = stage_settings(repetition.cell, repetition.recipe)
+    return reopen.load_stage_result(reopen.stage_file(path, repetition.cell.stage, settings)) is not None
 
 
 def _name(training: Training) -> str:
@@ -178,9 +179,9 @@ def _trainings(repetitions: Sequence[Repetition], context: MeasureContext) -> di
 
 
 def folder(out: Path, recipe: Recipe) -> Path:
-    """The run folder of a training: cells that train alike have the same one."""
-    keys = {k: v for k, v in recipe.flat().items() if k != "seed"}
-    code = hashlib.blake2b(json.dumps(keys, sort_keys=True).encode(), digest_size=4).hexdigest()
+    """The run folder of a training: cells that train alike have the same one, and others where a default changes."""
+    keys = {k: v for k, v in all_settings(recipe).items() if k != "seed"}
+    code = hashlib.blake2b(json.dumps(keys, sort_keys=True, default=str).encode(), digest_size=4).hexdigest()
     words = re.sub(r"[^a-z0-9.]+", "-", f"{recipe.dataset}-{recipe.partition}-{recipe.method}".lower())
     return out / "runs" / f"{words.strip('-')}-{code}" / f"seed-{recipe.seed}"
 
@@ -227,12 +228,13 @@ def _stages(
         cell = repetition.cell
         if cell.stage is None:
             continue
-        file = reopen.stage_file(path, cell.stage, cell.parameters)
         try:
+            settings = stage_settings(cell, training.recipe)
+            file = reopen.stage_file(path, cell.stage, settings)
             if reopen.load_stage_result(file) is None:
                 trained = trained or reopen.reopen(path, context.settings.data, context.settings.device)
                 _, (stage,) = build.algorithms(stage_recipe(cell, training.recipe))
-                reopen.save_stage_result(file, cell.stage, cell.parameters, trained.run(stage))
+                reopen.save_stage_result(file, cell.stage, settings, trained.run(stage))
             context.results.add(_measurement(repetition, path, timing))
         except Exception as error:  # a user's own code may raise anything
             raise_if_fatal(error)
@@ -247,7 +249,8 @@ def _measurement(repetition: Repetition, path: Path, timing: tuple[float, int] |
     trained, about = run.result() or {}, run.environment()
     result: Mapping[str, Any] = trained
     if cell.stage is not None:
-        result = reopen.load_stage_result(reopen.stage_file(path, cell.stage, cell.parameters)) or {}
+        settings = stage_settings(cell, repetition.recipe)
+        result = reopen.load_stage_result(reopen.stage_file(path, cell.stage, settings)) or {}
     clients = [c for c in result.get("clients") or [] if c is not None]
     seconds, together = timing or (_recorded_seconds(trained), 1)
     return Measurement(

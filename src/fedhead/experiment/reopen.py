@@ -172,18 +172,18 @@ def checkpoint_state(run: Path) -> tuple[int, Tree]:
 
 
 # -- results of stages, kept beside the run -----------------------------------------------------------
-def stage_file(run: Path, name: str, parameters: Mapping[str, Any]) -> Path:
-    """Where the result of a stage with these parameters is kept."""
-    text = json.dumps(parameters, sort_keys=True)
+def stage_file(run: Path, name: str, settings: Mapping[str, Any]) -> Path:
+    """Where the result of a stage with these settings is kept; defaults are to be among them, as they may change."""
+    text = json.dumps(settings, sort_keys=True, default=str)
     own = Path(name).name.replace(":", "-")  # a stage of the user's own may be named by its path
     return run / f"stage-{own}-{hashlib.blake2b(text.encode(), digest_size=4).hexdigest()}.json"
 
 
-def save_stage_result(path: Path, name: str, parameters: Mapping[str, Any], result: StageResult) -> None:
+def save_stage_result(path: Path, name: str, settings: Mapping[str, Any], result: StageResult) -> None:
     """Keep a stage's results, whole or not at all."""
-    entry = {"stage": name, "parameters": dict(parameters), "metrics": result.metrics}
+    entry = {"stage": name, "parameters": dict(settings), "metrics": result.metrics}
     with atomic(path) as draft:
-        draft.write_text(json.dumps(finite(entry), indent=2) + "\n", encoding="utf-8")
+        draft.write_text(json.dumps(finite(entry), indent=2, default=str) + "\n", encoding="utf-8")
 
 
 def load_stage_result(path: Path) -> dict[str, Any] | None:

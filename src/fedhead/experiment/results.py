@@ -81,27 +81,42 @@ NOT_IN_DIGEST = ("seed", "seeds", "partition_seed", "loggers", "evaluate_every")
 
 
 def digest(cell: Cell) -> str:
-    """Return what identifies a result: a hash of every setting that decides it, seed and split apart.
+    """Return what identifies a result: a hash of `all_settings` that decide it, seed and split apart."""
+    keys = {k: v for k, v in all_settings(stage_recipe(cell, cell.recipe(0))).items() if k not in NOT_IN_DIGEST}
+    keys |= {"figure": cell.value}  # not renamed: the digests of recorded rows were made with this key
+    return hashlib.blake2b(json.dumps(keys, sort_keys=True, default=str).encode(), digest_size=6).hexdigest()
+
+
+def all_settings(recipe: Recipe) -> dict[str, Any]:
+    """Return a recipe's flat keys with all that decides what comes of it.
 
     Method and stages count with all their parameters, so that a default which changes makes another result. Settings
     that are off (null, false, empty) are left out, so that an option which is added later does not. The code of
     components from outside the package counts too.
     """
-    recipe = stage_recipe(cell, cell.recipe(0))
-    keys = {k: v for k, v in recipe.flat().items() if k not in NOT_IN_DIGEST}
     method, stages = build.algorithms(recipe)
-    keys |= _fields("method", method)
+    keys = recipe.flat() | _fields("method", method)
     for stage in stages:
         keys |= _fields(f"stage.{stage.name}", stage)
-    keys |= {"figure": cell.value}  # not renamed: the digests of recorded rows were made with this key
     keys |= {"code": [entry["digest"] for entry in components.sources(recipe) if "digest" in entry]}
-    kept = {k: v for k, v in keys.items() if not (v is None or v is False or v in ("", [], ()))}
-    return hashlib.blake2b(json.dumps(kept, sort_keys=True, default=str).encode(), digest_size=6).hexdigest()
+    return _without_off(keys)
+
+
+def stage_settings(cell: Cell, recipe: Recipe) -> dict[str, Any]:
+    """Return all that decides what a cell's stage makes of a training: its parameters, and its code as above."""
+    with_stage = stage_recipe(cell, recipe)
+    *_, stage = build.algorithms(with_stage)[1]
+    sources = components.sources(with_stage, kinds=["stage"])
+    return _without_off(_fields("", stage) | {"code": [entry["digest"] for entry in sources if "digest" in entry]})
 
 
 def _fields(prefix: str, made: Any) -> dict[str, Any]:
     parameters = [f.name for f in dataclasses.fields(made) if f.name != "method"]
-    return {f"{prefix}.{name}": getattr(made, name) for name in parameters}
+    return {f"{prefix}.{name}" if prefix else name: getattr(made, name) for name in parameters}
+
+
+def _without_off(keys: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in keys.items() if not (v is None or v is False or v in ("", [], ()))}
 
 
 class Results:
