@@ -132,10 +132,15 @@ def test_runs_and_results_may_be_in_one_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_training")
-@pytest.mark.parametrize("where", ["a file", "a file/below", "/proc/x"])
-def test_a_folder_that_can_t_keep_results_is_refused_before_anything_is_trained(tmp_path: Path, where: str) -> None:
-    (tmp_path / "a file").touch()
-    with pytest.raises(BadInput, match=r"can't keep results: .*; select another folder with --results"):
+@pytest.mark.parametrize(
+    ("where", "reason"),
+    [("file", "it is no folder"), ("file/below", "Not a directory"), ("/proc/x", "No such file or directory")],
+)
+def test_a_folder_that_can_t_keep_results_is_refused_before_anything_is_trained(
+    tmp_path: Path, where: str, reason: str
+) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(BadInput, match=f"can't keep results: {reason}; select another folder with --results"):
         reproduce(tiny(), tmp_path / "runs", pick=["mild fedavg"], results=tmp_path / where, settings=CPU)
     assert not (tmp_path / "runs").exists()
 

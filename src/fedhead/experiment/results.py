@@ -167,9 +167,9 @@ class Results:
             if (self.folder / FILE).exists():
                 (self.folder / FILE).open("a").close()
         except OSError as error:
-            raise BadInput(
-                f"{self.folder} can't keep results: {error.strerror}; select another folder with --results"
-            ) from error
+            reason = "it is no folder" if isinstance(error, FileExistsError) else error.strerror
+            said = f"{self.folder} can't keep results: {reason}; select another folder with --results"
+            raise BadInput(said) from error
 
     def _enter(self, row: Measurement) -> None:
         first = self._rows.setdefault((row.digest, row.split, row.seed), row)
