@@ -267,7 +267,11 @@ def _time(found: Iterable[Line]) -> str:
         f"{_hours(sum(stages.get(where, {}).values()))} on {where[0]} ({where[1]})"
         for where, took in sorted(trainings.items())
     ]
-    return "Time by the clock, preparation included: " + "; ".join(texts) + "."
+    return (
+        "Time of the runs by the clock, preparation included, added up though some ran side by side: "
+        + "; ".join(texts)
+        + "."
+    )
 
 
 def _hours(seconds: float) -> str:
