@@ -40,7 +40,7 @@ def test_a_training_counts_once_however_many_cells_start_from_it(tmp_path: Path)
         took = {"training_seconds": 1200.0, "stage_seconds": virtual * 0.6, "commit": "one"}
         enter(tmp_path, "ccvr/table3", {f"fedavg {virtual} cifar10-0.5": {0: 71.0}}, **took)
     enter(tmp_path, "ccvr/table5", {"fedavg 100 cifar10-0.5": {0: 71.0}}, training_seconds=1201.0, commit="one")
-    said = r"included: (\d+) trainings in (.*?), their stages in (.*?) on"
+    said = r"side by side: (\d+) trainings in (.*?), their stages in (.*?) on"
     assert count(tmp_path, said) == ["1", "20.0 min", "6.5 min"]
     enter(tmp_path, "ccvr/table2", {"cifar10-0.1 fedavg before": {0: 52.0, 1: 53.0}}, training_seconds=1200.0)
     assert count(tmp_path, said)[:2] == ["3", "60.0 min"]
