@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -87,8 +89,11 @@ def reproduce(
         out, Results(results), settings, TimeBudget(minutes), together, log, shard=shard, claims=claims or Claims()
     )
     planned.sort(key=lambda r: (r.recipe.seed, r.split))  # so that a table that is stopped early has every cell
-    if known := [row for r in planned if (row := r.found(context.results)) is not None]:
-        log(_stored(known, len(planned), context))
+    stored = _found(planned, context)
+    finished = _found(_enter_finished(planned, context), context)
+    for place, known in ((context.results.folder, stored), (out, finished)):
+        if known:
+            log(_stored(known, place, len(planned), context))
     measured = measure_all(planned, context)
     found: dict[str, list[Measurement]] = {}
     for r in planned:
@@ -113,13 +118,30 @@ def reproduce(
     return made
 
 
-def _stored(known: Sequence[Measurement], planned: int, context: MeasureContext) -> str:
+def _found(repetitions: Sequence[Repetition], context: MeasureContext) -> list[Measurement]:
+    return [row for r in repetitions if (row := r.found(context.results)) is not None]
+
+
+def _enter_finished(planned: Sequence[Repetition], context: MeasureContext) -> list[Repetition]:
+    """Enter what finished runs in the folder hold, which takes no time of the budget; returns what was not known.
+
+    A run that can't be read is left to be measured, where it is named.
+    """
+    only_collect = replace(context, claims=Claims(over=True), shard=None)
+    missing = [r for r in planned if r.found(context.results) is None]
+    for repetition in missing:
+        with suppress(BadInput):
+            measure_all([repetition], only_collect)
+    return missing
+
+
+def _stored(known: Sequence[Measurement], place: Path | None, planned: int, context: MeasureContext) -> str:
     """Say which results are not measured now, and where they are from."""
     origins = sorted({f"{row.device}, {row.precision}" for row in known})
     asked = context.settings.precision
     others = "" if all(row.precision == asked for row in known) else f", where {asked} is asked for now"
     return (
-        f"{len(known)} of {planned} results are in {context.results.folder}, from {' and '.join(origins)}{others}; "
+        f"{len(known)} of {planned} results are in {place}, from {' and '.join(origins)}{others}; "
         "to measure them again, use another folder"
     )
 
