@@ -209,7 +209,7 @@ def test_overrides_and_variants(tmp_path: Path) -> None:
     assert tukey.parameters["tukey"] == "real"
     with pytest.raises(BadInput, match="did you mean 'tukey'"):
         table.varied(hard, ["tuky"])
-    with pytest.raises(BadInput, match="concern none of the picked cells"):
+    with pytest.raises(BadInput, match="the variant tukey concerns none of the picked cells"):
         table.varied(table.cells(pick=["mild fedavg before"]), ["tukey"])
     with pytest.raises(BadInput, match="use --splits"):
         hard[0].override({"partition_seed": 3})

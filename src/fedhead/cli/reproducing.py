@@ -141,9 +141,9 @@ def reproduce(
         print(json.dumps(titles) if as_json else "\n".join(f"{name:<24}{title}" for name, title in titles.items()))
         return
     found = tables.load(table)
-    pick = words(cells)
-    if cells and not pick:  # else all cells would be run
-        raise BadInput(f"--cells {cells!r}: there is no text between the commas; leave the option out for all cells")
+    for option, text in (("--cells", cells), ("--variants", variants)):
+        if text and not words(text):  # else all cells would be run
+            raise BadInput(f"{option} {text!r}: there is no text between the commas; leave the option out for all cells")
     from fedhead.experiment.claims import Claims
     from fedhead.experiment.recipe import assignment
     from fedhead.experiment.reproduce import plan
@@ -156,7 +156,7 @@ def reproduce(
     names = [] if devices is None else check_devices(devices, device=device, shard=shard)
     options: dict[str, Any] = {
         "scale": scale.value,
-        "pick": pick,
+        "pick": words(cells),
         "seeds": how_many,
         "splits": partitions,
         "overrides": dict(assignment(text) for text in assignments or ()),

@@ -164,18 +164,25 @@ class Table:
         return dict(self.content.get("variants", {}))
 
     def varied(self, cells: Sequence[Cell], names: Sequence[str]) -> list[Cell]:
-        """Return, of these cells, those that the variants concern, each as each variant has it."""
+        """Return, of these cells, those that the variants concern, each as each variant has it.
+
+        Raises:
+            BadInput: There is no such variant, one concerns none of the cells, or one is named twice.
+        """
         out: list[Cell] = []
-        for name in names:
+        for number, name in enumerate(names):
             if name not in self.variants():
                 raise unknown(f"variant of {self.name}", name, self.variants())
+            if name in names[:number]:
+                raise BadInput(f"{self.name}: the variant {name} is given twice; give it once")
+            before = len(out)
             parts = [self.variants()[part] for part in self.variants()[name].get("all_of", [name])]
             for cell in cells:
                 concerning = [part for part in parts if _matches(part.get("when", {}), cell.choices)]
                 if concerning:
                     out.append(reduce(_as_in, concerning, cell))
-        if not out:
-            raise BadInput(f"{self.name}: the variants {', '.join(names)} concern none of the picked cells")
+            if len(out) == before:  # a slip, which the others must not hide
+                raise BadInput(f"{self.name}: the variant {name} concerns none of the picked cells")
         return out
 
     def _all(self, scale: Scale) -> Iterator[Cell]:
