@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fedhead.core.errors import BadInput
+from fedhead.core.errors import BadInput, unknown
 from fedhead.data import datasets
 from fedhead.executors import select
 from fedhead.experiment import build, table_result, tables
@@ -178,11 +178,18 @@ def _cells(
     if variants:
         cells = table.varied(cells, variants)
     if overrides:
-        changed = [cell.override(overrides) for cell in cells]
-        if all(len(new.overrides) == len(old.overrides) for new, old in zip(changed, cells, strict=True)):
-            raise BadInput(f"{', '.join(overrides)}: concerns none of the picked cells of {table.name}")
-        cells = changed
+        _refuse_idle(table, cells, overrides)
+        cells = [cell.override(overrides) for cell in cells]
     return cells
+
+
+def _refuse_idle(table: Table, cells: Sequence[Cell], overrides: Mapping[str, Any]) -> None:
+    """Refuse parameters of a stage in which none of the cells ends; other keys concern every cell."""
+    stages = {cell.stage for cell in cells if cell.stage is not None}
+    for key in overrides:
+        if key.startswith("stage.") and not any(key.startswith(f"stage.{stage}.") for stage in stages):
+            known = unknown("stage of these", key.split(".")[1], stages) if stages else "none of these has a stage"
+            raise BadInput(f"{key}: concerns none of the picked cells of {table.name}: {known}")
 
 
 def reproduce_next(
