@@ -113,6 +113,8 @@ def reproduce(
 
         print(f"written: {write(_required(results, '--summary'))}")
         return
+    if minutes is not None:
+        _check_time("--minutes", minutes)
     how_many, partitions = numbers("--seeds", seeds), numbers("--splits", splits)
     if upcoming is not None:
         if table is not None:
@@ -205,7 +207,21 @@ def _duration(text: str) -> float:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", text.strip())
     if match is None:
         raise BadInput(f"--next {text!r}: write a time such as 25m, 90s or 1.5h")
-    return float(match[1]) * {"s": 1 / 60, "m": 1, "": 1, "h": 60}[match[2]]
+    minutes = float(match[1]) * {"s": 1 / 60, "m": 1, "": 1, "h": 60}[match[2]]
+    _check_time(f"--next {text}", minutes)
+    return minutes
+
+
+def _check_time(option: str, minutes: float) -> None:
+    """Refuse a time in which nothing could be run, and one that is no number."""
+    from fedhead.core.parameters import check
+    from fedhead.core.ranges import Above, AtMost
+    from fedhead.experiment.time_budget import MOST_MINUTES
+
+    try:
+        check(option, minutes, Annotated[float, Above(0), AtMost(MOST_MINUTES)])
+    except BadInput as error:
+        raise BadInput(f"{error}; give the minutes in which runs can end") from error
 
 
 def _describe(cell: Cell) -> dict[str, object]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedhead.core.errors import BadInput, unknown
+from fedhead.core.parameters import check
 from fedhead.data import datasets
 from fedhead.executors import select
 from fedhead.experiment import build, table_result, tables
@@ -21,7 +22,7 @@ from fedhead.experiment.run import Settings, check_settings
 from fedhead.experiment.table_merge import with_earlier
 from fedhead.experiment.table_result import TableResult
 from fedhead.experiment.tables import Cell, Scale, Table
-from fedhead.experiment.time_budget import TimeBudget, cost
+from fedhead.experiment.time_budget import Minutes, TimeBudget, cost
 from fedhead.experiment.training_groups import validate
 
 
@@ -73,6 +74,7 @@ def reproduce(
     Raises:
         BadInput: If a cell can't be built, or nothing fits `pick`, `variants` or `overrides`.
     """
+    check("minutes", minutes, Minutes | None)
     settings = settings or Settings()
     cells, planned = plan(
         table,
@@ -226,6 +228,7 @@ def reproduce_next(
     Returns:
         How many runs are left.
     """
+    check("minutes", minutes, Minutes)
     settings = settings or Settings()
     budget = TimeBudget(minutes)
     context = MeasureContext(out, Results(results), settings, budget, together, log, continue_on_error=True)

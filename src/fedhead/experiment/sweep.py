@@ -15,13 +15,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 
 from fedhead.core.errors import BadInput
 from fedhead.core.parameters import check
-from fedhead.core.ranges import AtLeast
 from fedhead.core.special_files import read_text
 from fedhead.core.treefile import atomic
 from fedhead.executors import select
@@ -44,11 +43,9 @@ from fedhead.experiment.sweep_runs import (
 )
 from fedhead.experiment.sweep_table import SweepResult
 from fedhead.experiment.tables import Table
-from fedhead.experiment.time_budget import TimeBudget
+from fedhead.experiment.time_budget import Minutes, TimeBudget
 from fedhead.experiment.training_groups import span, validate
 from fedhead.experiment.yaml_text import read_yaml, write_yaml
-
-Minutes = Annotated[float, AtLeast(0)]
 
 
 class BundleQueue:

@@ -7,16 +7,20 @@ import time
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from fedhead.core import amounts
+from fedhead.core.ranges import AtLeast, AtMost
 from fedhead.data import datasets
 from fedhead.experiment import build
 from fedhead.experiment.data import Inputs
 from fedhead.experiment.recipe import Recipe
+
+MOST_MINUTES = 10_000_000  # 19 years; seconds beyond the largest float would count as no time at all
+Minutes = Annotated[float, AtLeast(0), AtMost(MOST_MINUTES)]
 
 
 class TimeBudget:

@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 
 from fedhead.core.errors import BadInput, FedheadError
 from fedhead.core.parameters import check
-from fedhead.core.ranges import Above, AtLeast, Below, Between
+from fedhead.core.ranges import Above, AtLeast, AtMost, Below, Between
 from fedhead.engine.metrics import Row
 from fedhead.experiment.recipe import Recipe, load
 from fedhead.experiment.repeated import warn_of_changes
@@ -20,7 +20,7 @@ from fedhead.experiment.run import Settings, execute
 from fedhead.experiment.run_folder import RunFolder
 from fedhead.experiment.search_space import read_space, with_settings, with_values
 from fedhead.experiment.study import MOST_SEED, Study
-from fedhead.experiment.time_budget import TimeBudget
+from fedhead.experiment.time_budget import MOST_MINUTES, TimeBudget
 from fedhead.experiment.trial_queue import LocalTrials, TrialEngine, TrialQueue
 from fedhead.experiment.trial_training import VALIDATION, Direction, TrialTraining
 from fedhead.experiment.trials import TrialRecord
@@ -126,7 +126,7 @@ def tune(
     trial_engine = _engine(engine, cpus_per_worker, gpus_per_worker)
     check("trials", trials, Annotated[int, AtLeast(1)])
     check("concurrent_trials", concurrent_trials, Annotated[int, AtLeast(1)] | None)
-    check("minutes", minutes, Annotated[float, Above(0)] | None)
+    check("minutes", minutes, Annotated[float, Above(0), AtMost(MOST_MINUTES)] | None)
     check("seed", seed, Annotated[int, Between(0, MOST_SEED)])
     space, others = read_space(assignments)
     base = with_settings(recipe if isinstance(recipe, Recipe) else load(recipe), others)
