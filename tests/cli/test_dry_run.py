@@ -59,7 +59,7 @@ def test_a_table_checks_what_it_lists(words: list[str], says: str, capsys: pytes
     assert says in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("words", [["--dry-run"], ["--cells", "fedavg"], ["--variants", "tukey-none"]])
+@pytest.mark.parametrize("words", [["--dry-run"], ["--cells", "fedavg"], ["--variants", "tukey-none"], ["--json"]])
 def test_what_next_does_not_heed_is_refused(
     words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

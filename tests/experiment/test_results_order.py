@@ -107,7 +107,7 @@ def test_next_measures_what_is_missing_by_priority_over_all_tables(
     assert order == expected
     said.clear()
     assert reproduce_next(tmp_path / "elsewhere", tmp_path, 10, seeds=1, settings=CPU, log=said.append) == 0
-    assert not said
+    assert said == [f"nothing is missing: {tmp_path} has every published value, with these seeds and splits"]
     assert len(rows(tmp_path)) == len(expected)
 
 
@@ -130,6 +130,11 @@ def test_next_leaves_out_data_that_is_not_there_and_goes_on_after_failures(
     assert reproduce_next(tmp_path / "runs", tmp_path, 10, seeds=1, settings=settings, log=said.append) == 2
     assert said[0] == "cifar10 is not there: its cells are left out"
     assert {r["cell"].split()[0] for r in rows(tmp_path)} == {"hard"}
+    _use(monkeypatch, absent=absent)
+    with pytest.raises(
+        BadInput, match="nothing could be measured: the data sets of what .* lacks are not in .*no-data;"
+    ):
+        reproduce_next(tmp_path / "runs", tmp_path / "none", 10, seeds=1, settings=settings)
 
 
 def test_the_first_priorities_are_the_central_tables_on_cifar10() -> None:

@@ -121,8 +121,12 @@ def reproduce(
             raise BadInput(f"--next chooses over all tables: leave {table!r} out, or give it without --next")
         if devices is not None or shard is not None:
             raise BadInput("--next chooses by what is missing now: --devices and --shard are for one table")
-        if dry_run or cells or variants:
-            raise BadInput("--next measures what is missing: --dry-run, --cells and --variants are for one table")
+        if dry_run or cells or variants or as_json:
+            raise BadInput(
+                "--next measures what is missing: --dry-run, --cells and --variants are for one table, and so is --json"
+            )
+        if minutes is not None:
+            raise BadInput(f"--next {upcoming} says how long it may take: leave --minutes out")
         from fedhead.experiment.reproduce import reproduce_next
         from fedhead.experiment.run import Settings
 
@@ -131,6 +135,7 @@ def reproduce(
                 out or Path("runs") / "next",
                 _required(results, "--next"),
                 _duration(upcoming),
+                scale=scale.value,
                 seeds=how_many,
                 splits=partitions,
                 settings=Settings(data, device, executor, precision.value, compile=compile.value),
@@ -145,7 +150,9 @@ def reproduce(
     found = tables.load(table)
     for option, text in (("--cells", cells), ("--variants", variants)):
         if text and not words(text):  # else all cells would be run
-            raise BadInput(f"{option} {text!r}: there is no text between the commas; leave the option out for all cells")
+            raise BadInput(
+                f"{option} {text!r}: there is no text between the commas; leave the option out for all cells"
+            )
     from fedhead.experiment.claims import Claims
     from fedhead.experiment.recipe import assignment
     from fedhead.experiment.reproduce import plan

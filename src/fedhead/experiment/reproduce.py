@@ -227,6 +227,9 @@ def reproduce_next(
 
     Returns:
         How many runs are left.
+
+    Raises:
+        BadInput: Of none of what is missing the data is there.
     """
     check("minutes", minutes, Minutes)
     settings = settings or Settings()
@@ -242,16 +245,24 @@ def reproduce_next(
     available = {name: _is_available(name, settings.data) for name in _datasets(by_training)}
     for name in sorted(name for name in available if not available[name]):
         log(f"{name} is not there: its cells are left out")
+    if not by_training:
+        log(f"nothing is missing: {results} has every published value, with these seeds and splits")
 
     possible = [
         found for found in by_training.values() if all(available[name] for name in _data_of(found[0][1].recipe))
     ]
+    if by_training and not possible:
+        raise BadInput(
+            f"nothing could be measured: the data sets of what {results} lacks are not in "
+            f"{datasets.folder(settings.data)}; put them there, or name their folder with --data"
+        )
     tiers: dict[int, list[list[tuple[int, Repetition]]]] = {}
     for found in possible:
         tiers.setdefault(min(r.cell.priority for _, r in found), []).append(found)
     left = len(possible)
     for priority in sorted(tiers):
         if context.budget.exhausted:
+            log(f"the time is up: {left} runs are left")
             break
         trainings = sorted(tiers[priority], key=_rank)
         left -= len(trainings) - measure_all([r for found in trainings for _, r in found], context).left
