@@ -277,7 +277,8 @@ def test_a_run_that_another_process_went_on_with_is_not_mixed_with_it(tmp_path: 
     late = RecordedRun(recipe, tmp_path / "run", resume=True)  # has looked at the folder, which is not there yet
     with RecordedRun(recipe, tmp_path / "run").writing({"executor": "loop"}):
         pass  # meanwhile another process was there, and was killed
-    with pytest.raises(BadInput, match="holds an unfinished run"), late.writing({"executor": "stack"}):
+    said = "began a run in it meanwhile; give the same command again when that has ended, or select another folder"
+    with pytest.raises(BadInput, match=said), late.writing({"executor": "stack"}):
         pass
     late = RecordedRun(recipe, tmp_path / "run", resume=True)
     RunFolder.open(tmp_path / "run").finish({"accuracy": 1.0})

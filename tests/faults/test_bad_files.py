@@ -21,6 +21,7 @@ from fedhead.core.npy_header import read_npy_header
 from fedhead.core.treefile import load_metadata, load_tree
 from fedhead.data import formats
 from fedhead.data.federation import Federation
+from fedhead.experiment import reproduce
 from fedhead.experiment import run as running
 from fedhead.experiment.recipe import Recipe, load
 from fedhead.experiment.results import Results
@@ -140,6 +141,21 @@ def test_the_exit_code_says_whether_the_user_or_the_machine_failed(
     said = capsys.readouterr().err
     assert said.startswith("error: ")
     assert said.count("\n") == 1
+    assert ("goes on with --resume" in said) == (code == 3)
+
+
+@pytest.mark.parametrize("words", [["--dry-run"], []], ids=["dry", "real"])
+def test_a_command_without_resume_does_not_name_that_option(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(reproduce, "plan", fail)
+    assert call(["reproduce", "ccvr/table2", "--out", str(tmp_path / "out"), *words]) == 3
+    said = capsys.readouterr().err
+    assert "--resume" not in said
+    assert "give the command again" in said if words else "the same command goes on" in said
 
 
 def npy(header: bytes, data: bytes) -> bytes:

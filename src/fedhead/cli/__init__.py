@@ -70,7 +70,13 @@ def call(arguments: Sequence[str]) -> int:
         return 1
     except Exception as error:
         if fault := machine_fault(error):
-            return _fail(f"{fault}; a run that was stopped by this goes on with --resume", MACHINE)
+            run = list(arguments[:1]) == ["run"]
+            fix = (
+                "a run that was stopped by this goes on with --resume"
+                if run
+                else "fix that, and give the command again"
+            )
+            return _fail(f"{fault}; {fix}", MACHINE)
         if isinstance(error, OSError):
             return _fail(str(error), 2)
         where = user_line(error)

@@ -58,6 +58,9 @@ def creating(folder: Path, first: str) -> Iterator[None]:
             file.unlink(missing_ok=True)
 
 
-def in_use(folder: Path) -> BadInput:
+def in_use(folder: Path, why: str = "another process is running in it") -> BadInput:
     """Return the error of a folder that another process holds."""
-    return BadInput(f"{folder} is in use: another process is running in it")
+    return BadInput(
+        f"{folder} is in use: {why}; give the same command again when that has ended, or select another folder with "
+        "--out"
+    )

@@ -20,6 +20,7 @@ from fedhead.experiment import components, first_weights, inputs_record
 from fedhead.experiment import objects as python_objects
 from fedhead.experiment.code_folders import with_relative
 from fedhead.experiment.experiment import Experiment
+from fedhead.experiment.folder_lock import in_use
 from fedhead.experiment.loggers.base import Logger, LoggerGroup, RunInfo
 from fedhead.experiment.loggers.base import make as make_logger
 from fedhead.experiment.objects import Objects
@@ -74,6 +75,7 @@ class RecordedRun:
         self.result: Row | None = None
         self._existing: RunFolder | None = None
         self._executor = executor
+        self._resume = resume
         if not (resume and RunFolder.holds_run(self.out)):
             RunFolder.refuse_taken(self.out)
             return
@@ -110,7 +112,7 @@ class RecordedRun:
             facts: What the environment records, besides where the components come from.
             federation: The data whose split is stored, or compared with the stored one.
         """
-        self.folder = self._existing or RunFolder.create(self.out, self.recipe)
+        self.folder = self._existing or self._create()
         if self.folder.recipe != self.recipe:
             with self.folder.locked():
                 self._refuse_others()
@@ -132,9 +134,17 @@ class RecordedRun:
             finally:
                 self.loggers.close()
 
+    def _create(self) -> RunFolder:
+        try:
+            return RunFolder.create(self.out, self.recipe)
+        except BadInput as error:
+            if self._resume and RunFolder.holds_run(self.out):  # it held none when this run looked for one to resume
+                raise in_use(self.out, "another process began a run in it meanwhile") from error
+            raise
+
     def _refuse_others(self, finished: bool = False) -> None:
         if finished or self.folder.environment() != self.environment:
-            raise BadInput(f"{self.out} is in use: another process went on in it meanwhile; try again")
+            raise in_use(self.out, "another process went on in it meanwhile")
 
     def with_initial_weights(self, experiment: Experiment) -> Experiment:
         """Return the experiment with the models' first weights: those of now in a new folder, else the folder's."""

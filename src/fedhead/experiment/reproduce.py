@@ -25,6 +25,8 @@ from fedhead.experiment.tables import Cell, Scale, Table
 from fedhead.experiment.time_budget import Minutes, TimeBudget, cost
 from fedhead.experiment.training_groups import validate
 
+MOST_RUNS = 10_000  # of a cell: all are listed before the first begins
+
 
 def reproduce(
     table: Table,
@@ -296,7 +298,10 @@ def repetitions(
 ) -> list[Repetition]:
     """Return a cell once per seed and split."""
     code = digest(cell)
-    recipes = [cell.recipe(seed, split) for split in drawn_splits(splits) for seed in drawn_seeds(cell.seeds, seeds)]
+    drawn = drawn_splits(splits), drawn_seeds(cell.seeds, seeds)
+    if (count := len(drawn[0]) * len(drawn[1])) > MOST_RUNS:
+        raise BadInput(f"--seeds and --splits: {count} runs of a cell are too many, at most {MOST_RUNS} can be listed")
+    recipes = [cell.recipe(seed, split) for split in drawn[0] for seed in drawn[1]]
     return [Repetition(table, cell, code, scale, recipe) for recipe in recipes]
 
 
@@ -310,8 +315,7 @@ def drawn_seeds(own: Sequence[int], asked: int | Sequence[int] | None) -> list[i
         return list(own)
     if not isinstance(asked, int):
         return list(asked)
-    if asked < 1:
-        raise BadInput(f"--seeds {asked}: at least 1 is needed")
+    _check_number("--seeds", asked)
     return [*own, *range(max(own) + 1, max(own) + 1 + asked)][:asked]
 
 
@@ -319,9 +323,17 @@ def drawn_splits(asked: int | Sequence[int] | None) -> list[int | None]:
     """Return the partitions' seeds; None means the table's own."""
     if asked is None:
         return [None]
-    if isinstance(asked, int) and asked < 1:
-        raise BadInput(f"--splits {asked}: at least 1 is needed")
-    return list(range(asked) if isinstance(asked, int) else asked)
+    if not isinstance(asked, int):
+        return list(asked)
+    _check_number("--splits", asked)
+    return list(range(asked))
+
+
+def _check_number(option: str, asked: int) -> None:
+    if asked < 1:
+        raise BadInput(f"{option} {asked}: at least 1 is needed")
+    if asked > MOST_RUNS:
+        raise BadInput(f"{option} {asked}: at most {MOST_RUNS} can be listed")
 
 
 def _validate(cells: Sequence[Cell]) -> None:
