@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from tiny_table import CPU, rows, tiny
 
+from fedhead.core.errors import BadInput
 from fedhead.experiment.reproduce import reproduce
 
 PICK = ["mild fedavg"]
@@ -36,3 +39,21 @@ def test_finished_runs_are_entered_into_the_results_when_the_time_is_up(tmp_path
     first = reproduce(tiny(), tmp_path / "out", pick=PICK, seeds=1, settings=CPU)
     reproduce(tiny(), tmp_path / "out", pick=PICK, seeds=1, minutes=0, results=tmp_path, settings=CPU)
     assert [float(row["value"]) for row in rows(tmp_path)] == [cell.mean for cell in first.cells]
+
+
+@pytest.mark.parametrize(
+    ("name", "fix"),
+    [
+        ("stage-ccvr-*.json", "delete it, then the stage is run again"),
+        ("result.json", "delete it: the run then goes on from its checkpoint and writes it again"),
+    ],
+)
+def test_a_cut_file_is_named_with_what_to_do_and_that_helps(tmp_path: Path, name: str, fix: str) -> None:
+    first = reproduce(tiny(), tmp_path, pick=PICK, seeds=1, settings=CPU)
+    (file,) = tmp_path.glob(f"runs/*/seed-0/{name}")
+    file.write_bytes(file.read_bytes()[:30])
+    with pytest.raises(BadInput, match=f"{re.escape(str(file))} can't be read: .*; {fix}"):
+        reproduce(tiny(), tmp_path, pick=PICK, seeds=1, settings=CPU)
+    file.unlink()
+    again = reproduce(tiny(), tmp_path, pick=PICK, seeds=1, settings=CPU)
+    assert [cell.values for cell in again.cells] == [cell.values for cell in first.cells]

@@ -188,7 +188,7 @@ def save_stage_result(path: Path, name: str, settings: Mapping[str, Any], result
 
 def load_stage_result(path: Path) -> dict[str, Any] | None:
     """A stage's results, or None if it was not run yet."""
-    found = read_object(path)
+    found = read_object(path, "delete it, then the stage is run again")
     if found is None:
         return None
     metrics = found.get("metrics")

@@ -19,13 +19,24 @@ CONFIG, ENVIRONMENT, SWEEP = "config.yaml", "environment.json", "sweep.yaml"
 _TOTALS = ("bytes_up", "bytes_down", "seconds")  # every round and every result has them
 
 
-def read_object(path: Path) -> dict[str, Any] | None:
+def read_object(path: Path, fix: str | None = None) -> dict[str, Any] | None:
     """Return the JSON object of a file, None if there is no file.
+
+    Args:
+        path: The file.
+        fix: What to do where it can't be read, for the error.
 
     Raises:
         BadInput: If the file holds something else.
     """
-    return _object(read_text(path), str(path)) if path.exists() else None
+    if not path.exists():
+        return None
+    try:
+        return _object(read_text(path), str(path))
+    except BadInput as error:
+        if fix is None:
+            raise
+        raise BadInput(f"{error}; {fix}") from error
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:

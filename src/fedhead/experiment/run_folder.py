@@ -162,7 +162,7 @@ class RunFolder:
     @property
     def diverged(self) -> str | None:
         """Why the run has no result, if its numbers left the finite ones."""
-        found = read_object(self.path / DIVERGED)
+        found = read_object(self.path / DIVERGED, "delete it")
         return None if found is None or self.finished else str(found.get("reason"))
 
     # -- the split and the surroundings -----------------------------------------------------------
@@ -186,7 +186,7 @@ class RunFolder:
     def environment(self) -> dict[str, Any]:
         """What the run ran on; nothing if that was not stored yet."""
         path = self.path / ENVIRONMENT
-        return check_environment(read_object(path) or {}, str(path))
+        return check_environment(read_object(path, "put the run's own file back, or start a new run") or {}, str(path))
 
     # -- rounds -----------------------------------------------------------------------------------
     def record(self, row: Mapping[str, Any]) -> None:
@@ -305,7 +305,7 @@ class RunFolder:
     def result(self) -> dict[str, Any] | None:
         """The final results, or None if the run is not finished."""
         path = self.path / RESULT
-        found = read_object(path)
+        found = read_object(path, "delete it: the run then goes on from its checkpoint and writes it again")
         return None if found is None else check_record(found, str(path))
 
     # -- files ------------------------------------------------------------------------------------
