@@ -48,7 +48,7 @@ def with_earlier(out: Path, made: TableResult, cells: Sequence[Cell], log: Log) 
     new = {_key(cell): cell for cell in made.cells}
     old = {_key(one): one for one in held}
     merged = [
-        new.get(_key(cell)) or _filled(cell, old[_key(cell)], made.comparable)
+        new.get(_key(cell)) or _filled(cell, old[_key(cell)])
         for cell in _without_values(cells, made.comparable)
         if _key(cell) in new or _key(cell) in old
     ]
@@ -91,13 +91,13 @@ def _without_values(cells: Sequence[Cell], comparable: bool) -> Iterator[CellRes
             continue
 
 
-def _filled(cell: CellResult, held: _Held, comparable: bool) -> CellResult:
+def _filled(cell: CellResult, held: _Held) -> CellResult:
     return replace(
         cell,
         values=held.values,
         mean=held.mean,
         deviation=held.deviation,
-        difference=difference(held.mean, cell.published, comparable),
+        difference=difference(held.mean, cell.published, cell.comparable),
     )
 
 

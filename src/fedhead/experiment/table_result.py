@@ -36,6 +36,7 @@ class CellResult:
     published: float | None
     published_deviation: float | None
     difference: float | None  # ours less the paper's; None where the two can't be compared
+    comparable: bool = True  # whether the two are results of the same data, classes and scale
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,8 @@ class TableResult:
         settings = "the papers' settings" if not changed else f"the papers' settings but for {', '.join(changed)}"
         left = f"; {self.left} runs are left" if self.left else ""
         if self.comparable:
-            return f"{drawn}; {settings}{left}"
+            other = "; on other data than the paper's, results are NOT comparable with the published ones"
+            return f"{drawn}; {settings}{'' if all(cell.comparable for cell in self.cells) else other}{left}"
         return (
             f"scale small, {drawn}: other data, models or rounds than the paper's, so the results are NOT comparable "
             f"with the published ones{left}"
@@ -85,6 +87,7 @@ def cell_result(cell: Cell, measured: Sequence[Measurement], scale: Scale) -> Ce
         own = [row.client_deviation for row in measured if row.client_deviation is not None]
         deviation = statistics.fmean(own) if own else None
     expected, expected_deviation = published(cell) or (None, None)
+    comparable = scale == "full" and not cell.other_task
     return CellResult(
         cell=cell.name,
         digest=digest(cell),
@@ -96,7 +99,8 @@ def cell_result(cell: Cell, measured: Sequence[Measurement], scale: Scale) -> Ce
         deviation=deviation,
         published=expected,
         published_deviation=expected_deviation,
-        difference=difference(mean, expected, scale == "full"),
+        difference=difference(mean, expected, comparable),
+        comparable=comparable,
     )
 
 

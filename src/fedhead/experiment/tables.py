@@ -56,6 +56,7 @@ _LAST_WINS = ("metric", "deviation", "value", "stage", "priority")  # the last l
 _TABLE_KEYS = {"paper", "table", "seeds", "base", "axes", "rules", "small", "skip", "variants", *_LAST_WINS} - {"stage"}
 _CHOICE_KEYS = {"set", "small", "find", "seeds", *_LAST_WINS}
 _SEED_KEYS = ("seed", "seeds", "partition_seed")  # what --seeds and --splits decide
+_TASK_KEYS = ("dataset", "objective", "test")  # what decides which quantity is measured, and of how many classes
 LOWEST_PRIORITY = 9  # the priority of a table that has none
 _COMMON_PARAMETERS = {"head", "feature_layer", "dim", "scale", "projected"}  # of every architecture
 # Where a cell's value is found in a run's result, by the name that the paper's metric has in published.csv.
@@ -82,6 +83,7 @@ class Cell:
     priority: int = LOWEST_PRIORITY
     overrides: Sequence[str] = ()  # key=value, what was changed of the table's own settings
     folders: Sequence[Path] = ()  # where files that it names (`method: file.py:Name`) are looked for
+    other_task: bool = False  # whether its data, classes or test set were changed, so that it is another quantity
 
     def recipe(self, seed: int, split: int | None = None) -> Recipe:
         """Return the training behind the cell.
@@ -106,12 +108,14 @@ class Cell:
                 raise BadInput(f"{key}: a table's {key} can't be set by key=value; use {option}")
         mine = {k: v for k, v in changes.items() if not k.startswith("stage.") or k.startswith(own)}
         parameters = {k.removeprefix(own): v for k, v in mine.items() if k.startswith(own)}
+        other = any(v != self.keys.get(k, getattr(Recipe, k)) for k, v in mine.items() if k in _TASK_KEYS)
         texts = [f"{k}={v if isinstance(v, str) else json.dumps(v)}" for k, v in mine.items()]
         return replace(
             self,
             keys=overlay(dict(self.keys), {k: v for k, v in mine.items() if not k.startswith("stage.")}),
             parameters={**self.parameters, **parameters},
             overrides=[*self.overrides, *texts],
+            other_task=self.other_task or other,
         )
 
     def end_in(self, stage: str | None) -> Cell:
@@ -244,7 +248,8 @@ def _matches(when: Mapping[str, Any], choices: Mapping[str, str]) -> bool:
 def _as_in(cell: Cell, variant: Mapping[str, Any]) -> Cell:
     """Return a cell as a variant has it."""
     ending = cell.end_in(variant["stage"]) if "stage" in variant else cell
-    return ending.override(variant.get("set", {}))
+    varied = ending.override(variant.get("set", {}))
+    return replace(varied, other_task=cell.other_task)  # it is a reading of the paper, also of its data
 
 
 def overlay(keys: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
