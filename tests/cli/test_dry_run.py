@@ -17,6 +17,7 @@ BAD = [
     (["--shard", "3/2"], "--shard 3/2: there is no such shard"),
     (["--device", "tpu"], "unknown device 'tpu'"),
     (["--executor", "nonsense"], "unknown executor 'nonsense'"),
+    (["--executor", "lanes", "--device", "cpu"], "executor lanes: its streams need a GPU"),
     (["--together", "--executor", "loop"], "leave out --executor loop"),
     (["--devices", "cpu,x"], "--devices 'cpu,x'"),
     (["--devices", "cpu", "--device", "cpu"], "leave --device out"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -42,7 +43,12 @@ def bench(
     from fedhead.executors import select
     from fedhead.experiment import benchmark
 
-    chosen = [name for name in executors.split(",") if name != "lanes" or select.device(device).type == "cuda"]
+    chosen = executors.split(",")
+    if "lanes" in chosen and select.device(device).type != "cuda":
+        chosen = [name for name in chosen if name != "lanes"]
+        if not chosen:
+            raise BadInput(f"--executors {executors}: lanes need a GPU; measure stack, or the plain loop with loop")
+        print("lanes need a GPU: they are left out", file=sys.stderr)
     if profile:
         for workload, count, executor, precision in itertools.product(
             workloads.split(","), _counts(clients), chosen, precisions.split(",")
@@ -51,6 +57,14 @@ def bench(
             found = benchmark.profile_round(workload, count, executor, precision, device, steps)
             print("\n".join(found.lines()), flush=True)
         return
+    shown = set[str]()
+
+    def show(result: BenchmarkResult) -> None:
+        if result.workload not in shown:
+            print(HEADER)
+        shown.add(result.workload)
+        _print_line(result)
+
     results = benchmark.bench(
         workloads.split(","),
         _counts(clients),
@@ -58,7 +72,7 @@ def bench(
         precisions.split(","),
         device,
         steps=steps,
-        on_result=_print_line,
+        on_result=show,
     )
     if as_json:
         print(json.dumps([asdict(result) for result in results]))
@@ -72,8 +86,6 @@ def _counts(text: str) -> list[int]:
 
 
 def _print_line(r: BenchmarkResult) -> None:
-    if r.executor == "loop":  # the first of its workload
-        print(HEADER)
     print(
         f"{r.workload:32} {r.clients:7} {r.executor:8} {r.precision:5} {r.steps_per_s:9.0f} {r.ratio:6.1f}x "
         f"{r.floor_share:6.1%} {r.peak_gib:6.2f} {r.preparing_s:7.1f}",

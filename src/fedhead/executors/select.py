@@ -119,9 +119,18 @@ def by_name(
         folders: Where `file.py` is looked for, before the working directory.
         runs: How many such runs train together.
     """
-    if name == "lanes" and simulation.device.type != "cuda":
-        raise BadInput("executor lanes: its streams need a GPU; use stack, loop or auto")
+    check_device(name, simulation.device)
     return own(name, folders) if name not in BUILT_IN else _built_in(name, simulation, compile, runs)
+
+
+def check_device(name: str, where: torch.device) -> None:
+    """Refuse an executor that can't run on a device.
+
+    Raises:
+        BadInput: Lanes are asked for where there is no GPU.
+    """
+    if name == "lanes" and where.type != "cuda":
+        raise BadInput("executor lanes: its streams need a GPU; use stack, loop or auto")
 
 
 def own(name: str, folders: Iterable[str | Path] = ()) -> Executor:

@@ -18,7 +18,7 @@ from fedhead.experiment.measure import Log, MeasureContext, Repetition, folder, 
 from fedhead.experiment.published import published
 from fedhead.experiment.recipe import Recipe
 from fedhead.experiment.results import Measurement, Results, digest, stage_recipe
-from fedhead.experiment.run import Settings, check_settings
+from fedhead.experiment.run import Settings, check_executor, check_settings
 from fedhead.experiment.table_merge import with_earlier
 from fedhead.experiment.table_result import TableResult
 from fedhead.experiment.tables import Cell, Scale, Table
@@ -169,7 +169,7 @@ def plan(
     """
     settings = settings or Settings()
     check_settings(settings, together, table.folders)
-    select.device(settings.device)
+    check_executor(settings, select.device(settings.device))
     cells = _cells(table, scale, pick, overrides, variants)
     _validate(cells)
     return cells, [r for cell in cells for r in repetitions(table.name, cell, scale, seeds, splits)]

@@ -202,6 +202,12 @@ def check_settings(settings: Settings, together: bool | None, folders: Sequence[
         refuse_apart(settings)
 
 
+def check_executor(settings: Settings, device: torch.device) -> None:
+    """Refuse, before any of several runs, an executor that can't run on the device where they will train."""
+    if isinstance(settings.executor, str):
+        select.check_device(settings.executor, device)
+
+
 def refuse_apart(settings: Settings) -> None:
     """Refuse settings by which runs can't train together."""
     if settings.executor not in ("auto", "stack"):

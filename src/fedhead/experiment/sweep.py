@@ -29,7 +29,7 @@ from fedhead.experiment.changed_code import check_runs
 from fedhead.experiment.claims import Claims
 from fedhead.experiment.code_folders import FOLDERS
 from fedhead.experiment.measure import Log
-from fedhead.experiment.run import Settings, check_settings
+from fedhead.experiment.run import Settings, check_executor, check_settings
 from fedhead.experiment.run_files import SWEEP
 from fedhead.experiment.sweep_runs import (
     Bundle,
@@ -225,6 +225,7 @@ def plan_runs(
     check("minutes", minutes, Minutes | None)
     check_settings(settings, together, table.folders)
     device = engine.device(settings)
+    check_executor(settings, device)
     cells = sweep_cells(table, seeds)
     validate({cell.name: next(iter(cell.runs.values())) for cell in cells})
     place = out or default_folder(table, cells)
