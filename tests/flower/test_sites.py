@@ -134,6 +134,7 @@ def test_bad_data_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         ("recipe: digits\nsites: [a]\nround_second: 2\n", "did you mean 'round_seconds'"),
         ("recipe: digits\nsites: [a]\nround_seconds: 0\n", "round_seconds: 0 is out of range, it must be above 0"),
         ("recipe: digits\nsites: [a]\nset: [lr=0.1, rounds=2, lr=0.2]\n", r"set: lr is given twice \(lr=0.1 and"),
+        ("recipe: digits\nsites: [a]\nset: [clients=7]\n", "set: clients=7 contradicts the list of sites, which has 1"),
         ("- a\n", "expected lines"),
     ],
 )
@@ -141,6 +142,14 @@ def test_a_bad_server_file_is_named(text: str, reason: str, tmp_path: Path) -> N
     (tmp_path / "server.yaml").write_text(text)
     with pytest.raises(BadInput, match=reason):
         ServerFile.read(tmp_path / "server.yaml")
+
+
+def test_the_number_of_clients_may_be_repeated_but_not_contradicted(tmp_path: Path) -> None:
+    (tmp_path / "server.yaml").write_text("recipe: digits\nsites: [a, b]\nset: [clients=2]\n")
+    assert ServerFile.read(tmp_path / "server.yaml").recipe_of_run().clients == 2
+    with pytest.raises(BadInput, match="clients=3 contradicts the list of sites, which has 2: leave clients out"):
+        Project.init(tmp_path / "demo", "digits", ["north", "south"], ["clients=3"])
+    assert not (tmp_path / "demo").exists()
 
 
 def test_what_deploy_init_writes_can_be_read(tmp_path: Path) -> None:

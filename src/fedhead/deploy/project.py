@@ -20,7 +20,7 @@ from fedhead.experiment import build, components
 from fedhead.experiment.data import is_path
 from fedhead.experiment.experiment import Experiment
 from fedhead.experiment.recipe import Recipe, load
-from fedhead.flower.files import RECIPE_DATA, ServerFile, SiteFile
+from fedhead.flower.files import RECIPE_DATA, ServerFile, SiteFile, refuse_other_clients
 
 _PYPROJECT = """\
 [project]
@@ -129,6 +129,7 @@ class Project:
             raise BadInput(f"{path} is not empty: give a new folder")
         if data and len(data) != len(sites):
             raise BadInput(f"{len(data)} data sources for {len(sites)} sites: give one per site, or none")
+        refuse_other_clients(assignments, sites)
         found = load(recipe, [*assignments, f"clients={len(sites)}"])
         found = replace(found, folders=(*found.folders, *folders))
         # Fail now if the recipe is invalid; what samples look like that sites bring is not known yet.

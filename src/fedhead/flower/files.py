@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Self
@@ -13,7 +14,7 @@ from fedhead.core.errors import BadInput
 from fedhead.core.parameters import from_mapping
 from fedhead.core.ranges import Above, AtLeast, Below, Matches
 from fedhead.core.special_files import read_text
-from fedhead.experiment.recipe import Recipe, load
+from fedhead.experiment.recipe import Recipe, assignment, load
 from fedhead.experiment.yaml_text import read_yaml
 from fedhead.flower.dry_run import MODEL_MB
 from fedhead.flower.policy import Policy
@@ -23,6 +24,17 @@ SiteName = Annotated[
     str, Matches(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", "letters, digits, '.', '_' and '-', at most 64 of them")
 ]
 RECIPE_DATA = "recipe"  # in place of a path: the site's share of the recipe's own data set
+
+
+def refuse_other_clients(assignments: Sequence[str], sites: Sequence[str]) -> None:
+    """Refuse KEY=VALUE words with another number of clients than there are sites, each of which is one.
+
+    Raises:
+        BadInput: They contradict the list of sites.
+    """
+    clients = dict(map(assignment, assignments)).get("clients", len(sites))
+    if clients != len(sites):
+        raise BadInput(f"clients={clients} contradicts the list of sites, which has {len(sites)}: leave clients out")
 
 
 @dataclass(frozen=True)
@@ -82,6 +94,7 @@ class ServerFile(_File):
             raise BadInput(f"quorum: {self.quorum} is out of range, it must be at most the {len(self.sites)} sites")
         try:
             refuse_repeated(self.set)
+            refuse_other_clients(self.set, self.sites)
         except BadInput as error:
             raise BadInput(f"set: {error}") from error
 
