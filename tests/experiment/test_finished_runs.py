@@ -10,6 +10,7 @@ import pytest
 from tiny_table import CPU, rows, tiny
 
 from fedhead.core.errors import BadInput
+from fedhead.experiment.claims import Claims
 from fedhead.experiment.reproduce import reproduce
 
 PICK = ["mild fedavg"]
@@ -39,6 +40,15 @@ def test_finished_runs_are_entered_into_the_results_when_the_time_is_up(tmp_path
     first = reproduce(tiny(), tmp_path / "out", pick=PICK, seeds=1, settings=CPU)
     reproduce(tiny(), tmp_path / "out", pick=PICK, seeds=1, minutes=0, results=tmp_path, settings=CPU)
     assert [float(row["value"]) for row in rows(tmp_path)] == [cell.mean for cell in first.cells]
+
+
+def test_what_the_processes_of_one_command_have_measured_is_no_earlier_result(tmp_path: Path) -> None:
+    said: list[str] = []
+    first = reproduce(tiny(), tmp_path, pick=PICK, seeds=1, settings=CPU)
+    over = Claims(tmp_path / "claims", over=True)
+    again = reproduce(tiny(), tmp_path, pick=PICK, seeds=1, minutes=0, claims=over, settings=CPU, log=said.append)
+    assert [cell.values for cell in again.cells] == [cell.values for cell in first.cells]
+    assert not said
 
 
 @pytest.mark.parametrize(

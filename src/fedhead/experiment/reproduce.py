@@ -94,7 +94,8 @@ def reproduce(
     )
     planned.sort(key=lambda r: (r.recipe.seed, r.split))  # so that a table that is stopped early has every cell
     stored = _found(planned, context)
-    finished = _found(_enter_finished(planned, context), context)
+    # what other processes of this very command have finished is no earlier result
+    finished = [] if context.claims.over else _found(_enter_finished(planned, context), context)
     for place, known in ((context.results.folder, stored), (out, finished)):
         if known:
             log(_stored(known, place, len(planned), context))
