@@ -36,6 +36,8 @@ def test_lanes_without_a_gpu_are_left_out_with_a_word(capsys: pytest.CaptureFixt
     said = capsys.readouterr()
     assert said.err == "lanes need a GPU: they are left out\n"
     assert "lanes" not in said.out
+    assert call(BENCH) == 0
+    assert capsys.readouterr() == (said.out, "")  # no one has asked for them
 
 
 def test_lanes_alone_are_refused_without_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:

@@ -25,7 +25,9 @@ HEADER = "{:32} {:>7} {:8} {:5} {:>9} {:>7} {:>6} {:>6} {:>7}".format(
 def bench(
     workloads: str = typer.Option("simplecnn,resnet20,mixed", help="Among simplecnn, moon, resnet20, fedetf, mixed."),
     clients: str = typer.Option("10,20,40", help="How many clients train at once."),
-    executors: str = typer.Option("stack,lanes", help="Besides the plain loop, which is always taken as 1x."),
+    executors: str | None = typer.Option(
+        None, help="Besides the plain loop, which is always taken as 1x. [default: stack, and on a GPU lanes]"
+    ),
     precisions: str = typer.Option("fp32,bf16", help="Among fp32, tf32, bf16."),
     device: str = typer.Option("auto", help="cpu, cuda or auto."),
     steps: int | None = typer.Option(None, min=1, help="Local steps of each client; 100 on a GPU, 20 on a CPU."),
@@ -43,8 +45,9 @@ def bench(
     from fedhead.executors import select
     from fedhead.experiment import benchmark
 
-    chosen = executors.split(",")
-    if "lanes" in chosen and select.device(device).type != "cuda":
+    has_lanes = select.device(device).type == "cuda"
+    chosen = (["stack", "lanes"] if has_lanes else ["stack"]) if executors is None else executors.split(",")
+    if "lanes" in chosen and not has_lanes:
         chosen = [name for name in chosen if name != "lanes"]
         if not chosen:
             raise BadInput(f"--executors {executors}: lanes need a GPU; measure stack, or the plain loop with loop")
