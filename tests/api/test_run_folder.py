@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -216,7 +217,8 @@ def test_a_bar_is_shown_in_notebooks_too(monkeypatch: pytest.MonkeyPatch, capsys
     assert capsys.readouterr().err.count("fedavg: round ") == 2
     shown: list[int] = []
     monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: True)
+    real = importlib.util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name == "ipywidgets" or real(name))
     monkeypatch.setattr("rich.progress.Progress.update", lambda self, task, **now: shown.append(now["advance"]))
     monkeypatch.setattr("rich.live.Live.refresh", lambda self: None)
     fh.run(federation(), "mlp", rounds=2, executor="loop", device="cpu", progress=True)
