@@ -28,7 +28,8 @@ SMALL = ["subset=120", "rounds=3", "local_epochs=1", "partition=dirichlet(1.0)",
 
 
 def project(folder: Path, *assignments: str, sites: int = 3) -> tuple[Project, InProcess]:
-    made = Project.init(folder / "demo", "digits", [f"site-{k}" for k in range(sites)], [*SMALL, *assignments])
+    words = {word.partition("=")[0]: word for word in [*SMALL, *assignments]}  # a later value replaces an earlier one
+    made = Project.init(folder / "demo", "digits", [f"site-{k}" for k in range(sites)], list(words.values()))
     text = made.server_file.read_text().replace("join_seconds: 120", "join_seconds: 0.3")
     made.server_file.write_text(text)
     for file in made.sites().values():
