@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
+from noted_tables import note_tables
 from small import federation, network
 
 import fedhead as fh
@@ -202,16 +203,8 @@ def trained(made: Simulation, executor: Executor, ahead: bool) -> list[bool]:
     """Train all rounds, with tables made ahead as beside a GPU; return of each stack whether it had some."""
     if ahead:
         made.device = torch.device("cuda")  # as the run sees it: all tensors stay on the CPU
-    used: list[bool] = []
-    take = Job.take
-
-    def noting(job: Job, places: list[int]) -> Job:
-        part = take(job, places)
-        used.append(part.tables is not None)
-        return part
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Job, "take", noting)
+        used = note_tables(patch)
         for number in range(1, 4):
             train_round(made.using(executor), number)
     return used

@@ -91,5 +91,5 @@ def test_a_gpus_rounds_are_drawn_ahead_with_tables_for_a_stack(monkeypatch: pyte
         monkeypatch.setattr(torch.cuda, name, lambda: 0)
     for worker, expected in ((Stack(), [True, True]), (fh.Loop(), [False, False]), (Stack(size=2), [False, False])):
         ahead.clear()
-        benchmark.measure(SMALL, 3, worker, "fp32", Gpu(), 2, 2, 1e9)  # type: ignore[arg-type]
+        benchmark.measure(SMALL, 3, worker, "fp32", Gpu(), 2, 2, 1e9)  # type: ignore[arg-type]  # a stand-in
         assert ahead == expected

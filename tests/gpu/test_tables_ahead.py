@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from noted_tables import note_tables
 from small import federation, network
 
 from fedhead.algorithm.task import LocalTraining
@@ -12,7 +13,6 @@ from fedhead.engine import prefetch
 from fedhead.engine.rounds import train_round
 from fedhead.engine.simulation import Simulation
 from fedhead.executors.graphs import Graphs
-from fedhead.executors.job import Job
 from fedhead.executors.stack import Stack, by_steps
 from fedhead.methods import METHODS
 from fedhead.models.precision import set_precision
@@ -44,16 +44,8 @@ def trained(simulation: Simulation) -> Simulation:
 @pytest.mark.parametrize("participation", [1.0, 0.5])
 @pytest.mark.parametrize("method", ["fedavg", "fedrep"])
 def test_runs_have_the_same_numbers(method: str, participation: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    used: list[bool] = []
-    take = Job.take
-
-    def noting(job: Job, places: list[int]) -> Job:
-        part = take(job, places)
-        used.append(part.tables is not None)
-        return part
-
     with monkeypatch.context() as patch:
-        patch.setattr(Job, "take", noting)
+        used = note_tables(patch)
         found = trained(simulate(method, participation))
     assert used == [False, True, True, True]
     monkeypatch.setattr(Simulation, "draw_ahead", lambda *args: None)
