@@ -18,6 +18,7 @@ from targets_peers import fedjax_peer, pfl_peer
 
 SIMPLECNN = [str(HERE / "cell.yaml"), "stages=[]"]
 RESNET20 = ["fedetf-iid", "method=fedetf", "partition=dirichlet(0.1)", "batch_size=64"]
+MODELS = ("SimpleCNN", "ResNet-20")
 
 
 # -- whole commands ---------------------------------------------------------------------------------------------------
@@ -43,6 +44,8 @@ def first_round(options: argparse.Namespace) -> Iterator[Measured]:
         ("SimpleCNN", [*SIMPLECNN, "rounds=30"], ("at most 20", "at most 8")),
         ("ResNet-20", [*RESNET20, "rounds=20", "last_rounds=1"], ("at most 40", "at most 12")),
     ):
+        if options.model not in (None, name):
+            continue
         if options.tiny:
             words = [*words, "rounds=2", "local_epochs=1", "batch_size=8", "clients=3", "client_test=null"]
         with tempfile.TemporaryDirectory() as caches:
@@ -63,6 +66,8 @@ def real_run(options: argparse.Namespace) -> Iterator[Measured]:
         ("SimpleCNN", SIMPLECNN, 100, "simplecnn", 10),
         ("ResNet-20", RESNET20, 40, "fedetf", 20),
     ):
+        if options.model not in (None, name):
+            continue
         more = [f"rounds={rounds}", f"clients={clients}"]
         if options.tiny:
             rounds, clients = 3, 2

@@ -15,7 +15,7 @@ from unittest.mock import patch
 import pytest
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-TINY = Namespace(device="cpu", tiny=True, data=None)
+TINY = Namespace(device="cpu", tiny=True, data=None, model=None)
 
 
 @pytest.fixture
