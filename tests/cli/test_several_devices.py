@@ -43,15 +43,37 @@ def test_a_gpu_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch, cou
     assert check_devices("cpu,cpu", device="auto", shard=None) == ["cpu", "cpu"]
 
 
+@pytest.mark.parametrize(
+    ("names", "given", "expected"),
+    [
+        (["cuda:0"] * 5, {}, {"OMP_NUM_THREADS": "3"}),
+        (["cuda:0", "cuda:1"], {}, {"OMP_NUM_THREADS": "8"}),
+        (["cuda:0"] * 40, {}, {"OMP_NUM_THREADS": "1"}),
+        (["cuda:0", "cuda:0"], {"OMP_NUM_THREADS": "16"}, {}),
+        (["cpu", "cpu"], {}, {}),
+    ],
+)
+def test_processes_on_gpus_share_the_threads_of_the_host(
+    monkeypatch: pytest.MonkeyPatch, names: list[str], given: dict[str, str], expected: dict[str, str]
+) -> None:
+    monkeypatch.setattr("torch.get_num_threads", lambda: 16)
+    assert several_devices.shared_threads(names, given) == expected
+
+
 def test_a_process_that_fails_is_named_when_all_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[list[str]] = []
+    threads: list[str | None] = []
 
     class Process:
-        def __init__(self, command: list[str], stdout: int) -> None:
+        def __init__(self, command: list[str], stdout: int, env: dict[str, str]) -> None:
             begun.append(command)
+            threads.append(env.get("OMP_NUM_THREADS"))
 
         def wait(self) -> int:
             return int("cuda:1" in begun[0])
+
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr("torch.get_num_threads", lambda: 16)
 
     monkeypatch.setattr(several_devices.subprocess, "Popen", Process)
     monkeypatch.setattr(sys, "argv", ["fedhead", "sweep", "a.yaml", "--devices", "1,0"])
@@ -66,6 +88,7 @@ def test_a_process_that_fails_is_named_when_all_have_ended(monkeypatch: pytest.M
     ]
     assert [command[3:-1] for command in begun] == heads
     assert begun[0][-1] == begun[1][-1], "processes that share their runs know each other's claims"
+    assert threads == ["8", "8"]
 
 
 @pytest.mark.long
@@ -124,7 +147,7 @@ def test_runs_that_fail_do_not_stop_the_others_and_are_named_at_the_end(
     codes: list[int] = []
 
     class Process:  # in this very process, one after another
-        def __init__(self, line: list[str], stdout: int) -> None:
+        def __init__(self, line: list[str], stdout: int, env: dict[str, str]) -> None:
             codes.append(call(line[3:]))
 
         def wait(self) -> int:

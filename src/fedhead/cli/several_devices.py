@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
@@ -81,6 +82,7 @@ def on_each(names: Sequence[str], claims: Path | None) -> Iterator[tuple[Path | 
     from fedhead.deploy.processes import leaving_on_term
 
     command = [sys.executable, "-m", "fedhead.cli", *without_devices(sys.argv[1:])]
+    environment = {**os.environ, **shared_threads(names, os.environ)}
     with tempfile.TemporaryDirectory(prefix="fedhead-") as shared:
         processes: list[subprocess.Popen[bytes]] = []
         try:
@@ -88,7 +90,7 @@ def on_each(names: Sequence[str], claims: Path | None) -> Iterator[tuple[Path | 
                 with _ignoring_interrupts():
                     for name in names:
                         own = [*command, "--device", name, "--claims", shared]
-                        processes.append(subprocess.Popen(own, stdout=subprocess.DEVNULL))
+                        processes.append(subprocess.Popen(own, stdout=subprocess.DEVNULL, env=environment))
                 broken = [name for name, process in zip(names, processes, strict=True) if process.wait()]
         except BaseException:
             for process in processes:
@@ -97,6 +99,23 @@ def on_each(names: Sequence[str], claims: Path | None) -> Iterator[tuple[Path | 
                 process.wait()
             raise
         yield Path(shared), broken
+
+
+def shared_threads(names: Sequence[str], environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables by which processes on GPUs share the host's threads, as far as the user has not set them.
+
+    If each took all of them, they would wait for each other most of the time. On a CPU the number of threads decides
+    how a run's sums round, so it stays what it is in a single process.
+
+    Args:
+        names: The devices, one per process.
+        environment: The variables of this process.
+    """
+    import torch
+
+    if "cpu" in names or "OMP_NUM_THREADS" in environment:
+        return {}
+    return {"OMP_NUM_THREADS": str(max(1, torch.get_num_threads() // len(names)))}
 
 
 def raise_failures(failures: Mapping[str, str], broken: Sequence[str] = ()) -> None:
