@@ -13,7 +13,7 @@ from fedhead.core.errors import BadInput
 from fedhead.data.federation import Federation, Samples
 from fedhead.engine.features import FeatureExtractor, of_features
 from fedhead.executors import select
-from fedhead.models.precision import set_precision
+from fedhead.models.precision import set_precision, warn_if_emulated
 from fedhead.models.registry import ModelLike, build
 from fedhead.models.split_model import SplitModel
 from fedhead.report.progress import counter
@@ -56,9 +56,10 @@ def extract_features(
         model = build(model, federation.input_shape, federation.outputs)
     where = select.device(device)
     folder = None if cache is None else Path(os.fspath(cache))
-    extract = FeatureExtractor(
-        copy.deepcopy(model).to(where), federation.transform, set_precision(precision), folder, projected=True
-    )
+    bf16 = set_precision(precision)
+    if bf16:
+        warn_if_emulated(where)
+    extract = FeatureExtractor(copy.deepcopy(model).to(where), federation.transform, bf16, folder, projected=True)
     held = [part for part in (federation.train, federation.test, federation.public) if part is not None]
     with counter(sum(len(part.y) for part in held), "features", not progress) as advance:
         made = _computed(federation, extract, advance)

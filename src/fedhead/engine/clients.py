@@ -50,6 +50,7 @@ from fedhead.executors.shared_work import SharedWork
 from fedhead.executors.stack_order import stack_order
 from fedhead.models.batch_norm import may_normalize_batches
 from fedhead.models.dropout import calls_dropout
+from fedhead.models.precision import warn_if_emulated
 from fedhead.models.split_model import SplitModel, weights
 from fedhead.samplers.base import Sampler
 from fedhead.samplers.uniform import UniformSampler
@@ -112,6 +113,8 @@ class Clients:
             outliers.check(method)
         self.federation, self.method = federation, method
         self.device, self.dtype, self.bf16 = torch.device(device), dtype, bf16
+        if bf16:
+            warn_if_emulated(self.device)
         self.assign = compatibility.assignment(assign, len(models), len(federation))
         self.shared, self._alone = shared or SharedWork(), shared is None
         once = self.shared.once

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
+
 import torch
 
 from fedhead.core.errors import unknown
+from fedhead.core.log import warn_once
 
 PRECISIONS = ("fp32", "tf32", "bf16")
 
@@ -27,3 +30,25 @@ def set_precision(name: str) -> bool:
     torch.backends.cuda.matmul.allow_tf32 = name != "fp32"
     torch.backends.cudnn.allow_tf32 = name != "fp32"
     return name == "bf16"
+
+
+def has_bf16(where: torch.device) -> bool:
+    """Return whether a device has instructions for bfloat16; torch emulates them where it has not."""
+    if where.type == "cuda":
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]  # torch has no types there
+        return True  # there is no one to ask
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def warn_if_emulated(where: torch.device) -> None:
+    """Warn that models will compute in bfloat16 on a device that has no instructions for it."""
+    if has_bf16(where):
+        return
+    name = f"the GPU {torch.cuda.get_device_name(where)}" if where.type == "cuda" else "this CPU"
+    warn_once(
+        f"precision bf16: {name} has no instructions for bfloat16, so torch emulates them and is slower than in fp32; "
+        "use fp32, or a device that has them"
+    )
+    # torch says so itself on some CPUs, in forty lines with its C++ stack
+    warnings.filterwarnings("ignore", "mkldnn_matmul failed", UserWarning)
