@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from fedhead.cli import call
-from fedhead.cli.benching import HEADER
+from fedhead.cli.benching import HEADER, LOOP_NOTE
 from fedhead.experiment import benchmark
 from fedhead.experiment.benchmark import BenchmarkResult
 
@@ -27,8 +29,17 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("executor", ["loop", "stack"])
 def test_each_workload_has_one_header(executor: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert call([*BENCH, "--executors", executor]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    lines = capsys.readouterr().out.removesuffix(f"{LOOP_NOTE}\n").splitlines()
     assert [line == HEADER for line in lines] == [True, False, False] * 2
+
+
+def test_the_table_says_why_the_loop_has_fewer_clients(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call([*BENCH, "--clients", "10", "--json"]) == 0
+    *table, note, more, results = capsys.readouterr().out.splitlines()
+    assert [line.split()[2] for line in table if line != HEADER] == ["2", "10"] * 2  # the loop's and the stack's
+    assert note.startswith("loop: its clients train one after another")
+    assert f"{note}\n{more}" == LOOP_NOTE
+    assert [row["clients"] for row in json.loads(results)] == [2, 10] * 2
 
 
 def test_lanes_without_a_gpu_are_left_out_with_a_word(capsys: pytest.CaptureFixture[str]) -> None:

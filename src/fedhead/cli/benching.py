@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 HEADER = "{:32} {:>7} {:8} {:5} {:>9} {:>7} {:>6} {:>6} {:>7}".format(
     "workload", "clients", "executor", "prec.", "steps/s", "ratio", "floor", "GiB", "prep. s"
 )
+LOOP_NOTE = (
+    "loop: its clients train one after another, so steps/s does not depend on their number: the 1x is measured with 2\n"
+    "clients, or one of each architecture, and --executors loop with the first 2 of each architecture"
+)
 
 
 @app.command()
@@ -77,6 +81,7 @@ def bench(
         steps=steps,
         on_result=show,
     )
+    print(LOOP_NOTE)
     if as_json:
         print(json.dumps([asdict(result) for result in results]))
 
