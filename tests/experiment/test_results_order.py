@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 from tiny_table import CPU, rows, tiny
 
+from fedhead.cli import call
 from fedhead.core.errors import BadInput
 from fedhead.data.partition_registry import parse as parse_partition
 from fedhead.experiment import tables, time_budget, training_groups
+from fedhead.experiment.measure import Measured
 from fedhead.experiment.recipe import Recipe
 from fedhead.experiment.reproduce import drawn_seeds, reproduce, reproduce_next
 from fedhead.experiment.tables import Table
@@ -93,8 +95,8 @@ def test_next_measures_what_is_missing_by_priority_over_all_tables(
     slow = tiny(**{"rounds: 2": "rounds: 3", "priority: 1": "priority: 1"})
     _use(monkeypatch, slow=slow, fast=tiny())
     said: list[str] = []
-    left = reproduce_next(tmp_path / "runs", tmp_path, 10, seeds=1, settings=CPU, log=said.append)
-    assert left == 0
+    nothing = Measured(0, {})
+    assert reproduce_next(tmp_path / "runs", tmp_path, 10, seeds=1, settings=CPU, log=said.append) == nothing
     order = [(r["table"], r["cell"]) for r in rows(tmp_path)]
     names = ["mild fedavg", "hard fedavg", "mild fedprox", "hard fedprox"]
     expected = [
@@ -106,7 +108,7 @@ def test_next_measures_what_is_missing_by_priority_over_all_tables(
     ]
     assert order == expected
     said.clear()
-    assert reproduce_next(tmp_path / "elsewhere", tmp_path, 10, seeds=1, settings=CPU, log=said.append) == 0
+    assert reproduce_next(tmp_path / "elsewhere", tmp_path, 10, seeds=1, settings=CPU, log=said.append) == nothing
     assert said == [f"nothing is missing: {tmp_path} has every published value, with these seeds and splits"]
     assert len(rows(tmp_path)) == len(expected)
 
@@ -127,12 +129,38 @@ def test_next_leaves_out_data_that_is_not_there_and_goes_on_after_failures(
     monkeypatch.setattr(training_groups, "execute", fails)
     said: list[str] = []
     settings = replace(CPU, data=tmp_path / "no-data")
-    assert reproduce_next(tmp_path / "runs", tmp_path, 10, seeds=1, settings=settings, log=said.append) == 2
+    measured = reproduce_next(tmp_path / "runs", tmp_path, 10, seeds=1, settings=settings, log=said.append)
+    names = [f"there mild {method} before/ccvr, seed 0" for method in ("fedavg", "fedprox")]
+    assert measured == Measured(2, dict.fromkeys(names, "something is wrong with it"))
     assert said[0] == "cifar10 is not there: its cells are left out"
     assert {r["cell"].split()[0] for r in rows(tmp_path)} == {"hard"}
     _use(monkeypatch, absent=absent)
     with pytest.raises(BadInput, match=r"nothing could be measured: the data sets of what .* are not in .*no-data;"):
         reproduce_next(tmp_path / "runs", tmp_path / "none", 10, seeds=1, settings=settings)
+
+
+def test_the_command_names_what_failed_after_the_others_are_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _use(monkeypatch, one=tiny(), two=tiny(**{"rounds: 2": "rounds: 3"}))
+    real = training_groups.execute
+
+    def fails(recipe: Recipe, *args: Any, **kwargs: Any) -> Any:
+        if recipe.partition == "dirichlet(0.5)" and recipe.method == "fedavg":
+            raise BadInput("something is wrong with it")
+        return real(recipe, *args, **kwargs)
+
+    monkeypatch.setattr(training_groups, "execute", fails)
+    line = ["--next", "10m", "--results", str(tmp_path), "--out", str(tmp_path / "out"), "--seeds", "1"]
+    assert call(["reproduce", *line, "--device", "cpu", "--executor", "loop"]) == 1
+    error = capsys.readouterr().err.splitlines()[-1]
+    name = "one mild fedavg before/ccvr, seed 0"
+    fix = "fix it, and the same command runs what failed again"
+    assert error == f"error: {name}: something is wrong with it (1 more failed); {fix}"
+    assert len(rows(tmp_path)) == 2 * 6  # all but the two that failed, each with its stage
+    monkeypatch.setattr(training_groups, "execute", real)
+    assert call(["reproduce", *line, "--device", "cpu", "--executor", "loop"]) == 0
+    assert len(rows(tmp_path)) == 2 * 8
 
 
 def test_the_first_priorities_are_the_central_tables_on_cifar10() -> None:

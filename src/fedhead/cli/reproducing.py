@@ -131,7 +131,7 @@ def reproduce(
         from fedhead.experiment.run import Settings
 
         with resumable():
-            reproduce_next(
+            measured = reproduce_next(
                 out or Path("runs") / "next",
                 _required(results, "--next"),
                 _duration(upcoming),
@@ -142,6 +142,7 @@ def reproduce(
                 together=together,
                 log=_log,
             )
+        raise_failures(measured.failures)
         return
     if table is None:
         titles = {name: tables.load(name).title for name in tables.names()}

@@ -61,7 +61,8 @@ class MeasureContext:
     budget: TimeBudget = field(default_factory=TimeBudget)
     together: bool | None = None  # train seeds and splits of a method in one stack; None: on a GPU where that is best
     log: Log = lambda _: None
-    continue_on_error: bool = False  # whether the other runs are measured even if the first one fails
+    # whether cells of several tables are measured: the first run that fails says little of the others then
+    several_tables: bool = False
     shard: tuple[int, int] | None = None  # which part of how many to run, (3, 16) for the third of sixteen
     claims: Claims = field(default_factory=Claims)  # which runs other processes of this command have taken
 
@@ -86,7 +87,7 @@ def measure_all(repetitions: Sequence[Repetition], context: MeasureContext) -> M
     """Measure what was not measured yet, as far as the time goes.
 
     A run that fails is named and the others go on. Where the very first fails, all would most likely: its error is
-    raised at once, unless other processes run the others anyway.
+    raised at once, unless the others are of other tables or other processes run them anyway.
     """
     trainings = _trainings(repetitions, context)
     if context.shard is not None:
@@ -98,7 +99,7 @@ def measure_all(repetitions: Sequence[Repetition], context: MeasureContext) -> M
     if trainings:
         context.results.check_writable()
     done, failed, elsewhere, failures = 0, 0, 0, dict[str, str]()
-    at_once = not context.continue_on_error and not context.claims.shared
+    at_once = not context.several_tables and not context.claims.shared
     recipes = {path: training.recipe for path, training in trainings.items()}
     for number, paths in group_trainings(recipes, context.together, select.device(context.settings.device)):
         fit = 0 if context.budget.exhausted else context.budget.how_many_fit([recipes[path] for path in paths])
@@ -114,7 +115,7 @@ def measure_all(repetitions: Sequence[Repetition], context: MeasureContext) -> M
         for path, error in errors.items():
             if not done and not failures and len(errors) == len(paths) and at_once:
                 raise error
-            name, reason = _name(trainings[path]), describe_error(error)
+            name, reason = _name(trainings[path], context.several_tables), describe_error(error)
             context.log(f"failed: {name}: {reason}")
             context.claims.fail(name, reason)
             failures[name] = reason
@@ -142,9 +143,11 @@ def _stage_is_done(repetition: Repetition, path: Path) -> bool:
     return reopen.load_stage_result(reopen.stage_file(path, repetition.cell.stage, settings)) is not None
 
 
-def _name(training: Training) -> str:
-    """Return what a training is called: its cells, and what was drawn for it."""
+def _name(training: Training, with_tables: bool) -> str:
+    """Return what a training is called: its cells, perhaps with their tables, and what was drawn for it."""
     cells = [" ".join([r.cell.name, *r.cell.overrides]) for r in training.repetitions]
+    if with_tables:
+        cells = [name_cells((r.table, r.cell) for r in training.repetitions)]
     drawn = f"seed {training.recipe.seed}"
     if training.recipe.partition_seed is not None:
         drawn += f", split {training.recipe.partition_seed}"

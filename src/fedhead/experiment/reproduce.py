@@ -14,7 +14,7 @@ from fedhead.data import datasets
 from fedhead.executors import select
 from fedhead.experiment import build, table_result, tables
 from fedhead.experiment.claims import Claims
-from fedhead.experiment.measure import Log, MeasureContext, Repetition, folder, measure_all
+from fedhead.experiment.measure import Log, MeasureContext, Measured, Repetition, folder, measure_all
 from fedhead.experiment.published import published
 from fedhead.experiment.recipe import Recipe
 from fedhead.experiment.results import Measurement, Results, digest, stage_recipe
@@ -209,7 +209,7 @@ def reproduce_next(
     settings: Settings | None = None,
     together: bool | None = None,
     log: Log = lambda _: None,
-) -> int:
+) -> Measured:
     """Measure published values that `results` lacks, over all tables (or `only` those named), for so many minutes.
 
     Tables and their parts come in the order of their `priority`; within one, every cell comes once before any comes
@@ -229,7 +229,7 @@ def reproduce_next(
         log: Called with a line about each run that begins.
 
     Returns:
-        How many runs are left.
+        How many runs are left, and why runs failed.
 
     Raises:
         BadInput: Of none of what is missing the data is there.
@@ -237,7 +237,7 @@ def reproduce_next(
     check("minutes", minutes, Minutes)
     settings = settings or Settings()
     budget = TimeBudget(minutes)
-    context = MeasureContext(out, Results(results), settings, budget, together, log, continue_on_error=True)
+    context = MeasureContext(out, Results(results), settings, budget, together, log, several_tables=True)
     by_training: dict[Path, list[tuple[int, Repetition]]] = {}  # with which repetition of its cell each is
     for name in only or tables.names():
         for cell in tables.load(name).cells(scale):
@@ -262,14 +262,16 @@ def reproduce_next(
     tiers: dict[int, list[list[tuple[int, Repetition]]]] = {}
     for found in possible:
         tiers.setdefault(min(r.cell.priority for _, r in found), []).append(found)
-    left = len(possible)
+    left, failures = len(possible), dict[str, str]()
     for priority in sorted(tiers):
         if context.budget.exhausted:
             log(f"the time is up: {left} runs are left")
             break
         trainings = sorted(tiers[priority], key=_rank)
-        left -= len(trainings) - measure_all([r for found in trainings for _, r in found], context).left
-    return left
+        measured = measure_all([r for found in trainings for _, r in found], context)
+        left -= len(trainings) - measured.left
+        failures |= measured.failures
+    return Measured(left, failures)
 
 
 def _rank(training: list[tuple[int, Repetition]]) -> tuple[int, float]:
