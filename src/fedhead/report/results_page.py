@@ -24,6 +24,7 @@ from fedhead.report import plots
 PAGE, PICTURE, NOTES = "README.md", "figure.svg", "notes.md"
 CLOSE = 2.0  # points
 _BEGIN = re.compile(rb"# Results\r?\n\r?\n\d+ of the papers' \d+ published values are measured")  # every page does
+_PICTURE_TITLE = "fedhead reproduce: our results against the published ones"
 _MOST = 5  # names in one line
 
 
@@ -66,9 +67,11 @@ def write(folder: Path) -> Path:
     A file notes.md in the folder, what was tried and what is likely the cause of a difference, is taken into the page.
 
     Raises:
-        BadInput: The folder holds no results, a file of it can't be read, or its README.md is not such a page.
+        BadInput: The folder holds no results, a file of it can't be read, or its README.md or figure.svg was not
+            written by this function.
     """
     _refuse_other_page(folder / PAGE)
+    _refuse_other_picture(folder / PICTURE)
     notes = read_text(folder / NOTES) if (folder / NOTES).exists() else ""
     results = Results(folder)
     if not any(True for _ in results):
@@ -79,7 +82,7 @@ def write(folder: Path) -> Path:
     measured = {table.name: lines(table, results) for table in every}
     own = {row for found in measured.values() for line in found for row in line.rows}
     others = _others(every, [row for row in results if row not in own])
-    plots.save(plots.against(_pairs(measured.values())), folder / PICTURE)
+    plots.save(plots.against(_pairs(measured.values())), folder / PICTURE, title=_PICTURE_TITLE)
     left = [row for row in results if row not in own and not any(row in line.rows for line in others)]
     for line in _left_out(left):
         warn_once(f"{folder}: {line}")
@@ -99,6 +102,14 @@ def _refuse_other_page(path: Path) -> None:
             f"{path} is not a page of results, so it is not overwritten: move it away (what is to stand in the page "
             f"belongs into {NOTES})"
         )
+
+
+def _refuse_other_picture(path: Path) -> None:
+    if not path.exists():
+        return
+    refuse_special(path)
+    if f"<title>{_PICTURE_TITLE}</title>".encode() not in path.read_bytes():
+        raise BadInput(f"{path} is not the figure of a page of results, so it is not overwritten: move or rename it")
 
 
 def lines(table: Table, results: Results) -> list[Line]:

@@ -179,13 +179,14 @@ def _quiet() -> Iterator[None]:
 
 
 @styled
-def save(fig: Figure, path: str | Path, dpi: int = 200) -> None:
+def save(fig: Figure, path: str | Path, dpi: int = 200, title: str | None = None) -> None:
     """Save a figure with a white background.
 
     Args:
         fig: The figure.
         path: File to write; its suffix (.png, .svg or .pdf) selects the format.
         dpi: Dots per inch of a .png.
+        title: What the file says of itself, in its metadata; it is not drawn.
 
     Raises:
         BadInput: If the suffix is unknown or the file can't be written.
@@ -193,7 +194,8 @@ def save(fig: Figure, path: str | Path, dpi: int = 200) -> None:
     path = Path(path)
     if path.suffix.lower() not in (".png", ".svg", ".pdf"):
         raise BadInput(f"{path}: a figure's name must end in .png, .svg or .pdf")
-    metadata = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(path.suffix.lower(), {})
+    metadata: dict[str, str | None] = {"Title": title} if title is not None else {}
+    metadata |= {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(path.suffix.lower(), {})
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         fig.patch.set_alpha(1)  # figures for a page are transparent
