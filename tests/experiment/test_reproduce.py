@@ -42,21 +42,21 @@ def test_a_result_is_the_mean_of_the_seeds_that_have_it() -> None:
     rows = [row(40.0), row(None), row(50.0)]
     expected = published(CELL)
     assert expected is not None
-    found = table_result.cell_result(CELL, rows, "full")
+    found = table_result.cell_result(CELL, rows)
     assert (found.values, found.mean, found.published) == ([40.0, None, 50.0], 45.0, expected[0])
     assert found.deviation == pytest.approx(50**0.5)  # of a sample: n - 1
     assert found.difference == pytest.approx(45.0 - expected[0])
-    assert table_result.cell_result(CELL, rows, "small").difference is None
-    one = table_result.cell_result(CELL, rows[:1], "full")
+    assert table_result.cell_result(CELL, rows, comparable=False).difference is None
+    one = table_result.cell_result(CELL, rows[:1])
     assert (one.mean, one.deviation) == (40.0, None)
-    none = table_result.cell_result(CELL, rows[1:2], "full")
+    none = table_result.cell_result(CELL, rows[1:2])
     assert (none.mean, none.deviation, none.difference) == (None, None, None)
-    assert table_result.cell_result(CELL, [], "full").mean is None
+    assert table_result.cell_result(CELL, []).mean is None
 
 
 def test_a_deviation_over_clients_is_the_mean_of_the_runs_own() -> None:
     rows = [row(7.0, 1.0), row(9.0), row(8.0, 2.0)]
-    found = table_result.cell_result(replace(CELL, deviation="clients"), rows, "full")
+    found = table_result.cell_result(replace(CELL, deviation="clients"), rows)
     assert (found.mean, found.deviation) == (8.0, 1.5)
 
 
@@ -109,7 +109,7 @@ def test_no_seeds_at_all_are_refused(tmp_path: Path) -> None:
 
 
 def test_the_csv_has_a_row_per_cell_rounded_for_reading(tmp_path: Path) -> None:
-    result = table_result.cell_result(CELL, [row(100 / 3)], "small")
+    result = table_result.cell_result(CELL, [row(100 / 3)], comparable=False)
     whole = table_result.TableResult("t", "T", "small", [0], [0], False, list(CELL.choices), [result])
     table_result.write(tmp_path, whole)
     with (tmp_path / "table.csv").open() as file:

@@ -17,7 +17,7 @@ from fedhead.report import results_page
 def few_tables(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave out the tables that no test here enters: each cell takes a moment."""
     every, ccvr = tables.names(), ("table1", "table2", "table3", "table5", "figure7")
-    few = {name: every[name] for name in [*(f"ccvr/{name}" for name in ccvr), "fedetf/figure6"]}
+    few = {name: every[name] for name in [*(f"ccvr/{name}" for name in ccvr), "fedclassavg/table4", "fedetf/figure6"]}
     monkeypatch.setattr(tables, "names", lambda: few)
 
 
@@ -75,6 +75,30 @@ def test_rows_that_no_cell_has_now_are_counted_and_named(tmp_path: Path, capsys:
     assert f"\n\n{lost}\n\n{small}\n\n" in page
     assert capsys.readouterr().err == f"warning: {tmp_path}: {lost}\nwarning: {tmp_path}: {small}\n"
     assert "61.00" not in page
+
+
+def test_a_difference_is_shown_where_the_published_value_is_for_the_settings(tmp_path: Path) -> None:
+    before, tuned = {"cifar10-0.1 fedavg before": {0: 50.0, 1: 60.0}}, {"cifar10-0.1 fedavg ccvr": {0: 61.0, 1: 63.0}}
+    enter(tmp_path, "ccvr/table2", before, {"rounds": 40})
+    enter(tmp_path, "ccvr/table2", before, {"partition": "dirichlet(0.1, moon)"})  # a variant's
+    enter(tmp_path, "ccvr/table2", tuned, {"stage.ccvr.tukey": "none"})  # another one's
+    enter(tmp_path, "ccvr/table2", tuned, {"stage.ccvr.tukey": "none", "lr": 0.02})
+    union = {"dataset": "emnist-letters-union"}
+    enter(tmp_path, "fedclassavg/table4", {"emnist CA": {0: 80.0, 1: 91.0}}, union)  # and one of other data
+    enter(tmp_path, "fedclassavg/table4", {"emnist CA": {0: 80.0, 1: 91.0}}, {"dataset": "emnist-letters", "lr": 0.02})
+    enter(tmp_path, "fedclassavg/table4", {"emnist CA": {0: 80.0, 1: 91.0}}, {"dataset": "cifar10"})
+    text = results_page.write(tmp_path).read_text(encoding="utf-8")
+    rows = [line.split(" | ") for line in text.partition("## Other settings")[2].splitlines()[4:-2]]
+    assert {row[2].strip("`"): (row[-2], row[-1].strip(" |")) for row in rows} == {
+        "rounds=40": ("", ""),
+        "partition=dirichlet(0.1, moon)": ("**-3.55**", "yes"),
+        "stage.ccvr.tukey=none": ("-0.68", "yes"),
+        "stage.ccvr.tukey=none lr=0.02": ("", ""),
+        "dataset=emnist-letters-union": ("**-6.00**", "no"),
+        "dataset=emnist-letters lr=0.02": ("", ""),
+        "dataset=cifar10": ("", ""),
+    }
+    assert [row[5] for row in rows] == ["58.55 ± 0.98"] * 2 + ["62.68 ± 0.54"] * 2 + ["91.50"] * 3  # beside each
 
 
 def test_a_readme_of_the_users_own_is_not_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,6 +16,7 @@ from fedhead.experiment import build, table_result, tables
 from fedhead.experiment.claims import Claims
 from fedhead.experiment.measure import Log, MeasureContext, Measured, Repetition, folder, measure_all
 from fedhead.experiment.published import published
+from fedhead.experiment.readings import is_reading
 from fedhead.experiment.recipe import Recipe
 from fedhead.experiment.results import Measurement, Results, digest, stage_recipe
 from fedhead.experiment.run import Settings, check_executor, check_settings
@@ -104,7 +105,10 @@ def reproduce(
     for r in planned:
         if (row := r.found(context.results)) is not None:
             found.setdefault(r.digest, []).append(row)
-    cell_results = [table_result.cell_result(cell, found.get(digest(cell), []), scale) for cell in cells]
+    cell_results = [
+        table_result.cell_result(cell, found.get(digest(cell), []), scale == "full" and is_reading(table, cell))
+        for cell in cells
+    ]
     made = TableResult(
         table=table.name,
         title=table.title,
@@ -118,7 +122,7 @@ def reproduce(
         failures={**measured.failures, **context.claims.failures()},
         file=table_result.file_name(variants, overrides or {}),
     )
-    written = with_earlier(out, made, _cells(table, scale, (), overrides, variants), log) if pick else made
+    written = with_earlier(out, made, table, _cells(table, scale, (), overrides, variants), log) if pick else made
     table_result.write(out, written)
     return made
 

@@ -9,9 +9,10 @@ from pathlib import Path
 from fedhead.core.errors import BadInput
 from fedhead.core.parameters import check, from_mapping
 from fedhead.experiment.measure import Log
+from fedhead.experiment.readings import is_reading
 from fedhead.experiment.run_files import read_object
 from fedhead.experiment.table_result import CellResult, TableResult, cell_result, difference
-from fedhead.experiment.tables import Cell
+from fedhead.experiment.tables import Cell, Table
 
 _MOST = 5  # names in one line
 
@@ -28,12 +29,13 @@ class _Held:
     deviation: float | None
 
 
-def with_earlier(out: Path, made: TableResult, cells: Sequence[Cell], log: Log) -> TableResult:
+def with_earlier(out: Path, made: TableResult, table: Table, cells: Sequence[Cell], log: Log) -> TableResult:
     """Return a table with the cells that its file holds besides those of a command.
 
     Args:
         out: The folder of the file.
         made: What the command has measured.
+        table: The table.
         cells: All cells of the table in their order, with the settings of the command.
         log: Called with a line about what is kept and what is not.
     """
@@ -49,7 +51,7 @@ def with_earlier(out: Path, made: TableResult, cells: Sequence[Cell], log: Log) 
     old = {_key(one): one for one in held}
     merged = [
         new.get(_key(cell)) or _filled(cell, old[_key(cell)])
-        for cell in _without_values(cells, made.comparable)
+        for cell in _without_values(table, cells, made.comparable)
         if _key(cell) in new or _key(cell) in old
     ]
     there = {cell.cell for cell in merged}
@@ -83,10 +85,10 @@ def _read(path: Path, scale: str) -> tuple[tuple[int, ...], tuple[int, ...], lis
     return seeds, splits, [one for one in held if one.values]
 
 
-def _without_values(cells: Sequence[Cell], comparable: bool) -> Iterator[CellResult]:
+def _without_values(table: Table, cells: Sequence[Cell], comparable: bool) -> Iterator[CellResult]:
     for cell in cells:
         try:
-            yield cell_result(cell, [], "full" if comparable else "small")
+            yield cell_result(cell, [], comparable and is_reading(table, cell))
         except BadInput:  # it can't be built with the settings of the command: nothing was measured of it
             continue
 

@@ -16,7 +16,7 @@ from typing import Any
 from fedhead.core.treefile import atomic
 from fedhead.experiment.published import published
 from fedhead.experiment.results import Measurement, digest
-from fedhead.experiment.tables import Cell, Scale
+from fedhead.experiment.tables import Cell
 
 _LONGEST = 100  # characters of what a file's name says of the changes
 
@@ -36,7 +36,7 @@ class CellResult:
     published: float | None
     published_deviation: float | None
     difference: float | None  # ours less the paper's; None where the two can't be compared
-    comparable: bool = True  # whether the two are results of the same data, classes and scale
+    comparable: bool = True  # whether the published value is for these settings, see `readings`
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class TableResult:
         settings = "the papers' settings" if not changed else f"the papers' settings but for {', '.join(changed)}"
         left = f"; {self.left} runs are left" if self.left else ""
         if self.comparable:
-            other = "; on other data than the paper's, results are NOT comparable with the published ones"
+            other = "; results of settings that no variant has are NOT comparable with the published ones"
             return f"{drawn}; {settings}{'' if all(cell.comparable for cell in self.cells) else other}{left}"
         return (
             f"scale small, {drawn}: other data, models or rounds than the paper's, so the results are NOT comparable "
@@ -74,10 +74,15 @@ def _count(numbers: Sequence[int], what: str) -> str:
     return f"{len(numbers)} {what}{'s' if len(numbers) != 1 else ''}"
 
 
-def cell_result(cell: Cell, measured: Sequence[Measurement], scale: Scale) -> CellResult:
+def cell_result(cell: Cell, measured: Sequence[Measurement], comparable: bool = True) -> CellResult:
     """Return a cell's result from what was measured of it.
 
     A deviation over clients is the mean over the runs of each one's deviation over its clients.
+
+    Args:
+        cell: The cell.
+        measured: Its rows.
+        comparable: Whether the published value is for its settings.
     """
     values = [row.value for row in measured]
     there = [v for v in values if v is not None]
@@ -87,7 +92,6 @@ def cell_result(cell: Cell, measured: Sequence[Measurement], scale: Scale) -> Ce
         own = [row.client_deviation for row in measured if row.client_deviation is not None]
         deviation = statistics.fmean(own) if own else None
     expected, expected_deviation = published(cell) or (None, None)
-    comparable = scale == "full" and not cell.other_task
     return CellResult(
         cell=cell.name,
         digest=digest(cell),

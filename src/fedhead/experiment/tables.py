@@ -56,7 +56,6 @@ _LAST_WINS = ("metric", "deviation", "value", "stage", "priority")  # the last l
 _TABLE_KEYS = {"paper", "table", "seeds", "base", "axes", "rules", "small", "skip", "variants", *_LAST_WINS} - {"stage"}
 _CHOICE_KEYS = {"set", "small", "find", "seeds", *_LAST_WINS}
 _SEED_KEYS = ("seed", "seeds", "partition_seed")  # what --seeds and --splits decide
-_TASK_KEYS = ("dataset", "objective", "test")  # what decides which quantity is measured, and of how many classes
 LOWEST_PRIORITY = 9  # the priority of a table that has none
 _COMMON_PARAMETERS = {"head", "feature_layer", "dim", "scale", "projected"}  # of every architecture
 # Where a cell's value is found in a run's result, by the name that the paper's metric has in published.csv.
@@ -83,7 +82,6 @@ class Cell:
     priority: int = LOWEST_PRIORITY
     overrides: Sequence[str] = ()  # key=value, what was changed of the table's own settings
     folders: Sequence[Path] = ()  # where files that it names (`method: file.py:Name`) are looked for
-    other_task: bool = False  # whether its data, classes or test set were changed, so that it is another quantity
 
     def recipe(self, seed: int, split: int | None = None) -> Recipe:
         """Return the training behind the cell.
@@ -108,14 +106,12 @@ class Cell:
                 raise BadInput(f"{key}: a table's {key} can't be set by key=value; use {option}")
         mine = {k: v for k, v in changes.items() if not k.startswith("stage.") or k.startswith(own)}
         parameters = {k.removeprefix(own): v for k, v in mine.items() if k.startswith(own)}
-        other = any(v != self.keys.get(k, getattr(Recipe, k)) for k, v in mine.items() if k in _TASK_KEYS)
         texts = [f"{k}={v if isinstance(v, str) else json.dumps(v)}" for k, v in mine.items()]
         return replace(
             self,
             keys=overlay(dict(self.keys), {k: v for k, v in mine.items() if not k.startswith("stage.")}),
             parameters={**self.parameters, **parameters},
             overrides=[*self.overrides, *texts],
-            other_task=self.other_task or other,
         )
 
     def end_in(self, stage: str | None) -> Cell:
@@ -179,15 +175,24 @@ class Table:
                 raise unknown(f"variant of {self.name}", name, self.variants())
             if name in names[:number]:
                 raise BadInput(f"{self.name}: the variant {name} is given twice; give it once")
-            before = len(out)
-            parts = [self.variants()[part] for part in self.variants()[name].get("all_of", [name])]
-            for cell in cells:
-                concerning = [part for part in parts if _matches(part.get("when", {}), cell.choices)]
-                if concerning:
-                    out.append(reduce(_as_in, concerning, cell))
-            if len(out) == before:  # a slip, which the others must not hide
+            found = [varied for cell in cells if (varied := self.as_in(cell, name)) is not None]
+            if not found:  # a slip, which the others must not hide
                 raise BadInput(f"{self.name}: the variant {name} concerns none of the picked cells")
+            out += found
         return out
+
+    def as_in(self, cell: Cell, name: str) -> Cell | None:
+        """Return a cell as a variant has it; None if the variant does not concern it."""
+        parts = [self.variants()[part] for part in self.variants()[name].get("all_of", [name])]
+        concerning = [part for part in parts if _matches(part.get("when", {}), cell.choices)]
+        return reduce(_as_in, concerning, cell) if concerning else None
+
+    def cell(self, choices: Mapping[str, str], scale: Scale = "full") -> Cell:
+        """Return the table's own cell of one choice per axis."""
+        axes: dict[str, dict[str, Any]] = self.content["axes"]
+        layers = [axes[axis][choice] or {} for axis, choice in choices.items()]
+        layers += [rule for rule in self.content.get("rules", []) if _matches(rule["when"], choices)]
+        return self._cell(dict(choices), layers, scale)
 
     def _all(self, scale: Scale) -> Iterator[Cell]:
         axes: dict[str, dict[str, Any]] = self.content["axes"]
@@ -195,9 +200,7 @@ class Table:
             choices = dict(zip(axes, names, strict=True))
             if any(_matches(rule, choices) for rule in self.content.get("skip", [])):
                 continue
-            layers = [axes[axis][choice] or {} for axis, choice in choices.items()]
-            layers += [rule for rule in self.content.get("rules", []) if _matches(rule["when"], choices)]
-            yield self._cell(choices, layers, scale)
+            yield self.cell(choices, scale)
 
     def _cell(self, choices: dict[str, str], layers: list[dict[str, Any]], scale: Scale) -> Cell:
         last: dict[str, Any] = {"metric": "accuracy", "deviation": "seeds", **self.content}
@@ -248,8 +251,7 @@ def _matches(when: Mapping[str, Any], choices: Mapping[str, str]) -> bool:
 def _as_in(cell: Cell, variant: Mapping[str, Any]) -> Cell:
     """Return a cell as a variant has it."""
     ending = cell.end_in(variant["stage"]) if "stage" in variant else cell
-    varied = ending.override(variant.get("set", {}))
-    return replace(varied, other_task=cell.other_task)  # it is a reading of the paper, also of its data
+    return ending.override(variant.get("set", {}))
 
 
 def overlay(keys: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

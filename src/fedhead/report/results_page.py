@@ -14,6 +14,7 @@ from fedhead.core.special_files import read_text, refuse_special
 from fedhead.core.treefile import atomic
 from fedhead.experiment import tables
 from fedhead.experiment.published import published, published_place, published_rows
+from fedhead.experiment.readings import is_reading
 from fedhead.experiment.recorded_cells import changed_cell
 from fedhead.experiment.results import Measurement, Results, digest
 from fedhead.experiment.table_result import CellResult, cell_result, plus_minus
@@ -133,20 +134,21 @@ def _line(table: str, cell: Cell, cells: Sequence[Cell], results: Results) -> Li
         gains = [after - first for after, first in pairs if after is not None and first is not None]
         theirs = published(cell), published(before)
         published_gain = theirs[0][0] - theirs[1][0] if theirs[0] and theirs[1] else None
-    return Line(table, cell, cell_result(cell, rows, "full"), rows, gains, published_gain)
+    return Line(table, cell, cell_result(cell, rows), rows, gains, published_gain)
 
 
 def _others(every: Iterable[Table], rest: Iterable[Measurement]) -> list[Line]:
     """Return what was measured with settings other than the tables' own, by cell and by what was changed."""
-    cells = {(table.name, cell.name): cell for table in every for cell in table.cells()}
+    cells = {(table.name, cell.name): (table, cell) for table in every for cell in table.cells()}
     groups: dict[tuple[str, str, str, str], list[Measurement]] = {}
     for row in rest:
         if row.overrides and row.scale == "full" and (row.table, row.cell) in cells:
             groups.setdefault((row.table, row.cell, row.overrides, row.digest), []).append(row)
     out = []
-    for (table, name, _, _), rows in groups.items():
-        if (cell := changed_cell(cells[table, name], rows[0])) is not None:
-            out.append(Line(table, cell, cell_result(cell, rows, "full"), rows, [], None))
+    for (_, name, _, _), rows in groups.items():
+        table, own = cells[rows[0].table, name]
+        if (cell := changed_cell(own, rows[0])) is not None:
+            out.append(Line(table.name, cell, cell_result(cell, rows, is_reading(table, cell)), rows, [], None))
     return out
 
 
@@ -197,6 +199,7 @@ def page(
         parts += ["## Other settings", _changed(others)]
     parts.append(
         "ours: mean ± deviation over runs (FedClassAvg: over clients); runs: splits × seeds, or their number; "
+        "difference: where the published value is for these settings, the table's own or a variant's; "
         f"**bold**: beyond twice the published deviation, or {CLOSE:g} points where there is none; in range: "
         "whether the published value lies between the lowest and the highest of our runs; gain: over the cell without "
         "the stage, of the same split and seed, where its value is that of the model the stage started from."
@@ -246,7 +249,9 @@ def _columns(line: Line) -> list[str]:
     f = line.result
     there = [v for v in f.values if v is not None]
     difference = "" if f.difference is None else f"{f.difference:+.2f}"
-    inside = "" if f.published is None or len(there) < 2 else "yes" if min(there) <= f.published <= max(there) else "no"
+    inside = ""
+    if f.comparable and f.published is not None and len(there) > 1:
+        inside = "yes" if min(there) <= f.published <= max(there) else "no"
     return [
         plus_minus(f.mean, f.deviation),
         _runs(line.rows),
