@@ -49,6 +49,31 @@ def test_cells_that_are_not_picked_stay_in_the_file(
         assert [row["data"] for row in csv.DictReader(file)] == ["mild", "hard", "hard"]
 
 
+def test_the_note_claims_no_seeds_that_a_cell_lacks(tmp_path: Path, load_tiny: Callable[..., None]) -> None:
+    def note(cells: str, *more: str) -> str:
+        assert call([*WORDS, "--out", str(tmp_path), "--cells", cells, *more]) == 0
+        return str(json.loads((tmp_path / "table.json").read_text())["note"]).partition(";")[0]
+
+    assert note("hard fedavg before") == "1 seed, 1 split"
+    assert note("mild fedavg before") == "1 seed, 1 split", "each has one, of its own"
+    assert (
+        note("mild fedprox before", "--seeds", "0,3", "--splits", "2")
+        == "1 to 2 seeds per cell, 1 to 2 splits per cell"
+    )
+    found = named(tmp_path)
+    assert [found[f"{name} before"]["seeds"] for name in ("mild fedavg", "mild fedprox", "hard fedavg")] == [
+        [0],
+        [0, 3],
+        [4],
+    ]
+    assert found["mild fedprox before"]["splits"] == [0, 1]
+    kept = json.loads((tmp_path / "table.json").read_text())
+    for cell in kept["cells"]:  # as a file was written before each cell had its own
+        del cell["seeds"], cell["splits"]
+    (tmp_path / "table.json").write_text(json.dumps({**kept, "seeds": [0, 3], "splits": [0]}))
+    assert note("hard fedavg before") == "1 to 2 seeds per cell, 1 split"
+
+
 def test_cells_of_other_settings_leave_the_file_and_are_named(
     tmp_path: Path, load_tiny: Callable[..., None], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -27,6 +27,8 @@ class _Held:
     values: tuple[float | None, ...]
     mean: float | None
     deviation: float | None
+    seeds: tuple[int, ...] = ()  # none: in a file that has them for all cells together alone
+    splits: tuple[int, ...] = ()
 
 
 def with_earlier(out: Path, made: TableResult, table: Table, cells: Sequence[Cell], log: Log) -> TableResult:
@@ -82,7 +84,8 @@ def _read(path: Path, scale: str) -> tuple[tuple[int, ...], tuple[int, ...], lis
         held = [from_mapping(_Held, {name: entry[name] for name in names if name in entry}) for entry in entries]
     except BadInput as error:
         raise BadInput(f"{path}: {error}") from error
-    return seeds, splits, [one for one in held if one.values]
+    whole = [replace(one, seeds=one.seeds or seeds, splits=one.splits or splits) for one in held if one.values]
+    return seeds, splits, whole
 
 
 def _without_values(table: Table, cells: Sequence[Cell], comparable: bool) -> Iterator[CellResult]:
@@ -99,6 +102,8 @@ def _filled(cell: CellResult, held: _Held) -> CellResult:
         values=held.values,
         mean=held.mean,
         deviation=held.deviation,
+        seeds=held.seeds,
+        splits=held.splits,
         difference=difference(held.mean, cell.published, cell.comparable),
     )
 

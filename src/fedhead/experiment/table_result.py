@@ -37,6 +37,8 @@ class CellResult:
     published_deviation: float | None
     difference: float | None  # ours less the paper's; None where the two can't be compared
     comparable: bool = True  # whether the published value is for these settings, see `readings`
+    seeds: Sequence[int] = ()  # of its values
+    splits: Sequence[int] = ()
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,7 @@ class TableResult:
     table: str
     title: str
     scale: str
-    seeds: Sequence[int]
+    seeds: Sequence[int]  # of all cells together, as are the splits; a cell may have some of them
     splits: Sequence[int]
     comparable: bool
     axes: Sequence[str]
@@ -57,7 +59,10 @@ class TableResult:
 
     def note(self) -> str:
         """What a reader must know before comparing."""
-        drawn = f"{_count(self.seeds, 'seed')}, {_count(self.splits, 'split')}"
+        there = [cell for cell in self.cells if cell.values]
+        drawn = ", ".join(
+            [_count([len(cell.seeds) for cell in there], "seed"), _count([len(cell.splits) for cell in there], "split")]
+        )
         changed = list(dict.fromkeys(text for cell in self.cells for text in cell.overrides))
         settings = "the papers' settings" if not changed else f"the papers' settings but for {', '.join(changed)}"
         left = f"; {self.left} runs are left" if self.left else ""
@@ -71,7 +76,14 @@ class TableResult:
 
 
 def _count(numbers: Sequence[int], what: str) -> str:
-    return f"{len(numbers)} {what}{'s' if len(numbers) != 1 else ''}"
+    """Say how many of something cells have.
+
+    >>> _count([3, 3], "seed"), _count([1, 3], "seed"), _count([], "split")
+    ('3 seeds', '1 to 3 seeds per cell', '0 splits')
+    """
+    least, most = min(numbers, default=0), max(numbers, default=0)
+    number = f"{least}" if least == most else f"{least} to {most}"
+    return f"{number} {what}{'s' if most != 1 else ''}{' per cell' if least != most else ''}"
 
 
 def cell_result(cell: Cell, measured: Sequence[Measurement], comparable: bool = True) -> CellResult:
@@ -105,6 +117,8 @@ def cell_result(cell: Cell, measured: Sequence[Measurement], comparable: bool = 
         published_deviation=expected_deviation,
         difference=difference(mean, expected, comparable),
         comparable=comparable,
+        seeds=sorted({row.seed for row in measured}),
+        splits=sorted({row.split for row in measured}),
     )
 
 
