@@ -6,18 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from changed_default import with_default
 from tiny_table import CPU, rows, tiny
 
 from fedhead.experiment.measure import folder
 from fedhead.experiment.reproduce import reproduce
 from fedhead.methods.fedprox import FedProx
 from fedhead.stages.ccvr import CCVR
-
-
-def with_default(monkeypatch: pytest.MonkeyPatch, made: type[Any], old: Any, new: Any) -> None:
-    defaults = made.__init__.__defaults__  # type: ignore[misc]  # of the class itself
-    assert defaults.count(old) == 1
-    monkeypatch.setattr(made.__init__, "__defaults__", tuple(new if value == old else value for value in defaults))
 
 
 def values(folder: Path) -> list[str]:
@@ -40,7 +35,7 @@ def test_what_was_trained_with_another_default_is_not_taken(
     kept = {path: path.read_bytes() for path in (tmp_path / "out").rglob("stage-ccvr-*.json")}
     assert measure("out", "again") == before
     assert len(list((tmp_path / "out").rglob("stage-ccvr-*.json"))) == len(kept) == 1  # taken as it was
-    with_default(monkeypatch, made, getattr(made(), name), new)
+    with_default(monkeypatch, made, name, new)
     after = measure("out", "after")
     assert after == measure("fresh", "fresh")
     assert after != before

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from changed_default import with_default
 from made_results import enter, measured
 from tiny_table import CPU, rows, tiny
 
@@ -189,14 +190,8 @@ def test_a_digest_follows_from_all_settings_but_seed_and_split(monkeypatch: pyte
     other = one.override({"method.mu": 0.5})
     assert digest(other) != digest(one)
     assert digest(one.override({"partition": "dirichlet(0.4)"})) != digest(one)
-    monkeypatch.setattr(FedProx.__init__, "__defaults__", _defaults_with(0.5))
+    with_default(monkeypatch, FedProx, "mu", 0.5)
     assert digest(one) == digest(other) != digest(default)  # a default that changes makes another result
-
-
-def _defaults_with(mu: float) -> tuple[Any, ...]:
-    defaults = FedProx.__init__.__defaults__ or ()
-    assert FedProx().mu in defaults
-    return tuple(mu if value == FedProx().mu else value for value in defaults)
 
 
 def test_overrides_and_variants(tmp_path: Path) -> None:
