@@ -266,6 +266,23 @@ def test_googlenet_follows_the_published_sizes_on_small_images() -> None:
     assert model(torch.zeros(1, *GRAY)).z.shape == (1, 1024)
 
 
+def test_resnet18_with_the_large_stem_starts_as_torchvision_s() -> None:
+    """FedClassAvg's and FedProto's: normal weights of variance 2 / fan_out (He et al., 2015)."""
+    model = build("resnet18", RGB, 10, stem="7x7")
+    for conv_ in (m for m in model.extractor.modules() if isinstance(m, nn.Conv2d)):
+        w = conv_.weight.detach()
+        expected = (2 / (w.shape[0] * w[0, 0].numel())) ** 0.5
+        assert w.std().item() == pytest.approx(expected, rel=0.05)
+        assert w.abs().max() > 2.5 * expected, "a normal distribution has tails, a uniform one ends at 1.7 deviations"
+
+
+def test_googlenet_starts_as_torchvision_s() -> None:
+    """Normal weights of deviation 0.01, cut at two deviations, which leaves 0.0088."""
+    for conv_ in (m for m in build("googlenet", RGB, 10).extractor.modules() if isinstance(m, nn.Conv2d)):
+        assert conv_.weight.abs().max() <= 0.02
+        assert conv_.weight.std().item() == pytest.approx(0.0088, rel=0.05)
+
+
 @pytest.mark.parametrize("name", ["simplecnn", "digitscnn"])
 def test_relu_after_pooling_is_relu_before_it_to_the_bit(name: str) -> None:
     draw = torch.randn(8, 3, 8, 8, generator=torch.Generator().manual_seed(0))
