@@ -22,7 +22,7 @@ from fedhead.executors.compiling.step import TensorForm, compile_step, is_known,
 from fedhead.executors.graphs import GraphRunner, Graphs
 from fedhead.executors.job import Job
 from fedhead.executors.phase_keys import without_rows
-from fedhead.executors.slots import choose_slots
+from fedhead.executors.slots import choose_slots, plan
 from fedhead.executors.stack import Stack
 from fedhead.executors.step_graphs import StepGraphs
 from fedhead.executors.steps import Carry, PhaseRun, train_eagerly
@@ -88,6 +88,19 @@ def test_any_number_of_slots_gives_the_same_numbers(slots: int) -> None:
     ]
     for path, value in plain.send.leaves().items():
         torch.testing.assert_close(replayed.send.leaves()[path], value, atol=1e-11, rtol=1e-10)
+
+
+@pytest.mark.parametrize("name", ["fedetf", "fedrep", "scaffold"])
+def test_a_paused_client_goes_on_where_it_stopped(name: str) -> None:
+    job = prepared(name, "batch").take([0, 1, 2])
+    assert any(turn.done for batches in job.stacked_batches() for turn in plan(batches.lengths(), 2).turns)
+    plain, replayed = [
+        local_round(job.program, job.stacked_inputs(), job.stacked_batches(), VmapVectorizer(), train)
+        for train in (train_eagerly, Replayed(slots=2))
+    ]
+    for mine, theirs in zip(replayed, plain, strict=True):
+        for path, value in theirs.leaves().items():
+            torch.testing.assert_close(mine.leaves()[path], value, atol=1e-11, rtol=1e-10)
 
 
 def test_cohorts_of_different_sizes_share_a_runner(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ from fedhead.executors.graphs import Graphs
 from fedhead.executors.job import Executor
 from fedhead.executors.lanes import Lanes
 from fedhead.executors.loop import Loop
+from fedhead.executors.slots import plan
 from fedhead.executors.stack import Stack
 from fedhead.methods import METHODS
 from fedhead.models.precision import set_precision
@@ -58,6 +59,15 @@ def test_every_method(name: str, norm: str, executor: type[Executor]) -> None:
 def test_different_amounts_of_work(name: str, executor: type[Executor]) -> None:
     local = dataclasses.replace(LOCAL, epochs=(1, 3, 1, 1, 5))
     close(simulate(name, "group", Loop(), 2, local), simulate(name, "group", executor(), 2, local))
+
+
+@pytest.mark.parametrize("name", ["fedetf", "fedrep", "scaffold"])
+def test_paused_clients(name: str) -> None:
+    """Four clients of 9 steps share three slots for 12 steps, so that some are paused."""
+    assert any(turn.done for turn in plan([9, 9, 9, 9], 3).turns)
+    local = dataclasses.replace(LOCAL, steps=9)
+    stack = Stack(graphs=Graphs(compile=False, slots=3))
+    close(simulate(name, "batch", Loop(), 2, local), simulate(name, "batch", stack, 2, local))
 
 
 @pytest.mark.filterwarnings("ignore")  # the compiler's own: as errors they would stop it

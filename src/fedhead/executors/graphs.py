@@ -162,16 +162,18 @@ class GraphRunner:
         _, batches, carry, _, inputs = phase_run
         compiled = self.owner.uses_compiled(self)
         copy_into(self.step.vectorizer.shared(self.inputs), self.step.vectorizer.shared(inputs))
-        start = StackedRows([*_tensors(carry), *self._held(phase_run, batches.key)])
         schedule, places = self._plan(tuple(batches.lengths()))
         # a client without steps ends as it begins; what the others end with is copied out of their slots
-        blank = torch.empty_like if len(schedule.turns) == len(batches.key) else torch.clone
+        blank = torch.empty_like if all(batches.lengths()) else torch.clone
         outcome = Carry(*(tree.map(blank) for tree in carry))
-        into = StackedRows(_tensors(outcome))
+        into, held = StackedRows(_tensors(outcome)), self._held(phase_run, batches.key)
+        start, paused = StackedRows([*_tensors(carry), *held]), StackedRows([*into.tensors, *held])
         tables = self._fill(schedule, places, batches)
         left = 0  # steps until the table is used up
         for segment in schedule.segments:
-            self._slots.copy([turn.slot for turn in segment.enter], start, [turn.client for turn in segment.enter])
+            for source, again in ((start, False), (paused, True)):
+                turns = [turn for turn in segment.enter if bool(turn.done) == again]
+                self._slots.copy([turn.slot for turn in turns], source, [turn.client for turn in turns])
             todo = segment.steps
             while todo:
                 left = left or next(tables)

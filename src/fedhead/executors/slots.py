@@ -1,8 +1,9 @@
 """Slots: a fixed number of places in a stack, through which the clients of a round pass one after another.
 
 Clients differ in their number of steps. A stack with one place per client would be mostly idle behind the longest of
-them; with fewer places, a client that is done makes room for the next one, and only the end of a round is narrow. The
-width never changes, so one compiled step serves the whole run.
+them; with fewer places, a client that is done makes room for the next one. Where whole clients fill the places badly,
+some are paused: they train in one place at the beginning of the round, and in another at its end. The width never
+changes, so one compiled step serves the whole run.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,14 +23,14 @@ from numpy.typing import NDArray
 OVERHEAD = 6
 
 
-@dataclass(frozen=True)
-class Turn:
+class Turn(NamedTuple):
     """The time of one client in a slot: its steps take place in [begin, end) of the round's steps."""
 
     client: int
     slot: int
     begin: int
     end: int
+    done: int = 0  # steps that it has made before: more than 0 where it was paused
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ class Plan:
     """Which client trains in which slot at which step.
 
     Args:
-        turns: One per client that has steps.
+        turns: One per client that has steps, two where a client is paused.
         slots: Number of slots.
     """
 
@@ -62,6 +64,11 @@ class Plan:
     def steps(self) -> int:
         """Steps until the last client is done."""
         return max((turn.end for turn in self.turns), default=0)
+
+    @cached_property
+    def cost(self) -> int:
+        """About how long the round takes, in steps of one width: to move clients takes as long as a step or less."""
+        return self.steps + len({turn.end for turn in self.turns})
 
     @cached_property
     def segments(self) -> list[Segment]:
@@ -85,13 +92,14 @@ class Plan:
         done = np.zeros((self.steps, self.slots), np.int64)
         for turn in sorted(self.turns, key=lambda turn: turn.begin):
             client[turn.begin :, turn.slot] = turn.client
-            done[turn.begin : turn.end, turn.slot] = np.arange(turn.end - turn.begin)
-            done[turn.end :, turn.slot] = turn.end - turn.begin - 1
+            made = turn.done + turn.end - turn.begin
+            done[turn.begin : turn.end, turn.slot] = np.arange(turn.done, made)
+            done[turn.end :, turn.slot] = made - 1
         return client, done
 
 
 def plan(lengths: Sequence[int], slots: int) -> Plan:
-    """Assign clients to slots, the longest first, each to the slot that is free first (Graham, 1969).
+    """Assign clients to slots; some are paused if that takes less time.
 
     Args:
         lengths: Each client's number of steps.
@@ -103,14 +111,52 @@ def plan(lengths: Sequence[int], slots: int) -> Plan:
     >>> [(turn.client, turn.slot, turn.begin, turn.end) for turn in plan([2, 5, 3], slots=2).turns]
     [(1, 0, 0, 5), (2, 1, 0, 3), (0, 1, 3, 5)]
     """
+    ordered = [k for k in sorted(range(len(lengths)), key=lambda k: (-lengths[k], k)) if lengths[k]]
+    made = (assign(ordered, lengths, slots) for assign in (_whole, _paused))
+    return min(made, key=lambda plan: plan.cost)
+
+
+def _whole(ordered: Sequence[int], lengths: Sequence[int], slots: int) -> Plan:
+    """Assign the longest client first, each to the slot that is free first (Graham, 1969)."""
     free = [(0, slot) for slot in range(slots)]
     turns = []
-    for client in sorted(range(len(lengths)), key=lambda k: (-lengths[k], k)):
-        if lengths[client]:
-            begin, slot = heapq.heappop(free)
-            turns.append(Turn(client, slot, begin, begin + lengths[client]))
-            heapq.heappush(free, (begin + lengths[client], slot))
+    for client in ordered:
+        begin, slot = heapq.heappop(free)
+        turns.append(Turn(client, slot, begin, begin + lengths[client]))
+        heapq.heappush(free, (begin + lengths[client], slot))
     return Plan(turns, slots)
+
+
+def _paused(ordered: Sequence[int], lengths: Sequence[int], slots: int) -> Plan:
+    """Fill one slot after another up to the fewest steps possible, its last client in part (McNaughton, 1959).
+
+    The other part of such a client comes first, at the beginning of the next slot. Slots end early as long as there is
+    room for all clients.
+    """
+    steps = fewest_steps(lengths, slots)
+    room = slots * steps - sum(lengths)  # that may be left free
+    turns, slot, begin = list[Turn](), 0, 0
+    for client in ordered:
+        free, length = steps - begin, lengths[client]
+        if length > free and free <= room:
+            room, slot, begin, free = room - free, slot + 1, 0, steps
+        if length <= free:
+            turns.append(Turn(client, slot, begin, begin + length))
+            begin += length
+        else:
+            first = length - free
+            turns += [Turn(client, slot + 1, 0, first), Turn(client, slot, begin, steps, done=first)]
+            slot, begin = slot + 1, first
+    return Plan(turns, slots)
+
+
+def fewest_steps(lengths: Sequence[int], slots: int) -> int:
+    """Return the steps of a round whose slots are filled as well as possible.
+
+    >>> fewest_steps([2, 5, 3], 2), fewest_steps([2, 5, 3], 3)
+    (5, 5)
+    """
+    return max(-(-sum(lengths) // slots), *lengths, 0)
 
 
 def choose_slots(lengths: Sequence[int]) -> int:
@@ -122,20 +168,11 @@ def choose_slots(lengths: Sequence[int]) -> int:
     >>> choose_slots([10] * 20), choose_slots([100, 20, 20, 20, 20, 20])
     (20, 2)
     """
-    ordered = sorted(lengths, reverse=True)
-    total, longest = sum(ordered), max(ordered, default=0)
     best, least = 1, float("inf")
-    for slots in range(1, len(ordered) + 1):
-        at_least = max(-(-total // slots), longest)  # steps, however well the clients fit
-        if at_least * (OVERHEAD + slots) < least:
-            cost = _steps(ordered, slots) * (OVERHEAD + slots)
-            best, least = (slots, cost) if cost < least else (best, least)
+    bounds = sorted((fewest_steps(lengths, slots) * (OVERHEAD + slots), slots) for slots in range(1, len(lengths) + 1))
+    for bound, slots in bounds:
+        if bound >= least:
+            break
+        cost = plan(lengths, slots).cost * (OVERHEAD + slots)
+        best, least = (slots, cost) if cost < least else (best, least)
     return best
-
-
-def _steps(ordered: Sequence[int], slots: int) -> int:
-    """Return the steps of a plan for clients in order, the longest first."""
-    free = [0] * slots
-    for length in ordered:
-        heapq.heapreplace(free, free[0] + length)
-    return max(free)
