@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from fedhead.engine.callbacks import EarlyStopping
+from fedhead.engine.callbacks import BestModel, EarlyStopping
 from fedhead.experiment import tables
 from fedhead.experiment.experiment import Experiment
 from fedhead.experiment.published import published
@@ -98,8 +98,8 @@ def test_the_public_codes_readings_are_variants() -> None:
     for name in ("fedclassavg/table2", "fedclassavg/table3"):
         table = tables.load(name)
         stopped, *_ = table.varied(table.cells("small"), ["early-stopping"])
-        (callback,) = Experiment.from_recipe(stopped.recipe(0)).callbacks
-        assert callback == EarlyStopping("personal_loss", patience=100)
+        watching = [EarlyStopping("personal_loss", patience=100), BestModel("personal_loss")]
+        assert list(Experiment.from_recipe(stopped.recipe(0)).callbacks) == watching
         taught, *_ = table.varied(table.cells("small"), ["ktpfl-code"])
         assert taught.recipe(0).batch_size == 128
         assert Experiment.from_recipe(taught.recipe(0)).method == KTpFL(
