@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from fedhead.core.tree import Tree
 
@@ -25,6 +25,20 @@ class ClientStates:
     def __setitem__(self, client: int, state: Tree) -> None:
         # A row of a stack would keep the whole stack alive: a state owns its memory.
         self._kept[client] = state.clone()
+
+    def keep(self, clients: Sequence[int], rows: Sequence[Tree]) -> None:
+        """Replace the states of clients that were trained in one stack.
+
+        Args:
+            clients: The clients' numbers.
+            rows: What each keeps, as rows of the stack.
+        """
+        if not self._kept.keys() <= set(clients):
+            for client, state in zip(clients, rows, strict=True):
+                self[client] = state
+            return
+        # All states there are: the stack is kept alive by all of its rows, and released when these are replaced.
+        self._kept.update(zip(clients, rows, strict=True))
 
     def copy(self) -> ClientStates:
         """Return the same states, to be written to without touching these."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -116,8 +116,7 @@ def exchange(
             check_after_aggregation(counted, round)
             if not finite:
                 reply_check.check_finite(new, f"{where}, the server")
-            for k, kept in _kept(counted):
-                states[k] = kept
+            _keep(states, counted)
             missing = {**transport.why_absent(present), **cohort.dropped}
             absent = {k: why for k, why in missing.items() if k not in counted and k not in failed}
             return new, _record(transport, counted, failed, absent, clipped, down)
@@ -134,11 +133,13 @@ def _merged(counted: Mapping[int, ClientReply], fresh: Mapping[int, ClientReply]
     return {**counted, **fresh} if counted else fresh
 
 
-def _kept(counted: Mapping[int, ClientReply]) -> Iterable[tuple[int, Any]]:
-    """What each client keeps, in the order of their numbers."""
+def _keep(states: Any, counted: Mapping[int, ClientReply]) -> None:
+    """Replace the states of the clients whose replies count, in the order of their numbers."""
     if (stack := as_stack(counted)) is not None:
-        return zip(stack, stack.kept, strict=True)
-    return [(k, counted[k].kept) for k in sorted(counted)]
+        states.keep(list(stack), stack.kept)
+        return
+    for k in sorted(counted):
+        states[k] = counted[k].kept
 
 
 def _adds_up(transport: AnyTransport, algorithm: Algorithm) -> bool:

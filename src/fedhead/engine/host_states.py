@@ -7,7 +7,7 @@ this round's train. The GPU thus holds the states of two cohorts, however many c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -65,6 +65,11 @@ class HostStates(ClientStates):
             self._prefetched[client] = _unpack(packed, state).map(self._copies.to_device)
         self._buffers[client] = self._copies.to_host(packed)
         self._kept[client] = _unpack(self._buffers[client], state)
+
+    def keep(self, clients: Sequence[int], rows: Sequence[Tree]) -> None:
+        """Replace the states of clients that were trained in one stack."""
+        for client, state in zip(clients, rows, strict=True):
+            self[client] = state
 
     def prefetch(self, clients: Iterable[int], training: Iterable[int]) -> None:
         """Copy the states of clients to the device, beside its other work.
