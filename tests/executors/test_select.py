@@ -220,6 +220,19 @@ def test_devices_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     assert select.device("auto").type == select.device("cuda").type == "cuda"
 
 
+def test_only_phases_that_train_the_same_parameters_share_a_compiled_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = network("group", METHODS["fedetf"].head)
+    made = Simulation(federation(), [model], fh.FedETF(), rounds=2, local=LocalTraining(epochs=1, batch_size=4))
+    stage = fh.FineTuneETF(iterations=5).after(made.method)
+    (job,) = made.jobs(stage, made.server, made.states, made.holders, 2)
+    job = job.take(sorted(range(len(job.clients)), key=lambda k: -len(job.schedules[k][0])))
+    run = next(phase_runs(job.program, job.stacked_inputs(), job.stacked_batches(), VmapVectorizer()))
+    once = sum(len(mine[0]) for mine in job.schedules)  # the extractor's phase, the first of eleven
+    for steps, pays in ((once, True), (once + 1, False)):
+        monkeypatch.setattr(compile_choice, "FROM_STEPS", steps)
+        assert compile_choice.pays_for(run) is pays
+
+
 def test_a_stage_is_compiled_only_if_it_takes_long_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     made = simulation()
     stage = fh.FineTune()
