@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
@@ -10,6 +11,8 @@ from fedhead.cli import call
 from fedhead.cli.benching import HEADER, LOOP_NOTE
 from fedhead.experiment import benchmark
 from fedhead.experiment.benchmark import BenchmarkResult
+from fedhead.experiment.profiling import Profile
+from fedhead.models import precision
 
 BENCH = ["bench", "--device", "cpu", "--workloads", "simplecnn,moon", "--clients", "2", "--precisions", "fp32"]
 
@@ -42,13 +45,56 @@ def test_the_table_says_why_the_loop_has_fewer_clients(capsys: pytest.CaptureFix
     assert [row["clients"] for row in json.loads(results)] == [2, 10] * 2
 
 
+def test_each_row_is_shown_before_the_next_is_measured(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plainly, shown = benchmark.measure, list[tuple[int, str]]()
+
+    def noting(*args: Any) -> BenchmarkResult:
+        out, err = capsys.readouterr()
+        shown.append((len([line for line in out.splitlines() if line != HEADER]), err))
+        return plainly(*args)
+
+    monkeypatch.setattr(benchmark, "measure", noting)
+    assert call([*BENCH, "--clients", "2,4", "--workloads", "simplecnn"]) == 0
+    assert shown == [
+        (0, "measuring SimpleCNN, FedAvg, 2 clients, loop, fp32\n"),
+        (1, "measuring SimpleCNN, FedAvg, 2 clients, stack, fp32\n"),
+        (1, "measuring SimpleCNN, FedAvg, 4 clients, stack, fp32\n"),
+    ]
+
+
+@pytest.mark.parametrize("has_bf16", [True, False])
+def test_a_cpu_measures_little_if_nothing_is_asked_for(
+    has_bf16: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(precision, "has_bf16", lambda where: has_bf16)
+    assert call(["bench", "--device", "cpu"]) == 0
+    begun = [line.removeprefix("measuring SimpleCNN, FedAvg, ") for line in capsys.readouterr().err.splitlines()]
+    emulated = [] if has_bf16 else ["10 clients, stack, bf16"]
+    assert [*begun, *emulated] == ["2 clients, loop, fp32", "10 clients, stack, fp32", "10 clients, stack, bf16"]
+
+
+def test_a_profile_ends_with_json_too(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    made = Profile(2.0, None, {"copies": 0.5}, {"executors.stack.run": 2.0})
+    monkeypatch.setattr(benchmark, "profile_round", lambda *_: made)
+    assert call([*BENCH, "--profile", "--json"]) == 0
+    *text, last = capsys.readouterr().out.splitlines()
+    assert text[0] == "simplecnn, 2 clients, stack, fp32"
+    about = {"clients": 2, "executor": "stack", "precision": "fp32"}
+    found = {"seconds": 2.0, "busy": None, "kinds": {"copies": 0.5}, "host": {"executors.stack.run": 2.0}}
+    assert json.loads(last) == [{"workload": name} | about | found for name in ("simplecnn", "moon")]
+
+
 def test_lanes_without_a_gpu_are_left_out_with_a_word(capsys: pytest.CaptureFixture[str]) -> None:
     assert call([*BENCH, "--executors", "stack,lanes"]) == 0
     said = capsys.readouterr()
-    assert said.err == "lanes need a GPU: they are left out\n"
+    assert said.err.startswith("lanes need a GPU: they are left out\n")
     assert "lanes" not in said.out
     assert call(BENCH) == 0
-    assert capsys.readouterr() == (said.out, "")  # no one has asked for them
+    out, err = capsys.readouterr()
+    assert out == said.out
+    assert "lanes" not in err, "no one has asked for them"
 
 
 def test_lanes_alone_are_refused_without_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:

@@ -27,12 +27,19 @@ LOOP_NOTE = (
 
 @app.command()
 def bench(
-    workloads: str = typer.Option("simplecnn,resnet20,mixed", help="Among simplecnn, moon, resnet20, fedetf, mixed."),
-    clients: str = typer.Option("10,20,40", help="How many clients train at once."),
+    workloads: str | None = typer.Option(
+        None,
+        help="Among simplecnn, moon, resnet20, fedetf, mixed. [default: simplecnn, and on a GPU resnet20 and mixed]",
+    ),
+    clients: str | None = typer.Option(
+        None, help="How many clients train at once. [default: 10, and on a GPU 20 and 40]"
+    ),
     executors: str | None = typer.Option(
         None, help="Besides the plain loop, which is always taken as 1x. [default: stack, and on a GPU lanes]"
     ),
-    precisions: str = typer.Option("fp32,bf16", help="Among fp32, tf32, bf16."),
+    precisions: str | None = typer.Option(
+        None, help="Among fp32, tf32, bf16. [default: fp32, and bf16 where the device has instructions for it]"
+    ),
     device: str = typer.Option("auto", help="cpu, cuda or auto."),
     steps: int | None = typer.Option(None, min=1, help="Local steps of each client; 100 on a GPU, 20 on a CPU."),
     profile: bool = typer.Option(False, "--profile", help="Print where the time of a round goes instead."),
@@ -43,26 +50,37 @@ def bench(
     \b
     Examples:
       fedhead bench --device cuda
-      fedhead bench --workloads simplecnn --clients 10 --executors stack --device cpu
+      fedhead bench --workloads resnet20 --clients 10 --executors loop --device cpu
       fedhead bench --workloads fedetf --clients 20 --precisions bf16 --profile
     """
     from fedhead.executors import select
     from fedhead.experiment import benchmark
+    from fedhead.models.precision import has_bf16
 
-    has_lanes = select.device(device).type == "cuda"
+    where = select.device(device)
+    has_lanes = where.type == "cuda"
     chosen = (["stack", "lanes"] if has_lanes else ["stack"]) if executors is None else executors.split(",")
     if "lanes" in chosen and not has_lanes:
         chosen = [name for name in chosen if name != "lanes"]
         if not chosen:
             raise BadInput(f"--executors {executors}: lanes need a GPU; measure stack, or the plain loop with loop")
         print("lanes need a GPU: they are left out", file=sys.stderr)
+    # on a slow CPU what is over in a minute; ResNet-20 takes many of them there
+    default_workloads, default_clients = ("simplecnn,resnet20,mixed", "10,20,40") if has_lanes else ("simplecnn", "10")
+    models = (default_workloads if workloads is None else workloads).split(",")
+    counts = _counts(default_clients if clients is None else clients)
+    if precisions is None:
+        precisions = "fp32,bf16" if has_bf16(where) else "fp32"
     if profile:
-        for workload, count, executor, precision in itertools.product(
-            workloads.split(","), _counts(clients), chosen, precisions.split(",")
-        ):
-            print(f"{workload}, {count} clients, {executor}, {precision}")
+        profiles = []
+        for workload, count, executor, precision in itertools.product(models, counts, chosen, precisions.split(",")):
+            print(benchmark.describe(workload, count, executor, precision), flush=True)
             found = benchmark.profile_round(workload, count, executor, precision, device, steps)
             print("\n".join(found.lines()), flush=True)
+            about = {"workload": workload, "clients": count, "executor": executor, "precision": precision}
+            profiles.append(about | asdict(found))
+        if as_json:
+            print(json.dumps(profiles))
         return
     shown = set[str]()
 
@@ -73,13 +91,14 @@ def bench(
         _print_line(result)
 
     results = benchmark.bench(
-        workloads.split(","),
-        _counts(clients),
+        models,
+        counts,
         chosen,
         precisions.split(","),
         device,
         steps=steps,
         on_result=show,
+        on_begin=lambda what: print(f"measuring {what}", file=sys.stderr, flush=True),
     )
     print(LOOP_NOTE)
     if as_json:

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import copy
 import gc
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -36,6 +36,7 @@ from fedhead.models.registry import build
 from fedhead.models.split_model import SplitModel
 
 BATCH, SHAPE, CLASSES = 64, (3, 32, 32), 10
+ENOUGH_S = 10.0  # seconds of measuring after which nothing is repeated
 
 
 @dataclass(frozen=True)
@@ -101,6 +102,7 @@ def bench(
     steps: int | None = None,
     repeats: int = 3,
     on_result: Callable[[BenchmarkResult], None] = lambda result: None,
+    on_begin: Callable[[str], None] = lambda what: None,
 ) -> list[BenchmarkResult]:
     """Measure every combination; the plain loop comes first for each workload, in fp32.
 
@@ -112,8 +114,9 @@ def bench(
         device: cpu, cuda or auto.
         steps: Local steps per client; None: 100 on a GPU, since what a round begins and ends with counts too and should
             not weigh more than in a real run, and 20 on a CPU, which is slower.
-        repeats: How often each is measured; the fastest counts.
+        repeats: How often each is measured at most; the fastest counts.
         on_result: Called with each result as soon as it is known.
+        on_begin: Called with what is measured next: a slow CPU takes minutes for some of it.
 
     Returns:
         All results, in the order of measuring.
@@ -126,16 +129,29 @@ def bench(
     steps = steps or (100 if where.type == "cuda" else 20)
     bandwidth = copy_bandwidth(where)
     results: list[BenchmarkResult] = []
+
+    def enter(result: BenchmarkResult, base: BenchmarkResult) -> None:
+        result.ratio = result.steps_per_s / base.steps_per_s
+        results.append(result)
+        on_result(result)
+
     for name in workloads:
         workload = WORKLOADS[name]
-        base = measure(workload, max(2, len(workload.models)), "loop", "fp32", where, steps, repeats, bandwidth)
+        few = max(2, len(workload.models))
+        on_begin(describe(workload.name, few, "loop", "fp32"))
+        base = measure(workload, few, "loop", "fp32", where, steps, repeats, bandwidth)
         if workload.plain:
             base.steps_per_s = max(base.steps_per_s, plain_steps_per_s(workload, where, steps, repeats))
-        for result in [base, *_measure_all(workload, clients, executors, precisions, where, steps, repeats, bandwidth)]:
-            result.ratio = result.steps_per_s / base.steps_per_s
-            results.append(result)
-            on_result(result)
+        enter(base, base)
+        for count, executor, precision in itertools.product(clients, executors, precisions):
+            on_begin(describe(workload.name, count, executor, precision))
+            enter(measure(workload, count, executor, precision, where, steps, repeats, bandwidth), base)
     return results
+
+
+def describe(workload: str, clients: int, executor: str, precision: str) -> str:
+    """Return the name of a measurement."""
+    return f"{workload}, {clients} clients, {executor}, {precision}"
 
 
 def _check(workloads: Sequence[str], executors: Sequence[str], precisions: Sequence[str]) -> None:
@@ -146,22 +162,6 @@ def _check(workloads: Sequence[str], executors: Sequence[str], precisions: Seque
                 raise unknown(kind, name, known)
     for name in executors:
         select.EXECUTORS.find(name)
-
-
-def _measure_all(
-    workload: Workload,
-    clients: Sequence[int],
-    executors: Sequence[str],
-    precisions: Sequence[str],
-    where: torch.device,
-    steps: int,
-    repeats: int,
-    bandwidth: float,
-) -> Any:
-    for count in clients:
-        for executor in executors:
-            for precision in precisions:
-                yield measure(workload, count, executor, precision, where, steps, repeats, bandwidth)
 
 
 def measure(
@@ -187,7 +187,7 @@ def measure(
         precision: fp32, tf32 or bf16.
         where: The device.
         steps: Local steps per client.
-        repeats: How often it is measured; the fastest counts.
+        repeats: How often it is measured at most; the fastest counts.
         bandwidth: Bytes that the device moves per second.
     """
     gc.collect()
@@ -206,12 +206,13 @@ def measure(
         return worker.run_all(simulation.jobs(simulation.method, simulation.server, simulation.states, cohort, 1))
 
     tables = in_whole_stacks(train())  # the first time warms up, compiles and captures
-    times = []
-    for _ in range(repeats):
+
+    def train_timed() -> float:
         if where.type == "cuda":
             draw_and_wait(simulation, cohort, tables)
-        times.append(_seconds(train, where))
-    best = min(times)
+        return _seconds(train, where)
+
+    best = _fastest(train_timed, repeats)
     peak = (torch.cuda.max_memory_reserved() - held) / 2**30 if where.type == "cuda" else 0.0
     models = [task.model for task in simulation.tasks]
     floor = bandwidth / (sum(floor_bytes(m, 2 if precision == "bf16" else 4) for m in models) / len(models))
@@ -279,7 +280,15 @@ def plain_steps_per_s(workload: Workload, where: torch.device, steps: int, repea
             optimizer.step()
 
     train()  # warms up
-    return steps / min(_seconds(train, where) for _ in range(repeats))
+    return steps / _fastest(lambda: _seconds(train, where), repeats)
+
+
+def _fastest(timed: Callable[[], float], repeats: int) -> float:
+    """Return the least of several times, of fewer where these are long: they vary less, and someone waits."""
+    times: list[float] = []
+    while len(times) < repeats and sum(times) < ENOUGH_S:
+        times.append(timed())
+    return min(times)
 
 
 def _seconds(work: Callable[[], object], where: torch.device) -> float:
