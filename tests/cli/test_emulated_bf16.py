@@ -15,8 +15,8 @@ from fedhead.experiment.benchmark import Workload
 from fedhead.models import precision
 
 SENTENCE = (
-    "precision bf16: this CPU has no instructions for bfloat16, so torch emulates them and is many times slower than in fp32; "
-    "use fp32, or a device that has them"
+    "precision bf16: this CPU has no instructions for bfloat16, so torch emulates them and is many times slower than "
+    "in fp32; use fp32, or a device that has them"
 )
 OF_TORCH = "mkldnn_matmul failed, switching to BLAS gemm:mkldnn_matmul: …\nframe #0: c10::Error::Error"
 BENCH = ["bench", "--workloads", "small", "--clients", "2", "--executors", "stack", "--steps", "1", "--device", "cpu"]

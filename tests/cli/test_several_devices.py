@@ -68,9 +68,10 @@ def test_a_process_that_fails_is_named_when_all_have_ended(monkeypatch: pytest.M
         def __init__(self, command: list[str], stdout: int, env: dict[str, str]) -> None:
             begun.append(command)
             threads.append(env.get("OMP_NUM_THREADS"))
+            self.code = int("cuda:1" in command)
 
         def wait(self) -> int:
-            return int("cuda:1" in begun[0])
+            return self.code
 
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr("torch.get_num_threads", lambda: 16)
@@ -80,8 +81,8 @@ def test_a_process_that_fails_is_named_when_all_have_ended(monkeypatch: pytest.M
     with on_each(["cuda:1", "cuda:0"], None) as (claims, broken):
         assert claims is not None
         assert claims.is_dir()
-    with pytest.raises(FedheadError, match=r"the process of cuda:1 failed"):
-        raise_failures({}, broken)
+    with pytest.raises(FedheadError, match=r"the process of cuda:1 failed, see above; 2 runs are left; the same comm"):
+        raise_failures({}, broken, missing=2)
     heads = [
         ["sweep", "a.yaml", "--device", "cuda:1", "--claims"],
         ["sweep", "a.yaml", "--device", "cuda:0", "--claims"],

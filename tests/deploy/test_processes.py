@@ -98,8 +98,8 @@ def test_one_process_at_a_time_watches_over_a_deployment(project: Project) -> No
 
 def test_a_request_to_terminate_runs_finally_blocks(tmp_path: Path) -> None:
     program = (
-        "import os, signal; from fedhead.deploy import processes\n"
-        "with processes.leaving_on_term(7):\n"
+        "import os, signal; from fedhead.core.process import raising_on_term\n"
+        "with raising_on_term(SystemExit(7)):\n"
         "    try:\n        os.kill(os.getpid(), signal.SIGTERM)\n"
         "    finally:\n        os.kill(os.getpid(), signal.SIGTERM); print('ended')"
     )

@@ -49,7 +49,7 @@ def call(arguments: Sequence[str]) -> int:
 
     Returns:
         The exit code: 0 done, 1 failed, 2 the user can fix it, 3 the machine failed (a full disk, no memory left), 130
-        interrupted.
+        interrupted, 143 terminated.
     """
     try:
         with _log_lines():
@@ -64,7 +64,7 @@ def call(arguments: Sequence[str]) -> int:
         return _fail(str(error), MACHINE if machine_fault(error) else 2 if isinstance(error, BadInput) else 1)
     except (KeyboardInterrupt, typer.Abort, Stopped) as error:
         print(str(error) or "stopped", file=sys.stderr)
-        return INTERRUPTED
+        return error.code if isinstance(error, Stopped) else INTERRUPTED
     except BrokenPipeError:  # the reader of our output has gone, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from fedhead.core.errors import FedheadError, machine_fault
+from fedhead.core.process import raising_on_term
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -66,16 +68,31 @@ GOES_ON = "the same command goes on where it stopped"
 
 
 class Stopped(Exception):
-    """The user interrupted a command; the message says how to go on."""
+    """The user interrupted a command; the message says how to go on.
+
+    Args:
+        message: For the user.
+        code: The exit code of the command.
+    """
+
+    def __init__(self, message: str, code: int = 128 + signal.SIGINT):
+        super().__init__(message)
+        self.code = code
+
+
+class _Terminated(KeyboardInterrupt):
+    """A SIGTERM, as a cluster sends it when a job's time is up: what Ctrl-C ends, it ends the same way."""
 
 
 @contextmanager
 def interruptible(message: Callable[[], str]) -> Iterator[None]:
-    """Turn Ctrl-C into `Stopped`, with a message made at that moment."""
+    """Turn Ctrl-C and SIGTERM into `Stopped`, with a message made at that moment."""
     try:
-        yield
-    except KeyboardInterrupt:
-        raise Stopped(message()) from None
+        with raising_on_term(_Terminated()):
+            yield
+    except KeyboardInterrupt as error:
+        number = signal.SIGTERM if isinstance(error, _Terminated) else signal.SIGINT
+        raise Stopped(message(), 128 + number) from None
 
 
 @contextmanager

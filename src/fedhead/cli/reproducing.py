@@ -197,7 +197,7 @@ def reproduce(
     else:
         _print_table(result, folder)
     if claims is None:  # else the process that began this one names them
-        raise_failures(result.failures, broken)
+        raise_failures(result.failures, broken, result.left)
 
 
 def _log(text: str) -> None:

@@ -10,7 +10,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -19,7 +19,9 @@ import typer
 from fedhead.cli.options import words
 from fedhead.cli.output import GOES_ON
 from fedhead.core.errors import BadInput, FedheadError
+from fedhead.core.process import exit_with_parent
 
+_PARENT = "FEDHEAD_PARENT"  # in the environment of each device's process, the pid of the one that started it
 Devices = Annotated[
     str | None, typer.Option(metavar="LIST", help="Share the runs among these GPUs, such as 0,1: a process for each.")
 ]
@@ -73,25 +75,24 @@ def on_each(names: Sequence[str], claims: Path | None) -> Iterator[tuple[Path | 
         claims: What `--claims` said, where this is one of these processes itself.
 
     Yields:
-        The folder of their claims, which says what was taken and what failed, and the devices whose processes ended
+        The folder of their claims, which says what was taken and what failed, and what became of processes that ended
         before they could say what failed.
     """
     if not names:
-        yield claims, []
+        with nullcontext() if claims is None else _ending_with_parent():
+            yield claims, []
         return
-    from fedhead.deploy.processes import leaving_on_term
-
     command = [sys.executable, "-m", "fedhead.cli", *without_devices(sys.argv[1:])]
-    environment = {**os.environ, **shared_threads(names, os.environ)}
+    environment = {**os.environ, **shared_threads(names, os.environ), _PARENT: str(os.getpid())}
     with tempfile.TemporaryDirectory(prefix="fedhead-") as shared:
         processes: list[subprocess.Popen[bytes]] = []
         try:
-            with leaving_on_term(128 + signal.SIGTERM):
-                with _ignoring_interrupts():
-                    for name in names:
-                        own = [*command, "--device", name, "--claims", shared]
-                        processes.append(subprocess.Popen(own, stdout=subprocess.DEVNULL, env=environment))
-                broken = [name for name, process in zip(names, processes, strict=True) if process.wait()]
+            with _changed_signal(signal.SIGINT, signal.SIG_IGN):  # a terminal sends it to all, but one is to answer
+                for name in names:
+                    own = [*command, "--device", name, "--claims", shared]
+                    processes.append(subprocess.Popen(own, stdout=subprocess.DEVNULL, env=environment))
+            codes = [process.wait() for process in processes]
+            broken = [_ending(name, code) for name, code in zip(names, codes, strict=True) if code]
         except BaseException:
             for process in processes:
                 process.terminate()
@@ -118,12 +119,13 @@ def shared_threads(names: Sequence[str], environment: Mapping[str, str]) -> dict
     return {"OMP_NUM_THREADS": str(max(1, torch.get_num_threads() // len(names)))}
 
 
-def raise_failures(failures: Mapping[str, str], broken: Sequence[str] = ()) -> None:
+def raise_failures(failures: Mapping[str, str], broken: Sequence[str] = (), missing: int = 0) -> None:
     """Name what failed of many runs, after all others are done and their table is printed.
 
     Args:
         failures: Why runs failed, by what they are called.
-        broken: Devices whose processes ended early.
+        broken: What became of processes that ended early, see `on_each`.
+        missing: How many runs the table lacks; without any, a process that ended early is only worth a warning.
 
     Raises:
         FedheadError: If there is anything.
@@ -131,26 +133,48 @@ def raise_failures(failures: Mapping[str, str], broken: Sequence[str] = ()) -> N
     if failures:
         name, reason = next(iter(failures.items()))
         more = f" ({len(failures) - 1} more failed)" if len(failures) > 1 else ""
-        more += f"; the process of {broken[0]} ended early, see above" if broken else ""
-        raise FedheadError(f"{name}: {reason}{more}; fix it, and the same command runs what failed again")
+        ends = "".join(f"; {end}" for end in broken)
+        raise FedheadError(f"{name}: {reason}{more}{ends}; fix it, and the same command runs what failed again")
+    if broken and missing:
+        raise FedheadError(f"--devices: {'; '.join(broken)}; {missing} runs are left; {GOES_ON}")
     if broken:
-        raise FedheadError(f"--devices: the process of {broken[0]} failed, see above; {GOES_ON}")
+        print(f"warning: --devices: {'; '.join(broken)}; no run is missing in the table", file=sys.stderr)
+
+
+def _ending(name: str, code: int) -> str:
+    """Say how the process of a device came to its end.
+
+    >>> _ending("cpu", -9)
+    'the process of cpu was ended by signal 9, perhaps for lack of memory'
+    """
+    if code >= 0:
+        return f"the process of {name} failed, see above"
+    return f"the process of {name} was ended by signal {-code}" + (
+        ", perhaps for lack of memory" if -code == signal.SIGKILL else ""
+    )
 
 
 @contextmanager
-def _ignoring_interrupts() -> Iterator[None]:
-    """Let processes that are started meanwhile ignore Ctrl-C: a terminal sends it to all, but one of them is to answer.
+def _ending_with_parent() -> Iterator[None]:
+    """End this process when its parent ends, or ends it: that one tells the user how to go on."""
+    parent = os.environ.pop(_PARENT, None)
+    if parent is not None:
+        exit_with_parent(int(parent))
+    with _changed_signal(signal.SIGTERM, signal.SIG_DFL):
+        yield
 
-    They inherit that the signal is ignored; this process ends them.
-    """
+
+@contextmanager
+def _changed_signal(number: signal.Signals, handler: signal.Handlers) -> Iterator[None]:
+    """Handle a signal in another way for a while; processes that are started meanwhile ignore it if it is ignored."""
     if threading.current_thread() is not threading.main_thread():  # which alone may say what becomes of signals
         yield
         return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    before = signal.signal(number, handler)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(number, before)
 
 
 def without_devices(arguments: Sequence[str]) -> list[str]:

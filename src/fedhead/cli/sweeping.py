@@ -124,7 +124,7 @@ def sweep(
     else:
         _print_table(result)
     if claims is None:  # else the process that began this one names them
-        raise_failures(result.failures, broken)
+        raise_failures(result.failures, broken, sum(row.runs - row.finished for row in result.rows))
 
 
 def _list_cells(cells: Sequence[SweepCell], as_json: bool) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from fedhead.core.errors import BadInput
-from fedhead.deploy import processes
+from fedhead.core.process import raising_on_term
 from fedhead.deploy.local_federation import LocalFederation
 from fedhead.deploy.project import Project
 from fedhead.engine.metrics import Row
@@ -92,7 +92,7 @@ def execute(
             on_row(row)
         reported = max(reported, len(rows))
 
-    with processes.leaving_on_term(128 + signal.SIGTERM):
+    with raising_on_term(SystemExit(128 + signal.SIGTERM)):
         try:
             federation.up()
             federation.watch(report_new_rows)

@@ -9,11 +9,9 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import FrameType
 
 from fedhead.core.process import ProcessIdentity
 
@@ -92,24 +90,6 @@ def end(found: Callable[[], Sequence[ProcessIdentity]], seconds: float = 10.0) -
             signaled.update(alive)
             time.sleep(0.05)
     return any_ran
-
-
-@contextlib.contextmanager
-def leaving_on_term(code: int) -> Iterator[None]:
-    """Turn a request to terminate into an ordinary exit, so that `finally` blocks end what was started."""
-    if threading.current_thread() is not threading.main_thread():
-        yield  # signals reach the main thread only
-        return
-
-    def leave(number: int, frame: FrameType | None) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once is enough: a second one must not break off the ending
-        raise SystemExit(code)
-
-    before = signal.signal(signal.SIGTERM, leave)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def free_ports(count: int) -> list[int]:

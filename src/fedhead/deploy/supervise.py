@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from fedhead.core.errors import BadInput, FedheadError
-from fedhead.core.process import ProcessIdentity
+from fedhead.core.process import ProcessIdentity, raising_on_term
 from fedhead.deploy import certificates, processes
 from fedhead.deploy.local_federation import LocalFederation
 from fedhead.deploy.ownership import STATE, end_leftovers, owner, read_state
@@ -131,7 +131,7 @@ def main(arguments: list[str]) -> int:
     def log(line: str) -> None:
         print(f"{time.strftime('%H:%M:%S')} {line}", flush=True)
 
-    with processes.leaving_on_term(0):
+    with raising_on_term(SystemExit(0)):
         return _run(project, "--secure" in arguments, "--resume" in arguments, log)
 
 

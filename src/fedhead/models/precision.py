@@ -47,8 +47,8 @@ def warn_if_emulated(where: torch.device) -> None:
         return
     name = f"the GPU {torch.cuda.get_device_name(where)}" if where.type == "cuda" else "this CPU"
     warn_once(
-        f"precision bf16: {name} has no instructions for bfloat16, so torch emulates them and is many times slower than "
-        "in fp32; use fp32, or a device that has them"
+        f"precision bf16: {name} has no instructions for bfloat16, so torch emulates them and is many times slower "
+        "than in fp32; use fp32, or a device that has them"
     )
     # torch says so itself on some CPUs, in forty lines with its C++ stack
     warnings.filterwarnings("ignore", "mkldnn_matmul failed", UserWarning)

@@ -11,8 +11,6 @@ import io
 import json
 import os
 import sys
-import threading
-import time
 import warnings
 from functools import partial
 from types import SimpleNamespace
@@ -22,6 +20,7 @@ import torch
 
 from fedhead.calibration import sums
 from fedhead.core.errors import first_line
+from fedhead.core.process import exit_with_parent
 from fedhead.executors.compiling.step import (
     TensorForm,
     compile_graph,
@@ -36,7 +35,7 @@ OPERATORS = (layers, sums)  # modules whose operators a step may use
 
 def main() -> None:
     """Compile the step on the standard input."""
-    threading.Thread(target=_end_with, args=(int(sys.argv[1]),), daemon=True).start()
+    exit_with_parent(int(sys.argv[1]))
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever else is printed
     warnings.simplefilter("ignore")
@@ -79,13 +78,6 @@ def unpack(packed: bytes) -> tuple[torch.fx.GraphModule, list[TensorForm]]:
     with FakeTensorMode(allow_non_fake_inputs=True):
         arguments = [form.empty() for form in forms]
     return trace(function, arguments), forms
-
-
-def _end_with(parent: int) -> None:
-    """End this process when its parent has ended."""
-    while os.getppid() == parent:
-        time.sleep(1.0)
-    os._exit(1)
 
 
 if __name__ == "__main__":
