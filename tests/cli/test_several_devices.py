@@ -118,6 +118,21 @@ def test_two_processes_share_the_runs(tmp_path: Path, command: str) -> None:
     assert done.stdout.count("written") <= 1  # one table, by the first process
 
 
+@pytest.mark.parametrize(("option", "what"), [("--results", "results"), ("--out", "runs")])
+def test_a_folder_that_can_t_be_written_is_refused_before_a_process_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], option: str, what: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(several_devices, "subprocess", None)
+    Path("file").touch()
+    words = ["reproduce", "ccvr/table1", "--scale", "small", "--cells", "clsprox", "--devices", "cpu,cpu"]
+    assert call([*words, option, "file"]) == 2
+    said = capsys.readouterr()
+    assert said.err == f"error: file can't keep {what}: it is no folder; select another folder with {option}\n"
+    assert said.out == ""
+    assert not list(tmp_path.rglob("table.*"))
+
+
 OWN = """
 from dataclasses import dataclass
 import fedhead as fh

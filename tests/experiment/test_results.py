@@ -144,6 +144,8 @@ def test_a_folder_that_can_t_keep_results_is_refused_before_anything_is_trained(
     with pytest.raises(BadInput, match=f"can't keep results: {reason}; select another folder with --results"):
         reproduce(tiny(), tmp_path / "runs", pick=["mild fedavg"], results=tmp_path / where, settings=CPU)
     assert not (tmp_path / "runs").exists()
+    with pytest.raises(BadInput, match=f"can't keep runs: {reason}; select another folder with --out"):
+        reproduce(tiny(), tmp_path / where, pick=["mild fedavg"], settings=CPU)
 
 
 def test_runs_that_fail_leave_the_others_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -156,7 +156,7 @@ def reproduce(
             )
     from fedhead.experiment.claims import Claims
     from fedhead.experiment.recipe import assignment
-    from fedhead.experiment.reproduce import plan
+    from fedhead.experiment.reproduce import check_folders, plan
     from fedhead.experiment.reproduce import reproduce as run_table
     from fedhead.experiment.run import Settings
     from fedhead.experiment.sweep import read_shard
@@ -175,12 +175,14 @@ def reproduce(
         "together": together,
     }
     if dry_run or names:
-        listed, _ = plan(found, **options)  # refuses what a run would
+        listed, planned = plan(found, **options)  # refuses what a run would
     if dry_run:
         lines = [" ".join([cell.name, *cell.overrides]) for cell in listed]
         print(json.dumps([_describe(cell) for cell in listed]) if as_json else "\n".join(lines))
         return
     folder = out or Path("runs") / (table if scale is Scale.full else f"{table}-small")
+    if names:
+        check_folders(planned, folder, results)
     with resumable(), on_each(names, claims) as (taken, broken):
         result = run_table(
             found,

@@ -37,6 +37,26 @@ def wait_for(file: IO[str]) -> None:
 
 
 @contextmanager
+def locked(file: Path) -> Iterator[None]:
+    """Hold a lock; while another process holds it, wait.
+
+    Args:
+        file: Stands for the lock, and is there only while somebody holds it or waits.
+    """
+    held = False
+    while not held:
+        with file.open("w") as lock:
+            wait_for(lock)
+            if os.fstat(lock.fileno()).st_nlink == 0:
+                continue  # whoever held it has removed it: another process may hold a new one
+            held = True
+            try:
+                yield
+            finally:
+                file.unlink(missing_ok=True)
+
+
+@contextmanager
 def creating(folder: Path, first: str) -> Iterator[None]:
     """Hold a folder while its first file is written.
 

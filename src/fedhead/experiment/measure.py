@@ -27,6 +27,7 @@ from fedhead.experiment.run_folder import RunFolder
 from fedhead.experiment.tables import Cell, Scale
 from fedhead.experiment.time_budget import TimeBudget
 from fedhead.experiment.training_groups import begun_with, describe, group_trainings, span, train
+from fedhead.experiment.writable import check_writable
 
 Log = Callable[[str], None]
 
@@ -98,6 +99,7 @@ def measure_all(repetitions: Sequence[Repetition], context: MeasureContext) -> M
         return Measured(left, {})
     if trainings:
         context.results.check_writable()
+        check_writable(context.out, "runs", "--out")
     done, failed, elsewhere, failures = 0, 0, 0, dict[str, str]()
     at_once = not context.several_tables and not context.claims.shared
     recipes = {path: training.recipe for path, training in trainings.items()}

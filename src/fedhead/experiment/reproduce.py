@@ -14,17 +14,20 @@ from fedhead.data import datasets
 from fedhead.executors import select
 from fedhead.experiment import build, table_result, tables
 from fedhead.experiment.claims import Claims
+from fedhead.experiment.folder_lock import locked
 from fedhead.experiment.measure import Log, MeasureContext, Measured, Repetition, folder, measure_all
 from fedhead.experiment.published import published
 from fedhead.experiment.readings import is_reading
 from fedhead.experiment.recipe import Recipe
 from fedhead.experiment.results import Measurement, Results, digest, stage_recipe
 from fedhead.experiment.run import Settings, check_executor, check_settings
+from fedhead.experiment.run_files import TABLE_LOCK
 from fedhead.experiment.table_merge import with_earlier
 from fedhead.experiment.table_result import TableResult
 from fedhead.experiment.tables import Cell, Scale, Table
 from fedhead.experiment.time_budget import Minutes, TimeBudget, cost
 from fedhead.experiment.training_groups import validate
+from fedhead.experiment.writable import check_writable
 
 MOST_RUNS = 10_000  # of a cell: all are listed before the first begins
 
@@ -101,30 +104,45 @@ def reproduce(
         if known:
             log(_stored(known, place, len(planned), context))
     measured = measure_all(planned, context)
+    check_writable(out, "the table", "--out")
+    with locked(out / TABLE_LOCK):  # of commands that end at once, the last to write has all they measured
+        found = _measured_by_all(planned, context)
+        cell_results = [
+            table_result.cell_result(cell, found.get(digest(cell), []), scale == "full" and is_reading(table, cell))
+            for cell in cells
+        ]
+        made = TableResult(
+            table=table.name,
+            title=table.title,
+            scale=scale,
+            seeds=sorted({r.recipe.seed for r in planned}),
+            splits=sorted({r.split for r in planned}),
+            comparable=scale == "full",
+            axes=table.axes(),
+            cells=cell_results,
+            left=measured.left,
+            failures={**measured.failures, **context.claims.failures()},
+            file=table_result.file_name(variants, overrides or {}),
+        )
+        written = with_earlier(out, made, table, _cells(table, scale, (), overrides, variants), log) if pick else made
+        table_result.write(out, written)
+    if shard is not None and (missing := len(planned) - sum(map(len, found.values()))):
+        log(
+            f"{missing} of {len(planned)} results are not there yet: when all shards have ended, the command without "
+            "--shard measures what is left and writes the table"
+        )
+    return made
+
+
+def _measured_by_all(planned: Sequence[Repetition], context: MeasureContext) -> dict[str, list[Measurement]]:
+    """Return what there is of a table, by the cells' digests: also what other shards have measured meanwhile."""
+    context.results.read()
+    _enter_finished(planned, context)
     found: dict[str, list[Measurement]] = {}
     for r in planned:
         if (row := r.found(context.results)) is not None:
             found.setdefault(r.digest, []).append(row)
-    cell_results = [
-        table_result.cell_result(cell, found.get(digest(cell), []), scale == "full" and is_reading(table, cell))
-        for cell in cells
-    ]
-    made = TableResult(
-        table=table.name,
-        title=table.title,
-        scale=scale,
-        seeds=sorted({r.recipe.seed for r in planned}),
-        splits=sorted({r.split for r in planned}),
-        comparable=scale == "full",
-        axes=table.axes(),
-        cells=cell_results,
-        left=measured.left,
-        failures={**measured.failures, **context.claims.failures()},
-        file=table_result.file_name(variants, overrides or {}),
-    )
-    written = with_earlier(out, made, table, _cells(table, scale, (), overrides, variants), log) if pick else made
-    table_result.write(out, written)
-    return made
+    return found
 
 
 def _found(repetitions: Sequence[Repetition], context: MeasureContext) -> list[Measurement]:
@@ -153,6 +171,18 @@ def _stored(known: Sequence[Measurement], place: Path | None, planned: int, cont
         f"{len(known)} of {planned} results are in {place}, from {' and '.join(origins)}{others}; "
         "to measure them again, use another folder"
     )
+
+
+def check_folders(planned: Sequence[Repetition], out: Path, results: Path | None) -> None:
+    """Refuse folders that what is to be measured can't be written to, before the first run.
+
+    Raises:
+        BadInput: If there is something to be measured, and such a folder.
+    """
+    held = Results(results)
+    if any(r.found(held) is None for r in planned):
+        held.check_writable()
+        check_writable(out, "runs", "--out")
 
 
 def plan(

@@ -13,7 +13,6 @@ import hashlib
 import json
 import math
 import os
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,9 +26,11 @@ from fedhead.experiment.csv_rows import CsvRow, header_of, rows_of
 from fedhead.experiment.folder_lock import wait_for
 from fedhead.experiment.recipe import Recipe
 from fedhead.experiment.tables import ACCURACIES, Cell
+from fedhead.experiment.writable import check_writable
 
 FILE = "results.csv"
 _ROUNDING = 1e-6  # a mean of clients that all have 100 may be a little above
+_LARGE = 2**63  # seeds are below
 _TABLE_COLUMNS = {"ours", "deviation", "runs", "published", "published_deviation", "difference"}  # of table.csv
 
 
@@ -126,7 +127,11 @@ class Results:
         self.folder = folder
         self._rows: dict[tuple[str, int, int], Measurement] = {}
         self._named: set[tuple[str, ...]] = set()
-        for path in sorted(folder.glob("*.csv")) if folder is not None else []:
+        self.read()
+
+    def read(self) -> None:
+        """Read the folder's files, again where other processes may have added rows; those that are held stay."""
+        for path in sorted(self.folder.glob("*.csv")) if self.folder is not None else []:
             for row in _read(path):
                 self._enter(row)
 
@@ -160,15 +165,12 @@ class Results:
         """Refuse a folder that rows can't be added to, before anything is trained for them."""
         if self.folder is None:
             return
+        check_writable(self.folder, "results", "--results")
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=self.folder):
-                pass
             if (self.folder / FILE).exists():
                 (self.folder / FILE).open("a").close()
         except OSError as error:
-            reason = "it is no folder" if isinstance(error, FileExistsError) else error.strerror
-            said = f"{self.folder} can't keep results: {reason}; select another folder with --results"
+            said = f"{self.folder} can't keep results: {error.strerror}; select another folder with --results"
             raise BadInput(said) from error
 
     def _enter(self, row: Measurement) -> None:
@@ -265,12 +267,13 @@ def _value(where: str, entry: Mapping[str, str], name: str) -> Any:
     whole, most = hint in (int, int | None), _most(entry, name)
     try:
         number = int(text) if whole else float(text)
-        fits = math.isfinite(number) and (most is None or 0 <= number <= most + _ROUNDING)
+        fits = math.isfinite(number) and (not whole or 0 <= number < _LARGE)
+        fits = fits and (most is None or 0 <= number <= most + _ROUNDING)
     except (ValueError, OverflowError):
         fits = False
     if fits:
         return number
-    kind = "a whole number" if whole else "a number" if most is None else f"a number from 0 to {most:g}"
+    kind = "a whole number from 0 on" if whole else "a number" if most is None else f"a number from 0 to {most:g}"
     raise BadInput(
         f"{where}, column {name}: {text!r} is not {kind}; correct it, or remove the line: its result is then measured "
         "again"

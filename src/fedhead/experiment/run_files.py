@@ -16,6 +16,7 @@ from fedhead.core.errors import BadInput
 from fedhead.core.special_files import read_text
 
 CONFIG, ENVIRONMENT, SWEEP = "config.yaml", "environment.json", "sweep.yaml"
+TABLE_LOCK = ".table.lock"  # in the folder of a table or a sweep while a process writes the table's files
 _TOTALS = ("bytes_up", "bytes_down", "seconds")  # every round and every result has them
 
 

@@ -108,7 +108,8 @@ class RunFolder:
                 cls.refuse_taken(path)
                 folder._write(CONFIG, recipe.to_yaml())
         except OSError as error:
-            raise BadInput(f"{path} can't be written to: {error.strerror}") from error
+            said = f"{path} can't be written to: {error.strerror}; select another folder with --out"
+            raise BadInput(said) from error
         return folder
 
     @classmethod

@@ -28,9 +28,10 @@ from fedhead.experiment import components, sweep_table
 from fedhead.experiment.changed_code import check_runs
 from fedhead.experiment.claims import Claims
 from fedhead.experiment.code_folders import FOLDERS
+from fedhead.experiment.folder_lock import locked
 from fedhead.experiment.measure import Log
 from fedhead.experiment.run import Settings, check_executor, check_settings
-from fedhead.experiment.run_files import SWEEP
+from fedhead.experiment.run_files import SWEEP, TABLE_LOCK
 from fedhead.experiment.sweep_runs import (
     Bundle,
     SweepCell,
@@ -189,8 +190,9 @@ def run_sweep(
     queue = BundleQueue(planned.left, TimeBudget(minutes), log, names, claims)
     engine.run(queue, place, settings, together)
     failures = {**{names[path]: reason for path, reason in queue.failures.items()}, **claims.failures()}
-    result = sweep_table.collect(table.title, place, table.axes(), planned.cells, failures, queue.untouched)
-    sweep_table.write(result)
+    with locked(place / TABLE_LOCK):  # of shards that end at once, the last to write has read what all have finished
+        result = sweep_table.collect(table.title, place, table.axes(), planned.cells, failures, queue.untouched)
+        sweep_table.write(result)
     return result
 
 

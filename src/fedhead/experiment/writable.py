@@ -1,0 +1,28 @@
+"""Folders that files can be added to."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from fedhead.core.errors import BadInput
+
+
+def check_writable(folder: Path, what: str, option: str) -> None:
+    """Make a folder, and refuse one that files can't be added to, before anything is trained for them.
+
+    Args:
+        folder: The folder.
+        what: What it is for, such as "results".
+        option: The option that selects another one.
+
+    Raises:
+        BadInput: It is no folder, or can't be written to.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        reason = "it is no folder" if isinstance(error, FileExistsError) else error.strerror
+        raise BadInput(f"{folder} can't keep {what}: {reason}; select another folder with {option}") from error
