@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -26,22 +27,19 @@ SWEEP = ["sweep", *ENDLESS, "method=[fedavg,fedprox]"]
 @contextmanager
 def begun(words: list[str], out: Path, runs: int) -> Iterator[subprocess.Popen[str]]:
     """A command whose runs have begun; those that are left of it are ended."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "fedhead.cli", *words, "--out", str(out)],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,  # so that all of them can be ended below
-    )
-    try:
-        deadline = time.monotonic() + 120
-        while len(list(out.rglob("metrics.jsonl"))) < runs and time.monotonic() < deadline:
-            time.sleep(0.05)
-        yield process
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+    command = [sys.executable, "-m", "fedhead.cli", *words, "--out", str(out)]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    pipes: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+    # in its own session, so that all processes can be ended below
+    with subprocess.Popen(command, env=env, text=True, start_new_session=True, **pipes) as process:
+        try:
+            deadline = time.monotonic() + 120
+            while len(list(out.rglob("metrics.jsonl"))) < runs and time.monotonic() < deadline:
+                time.sleep(0.05)
+            yield process
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 @pytest.mark.long
@@ -105,8 +103,8 @@ def test_a_process_that_was_killed_matters_where_runs_are_missing(
     if finish:
         assert last == f"warning: {ending}no run is missing in the table"
     else:
-        assert last.startswith(f"error: {ending}")
-        assert last.endswith(" runs are left; the same command goes on where it stopped")
+        left = "2 runs are" if command == "sweep" else "1 run is"
+        assert last == f"error: {ending}{left} left; the same command goes on where it stopped"
 
 
 def test_another_signal_says_nothing_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -224,7 +224,7 @@ def test_another_recipe_is_refused_with_the_key_that_differs(tmp_path: Path) -> 
 
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs Linux's /proc, which not even root can write to")
 def test_unwritable_folders_are_refused() -> None:
-    with pytest.raises(BadInput, match="can't be written to"):
+    with pytest.raises(BadInput, match=r"can't be written to: .*; select another folder with --out"):
         RunFolder.create("/proc/self/run", RECIPE)
 
 

@@ -136,7 +136,8 @@ def raise_failures(failures: Mapping[str, str], broken: Sequence[str] = (), miss
         ends = "".join(f"; {end}" for end in broken)
         raise FedheadError(f"{name}: {reason}{more}{ends}; fix it, and the same command runs what failed again")
     if broken and missing:
-        raise FedheadError(f"--devices: {'; '.join(broken)}; {missing} runs are left; {GOES_ON}")
+        left = "1 run is left" if missing == 1 else f"{missing} runs are left"
+        raise FedheadError(f"--devices: {'; '.join(broken)}; {left}; {GOES_ON}")
     if broken:
         print(f"warning: --devices: {'; '.join(broken)}; no run is missing in the table", file=sys.stderr)
 
