@@ -12,7 +12,7 @@ from sklearn.datasets import load_digits
 from tiny_table import CPU, tiny
 
 from fedhead.experiment import tables
-from fedhead.experiment.readings import is_reading
+from fedhead.experiment.published_settings import has_published_settings
 from fedhead.experiment.reproduce import reproduce
 from fedhead.experiment.table_result import CellResult
 
@@ -71,7 +71,7 @@ def test_a_variant_with_other_data_is_a_reading_of_the_paper() -> None:
     table = tables.load("fedclassavg/table3")
     (name,) = [name for name, variant in table.variants().items() if "dataset" in variant.get("set", {})]
     varied = table.varied(table.cells(), [name])
-    assert all(is_reading(table, cell) for cell in varied)
-    assert not any(is_reading(table, cell.override({"dataset": "digits"})) for cell in varied)
+    assert all(has_published_settings(table, cell) for cell in varied)
+    assert not any(has_published_settings(table, cell.override({"dataset": "digits"})) for cell in varied)
     by_hand = {"dataset": varied[0].keys["dataset"]}
-    assert is_reading(table, table.cell(varied[0].choices).override(by_hand))
+    assert has_published_settings(table, table.cell(varied[0].choices).override(by_hand))

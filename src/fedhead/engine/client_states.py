@@ -37,7 +37,7 @@ class ClientStates:
             for client, state in zip(clients, rows, strict=True):
                 self[client] = state
             return
-        # All states there are: the stack is kept alive by all of its rows, and released when these are replaced.
+        # All states there are: the stack is kept alive by its rows until the last of them is replaced.
         self._kept.update(zip(clients, rows, strict=True))
 
     def copy(self) -> ClientStates:

@@ -17,7 +17,7 @@ from fedhead.experiment.claims import Claims
 from fedhead.experiment.folder_lock import locked
 from fedhead.experiment.measure import Log, MeasureContext, Measured, Repetition, folder, measure_all
 from fedhead.experiment.published import published
-from fedhead.experiment.readings import is_reading
+from fedhead.experiment.published_settings import has_published_settings
 from fedhead.experiment.recipe import Recipe
 from fedhead.experiment.results import Measurement, Results, digest, stage_recipe
 from fedhead.experiment.run import Settings, check_executor, check_settings
@@ -108,7 +108,9 @@ def reproduce(
     with locked(out / TABLE_LOCK):  # of commands that end at once, the last to write has all they measured
         found = _measured_by_all(planned, context)
         cell_results = [
-            table_result.cell_result(cell, found.get(digest(cell), []), scale == "full" and is_reading(table, cell))
+            table_result.cell_result(
+                cell, found.get(digest(cell), []), scale == "full" and has_published_settings(table, cell)
+            )
             for cell in cells
         ]
         made = TableResult(

@@ -9,7 +9,7 @@ from pathlib import Path
 from fedhead.core.errors import BadInput
 from fedhead.core.parameters import check, from_mapping
 from fedhead.experiment.measure import Log
-from fedhead.experiment.readings import is_reading
+from fedhead.experiment.published_settings import has_published_settings
 from fedhead.experiment.run_files import read_object
 from fedhead.experiment.table_result import CellResult, TableResult, cell_result, difference
 from fedhead.experiment.tables import Cell, Table
@@ -91,7 +91,7 @@ def _read(path: Path, scale: str) -> tuple[tuple[int, ...], tuple[int, ...], lis
 def _without_values(table: Table, cells: Sequence[Cell], comparable: bool) -> Iterator[CellResult]:
     for cell in cells:
         try:
-            yield cell_result(cell, [], comparable and is_reading(table, cell))
+            yield cell_result(cell, [], comparable and has_published_settings(table, cell))
         except BadInput:  # it can't be built with the settings of the command: nothing was measured of it
             continue
 

@@ -36,7 +36,7 @@ class CellResult:
     published: float | None
     published_deviation: float | None
     difference: float | None  # ours less the paper's; None where the two can't be compared
-    comparable: bool = True  # whether the published value is for these settings, see `readings`
+    comparable: bool = True  # whether the published value is for these settings, see `published_settings`
     seeds: Sequence[int] = ()  # of its values
     splits: Sequence[int] = ()
 

@@ -27,8 +27,8 @@ MODULES: tuple[tuple[int, int, int, int, int, int] | None, ...] = (
 
 def _conv(in_channels: int, out_channels: int, kernel: int, stride: int = 1) -> nn.Sequential:
     conv = nn.Conv2d(in_channels, out_channels, kernel, stride, padding=kernel // 2, bias=False)
-    # As torchvision's, which FedClassAvg trains. BatchNorm hides the scale of weights, but Adam's steps are of one size
-    # whatever it is, so that smaller weights turn faster.
+    # As torchvision's, which FedClassAvg trains; cut at two deviations, as in its older releases. BatchNorm hides the
+    # scale of weights, but Adam's steps are of one size whatever it is, so that smaller weights turn faster.
     nn.init.trunc_normal_(conv.weight, std=0.01, a=-0.02, b=0.02)
     return nn.Sequential(conv, nn.BatchNorm2d(out_channels, eps=1e-3), nn.ReLU())
 

@@ -91,7 +91,7 @@ def resnet18(
         pool = nn.MaxPool2d(3, strides[1], padding=1)
         first = nn.Sequential(conv_norm(channels, 64, 7, strides[0], norm=norm), nn.ReLU(), pool)
     extractor = nn.Sequential(first, *stages(64, (64, 128, 256, 512), (2, 2, 2, 2), norm), GlobalPool())
-    if stem == "7x7":  # torchvision's network, which both papers train, starts from these weights
+    if stem == "7x7":  # torchvision's network, which FedClassAvg trains, starts from these weights
         for module in extractor.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")

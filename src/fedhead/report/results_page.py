@@ -14,7 +14,7 @@ from fedhead.core.special_files import read_text, refuse_special
 from fedhead.core.treefile import atomic
 from fedhead.experiment import tables
 from fedhead.experiment.published import published, published_place, published_rows
-from fedhead.experiment.readings import is_reading
+from fedhead.experiment.published_settings import has_published_settings
 from fedhead.experiment.recorded_cells import changed_cell
 from fedhead.experiment.results import Measurement, Results, digest
 from fedhead.experiment.table_result import CellResult, cell_result, plus_minus
@@ -148,7 +148,9 @@ def _others(every: Iterable[Table], rest: Iterable[Measurement]) -> list[Line]:
     for (_, name, _, _), rows in groups.items():
         table, own = cells[rows[0].table, name]
         if (cell := changed_cell(own, rows[0])) is not None:
-            out.append(Line(table.name, cell, cell_result(cell, rows, is_reading(table, cell)), rows, [], None))
+            out.append(
+                Line(table.name, cell, cell_result(cell, rows, has_published_settings(table, cell)), rows, [], None)
+            )
     return out
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import torch
 
+from fedhead.algorithm.phase import Phase
 from fedhead.algorithm.stage import Stage
 from fedhead.executors.program import Program
 from fedhead.executors.steps import PhaseRun
@@ -37,10 +39,15 @@ def pays_for(phase_run: PhaseRun) -> bool:
     program = phase_run.step.program
     if not isinstance(program.algorithm, Stage):
         return True
-    mine = phase_run.step.phase.trains
-    alike = sum(phase.trains == mine for phase in program.algorithm.phases(program.task))  # some repeat a phase
+    mine = _kind(phase_run.step.phase)
+    alike = sum(_kind(phase) == mine for phase in program.algorithm.phases(program.task))  # some repeat a phase
     steps = alike * sum(phase_run.batches.lengths())
     return pays(steps, phase_run.batches.rows.shape[-1], program)
+
+
+def _kind(phase: Phase) -> tuple[Any, ...]:
+    """What phases of a stage must have in common for one compiled step to serve them."""
+    return phase.trains, phase.data, phase.optimizer, getattr(phase.loss, "__name__", phase.loss)
 
 
 def forward_flops(program: Program) -> int:

@@ -10,7 +10,7 @@ from fedhead.experiment.results import digest
 from fedhead.experiment.tables import Cell, Table
 
 
-def is_reading(table: Table, cell: Cell) -> bool:
+def has_published_settings(table: Table, cell: Cell) -> bool:
     """Return whether a cell has the settings of its table or of a variant, whether by its name or as key=value.
 
     Args:
@@ -23,5 +23,5 @@ def is_reading(table: Table, cell: Cell) -> bool:
     if not cell.overrides:
         return True
     own, mine = table.cell(cell.choices), digest(cell)
-    readings = (table.as_in(own, name) for name in table.variants())
-    return digest(own) == mine or any(reading is not None and digest(reading) == mine for reading in readings)
+    variants = (table.as_in(own, name) for name in table.variants())
+    return digest(own) == mine or any(variant is not None and digest(variant) == mine for variant in variants)
