@@ -32,6 +32,7 @@ from fedhead.data.client_data import ClientData
 from fedhead.data.named_transforms import AnyTransform
 from fedhead.data.pool import Pool
 from fedhead.engine import compatibility, local_work, robust_mean, sampling, training_objective
+from fedhead.engine.changed_attributes import ChangedAttributes
 from fedhead.engine.client_states import ClientStates
 from fedhead.engine.features import with_features
 from fedhead.engine.local_work import LocalWork
@@ -112,6 +113,11 @@ class Clients:
         if outliers is not None:
             outliers.check(method)
         self.federation, self.method = federation, method
+        self.attributes = ChangedAttributes(
+            {"method": method, "aggregator": aggregator, "sampler": sampler}
+            | {f"upload {number}": step for number, step in enumerate(self.uploads)},
+            all_here,
+        )
         self.device, self.dtype, self.bf16 = torch.device(device), dtype, bf16
         if bf16:
             warn_if_emulated(self.device)

@@ -126,7 +126,7 @@ class Transport(ABC, Generic[S]):
 
     def restore(self, server: Tree, kept: Mapping[int, Any]) -> None:
         """Go on from the state of the server and of the clients after an earlier round."""
-        self.server = server
+        self.server = self.clients.attributes.restore(server)
         for client, state in kept.items():
             self.states[client] = state
 

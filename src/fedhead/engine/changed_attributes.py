@@ -1,0 +1,152 @@
+"""Attributes that a run's components change of their own, so that a resumed run goes on with the changed ones.
+
+A method should keep what changes in the server's state. One that changes an attribute of its own instead, say in
+`aggregate`, trains with the new value from then on, and so must a run that is resumed. Snapshots therefore hold the
+attributes that differ from those that the component was built with, in an entry of the server's state.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedhead.core.errors import BadInput
+from fedhead.core.log import warn_once
+from fedhead.core.tree import Tree
+from fedhead.models.module_digest import value_digest
+
+ENTRY = "~attributes"  # of the server's state in a snapshot
+_FIX = (
+    "keep it in the server's state, or make it a functools.cached_property where it follows from the component's "
+    "settings"
+)
+
+
+class ChangedAttributes:
+    """Finds what components have changed of their own since this was made, and puts it back.
+
+    Args:
+        parts: The components by what each is, such as "method"; None: the run has none.
+        all_here: Whether clients train with these very components, not with their own on other machines.
+    """
+
+    def __init__(self, parts: Mapping[str, object | None], all_here: bool = True):
+        self._all_here = all_here
+        self._parts = {what: part for what, part in parts.items() if part is not None}
+        # tensors are held too, so that no later one is taken for one of these
+        self._first = {(what, name): (value, _mark(value)) for what, name, value in self._attributes()}
+
+    def held_in(self, server: Tree) -> Tree:
+        """Return the server's state with the attributes that have changed, or as it is where none has.
+
+        What no checkpoint can hold is named in a warning, once.
+
+        Args:
+            server: The server's state after a round.
+        """
+        plain: dict[str, dict[str, Any]] = {}
+        tensors: dict[str, Tensor] = {}
+        lost: list[str] = []
+        for what, name, value in self._attributes():
+            if (what, name) in self._first and self._first[what, name][1] == _mark(value):
+                continue
+            if not self._all_here:
+                warn_once(
+                    f"{self._shown(what, name)} changes at the server, and the sites go on with the first one: let the "
+                    "server send it to them, as an entry of its state that `broadcast` names"
+                )
+            if isinstance(value, Tensor):
+                tensors[f"{what}.{name}"] = value.detach().clone()
+                plain.setdefault(what, {})
+            elif _is_plain(value):
+                plain.setdefault(what, {})[name] = value
+            else:
+                lost.append(self._shown(what, name))
+                warn_once(
+                    f"{lost[-1]} changes during the run, and no checkpoint can hold it (it is no number, text or "
+                    f"tensor): a run that is stopped can't be resumed; {_FIX}"
+                )
+        if not plain and not lost:
+            return server
+        text = json.dumps({"plain": plain, "lost": lost}).encode()
+        return server.replace({ENTRY: Tree(text=torch.tensor(list(text), dtype=torch.uint8), tensors=Tree(tensors))})
+
+    def check_resumable(self, server: Tree) -> None:
+        """Refuse a server's state from which a run can't go on as it would have.
+
+        Args:
+            server: The server's state of a snapshot.
+
+        Raises:
+            BadInput: With the attributes that it lacks.
+        """
+        if lost := _content(server)["lost"]:
+            raise BadInput(
+                f"the run can't be resumed: {', '.join(lost)} changed before it was stopped, and no checkpoint can "
+                f"hold it; {_FIX}, and start a new run"
+            )
+
+    def restore(self, server: Tree) -> Tree:
+        """Give the components the attributes that a snapshot holds, and return the server's state without them.
+
+        Args:
+            server: The server's state of a snapshot, on the device of the run.
+        """
+        held = _content(server)
+        now = {(what, name): _mark(value) for what, name, value in self._attributes()}
+        for (what, name), (first, mark) in self._first.items():
+            if now.get((what, name)) != mark and _is_plain(first):  # in a later round than the snapshot's
+                object.__setattr__(self._parts[what], name, json.loads(mark))
+        for what, values in held["plain"].items():
+            for name, value in values.items():
+                object.__setattr__(self._parts[what], name, value)
+        for full, tensor in (server[ENTRY]["tensors"] if ENTRY in server else Tree()).items():
+            what, _, name = full.rpartition(".")
+            first = self._first.get((what, name), (None, None))[0]
+            kept = tensor.to(first.device) if isinstance(first, Tensor) else tensor
+            object.__setattr__(self._parts[what], name, kept.clone())
+        for name in held["lost"]:
+            warn_once(f"{name} changed during the run, and its checkpoint does not hold it: it is as it was built")
+        return server.without(ENTRY)
+
+    def _attributes(self) -> Iterator[tuple[str, str, Any]]:
+        for what, part in self._parts.items():
+            for name, value in list(getattr(part, "__dict__", {}).items()):
+                # which follows from the other attributes, and is there only after its first use
+                if not isinstance(getattr(type(part), name, None), functools.cached_property):
+                    yield what, name, value
+
+    def _shown(self, what: str, name: str) -> str:
+        return f"{type(self._parts[what]).__name__}.{name}"
+
+
+def _content(server: Tree) -> dict[str, Any]:
+    if ENTRY not in server:
+        return {"plain": {}, "lost": []}
+    found: dict[str, Any] = json.loads(bytes(server[ENTRY]["text"].tolist()))
+    return found
+
+
+def _is_plain(value: Any) -> bool:
+    """Return whether a value is the same after it was written as JSON and read."""
+    if type(value) is list:
+        return all(map(_is_plain, value))
+    if type(value) is dict:
+        return all(type(key) is str for key in value) and all(map(_is_plain, value.values()))
+    return value is None or type(value) in (bool, int, float, str)
+
+
+def _mark(value: Any) -> Any:
+    """Return what differs once a value has changed; tensors are not read for it, since a GPU would have to wait."""
+    if _is_plain(value):
+        return json.dumps(value)
+    if isinstance(value, Tensor):
+        return id(value), 0 if value.is_inference() else value._version
+    if isinstance(value, nn.Module):
+        return id(value), [_mark(t) for t in (*value.parameters(), *value.buffers())]
+    return value_digest(value)
