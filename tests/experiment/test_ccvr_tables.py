@@ -151,7 +151,7 @@ def weights(out: Path) -> dict[str, torch.Tensor]:
     return {
         f"{run.relative_to(out)} {name}": value
         for run in runs
-        for name, value in checkpoint_state(run)[1]["server"].leaves().items()
+        for name, value in checkpoint_state(RunFolder.open(run))[1]["server"].leaves().items()
     }
 
 

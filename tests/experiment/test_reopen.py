@@ -15,7 +15,7 @@ from fedhead.experiment.experiment import Experiment
 from fedhead.experiment.recipe import load
 from fedhead.experiment.reopen import _executor, fresh, reopen, stage_file
 from fedhead.experiment.run import Settings, execute
-from fedhead.experiment.run_folder import CHECKPOINT, PARTITION, RunFolder
+from fedhead.experiment.run_folder import CHECKPOINT, PARTITION, RESULT, RunFolder
 
 RECIPE = load("digits", ["rounds=2", "model.hidden=[8]", "clients=4", "participation=0.5", "subset=200"]).override(
     ["method=scaffold", "momentum=0", "lr=0.01"]
@@ -67,7 +67,8 @@ def test_other_data_and_runs_without_a_checkpoint_are_refused(run: Path) -> None
     with pytest.raises(BadInput, match="the data has changed"):
         reopen(run, device="cpu")
     (run / CHECKPOINT).unlink()
-    with pytest.raises(BadInput, match=f"no {CHECKPOINT} yet"):
+    (run / RESULT).unlink()
+    with pytest.raises(BadInput, match=f"no {CHECKPOINT} yet: let the run come to its end first"):
         reopen(run, device="cpu")
 
 

@@ -37,12 +37,12 @@ def run_model(run: Path) -> SplitModel:
     Raises:
         BadInput: If the run's method leaves no global model.
     """
-    _, experiment = open_experiment(run)
+    folder, experiment = open_experiment(run)
     method = experiment.method
     if not set(PARTS) <= set(method.shared):
         raise BadInput(f"{run}: {method.name} leaves no global model to calibrate")
     model = copy.deepcopy(experiment.models[0])
-    load(model, checkpoint_state(run)[1]["server"]["model"].part(*PARTS))
+    load(model, checkpoint_state(folder)[1]["server"]["model"].part(*PARTS))
     return model
 
 

@@ -146,7 +146,7 @@ class _Given(NamedTuple):
 
 def _trained(folder: RunFolder, record: Record, given: _Given) -> TrainedState:
     """Open a folder's checkpoint; the data is not read yet, if the folder says what its samples look like."""
-    _, state = reopen.checkpoint_state(folder.path)
+    _, state = reopen.checkpoint_state(folder)
     begun = folder.environment()
     experiment = _experiment(folder, begun, given)
     assign = json.loads(begun.get("objects", {}).get("assign", "null"))
@@ -162,7 +162,7 @@ def _trained(folder: RunFolder, record: Record, given: _Given) -> TrainedState:
         return reopen.restored(folder, experiment, federation, state, given.device, assign)
 
     clients = _without_data(experiment, begun, record, assign, device) or with_data().clients
-    server = state["server"].to(device)
+    server = clients.attributes.restore(state["server"].to(device))
     states = None
     if "accepted" not in state:  # a run over Flower: its clients' states are at their sites
         kept = {int(k): own.to(device) for k, own in state["clients"].items()}

@@ -6,21 +6,25 @@ import json
 import os
 import shutil
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from fedhead.core.treefile import atomic
 from fedhead.experiment.folder_lock import creating
 from fedhead.experiment.recipe import Recipe
+from fedhead.experiment.run_files import DamagedRun
 from fedhead.experiment.run_folder import CHECKPOINT, CONFIG, ENVIRONMENT, INITIAL, METRICS, PARTITION, RunFolder
 
 
 def trained(paths: Iterable[Path]) -> Path | None:
     """Return the first of these run folders whose training has ended, whether or not its stages have."""
     for path in paths:
-        if (path / CONFIG).exists():
-            run = RunFolder.open(path)
-            if run.finished or (run.recipe.rounds and run.checkpoint_round() == run.recipe.rounds):
-                return path
+        with suppress(DamagedRun):  # which its own run will name
+            if (path / CONFIG).exists() and (path / CHECKPOINT).exists():
+                run = RunFolder.open(path)
+                number = run.checkpoint_round()
+                if run.finished or (run.recipe.rounds and number == run.recipe.rounds):
+                    return path
     return None
 
 

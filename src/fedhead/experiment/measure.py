@@ -9,6 +9,7 @@ import re
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from fedhead.experiment.failures import describe_error, raise_if_fatal
 from fedhead.experiment.recipe import Recipe
 from fedhead.experiment.results import Measurement, Results, all_settings, stage_recipe, stage_settings, value_at
 from fedhead.experiment.run import Settings
+from fedhead.experiment.run_files import DamagedRun
 from fedhead.experiment.run_folder import RunFolder
 from fedhead.experiment.tables import Cell, Scale
 from fedhead.experiment.time_budget import TimeBudget
@@ -88,7 +90,8 @@ def measure_all(repetitions: Sequence[Repetition], context: MeasureContext) -> M
     """Measure what was not measured yet, as far as the time goes.
 
     A run that fails is named and the others go on. Where the very first fails, all would most likely: its error is
-    raised at once, unless the others are of other tables or other processes run them anyway.
+    raised at once, unless it is about the run's own folder, or the others are of other tables or other processes run
+    them anyway.
     """
     trainings = _trainings(repetitions, context)
     if context.shard is not None:
@@ -115,7 +118,8 @@ def measure_all(repetitions: Sequence[Repetition], context: MeasureContext) -> M
         with read_once():
             errors = _measure({path: trainings[path] for path in paths}, context)
         for path, error in errors.items():
-            if not done and not failures and len(errors) == len(paths) and at_once:
+            very_first = not done and not failures and len(errors) == len(paths)
+            if very_first and at_once and not isinstance(error, DamagedRun):
                 raise error
             name, reason = _name(trainings[path], context.several_tables), describe_error(error)
             context.log(f"failed: {name}: {reason}")
@@ -131,10 +135,13 @@ def _collect(trainings: Mapping[Path, Training], context: MeasureContext) -> int
     """Enter what other processes have measured, as far as it is; returns how many runs are left."""
     left = 0
     for path, training in trainings.items():
-        done = [r for r in training.repetitions if _is_finished(path) and _stage_is_done(r, path)]
-        for repetition in done:
-            context.results.add(_measurement(repetition, path, None))
-        left += len(done) < len(training.repetitions)
+        done = 0
+        for repetition in training.repetitions:
+            with suppress(DamagedRun):  # which the process that took the run has named
+                if _is_finished(path) and _stage_is_done(repetition, path):
+                    context.results.add(_measurement(repetition, path, None))
+                    done += 1
+        left += done < len(training.repetitions)
     return left
 
 

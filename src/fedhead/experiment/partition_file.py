@@ -13,6 +13,7 @@ from fedhead.core.errors import BadInput
 from fedhead.data import partition_file
 from fedhead.data.federation import Federation
 from fedhead.data.formats import read_npz
+from fedhead.experiment.run_files import damaged, damaged_if_bad
 
 
 @dataclass(frozen=True)
@@ -32,18 +33,20 @@ class PartitionFile:
             federation: The data as it is split now.
 
         Raises:
-            BadInput: If another split or other data is stored.
+            BadInput: If another split or other data is stored, or the file can't be read.
         """
         digest = np.frombuffer(federation.train.digest(), np.uint8)
         if not self.path.exists():
             # with the counts, so that a report needs no data
             federation.save_partition(self.path, counts=federation.counts(), data_digest=digest)
             return
-        stored = federation.load_partition(self.path)
+        with damaged_if_bad():
+            stored = federation.load_partition(self.path)
         same = _same(stored.rows, federation.rows) and _same(stored.client_test or [], federation.client_test or [])
         if not same or stored.client_test_from != federation.client_test_from:
-            raise BadInput(
-                f"{self.path} differs from today's split: the data has changed since the run began; start a new run"
+            raise damaged(
+                f"{self.path} differs from today's split: the data has changed since the run began, or the "
+                "file is another run's"
             )
         before = self._array("data_digest")
         if before is not None and not np.array_equal(before, digest):

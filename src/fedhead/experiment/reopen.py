@@ -13,7 +13,7 @@ from fedhead.algorithm.stage import Stage
 from fedhead.core.errors import BadInput
 from fedhead.core.log import warn_once
 from fedhead.core.tree import Tree
-from fedhead.core.treefile import atomic, load_tree
+from fedhead.core.treefile import atomic
 from fedhead.data.federation import Federation
 from fedhead.engine.metrics import StageResult
 from fedhead.engine.rounds import run_stage
@@ -24,7 +24,7 @@ from fedhead.experiment import components, objects
 from fedhead.experiment.data import Inputs
 from fedhead.experiment.experiment import Experiment
 from fedhead.experiment.recipe import Recipe
-from fedhead.experiment.run_files import check_facts, check_record, finite, read_object, round_of
+from fedhead.experiment.run_files import check_record, damaged, finite, read_object, round_of
 from fedhead.experiment.run_folder import CHECKPOINT, RunFolder
 
 
@@ -114,7 +114,7 @@ def reopen(path: str | Path, data: str | Path | None = None, device: str = "auto
     Raises:
         BadInput: If the run has no checkpoint, or its code or data are missing or have changed.
     """
-    number, state = checkpoint_state(RunFolder.open(path).path)
+    number, state = checkpoint_state(RunFolder.open(path))
     folder, experiment = open_experiment(path)
     # analyses look into the extractor's layers, which kept features pass by
     experiment = replace(experiment, recipe=replace(experiment.recipe, cache_features=None))
@@ -162,13 +162,18 @@ def fresh(trained: Trained) -> Simulation:
     return trained.experiment.simulation(now.federation, now.device, now.bf16)
 
 
-def checkpoint_state(run: Path) -> tuple[int, Tree]:
+def checkpoint_state(folder: RunFolder) -> tuple[int, Tree]:
     """The round that a run ends with, or has come to, and the state after it: server and clients."""
-    if not (run / CHECKPOINT).exists():
-        raise BadInput(f"{run} has no {CHECKPOINT} yet: let the run come to its end first (fedhead run --resume)")
-    state, metadata = load_tree(run / CHECKPOINT)
-    kept = check_facts(metadata, run / CHECKPOINT).get("kept")
-    return (round_of(metadata, run / CHECKPOINT), state) if kept is None else (kept, state.get("kept", state))
+    path = folder.path / CHECKPOINT
+    if not path.exists() and folder.finished:
+        raise damaged(f"{folder.path} is finished and has no {CHECKPOINT} any more")
+    if not path.exists():
+        raise BadInput(
+            f"{folder.path} has no {CHECKPOINT} yet: let the run come to its end first (fedhead run --resume)"
+        )
+    state, metadata = folder.checkpoint()
+    kept = metadata.get("kept")
+    return (round_of(metadata, path), state) if kept is None else (kept, state.get("kept", state))
 
 
 # -- results of stages, kept beside the run -----------------------------------------------------------
@@ -188,10 +193,11 @@ def save_stage_result(path: Path, name: str, settings: Mapping[str, Any], result
 
 def load_stage_result(path: Path) -> dict[str, Any] | None:
     """A stage's results, or None if it was not run yet."""
-    found = read_object(path, "delete it, then the stage is run again")
+    fix = "delete it, then the stage is run again"
+    found = read_object(path, fix)
     if found is None:
         return None
     metrics = found.get("metrics")
     if not isinstance(metrics, dict):
-        raise BadInput(f"{path} holds no results of a stage: delete it, then the stage is run again")
+        raise damaged(f"{path} holds no results of a stage", fix)
     return check_record(metrics, str(path))

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,33 @@ from fedhead.core.special_files import read_text
 CONFIG, ENVIRONMENT, SWEEP = "config.yaml", "environment.json", "sweep.yaml"
 TABLE_LOCK = ".table.lock"  # in the folder of a table or a sweep while a process writes the table's files
 _TOTALS = ("bytes_up", "bytes_down", "seconds")  # every round and every result has them
+_RUN_AGAIN = "put the run's own file back, or delete its folder and run it again"
 
 
-def read_object(path: Path, fix: str | None = None) -> dict[str, Any] | None:
+class DamagedRun(BadInput):
+    """A run folder can't be used as it is; other runs don't fail for that."""
+
+
+def damaged(what: object, fix: str = _RUN_AGAIN) -> DamagedRun:
+    """Return the error about a run folder's file, which says what to do.
+
+    Args:
+        what: What is wrong, and where.
+        fix: What to do about it.
+    """
+    return DamagedRun(f"{what}; {fix}")
+
+
+@contextmanager
+def damaged_if_bad(fix: str = _RUN_AGAIN) -> Iterator[None]:
+    """Turn errors about a file that is being read into those of a damaged run."""
+    try:
+        yield
+    except BadInput as error:
+        raise damaged(error, fix) from error
+
+
+def read_object(path: Path, fix: str = _RUN_AGAIN) -> dict[str, Any] | None:
     """Return the JSON object of a file, None if there is no file.
 
     Args:
@@ -28,16 +53,12 @@ def read_object(path: Path, fix: str | None = None) -> dict[str, Any] | None:
         fix: What to do where it can't be read, for the error.
 
     Raises:
-        BadInput: If the file holds something else.
+        DamagedRun: If the file holds something else.
     """
     if not path.exists():
         return None
-    try:
+    with damaged_if_bad(fix):
         return _object(read_text(path), str(path))
-    except BadInput as error:
-        if fix is None:
-            raise
-        raise BadInput(f"{error}; {fix}") from error
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
@@ -46,17 +67,18 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     A last line that a crash cut short is left out.
 
     Raises:
-        BadInput: If a line is no record of its round.
+        DamagedRun: If a line is no record of its round.
     """
     rows: list[dict[str, Any]] = []
     lines = read_text(path).split("\n") if path.exists() else [""]
     for number, line in enumerate(lines[:-1], start=1):  # a whole line ends in a newline
         where = f"{path}, line {number}"
-        row = _object(line, where)
+        with damaged_if_bad():
+            row = _object(line, where)
         if type(row.get("round")) is not int or row["round"] != number:
-            raise BadInput(
+            raise damaged(
                 f"{where} is of round {row.get('round')!r}, it must be of round {number}: the file was edited, or two "
-                "processes wrote to it; put the run's own file back"
+                "processes wrote to it"
             )
         rows.append(check_record(row, where))
     return rows
@@ -103,11 +125,11 @@ def round_of(metadata: Mapping[str, Any], path: Path) -> int:
     """Return the round of a checkpoint from its metadata.
 
     Raises:
-        BadInput: If it names none.
+        DamagedRun: If it names none.
     """
     number = metadata.get("round")
     if type(number) is not int or number < 0:
-        raise BadInput(f"{path} is no checkpoint of a run: it names no round")
+        raise damaged(f"{path} is no checkpoint of a run: it names no round")
     return number
 
 
@@ -115,14 +137,14 @@ def check_facts(metadata: dict[str, Any], path: Path) -> dict[str, Any]:
     """Return a checkpoint's metadata, if what callbacks remember and keep is of its kind.
 
     Raises:
-        BadInput: If it is not.
+        DamagedRun: If it is not.
     """
     number, kept = round_of(metadata, path), metadata.get("kept")
     memories = metadata.get("memories", [])
     right = isinstance(memories, list) and all(isinstance(memory, dict) for memory in memories)
     right = right and (kept is None or (type(kept) is int and 1 <= kept <= number))
     if not right or not isinstance(metadata.get("stopped"), str | None):
-        raise BadInput(f"{path} is damaged: what its callbacks remember can't be read; start a new run")
+        raise damaged(f"{path} is damaged: what its callbacks remember can't be read")
     return metadata
 
 
@@ -154,8 +176,8 @@ def _refuse_constant(name: str) -> float:
     raise ValueError(f"{name} is no number of JSON")
 
 
-def _damaged(where: str, what: str) -> BadInput:
-    return BadInput(f"{where} is damaged: {what}; put the run's own file back, or start a new run")
+def _damaged(where: str, what: str) -> DamagedRun:
+    return damaged(f"{where} is damaged: {what}")
 
 
 def _short(value: Any) -> str:

@@ -21,6 +21,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import IO, Any
 
@@ -29,7 +30,7 @@ from fedhead.core.special_files import read_text
 from fedhead.core.tree import Tree, Weights
 from fedhead.core.treefile import atomic, load_metadata, load_tree, save_tree
 from fedhead.engine.rounds import is_evaluated, without_evaluation
-from fedhead.experiment import code_folders, extension
+from fedhead.experiment import checkpoint_owner, code_folders, extension
 from fedhead.experiment.checkpoint_writer import CheckpointWriter
 from fedhead.experiment.folder_lock import creating, hold, in_use
 from fedhead.experiment.partition_file import PartitionFile
@@ -40,6 +41,8 @@ from fedhead.experiment.run_files import (
     check_environment,
     check_facts,
     check_record,
+    damaged,
+    damaged_if_bad,
     finite,
     read_object,
     read_rows,
@@ -116,15 +119,18 @@ class RunFolder:
     def open(cls, path: str | Path, recipe: Recipe | None = None) -> RunFolder:
         """An existing run folder; with a recipe, only if that goes on with the run's own (`extension.difference`)."""
         path = Path(path)
-        if CONFIG not in _contents(path):
-            raise BadInput(f"{path} is no run folder: it has no {CONFIG}")
-        text = read_text(path / CONFIG)
-        stored = Recipe.from_yaml(text, str(path / CONFIG), [path.resolve()], code_folders.of_run(path))
+        held = _contents(path)
+        if CONFIG not in held:
+            reason = f"{path} is no run folder: it has no {CONFIG}"
+            raise damaged(reason) if set(held) & set(FILES) else BadInput(reason)
+        with damaged_if_bad():
+            text = read_text(path / CONFIG)
+            stored = Recipe.from_yaml(text, str(path / CONFIG), [path.resolve()], code_folders.of_run(path))
         if recipe is not None and (other := extension.difference(stored, recipe)) is not None:
             key, was, now = other
-            raise BadInput(
-                f"{path} was begun with another recipe: {key} was {was!r} and is now {now!r}; "
-                f"resume with the same one, or select another folder"
+            raise damaged(
+                f"{path} was begun with another recipe: {key} was {was!r} and is now {now!r}",
+                "resume with the same one, or select another folder",
             )
         return cls(path, stored)
 
@@ -187,7 +193,7 @@ class RunFolder:
     def environment(self) -> dict[str, Any]:
         """What the run ran on; nothing if that was not stored yet."""
         path = self.path / ENVIRONMENT
-        return check_environment(read_object(path, "put the run's own file back, or start a new run") or {}, str(path))
+        return check_environment(read_object(path) or {}, str(path))
 
     # -- rounds -----------------------------------------------------------------------------------
     def record(self, row: Mapping[str, Any]) -> None:
@@ -212,7 +218,13 @@ class RunFolder:
             final: Whether to store it in any case.
             facts: What else a resumed run needs, as JSON can hold it.
         """
-        return self.checkpoints.save(state, {"round": round, **(facts or {})}, final)
+        facts = {"round": round, checkpoint_owner.SETTINGS: self._settings, **(facts or {})}
+        return self.checkpoints.save(state, facts, final)
+
+    @cached_property
+    def _settings(self) -> dict[str, Any]:
+        """What a checkpoint of this run says of the run; an extension changes none of it."""
+        return checkpoint_owner.settings(self.recipe, self.environment().get("objects", {}))
 
     def _sync_metrics(self) -> None:
         """Bring to the disk what a checkpoint counts on."""
@@ -222,11 +234,27 @@ class RunFolder:
     def checkpoint_round(self) -> int:
         """The round after which the checkpoint was taken; 0 if there is none yet."""
         path = self.path / CHECKPOINT
-        return round_of(load_metadata(path), path) if path.exists() else 0
+        return round_of(self.checkpoint_facts(), path) if path.exists() else 0
 
     def checkpoint_facts(self) -> dict[str, Any]:
         """What the checkpoint says besides its states: its round, and what callbacks remember and keep."""
-        return check_facts(load_metadata(self.path / CHECKPOINT), self.path / CHECKPOINT)
+        with damaged_if_bad():
+            metadata = load_metadata(self.path / CHECKPOINT)
+        return self._check_facts(metadata)
+
+    def checkpoint(self) -> tuple[Tree, dict[str, Any]]:
+        """The states of the checkpoint, and what else it says.
+
+        Raises:
+            DamagedRun: If it can't be read, or is of another run.
+        """
+        with damaged_if_bad():
+            state, metadata = load_tree(self.path / CHECKPOINT)
+        return state, self._check_facts(metadata)
+
+    def _check_facts(self, metadata: dict[str, Any]) -> dict[str, Any]:
+        checkpoint_owner.check(metadata, self._settings, self.path / CHECKPOINT)
+        return check_facts(metadata, self.path / CHECKPOINT)
 
     def rewind(self) -> tuple[int, Tree, list[dict[str, Any]]] | None:
         """Go back to the checkpoint: its round, its state and the metrics up to it; None if there is none yet.
@@ -237,11 +265,11 @@ class RunFolder:
         if not path.exists():
             self._write(METRICS, "")
             return None
-        state, metadata = load_tree(path)
+        state, metadata = self.checkpoint()
         last = round_of(metadata, path)
         rows = self.metrics()[:last]
         if len(rows) < last:
-            raise BadInput(
+            raise damaged(
                 f"{self.path / METRICS} ends before round {last}, where {CHECKPOINT} stands: it was cut or edited"
             )
         self._write(METRICS, "".join(json.dumps(row) + "\n" for row in rows))
@@ -281,7 +309,8 @@ class RunFolder:
     def stage_states(self) -> Tree:
         """The server's state after each stage, by the stage's name; empty if there were none."""
         path = self.path / STAGE_STATES
-        return load_tree(path)[0] if path.exists() else Tree()
+        with damaged_if_bad():
+            return load_tree(path)[0] if path.exists() else Tree()
 
     def initial_weights(self, models: Sequence[Weights]) -> list[Weights]:
         """Store the first weights of models, or return those that are stored.
@@ -296,7 +325,8 @@ class RunFolder:
         if not path.exists():
             save_tree(path, Tree({str(number): w for number, w in enumerate(models)}))
             return list(models)
-        stored = load_tree(path)[0]
+        with damaged_if_bad():
+            stored = load_tree(path)[0]
         return [stored[str(number)] for number in range(len(models))]
 
     def finish(self, result: Mapping[str, Any]) -> None:

@@ -21,6 +21,7 @@ from fedhead.experiment.recipe import Recipe
 from fedhead.experiment.repeated import warn_of_changes
 from fedhead.experiment.reproduce import drawn_seeds
 from fedhead.experiment.run import Settings
+from fedhead.experiment.run_files import DamagedRun
 from fedhead.experiment.run_folder import CONFIG, RunFolder
 from fedhead.experiment.sweep_file import base_of, cell_name, check_seeds, plain
 from fedhead.experiment.tables import Cell, Table
@@ -200,10 +201,13 @@ def _fork_new(path: Path, alike: Sequence[Path], bundle: Bundle) -> None:
 
 
 def is_finished(path: Path) -> bool:
-    """Say whether a folder holds a finished run."""
-    return (path / CONFIG).exists() and RunFolder.open(path).finished
+    """Say whether a folder holds a finished run whose results can be read."""
+    return result_of(path) is not None
 
 
 def result_of(path: Path) -> dict[str, Any] | None:
-    """Return a run's final results; None where it has none."""
-    return RunFolder.open(path).result() if (path / CONFIG).exists() else None
+    """Return a run's final results; None where it has none, or a damaged folder, which the run itself will name."""
+    try:
+        return RunFolder.open(path).result() if (path / CONFIG).exists() else None
+    except DamagedRun:
+        return None

@@ -131,7 +131,8 @@ def diverged(path: Path) -> str | None:
 def train_joined(runs: Mapping[Path, Recipe], together: bool | None, settings: Settings) -> set[Path]:
     """Train those runs of a group in one stack that can; returns which these were.
 
-    A run that was begun with another executor is left, since it goes on with that one, alone. Where the stack fails,
+    A run that was begun with another executor is left, since it goes on with that one, alone; so is one whose folder is
+    damaged, which it will name. Where the stack fails,
     each run is to be tried alone.
 
     Raises:
@@ -141,14 +142,14 @@ def train_joined(runs: Mapping[Path, Recipe], together: bool | None, settings: S
     try:
         for path in runs:
             path.parent.mkdir(parents=True, exist_ok=True)
-        joint = {path: recipe for path, recipe in runs.items() if begun_with(path) in (None, "stack")}
+        joint = {path: recipe for path, recipe in runs.items() if _may_join(path)}
         if len(joint) < 2 or not (together or stack_is_best(next(iter(joint.values())), settings)):
             return set()
         with _own_threads():
             execute_together(list(joint.values()), list(joint), settings, resume=True)
     except Exception as error:  # a user's own code may raise anything
         raise_if_fatal(error)
-        if not any(map(diverged, joint)):
+        if len(joint) > 1 and not any(map(diverged, joint)):
             warn_once(f"runs that train together failed, each goes on alone: {describe_error(error)}")
     return set(joint)
 
@@ -168,6 +169,16 @@ def _own_threads() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
+
+
+def _may_join(path: Path) -> bool:
+    """Return whether a run can be trained in a stack from where it stands."""
+    try:
+        if begun_with(path) not in (None, "stack"):
+            return False
+        return not RunFolder.holds_run(path) or RunFolder.open(path).checkpoint_round() >= 0
+    except BadInput:
+        return False
 
 
 def begun_with(path: Path) -> str | None:

@@ -1,0 +1,51 @@
+"""Whose checkpoint a file is: the settings of its run, which it names, so that another run's is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fedhead.core.schedules import make_schedule
+from fedhead.experiment.recipe import Recipe
+from fedhead.experiment.run_files import damaged
+
+SETTINGS = "settings"  # the entry of a checkpoint's metadata
+
+
+def settings(recipe: Recipe, objects: Mapping[str, str]) -> dict[str, Any]:
+    """Return what decides the training of a run, as JSON can hold it.
+
+    Rounds and stages that a run is extended by are no part of it, nor is where its records go.
+
+    Args:
+        recipe: What is run.
+        objects: What was given in Python and no recipe can hold, in a line each.
+    """
+    later = ("rounds", "stages", "loggers")
+    keys = {k: v for k, v in recipe.flat().items() if k not in later and not k.startswith("stage.")}
+    if make_schedule(recipe.lr_schedule).needs_rounds:
+        keys["rounds"] = recipe.rounds
+    own = {f"own {name}": line for name, line in objects.items()}
+    found: dict[str, Any] = json.loads(json.dumps(keys | own, default=str))
+    return found
+
+
+def check(metadata: Mapping[str, Any], own: Mapping[str, Any], path: Path) -> None:
+    """Refuse a checkpoint that is not of this run; one that was written before they named their run is not refused.
+
+    Args:
+        metadata: The checkpoint's.
+        own: What `settings` returns for this run.
+        path: The checkpoint.
+
+    Raises:
+        DamagedRun: With the first setting that differs.
+    """
+    stored = metadata.get(SETTINGS, {})
+    if not isinstance(stored, dict):
+        raise damaged(f"{path} is damaged: it does not name the settings of its run")
+    for key in stored:  # settings that a later version has added are not among them
+        if json.dumps(stored[key]) != json.dumps(own.get(key)):
+            raise damaged(f"{path} is of another run: its {key} is {stored[key]!r}, this run's is {own.get(key)!r}")

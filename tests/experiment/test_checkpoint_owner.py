@@ -1,0 +1,63 @@
+"""A checkpoint names the settings of its run: another run's is refused, those of before they did are not."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from fedhead.core.errors import BadInput
+from fedhead.core.treefile import load_tree, save_tree
+from fedhead.experiment.checkpoint_owner import SETTINGS, settings
+from fedhead.experiment.recipe import Recipe, load
+from fedhead.experiment.reopen import reopen
+from fedhead.experiment.run import Settings, execute
+from fedhead.experiment.run_folder import CHECKPOINT, RESULT
+
+CPU = Settings(device="cpu", executor="loop")
+RECIPE = load("digits", ["rounds=2", "clients=3", "subset=90", "model.hidden=[8]"])
+
+
+def run(folder: Path, *words: str) -> Recipe:
+    recipe = RECIPE.override(list(words))
+    execute(recipe, folder, CPU)
+    return recipe
+
+
+@pytest.mark.parametrize("word", ["seed=1", "method=fedprox", "lr=0.3", "lr_schedule=cosine"])
+def test_the_checkpoint_of_another_run_is_refused(tmp_path: Path, word: str) -> None:
+    recipe = run(tmp_path / "mine")
+    run(tmp_path / "other", word)
+    shutil.copyfile(tmp_path / "other" / CHECKPOINT, tmp_path / "mine" / CHECKPOINT)
+    expected = f"{CHECKPOINT} is of another run: its {word.partition('=')[0]} is .* delete its folder and run it again"
+    with pytest.raises(BadInput, match=expected):
+        reopen(tmp_path / "mine")
+    with pytest.raises(BadInput, match=expected):
+        execute(recipe.override(["rounds=3"]), tmp_path / "mine", CPU, resume=True)
+    (tmp_path / "mine" / RESULT).unlink()
+    with pytest.raises(BadInput, match=expected):
+        execute(recipe, tmp_path / "mine", CPU, resume=True)
+
+
+def test_a_checkpoint_that_names_no_settings_is_taken(tmp_path: Path) -> None:
+    run(tmp_path)
+    state, metadata = load_tree(tmp_path / CHECKPOINT)
+    assert metadata.pop(SETTINGS)["clients"] == 3
+    save_tree(tmp_path / CHECKPOINT, state, metadata)
+    assert reopen(tmp_path).round == 2
+
+
+def test_a_setting_that_a_later_version_adds_does_not_matter(tmp_path: Path) -> None:
+    run(tmp_path)
+    state, metadata = load_tree(tmp_path / CHECKPOINT)
+    del metadata[SETTINGS]["label_smoothing"]
+    save_tree(tmp_path / CHECKPOINT, state, metadata)
+    assert reopen(tmp_path).round == 2
+
+
+def test_what_a_run_is_extended_by_is_no_part_of_it() -> None:
+    longer = RECIPE.override(["rounds=9", "stages=[ccvr]", "stage.ccvr.samples=5"])
+    assert settings(RECIPE, {}) == settings(longer, {})
+    cosine = RECIPE.override(["lr_schedule=cosine"])
+    assert settings(cosine, {}) != settings(cosine.override(["rounds=9"]), {})
