@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fedhead.algorithm.client import Client, ClientInputs
 from fedhead.algorithm.phase import Phase
-from fedhead.core import random
+from fedhead.core import global_generators, random
 from fedhead.core.batch import Batch, Output
 from fedhead.core.errors import BadInput
 from fedhead.core.inputs import Inputs, map_inputs
@@ -199,7 +199,7 @@ def _outcome(
     def run(batch: Batch, key: Tensor, inputs: ClientInputs) -> tuple[Tensor, Tensor, Tensor]:
         leaves = params.map(lambda t: t.detach().requires_grad_())
         tensors = list(leaves.values())
-        with torch.enable_grad(), random.global_generator(0):  # a user's model may draw from it
+        with torch.enable_grad(), global_generators.seeded(0, batch.weight.device):  # users' code may draw from them
             value, stats = loss(leaves, w, batch, key, inputs)
             grads = torch.autograd.grad(value, tensors, allow_unused=True, materialize_grads=True)
         kept = [t.detach().flatten() for t in stats.values()]

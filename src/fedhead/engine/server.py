@@ -10,6 +10,7 @@ from fedhead.aggregators.base import Aggregator
 from fedhead.algorithm.base import Algorithm
 from fedhead.algorithm.phase import Replies
 from fedhead.algorithm.task import Task
+from fedhead.core.global_generators import named_if_drawn_from
 from fedhead.core.tree import Tree
 from fedhead.core.tree_mean import tree_mean
 from fedhead.data.pool import Pool
@@ -19,6 +20,10 @@ from fedhead.engine.metrics import Row
 from fedhead.engine.model_tests import ModelTest
 from fedhead.engine.predictions import Predictions
 from fedhead.engine.robust_mean import RobustMean
+
+_DRAW_BY_KEY = (
+    "draw with generator=fh.random.generator(fh.random.key(task.seed, …)), and the round where it should differ"
+)
 
 
 class Downlink(NamedTuple):
@@ -57,10 +62,12 @@ def aggregate_replies(
     algorithm: Algorithm, server: Tree, replies: Replies, task: Task, aggregator: Aggregator | None = None
 ) -> Tree:
     """The server's new state from replies that have passed the checks, in the order of the clients' numbers."""
-    if aggregator is None:
-        return algorithm.aggregate(server, replies, task)
-    robust = RobustMean(aggregator, server)
-    return robust.remember(algorithm, algorithm.aggregate(server, replace(replies, robust_mean=robust), task))
+    device = next((tensor.device for tensor in server.tensors()), None)
+    with named_if_drawn_from(f"{algorithm.name}.aggregate", _DRAW_BY_KEY, device):
+        if aggregator is None:
+            return algorithm.aggregate(server, replies, task)
+        robust = RobustMean(aggregator, server)
+        return robust.remember(algorithm, algorithm.aggregate(server, replace(replies, robust_mean=robust), task))
 
 
 def evaluate_global_model(

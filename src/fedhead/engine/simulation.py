@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, MutableMapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Self
@@ -14,6 +15,7 @@ import torch
 from fedhead.algorithm.base import Algorithm
 from fedhead.algorithm.method import Method
 from fedhead.algorithm.stage import Stage
+from fedhead.core import global_generators
 from fedhead.core.errors import BadInput
 from fedhead.core.log import warn_once
 from fedhead.core.tree import Tree
@@ -158,7 +160,8 @@ class Simulation(Clients, Transport[ClientStates]):
             states.prefetch(later, cohort)
         replies: MutableMapping[int, ClientReply] = {}
         executor = self._executor_for(algorithm)
-        trained = executor.run_all(jobs)
+        with self._watching_draws(executor, algorithm):
+            trained = executor.run_all(jobs)
 
         def finite() -> bool:
             return executor.replies_finite
@@ -180,6 +183,14 @@ class Simulation(Clients, Transport[ClientStates]):
             for k, reply, count, few in zip(job.clients, found, samples, left_out, strict=True):
                 replies[k] = ClientReply(reply.send, reply.keep, count, few, reply.losses.get("train"))
         return Received(replies, downlink.nbytes(), finite=finite)
+
+    def _watching_draws(self, executor: Executor, algorithm: Algorithm) -> AbstractContextManager[None]:
+        """Warn of draws that the seed does not decide: a stack refuses them, a loop decides them."""
+        if executor.name == "stack" or isinstance(executor, Loop):
+            return nullcontext()
+        fix = "draw by key, fh.random.uniform(batch.key), or use executor=loop"
+        who = f"executor {executor.name}: {algorithm.name} or its model"
+        return global_generators.named_if_drawn_from(who, fix, self.device)
 
     def _executor_for(self, algorithm: Algorithm) -> Executor:
         """Stages that only pass over each client's data once are no work for a stack on a CPU."""

@@ -10,6 +10,7 @@ from dataclasses import replace
 import torch
 
 from fedhead.algorithm.phase import Reply
+from fedhead.core import global_generators, random
 from fedhead.executors.client_round import local_round
 from fedhead.executors.job import Executor, Job
 from fedhead.executors.program import Program, Vectorizer
@@ -20,16 +21,51 @@ class Loop(Executor):
 
     On a CPU with several threads, several loops run in parallel, each on one thread: clients are independent, while
     threads inside an operation wait for each other. A client's numbers don't depend on the number of loops.
+
+    What users' code draws from the generators that everyone shares (`torch.rand(())` in a loss) is decided by the run's
+    seed, the round and the client. Loops that run in parallel share these generators: where such a draw is seen, the
+    round is run again, from then on one client after another.
+
+    Args:
+        seeded: Whether such draws are decided by the seed. A real site's are not: the server, which knows the seed,
+            must not know what a site adds to its reply.
     """
 
     name = "loop"
+    _seeded = True  # here, since a subclass may have its own __init__
+    _draws = False  # whether users' code was seen to draw
+
+    def __init__(self, seeded: bool = True):
+        self._seeded = seeded
 
     def run(self, job: Job) -> list[Reply]:
         """Return the replies in the order of the job's clients."""
-        program = replace(job.program, channels_last=True)
-        if program.pool.device.type != "cpu":
-            return [_run_client(program, job, k) for k in range(len(job.clients))]
-        return self._run_in_threads(replace(program, in_place=True, pool=program.pool.channels_last()), job)
+        program, device = replace(job.program, channels_last=True), job.program.pool.device
+        if device.type == "cpu":
+            program = replace(program, in_place=True, pool=program.pool.channels_last())
+        if not self._seeded:
+            return self._run(program, job)
+        if not self._draws:
+            before = global_generators.states(device)
+            replies = self._run(program, job)
+            if global_generators.states(device) == before:
+                return replies
+            self._draws = True
+        return self._run_seeded(program, job)
+
+    def _run(self, program: Program, job: Job) -> list[Reply]:
+        if program.pool.device.type == "cpu":
+            return self._run_in_threads(program, job)
+        return [_run_client(program, job, k) for k in range(len(job.clients))]
+
+    def _run_seeded(self, program: Program, job: Job) -> list[Reply]:
+        threads = torch.get_num_threads()
+        if program.pool.device.type == "cpu" and len(job.clients) > 1:
+            torch.set_num_threads(1)  # as each of several loops has
+        try:
+            return [_run_client_seeded(program, job, k) for k in range(len(job.clients))]
+        finally:
+            torch.set_num_threads(threads)
 
     def _run_in_threads(self, program: Program, job: Job) -> list[Reply]:
         threads = torch.get_num_threads()
@@ -57,3 +93,9 @@ class Loop(Executor):
 
 def _run_client(program: Program, job: Job, k: int) -> Reply:
     return local_round(program, job.inputs(k), job.batches(k), Vectorizer())
+
+
+def _run_client_seeded(program: Program, job: Job, k: int) -> Reply:
+    key = random.key(program.task.seed, "global", program.algorithm.name, job.round, job.clients[k])
+    with global_generators.seeded(key, program.pool.device):
+        return _run_client(program, job, k)

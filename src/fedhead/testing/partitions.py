@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedhead.core import global_generators
 from fedhead.core.component_check import name_of
 from fedhead.core.errors import BadInput
 from fedhead.data.allocation import Rows
 from fedhead.data.partition import Partition
 from fedhead.data.partition_registry import PARTITIONS, FromFunction, PartitionLike, parse
 from fedhead.testing.failure import Check, CheckFailed, as_check_failure
-from fedhead.testing.purity import global_generators
 
 CASES = ((60, 3, 4), (61, 4, 7), (200, 10, 5), (6, 2, 6))  # samples, classes, clients
 
@@ -63,7 +63,7 @@ def _split(
     partition: Partition, rule: str, samples: int, classes: int, clients: int
 ) -> tuple[NDArray[np.int64], list[Rows] | None]:
     y = _labels(samples, classes)
-    before, generator = y.copy(), global_generators()
+    before, generator = y.copy(), global_generators.states()
     with as_check_failure(rule.removesuffix(".assign"), f"assigning {samples} samples to {clients} clients"):
         try:
             assigned = _assign(partition, y, classes, clients)
@@ -71,7 +71,7 @@ def _split(
             return before, None
     if not np.array_equal(before, y):
         raise CheckFailed(f"{rule} changes the labels in place: copy them first")
-    if global_generators() != generator:
+    if global_generators.states() != generator:
         raise CheckFailed(f"{rule} draws from numpy's global generator: draw from its argument rng alone")
     return before, [np.asarray(rows) for rows in assigned]
 

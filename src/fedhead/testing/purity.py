@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import random
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,7 +11,6 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from fedhead.algorithm.base import Algorithm
@@ -20,6 +18,7 @@ from fedhead.algorithm.client import Client
 from fedhead.algorithm.method import Method
 from fedhead.algorithm.phase import Phase, Replies, Reply
 from fedhead.algorithm.stage import Stage
+from fedhead.core import global_generators
 from fedhead.core.batch import Batch
 from fedhead.core.tree import Tree, Weights
 from fedhead.testing.failure import CheckFailed
@@ -84,7 +83,7 @@ def _watched_loss(algorithm: Algorithm, phase: Phase) -> Callable[..., Tensor]:
 def _watching(where: str, owner: Algorithm, hook: Callable[..., Any], args: tuple[Any, ...]) -> Iterator[None]:
     names = [name for name in inspect.signature(hook).parameters if name != "self"]
     before = _copies(names, args)
-    kept, generators = _kept(owner), global_generators()
+    kept, generators = _kept(owner), global_generators.states()
     yield
     for name, value in _copies(names, args).items():
         if name not in before:
@@ -101,7 +100,7 @@ def _watching(where: str, owner: Algorithm, hook: Callable[..., Any], args: tupl
                 f"{where} keeps {name!r} on self: a method has no state; let finish keep it in the "
                 f"client's state, or aggregate in the server's"
             )
-    for name, state in global_generators().items():
+    for name, state in global_generators.states().items():
         if state != generators[name]:
             raise CheckFailed(
                 f"{where} draws from {name}'s global generator: clients would draw other numbers on each executor; "
@@ -157,20 +156,6 @@ def _print(value: Any) -> Any:
     if isinstance(value, list | tuple | set):
         return [_print(inner) for inner in value]
     return repr(value)
-
-
-def global_generators() -> dict[str, Any]:
-    """The states of the generators that everyone shares."""
-    return {
-        "torch": torch.get_rng_state().numpy().tobytes(),
-        "numpy": _numpy_state(),
-        "random": random.getstate(),
-    }
-
-
-def _numpy_state() -> Any:
-    _, words, *rest = np.random.get_state(legacy=True)  # noqa: NPY002 (it is watched, not used)
-    return np.asarray(words).tobytes(), rest
 
 
 def _equal(a: Tensor, b: Tensor) -> bool:

@@ -1,0 +1,107 @@
+"""What users' code draws from the generators that everyone shares: decided by the seed in a loop, named elsewhere."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from small import federation, network
+from torch import Tensor
+
+import fedhead as fh
+from fedhead.algorithm.task import LocalTraining
+from fedhead.core import global_generators
+from fedhead.core.optimizers import SGD
+from fedhead.engine.rounds import train_round
+from fedhead.engine.simulation import Simulation
+from fedhead.executors.client_round import local_round
+from fedhead.executors.job import Executor, Job
+from fedhead.executors.loop import Loop
+from fedhead.executors.program import Vectorizer
+
+
+@dataclass(frozen=True)
+class Draws(fh.FedAvg):
+    """Scales its loss by what it draws."""
+
+    def loss(self, w: Any, batch: Any, client: Any) -> Tensor:
+        return super().loss(w, batch, client) * (torch.rand(()) + np.random.rand() + random.random())  # noqa: NPY002
+
+
+class OwnExecutor(Executor):
+    """A user's executor, which does nothing about draws."""
+
+    name = "own"
+
+    def run(self, job: Job) -> list[Any]:
+        return [local_round(job.program, job.inputs(k), job.batches(k), Vectorizer()) for k in range(len(job.clients))]
+
+
+@pytest.fixture
+def threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def trained(method: fh.Method, executor: Executor, rounds: int = 2, seed: int = 0) -> dict[str, Tensor]:
+    local = LocalTraining(epochs=2, batch_size=4, optimizer=SGD(0.05))
+    simulation = Simulation(
+        federation(), [network("group")], method, rounds=rounds, local=local, seed=seed, executor=executor
+    )
+    for number in range(1, rounds + 1):
+        train_round(simulation, number)
+    return simulation.server.leaves()
+
+
+def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    return all(torch.equal(value, other[name]) for name, value in one.items())
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_loop_draws_the_same_in_every_run_and_on_any_number_of_threads(threads: None, count: int) -> None:
+    torch.set_num_threads(1)
+    first = trained(Draws(), Loop())
+    torch.set_num_threads(count)
+    assert same(first, trained(Draws(), Loop()))
+    assert torch.get_num_threads() == count
+    assert not same(first, trained(Draws(), Loop(), seed=1))
+    assert not same(first, trained(fh.FedAvg(), Loop()))
+
+
+def test_a_loop_that_saw_a_draw_puts_the_generators_back() -> None:
+    loop = Loop()
+    trained(Draws(), loop, rounds=1)
+    before = global_generators.states()
+    trained(Draws(), loop)
+    assert global_generators.states() == before
+
+
+def test_what_a_real_site_draws_is_not_decided_by_the_seed() -> None:
+    assert not same(trained(Draws(), Loop(seeded=False)), trained(Draws(), Loop(seeded=False)))
+
+
+def test_another_executor_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "fedhead"):
+        trained(fh.FedAvg(), OwnExecutor())
+        trained(Draws(), Loop())
+        assert "global generator" not in caplog.text
+        trained(Draws(), OwnExecutor())
+    assert "executor own: Draws or its model draws from torch's global generator, which the run's seed" in caplog.text
+
+
+def test_an_aggregation_that_draws_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    class Noise(fh.FedAvg):
+        def aggregate(self, server: Any, replies: Any, task: Any) -> Any:
+            torch.randn(3)
+            return super().aggregate(server, replies, task)
+
+    with caplog.at_level(logging.WARNING, "fedhead"):
+        trained(Noise(), Loop())
+    assert "Noise.aggregate draws from torch's global generator" in caplog.text
