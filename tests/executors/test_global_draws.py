@@ -6,6 +6,7 @@ import logging
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,8 @@ from fedhead.executors.client_round import local_round
 from fedhead.executors.job import Executor, Job
 from fedhead.executors.loop import Loop
 from fedhead.executors.program import Vectorizer
+from fedhead.experiment.recipe import load
+from fedhead.experiment.run import Settings, execute
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,21 @@ class Draws(fh.FedAvg):
 
     def loss(self, w: Any, batch: Any, client: Any) -> Tensor:
         return super().loss(w, batch, client) * (torch.rand(()) + np.random.rand() + random.random())  # noqa: NPY002
+
+
+DRAWS = """
+from dataclasses import dataclass
+
+import torch
+
+import fedhead as fh
+
+
+@dataclass(frozen=True)
+class Draws(fh.FedAvg):
+    def loss(self, w, batch, client):
+        return super().loss(w, batch, client) * torch.rand(())
+"""
 
 
 class OwnExecutor(Executor):
@@ -58,6 +76,21 @@ def trained(method: fh.Method, executor: Executor, rounds: int = 2, seed: int = 
     for number in range(1, rounds + 1):
         train_round(simulation, number)
     return simulation.server.leaves()
+
+
+def test_a_resumed_run_draws_what_it_would_have_drawn(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(DRAWS)
+    words = ["rounds=3", "clients=3", "subset=90", f"method={tmp_path / 'mine.py'}:Draws"]
+    recipe, settings = load("digits", words), Settings(executor="loop")
+
+    def stop(row: Any) -> None:
+        if row["round"] == 2:
+            raise KeyboardInterrupt
+
+    whole = execute(recipe, tmp_path / "whole", settings)
+    with pytest.raises(KeyboardInterrupt):
+        execute(recipe, tmp_path / "stopped", settings, on_row=stop)
+    assert execute(recipe, tmp_path / "stopped", settings, resume=True)["test_loss"] == whole["test_loss"]
 
 
 def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:

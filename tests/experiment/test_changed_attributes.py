@@ -49,6 +49,15 @@ class Lost(fh.FedAvg):
 
 
 @dataclass(frozen=True)
+class Looks(fh.FedAvg):
+    def loss(self, w, batch, client):
+        loss = super().loss(w, batch, client)
+        object.__setattr__(self, "last", loss)
+        object.__setattr__(self, "several", {"last": loss})
+        return loss
+
+
+@dataclass(frozen=True)
 class Cached(fh.FedAvg):
     @cached_property
     def seen(self):
@@ -136,6 +145,12 @@ def test_what_no_checkpoint_can_hold_is_named_and_not_resumed(tmp_path: Path, ca
     assert "Lost.seen changes during the run" in caplog.text
     with pytest.raises(BadInput, match=r"can't be resumed: Lost\.seen changed .* keep it in the server's state"):
         execute(recipe, tmp_path / "run", Settings(), resume=True)
+
+
+@pytest.mark.parametrize("executor", ["loop", "stack"])
+def test_what_a_hook_keeps_to_look_at_does_not_stop_the_run(tmp_path: Path, executor: str) -> None:
+    execute(recipe_of(tmp_path, "Looks"), tmp_path / "run", Settings(executor=executor))
+    assert len(losses(tmp_path / "run")) == 4
 
 
 def test_a_cached_property_is_no_change(tmp_path: Path, caplog: Any) -> None:

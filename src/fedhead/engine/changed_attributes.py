@@ -60,9 +60,8 @@ class ChangedAttributes:
                     f"{self._shown(what, name)} changes at the server, and the sites go on with the first one: let the "
                     "server send it to them, as an entry of its state that `broadcast` names"
                 )
-            if isinstance(value, Tensor):
-                tensors[f"{what}.{name}"] = value.detach().clone()
-                plain.setdefault(what, {})
+            if (copy := _copy(value)) is not None:
+                tensors[f"{what}.{name}"] = copy
             elif _is_plain(value):
                 plain.setdefault(what, {})[name] = value
             else:
@@ -71,7 +70,7 @@ class ChangedAttributes:
                     f"{lost[-1]} changes during the run, and no checkpoint can hold it (it is no number, text or "
                     f"tensor): a run that is stopped can't be resumed; {_FIX}"
                 )
-        if not plain and not lost:
+        if not plain and not tensors and not lost:
             return server
         text = json.dumps({"plain": plain, "lost": lost}).encode()
         return server.replace({ENTRY: Tree(text=torch.tensor(list(text), dtype=torch.uint8), tensors=Tree(tensors))})
@@ -141,6 +140,17 @@ def _is_plain(value: Any) -> bool:
     return value is None or type(value) in (bool, int, float, str)
 
 
+def _copy(value: Any) -> Tensor | None:
+    """Return a copy of a tensor that a file can hold; None for anything else."""
+    if type(value) is not Tensor:
+        return None
+    try:
+        fits = value.layout is torch.strided and not value.is_complex() and not value.is_quantized
+        return value.detach().clone() if fits else None
+    except RuntimeError:  # it has escaped from a function of one client, which a stack called for many
+        return None
+
+
 def _mark(value: Any) -> Any:
     """Return what differs once a value has changed; tensors are not read for it, since a GPU would have to wait."""
     if _is_plain(value):
@@ -149,4 +159,7 @@ def _mark(value: Any) -> Any:
         return id(value), 0 if value.is_inference() else value._version
     if isinstance(value, nn.Module):
         return id(value), [_mark(t) for t in (*value.parameters(), *value.buffers())]
-    return value_digest(value)
+    try:
+        return value_digest(value)
+    except RuntimeError:  # it holds tensors that can't be read, see `_copy`
+        return object()
