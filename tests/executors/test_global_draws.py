@@ -22,9 +22,12 @@ from fedhead.core.optimizers import SGD
 from fedhead.engine.rounds import train_round
 from fedhead.engine.simulation import Simulation
 from fedhead.executors.client_round import local_round
+from fedhead.executors.forward import ForwardExecutor
 from fedhead.executors.job import Executor, Job
 from fedhead.executors.loop import Loop
 from fedhead.executors.program import Vectorizer
+from fedhead.executors.stack import Stack
+from fedhead.executors.stack_errors import CannotStack
 from fedhead.experiment.recipe import load
 from fedhead.experiment.run import Settings, execute
 
@@ -127,6 +130,40 @@ def test_another_executor_is_named(caplog: pytest.LogCaptureFixture) -> None:
         assert "global generator" not in caplog.text
         trained(Draws(), OwnExecutor())
     assert "executor own: Draws or its model draws from torch's global generator, which the run's seed" in caplog.text
+
+
+@dataclass(frozen=True)
+class DrawsElsewhere(fh.FedAvg):
+    """Draws from the generators that vmap does not know."""
+
+    def loss(self, w: Any, batch: Any, client: Any) -> Tensor:
+        return super().loss(w, batch, client) * (np.random.rand() + random.random())  # noqa: NPY002
+
+
+def test_a_stack_names_draws_that_it_does_not_refuse(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "fedhead"):
+        trained(fh.FedAvg(), Stack())
+        assert "global generator" not in caplog.text
+        trained(DrawsElsewhere(), Stack())
+    for name in ("numpy", "random"):
+        assert f"executor stack: DrawsElsewhere or its model draws from {name}'s global generator" in caplog.text
+    with pytest.raises(CannotStack, match="draws random numbers itself"):
+        trained(Draws(), Stack())
+
+
+def test_a_stack_of_a_stage_names_draws(caplog: pytest.LogCaptureFixture) -> None:
+    class Counts(fh.FedAvg):
+        """Sends without training."""
+
+        def phases(self, task: Any) -> list[Any]:
+            return []
+
+        def finish(self, w: Any, client: Any) -> fh.Reply:
+            return fh.Reply(send=fh.Tree(model=w * np.random.rand()), keep=fh.Tree())  # noqa: NPY002
+
+    with caplog.at_level(logging.WARNING, "fedhead"):
+        trained(Counts(), ForwardExecutor(), rounds=1)
+    assert "executor stack: Counts or its model draws from numpy's global generator" in caplog.text
 
 
 def test_an_aggregation_that_draws_is_named(caplog: pytest.LogCaptureFixture) -> None:

@@ -185,7 +185,7 @@ class Simulation(Clients, Transport[ClientStates]):
         return Received(replies, downlink.nbytes(), finite=finite)
 
     def _watching_draws(self, executor: Executor, algorithm: Algorithm) -> AbstractContextManager[None]:
-        """Warn of draws that the seed does not decide: a stack refuses them, a loop decides them."""
+        """Warn of draws that the seed does not decide: a stack refuses or names them itself, a loop decides them."""
         if executor.name == "stack" or isinstance(executor, Loop):
             return nullcontext()
         fix = "draw by key, fh.random.uniform(batch.key), or use executor=loop"

@@ -19,6 +19,7 @@ from fedhead.data.pool import Pool
 from fedhead.executors.job import Executor, Job
 from fedhead.executors.loop import Loop
 from fedhead.executors.map_clients import SIMILAR, BatchFunction, MemoryBudget, map_clients, map_in_stacks, vectorized
+from fedhead.executors.stack_errors import naming_draws
 from fedhead.executors.vectorize import INPUT_DIMS, VmapVectorizer
 from fedhead.models.split_model import SplitModel
 
@@ -121,7 +122,8 @@ class ForwardExecutor(Executor):
         def run(inputs: ClientInputs) -> Reply:  # in one function, so that a model shared by all clients is not stacked
             return program.finish(program.start(inputs), inputs)
 
-        reply = vectorized(run, program.pool.device, (INPUT_DIMS,))(job.stacked_inputs())
+        with naming_draws(program.algorithm.name):
+            reply = vectorized(run, program.pool.device, (INPUT_DIMS,))(job.stacked_inputs())
         return [Reply(*each) for each in zip(*(unstack(part, count) for part in reply), strict=True)]
 
 

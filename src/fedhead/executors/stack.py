@@ -15,7 +15,7 @@ from fedhead.core.tree import Tree
 from fedhead.executors.client_round import local_round
 from fedhead.executors.graphs import Graphs
 from fedhead.executors.job import Executor, Job
-from fedhead.executors.stack_errors import explain
+from fedhead.executors.stack_errors import explain, naming_draws
 from fedhead.executors.stack_order import stack_order
 from fedhead.executors.stacked_replies import StackedReplies
 from fedhead.executors.steps import train_eagerly
@@ -139,7 +139,8 @@ class Stack(Executor):
         before = self.graphs.preparing
         # on a CPU whole stacks keep the numbers of earlier versions, to the last bit
         vectorizer = VmapVectorizer(None if on_cpu else [len(rows) for rows in job.rows])
-        reply = local_round(program, job.stacked_inputs(), job.stacked_batches(), vectorizer, train)
+        with naming_draws(program.algorithm.name):
+            reply = local_round(program, job.stacked_inputs(), job.stacked_batches(), vectorizer, train)
         self.preparing += self.graphs.preparing - before
         self.compiled = self.graphs.compiled
         self._computed += [reply.send, reply.keep]
