@@ -10,6 +10,7 @@ import torch
 
 import fedhead as fh
 from fedhead.core.errors import BadInput
+from fedhead.core.log import warn_once
 from fedhead.experiment import reopen
 from fedhead.experiment.recipe import Recipe, load
 from fedhead.experiment.run import Settings, execute, execute_together
@@ -18,7 +19,9 @@ from fedhead.experiment.run_folder import METRICS
 OWN = """
 from dataclasses import dataclass
 from functools import cached_property
+import random
 
+import numpy as np
 import torch
 
 import fedhead as fh
@@ -58,6 +61,37 @@ class Looks(fh.FedAvg):
 
 
 @dataclass(frozen=True)
+class Slower(fh.Aggregator):
+    share: float = 1.0
+
+    def combine(self, updates, previous):
+        object.__setattr__(self, "share", self.share / 2)
+        return updates[0] * self.share
+
+
+@dataclass(frozen=True)
+class OwnGenerator(fh.FedAvg):
+    kind: str = "numpy"
+
+    def __post_init__(self):
+        kinds = {
+            "numpy": lambda: np.random.default_rng(0),
+            "torch": lambda: torch.Generator().manual_seed(0),
+            "python": lambda: random.Random(0),
+            "several": lambda: {"of clients": [np.random.RandomState(0)]},
+        }
+        object.__setattr__(self, "source", kinds[self.kind]())
+
+    def aggregate(self, server, replies, task):
+        source = self.source
+        if self.kind == "torch":
+            torch.rand(1, generator=source)
+        else:
+            (source["of clients"][0].rand if self.kind == "several" else source.random)()
+        return super().aggregate(server, replies, task)
+
+
+@dataclass(frozen=True)
 class Cached(fh.FedAvg):
     @cached_property
     def seen(self):
@@ -87,6 +121,11 @@ def stop_after(number: int) -> Any:
     return on_row
 
 
+def small_federation() -> fh.Federation:
+    x, y = torch.randn(40, 4, generator=torch.Generator().manual_seed(0)), torch.arange(40) % 2
+    return fh.Federation.dirichlet(x, y, clients=2, alpha=10.0, test=0.2, seed=0)
+
+
 def losses(folder: Path) -> list[Any]:
     return [json.loads(line)["train_loss"] for line in (folder / METRICS).read_text().splitlines()]
 
@@ -101,6 +140,39 @@ def test_a_resumed_run_goes_on_with_what_its_method_has_changed(tmp_path: Path, 
     resumed = execute(recipe, tmp_path / "stopped", settings, resume=True)
     assert resumed["test_loss"] == whole["test_loss"]
     assert losses(tmp_path / "stopped") == losses(tmp_path / "whole")
+
+
+def test_a_resumed_run_goes_on_with_what_its_aggregator_has_changed(tmp_path: Path) -> None:
+    recipe, settings = recipe_of(tmp_path, "Cached", f"aggregator={tmp_path / 'mine.py'}:Slower"), Settings()
+    whole = execute(recipe, tmp_path / "whole", settings)
+    with pytest.raises(Stopped):
+        execute(recipe, tmp_path / "stopped", settings, on_row=stop_after(2))
+    assert execute(recipe, tmp_path / "stopped", settings, resume=True)["test_loss"] == whole["test_loss"]
+    assert losses(tmp_path / "stopped") == losses(tmp_path / "whole")
+
+
+def test_a_run_begun_in_python_can_be_loaded_without_its_sampler(tmp_path: Path) -> None:
+    class Own(fh.Sampler):
+        calls = 0
+
+        def select(self, round: int, count: int, sizes: Any, seed: int) -> list[int]:
+            object.__setattr__(self, "calls", self.calls + 1)
+            object.__setattr__(self, "tensor", torch.ones(self.calls))
+            return sorted(sizes)
+
+    fh.run(small_federation(), "mlp", fh.FedAvg(), rounds=2, sampler=Own(), out=tmp_path / "run")
+    assert "model" in fh.load(tmp_path / "run").server
+
+
+@pytest.mark.parametrize("kind", ["numpy", "torch", "python", "several"])
+def test_a_generator_that_was_drawn_from_is_named_and_not_resumed(tmp_path: Path, kind: str, caplog: Any) -> None:
+    recipe, settings = recipe_of(tmp_path, "OwnGenerator", f"method.kind={kind}"), Settings(executor="loop")
+    warn_once.cache_clear()
+    with pytest.raises(Stopped):
+        execute(recipe, tmp_path / "run", settings, on_row=stop_after(2))
+    assert "OwnGenerator.source changes during the run" in caplog.text
+    with pytest.raises(BadInput, match=r"can't be resumed: OwnGenerator\.source changed"):
+        execute(recipe, tmp_path / "run", settings, resume=True)
 
 
 def test_joined_runs_go_on_with_what_each_method_has_changed(tmp_path: Path) -> None:
@@ -132,9 +204,7 @@ def test_a_kept_round_has_what_the_method_had_in_it(tmp_path: Path) -> None:
             return super().aggregate(server, replies, task)
 
     method = Method(mu=0.0)
-    x, y = torch.randn(40, 4, generator=torch.Generator().manual_seed(0)), torch.arange(40) % 2
-    federation = fh.Federation.dirichlet(x, y, clients=2, alpha=10.0, test=0.2, seed=0)
-    fh.run(federation, "mlp", method, rounds=4, callbacks=[KeepSecond()])
+    fh.run(small_federation(), "mlp", method, rounds=4, callbacks=[KeepSecond()])
     assert method.mu == 1.0
 
 

@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedhead.core.errors import BadInput
 from fedhead.core.log import warn_once
+from fedhead.core.plain_values import is_plain
 from fedhead.core.tree import Tree
-from fedhead.models.module_digest import value_digest
+from fedhead.engine.marks import mark
 
 ENTRY = "~attributes"  # of the server's state in a snapshot
 _FIX = (
@@ -39,7 +40,7 @@ class ChangedAttributes:
         self._all_here = all_here
         self._parts = {what: part for what, part in parts.items() if part is not None}
         # tensors are held too, so that no later one is taken for one of these
-        self._first = {(what, name): (value, _mark(value)) for what, name, value in self._attributes()}
+        self._first = {(what, name): (value, mark(value)) for what, name, value in self._attributes()}
 
     def held_in(self, server: Tree) -> Tree:
         """Return the server's state with the attributes that have changed, or as it is where none has.
@@ -52,8 +53,10 @@ class ChangedAttributes:
         plain: dict[str, dict[str, Any]] = {}
         tensors: dict[str, Tensor] = {}
         lost: list[str] = []
+        apart: dict[str, str] = {}  # the devices of tensors that are not where the server's are
+        here = next((tensor.device for tensor in server.tensors()), None)
         for what, name, value in self._attributes():
-            if (what, name) in self._first and self._first[what, name][1] == _mark(value):
+            if (what, name) in self._first and self._first[what, name][1] == mark(value):
                 continue
             if not self._all_here:
                 warn_once(
@@ -62,7 +65,9 @@ class ChangedAttributes:
                 )
             if (copy := _copy(value)) is not None:
                 tensors[f"{what}.{name}"] = copy
-            elif _is_plain(value):
+                if here is not None and copy.device.type != here.type:
+                    apart[f"{what}.{name}"] = str(copy.device)
+            elif is_plain(value):
                 plain.setdefault(what, {})[name] = value
             else:
                 lost.append(self._shown(what, name))
@@ -72,7 +77,7 @@ class ChangedAttributes:
                 )
         if not plain and not tensors and not lost:
             return server
-        text = json.dumps({"plain": plain, "lost": lost}).encode()
+        text = json.dumps({"plain": plain, "lost": lost, "apart": apart}).encode()
         return server.replace({ENTRY: Tree(text=torch.tensor(list(text), dtype=torch.uint8), tensors=Tree(tensors))})
 
     def check_resumable(self, server: Tree) -> None:
@@ -93,25 +98,49 @@ class ChangedAttributes:
     def restore(self, server: Tree) -> Tree:
         """Give the components the attributes that a snapshot holds, and return the server's state without them.
 
+        Attributes that the snapshot does not hold are put back as they were built, and those that were added since are
+        deleted. Those of a component that is not here (the sampler of a run that is only looked at) are skipped.
+
         Args:
             server: The server's state of a snapshot, on the device of the run.
         """
         held = _content(server)
-        now = {(what, name): _mark(value) for what, name, value in self._attributes()}
-        for (what, name), (first, mark) in self._first.items():
-            if now.get((what, name)) != mark and _is_plain(first):  # in a later round than the snapshot's
-                object.__setattr__(self._parts[what], name, json.loads(mark))
+        tensors = server[ENTRY]["tensors"] if ENTRY in server else Tree()
+        # what is lost may have been made by `init_server`, and is needed to look at the run
+        lost = {f"{what}.{name}" for what, name, _ in self._attributes() if self._shown(what, name) in held["lost"]}
+        added = lost - {f"{what}.{name}" for what, name in self._first}
+        self._undo({*added, *tensors, *(f"{what}.{name}" for what, values in held["plain"].items() for name in values)})
         for what, values in held["plain"].items():
             for name, value in values.items():
-                object.__setattr__(self._parts[what], name, value)
-        for full, tensor in (server[ENTRY]["tensors"] if ENTRY in server else Tree()).items():
+                self._set(what, name, value)
+        for full, tensor in tensors.items():
             what, _, name = full.rpartition(".")
             first = self._first.get((what, name), (None, None))[0]
-            kept = tensor.to(first.device) if isinstance(first, Tensor) else tensor
-            object.__setattr__(self._parts[what], name, kept.clone())
+            device = held["apart"].get(full, first.device if isinstance(first, Tensor) else tensor.device)
+            self._set(what, name, tensor.to(device).clone())
         for name in held["lost"]:
             warn_once(f"{name} changed during the run, and its checkpoint does not hold it: it is as it was built")
         return server.without(ENTRY)
+
+    def _undo(self, held: Collection[str]) -> None:
+        """Put back what has changed since this was made, in a later round than a snapshot's, and is not held in it."""
+        now = {(what, name): mark(value) for what, name, value in self._attributes()}
+        for (what, name), (first, first_mark) in self._first.items():
+            if now.get((what, name)) == first_mark or f"{what}.{name}" in held:
+                continue
+            if is_plain(first):
+                self._set(what, name, json.loads(first_mark))
+            elif mark(first) == first_mark:
+                self._set(what, name, first)
+            else:
+                warn_once(f"{self._shown(what, name)} was changed in place, and stays as a later round left it; {_FIX}")
+        for what, name in now:
+            if (what, name) not in self._first and f"{what}.{name}" not in held:
+                object.__delattr__(self._parts[what], name)
+
+    def _set(self, what: str, name: str, value: Any) -> None:
+        if what in self._parts:
+            object.__setattr__(self._parts[what], name, value)
 
     def _attributes(self) -> Iterator[tuple[str, str, Any]]:
         for what, part in self._parts.items():
@@ -126,18 +155,9 @@ class ChangedAttributes:
 
 def _content(server: Tree) -> dict[str, Any]:
     if ENTRY not in server:
-        return {"plain": {}, "lost": []}
+        return {"plain": {}, "lost": [], "apart": {}}
     found: dict[str, Any] = json.loads(bytes(server[ENTRY]["text"].tolist()))
-    return found
-
-
-def _is_plain(value: Any) -> bool:
-    """Return whether a value is the same after it was written as JSON and read."""
-    if type(value) is list:
-        return all(map(_is_plain, value))
-    if type(value) is dict:
-        return all(type(key) is str for key in value) and all(map(_is_plain, value.values()))
-    return value is None or type(value) in (bool, int, float, str)
+    return {"apart": {}} | found
 
 
 def _copy(value: Any) -> Tensor | None:
@@ -149,17 +169,3 @@ def _copy(value: Any) -> Tensor | None:
         return value.detach().clone() if fits else None
     except RuntimeError:  # it has escaped from a function of one client, which a stack called for many
         return None
-
-
-def _mark(value: Any) -> Any:
-    """Return what differs once a value has changed; tensors are not read for it, since a GPU would have to wait."""
-    if _is_plain(value):
-        return json.dumps(value)
-    if isinstance(value, Tensor):
-        return id(value), 0 if value.is_inference() else value._version
-    if isinstance(value, nn.Module):
-        return id(value), [_mark(t) for t in (*value.parameters(), *value.buffers())]
-    try:
-        return value_digest(value)
-    except RuntimeError:  # it holds tensors that can't be read, see `_copy`
-        return object()
