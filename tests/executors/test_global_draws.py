@@ -119,6 +119,29 @@ def test_a_loop_that_saw_a_draw_puts_the_generators_back() -> None:
     assert global_generators.states() == before
 
 
+@pytest.mark.parametrize("draws", [False, True])
+def test_a_round_that_is_run_again_counts_once(threads: None, draws: bool, caplog: pytest.LogCaptureFixture) -> None:
+    torch.set_num_threads(1)  # so that no two clients count at once
+
+    class Counting(fh.FedAvg):
+        def loss(self, w: Any, batch: Any, client: Any) -> Tensor:
+            return super().loss(w, batch, client) * (torch.rand(()) if draws else 1)
+
+        def finish(self, w: Any, client: Any) -> fh.Reply:
+            vars(self)["count"] += 1
+            vars(self)["all"].append(1)
+            vars(self).setdefault("added", []).append(1)
+            return super().finish(w, client)
+
+    method = Counting()
+    vars(method).update(count=0, all=[])
+    with caplog.at_level(logging.INFO, "fedhead"):
+        trained(method, Loop(), rounds=2)
+    clients = 2 * sum(len(rows) > 0 for rows in federation().rows)
+    assert vars(method)["count"] == len(vars(method)["all"]) == len(vars(method)["added"]) == clients
+    assert caplog.text.count("clients train one after another") == draws
+
+
 def test_what_a_real_site_draws_is_not_decided_by_the_seed() -> None:
     assert not same(trained(Draws(), Loop(seeded=False)), trained(Draws(), Loop(seeded=False)))
 
