@@ -11,10 +11,11 @@ import torch
 import fedhead as fh
 from fedhead.core.errors import BadInput
 from fedhead.core.log import warn_once
-from fedhead.experiment import reopen
+from fedhead.experiment import build, reopen
 from fedhead.experiment.recipe import Recipe, load
 from fedhead.experiment.run import Settings, execute, execute_together
 from fedhead.experiment.run_folder import METRICS
+from fedhead.methods import METHODS
 
 OWN = """
 from dataclasses import dataclass
@@ -206,6 +207,22 @@ def test_a_kept_round_has_what_the_method_had_in_it(tmp_path: Path) -> None:
     method = Method(mu=0.0)
     fh.run(small_federation(), "mlp", method, rounds=4, callbacks=[KeepSecond()])
     assert method.mu == 1.0
+
+
+@pytest.mark.parametrize("in_file", [False, True])
+def test_going_on_with_a_method_that_the_run_has_changed_says_to_build_it_anew(tmp_path: Path, in_file: bool) -> None:
+    class Method(fh.FedProx):
+        def aggregate(self, server: Any, replies: Any, task: Any) -> Any:
+            object.__setattr__(self, "mu", self.mu + 0.5)
+            return super().aggregate(server, replies, task)
+
+    recipe, federation = recipe_of(tmp_path, "Growing"), small_federation()
+    kind = type(build.component(METHODS, recipe.method, {}, recipe.folders)) if in_file else Method
+    method = kind(mu=0.1)
+    fh.run(federation, "mlp", method, rounds=2, out=tmp_path / "run")
+    with pytest.raises(BadInput, match=r"0\.1.* is now .*1\.1.*; build anew what a run has changed, such as a method"):
+        fh.run(federation, "mlp", method, rounds=4, out=tmp_path / "run", resume=True)
+    fh.run(federation, "mlp", kind(mu=0.1), rounds=4, out=tmp_path / "run", resume=True)
 
 
 def test_what_no_checkpoint_can_hold_is_named_and_not_resumed(tmp_path: Path, caplog: Any) -> None:

@@ -28,7 +28,7 @@ class Loop(Executor):
 
     What users' code draws from the generators that everyone shares (`torch.rand(())` in a loss) is decided by the run's
     seed, the round and the client. Loops that run in parallel share these generators: where such a draw is seen, the
-    round is run again, from then on one client after another. What hooks have set or counted in attributes of the method
+    round is run again, from then on one client after another. What hooks have set or counted in the method's attributes
     is undone before; what they have changed inside of other objects, such as a set or a file, is not.
 
     Args:

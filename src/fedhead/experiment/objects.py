@@ -34,6 +34,7 @@ from fedhead.samplers.base import SAMPLERS
 from fedhead.stages import STAGES
 
 Objects = dict[str, str]  # what each object is, by the recipe's key
+GIVE_AGAIN = "give the same again; build anew what a run has changed, such as a method that sets its own attributes"
 
 
 def described(
@@ -130,7 +131,7 @@ def check_same(run: Any, stored: Mapping[str, str], given: Mapping[str, str] | N
     for name in [*stored, *given]:
         if stored.get(name) != given.get(name):
             was, now = (words.get(name, "named by the recipe") for words in (stored, given))
-            raise BadInput(f"{run} was begun with another {name}: it was {was} and is now {now}; give the same again")
+            raise BadInput(f"{run} was begun with another {name}: it was {was} and is now {now}; {GIVE_AGAIN}")
 
 
 def need(run: Any, stored: Mapping[str, str], given: Collection[str] = ()) -> None:

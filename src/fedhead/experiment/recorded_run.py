@@ -79,7 +79,8 @@ class RecordedRun:
         if not (resume and RunFolder.holds_run(self.out)):
             RunFolder.refuse_taken(self.out)
             return
-        self._existing = RunFolder.open(self.out, recipe)
+        again = "resume with the same one" if objects is None else python_objects.GIVE_AGAIN
+        self._existing = RunFolder.open(self.out, recipe, again)
         python_objects.check_same(self.out, self._existing.environment().get("objects", {}), objects)
         self.result = self._existing.result() if self._existing.recipe == recipe else None
         if self.result is not None:

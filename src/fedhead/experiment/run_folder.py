@@ -116,8 +116,14 @@ class RunFolder:
         return folder
 
     @classmethod
-    def open(cls, path: str | Path, recipe: Recipe | None = None) -> RunFolder:
-        """An existing run folder; with a recipe, only if that goes on with the run's own (`extension.difference`)."""
+    def open(cls, path: str | Path, recipe: Recipe | None = None, fix: str = "resume with the same one") -> RunFolder:
+        """An existing run folder; with a recipe, only if that goes on with the run's own (`extension.difference`).
+
+        Args:
+            path: The folder.
+            recipe: The recipe of a run that is to go on.
+            fix: What to do where it can't.
+        """
         path = Path(path)
         held = _contents(path)
         if CONFIG not in held:
@@ -130,7 +136,7 @@ class RunFolder:
             key, was, now = other
             raise damaged(
                 f"{path} was begun with another recipe: {key} was {was!r} and is now {now!r}",
-                "resume with the same one, or select another folder",
+                f"{fix}, or select another folder",
             )
         return cls(path, stored)
 
