@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from fedhead.core import batching, random
+from fedhead.core import batching, global_generators, random
 
 
 # -- batches ------------------------------------------------------------------------------------------
@@ -68,14 +69,15 @@ def test_numbers_are_spread_evenly_over_0_to_1_without_1() -> None:
     assert abs(counts - 1000).max() < 150  # 5 standard deviations
 
 
-def test_torchs_generator_is_lent_to_one_thread_at_a_time_and_left_as_it_was() -> None:
-    before = torch.get_rng_state()
+@pytest.mark.parametrize("seeded", [random.global_generator, global_generators.seeded])
+def test_global_generators_are_lent_to_one_thread_at_a_time_and_left_as_they_were(seeded: Any) -> None:
+    before = global_generators.states()
     with random.global_generator(5):
-        alone = torch.rand(3)
+        alone, others = torch.rand(3), np.random.rand()  # noqa: NPY002 (as a user's model may)
         lent = threading.Event()
 
         def borrow() -> None:
-            with random.global_generator(6):
+            with seeded(6):
                 lent.set()
 
         other = threading.Thread(target=borrow)
@@ -83,9 +85,10 @@ def test_torchs_generator_is_lent_to_one_thread_at_a_time_and_left_as_it_was() -
         assert not lent.wait(0.1)
     other.join()
     assert lent.is_set()
-    assert torch.equal(torch.get_rng_state(), before)
+    assert global_generators.states() == before
     with random.global_generator(5):
         assert torch.equal(torch.rand(3), alone)
+        assert np.random.rand() == others  # noqa: NPY002
 
 
 def test_clients_drawn_at_once_have_the_batches_that_each_has_alone() -> None:

@@ -8,7 +8,6 @@ vectorized step).
 from __future__ import annotations
 
 import hashlib
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -16,6 +15,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+from fedhead.core.global_generators import seeded
 
 _GOLDEN, _M1, _M2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
@@ -63,19 +64,16 @@ def generator(key: int) -> torch.Generator:
     return torch.Generator().manual_seed(key)
 
 
-_global_generator_lock = threading.RLock()
-
-
 @contextmanager
 def global_generator(key: int) -> Iterator[None]:
-    """Seed torch's global generator with the key inside this context, and restore its state afterwards.
+    """Seed the global generators of torch, numpy and Python inside this context, and restore their states afterwards.
 
-    For layers that can only draw from the global generator. All threads share it, so only one thread at a time may
-    enter.
+    For layers that can only draw from these. All threads share them, so only one thread at a time may enter. Those of
+    GPUs are seeded too, and not restored.
     """
-    with _global_generator_lock, torch.random.fork_rng(devices=[]):
-        # without a GPU torch.manual_seed would do the same, and remember for each call where it came from
-        (torch.manual_seed if torch.cuda.is_available() else torch.default_generator.manual_seed)(key)
+    with seeded(key):
+        if torch.cuda.is_available():
+            torch.cuda.manual_seed_all(key)
         yield
 
 

@@ -271,7 +271,7 @@ def _whole(model: SplitModel, classes: int, name: str) -> SplitModel:
 
 @contextmanager
 def seeded(key: int) -> Iterator[None]:
-    """Draw initial weights from a key, on the CPU, without changing torch's global generator."""
+    """Draw initial weights from a key, on the CPU, without changing the global generators."""
     with random.global_generator(key), torch.device("cpu"):
         yield
 
