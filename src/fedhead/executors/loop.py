@@ -105,14 +105,14 @@ class Loop(Executor):
 
 def _attributes(part: object) -> dict[str, Any]:
     """Return the attributes of a component, with copies of those that are lists or dicts of plain values."""
-    return {name: copy.deepcopy(value) if is_plain(value) else value for name, value in vars(part).items()}
+    now = getattr(part, "__dict__", {})
+    return {name: copy.deepcopy(value) if is_plain(value) else value for name, value in now.items()}
 
 
 def _put_back(part: object, values: Mapping[str, Any]) -> None:
-    for name in [name for name in vars(part) if name not in values]:
-        object.__delattr__(part, name)
-    for name, value in values.items():
-        object.__setattr__(part, name, value)
+    now = getattr(part, "__dict__", {})  # set there, since components are frozen
+    now.clear()
+    now.update(values)
 
 
 def _run_client(program: Program, job: Job, k: int) -> Reply:
