@@ -95,6 +95,7 @@ def test_a_damaged_file_is_replaced_and_named(
     assert call([*WORDS, "--out", str(tmp_path), "--cells", "mild fedavg before"]) == 0
     assert "table.json" in (said := capsys.readouterr().err)
     assert "the file is replaced, without what it held" in said
+    assert "delete its folder" not in said
     assert list(named(tmp_path)) == ["mild fedavg before"]
 
 

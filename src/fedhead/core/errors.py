@@ -27,6 +27,10 @@ class BadInput(FedheadError, ValueError):
     """An invalid request by the user; the command line exits with code 2."""
 
 
+class Unreadable(BadInput):
+    """A file that is missing, cut or damaged, in contrast to one that can be read and holds something wrong."""
+
+
 # What the operating system says of the machine; anything else (a path that is not there, a folder without
 # permission) is for the user to correct.
 _MACHINE = {

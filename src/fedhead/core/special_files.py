@@ -5,7 +5,7 @@ from __future__ import annotations
 import stat
 from pathlib import Path
 
-from fedhead.core.errors import BadInput
+from fedhead.core.errors import BadInput, Unreadable
 
 
 def refuse_special(path: Path) -> None:
@@ -19,6 +19,8 @@ def refuse_special(path: Path) -> None:
     """
     try:
         mode = path.stat().st_mode
+    except FileNotFoundError as error:
+        raise Unreadable(f"{path}: can't be read ({error.strerror})") from None
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         raise BadInput(f"{path}: can't be read ({getattr(error, 'strerror', None) or error})") from None
     if not stat.S_ISREG(mode):
@@ -34,5 +36,7 @@ def read_text(path: Path) -> str:
     refuse_special(path)
     try:
         return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
+        raise Unreadable(f"{path} can't be read: {error}") from error
+    except OSError as error:
         raise BadInput(f"{path} can't be read: {error}") from error

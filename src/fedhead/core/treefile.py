@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from fedhead.core.errors import BadInput, first_line
+from fedhead.core.errors import BadInput, Unreadable, first_line
 from fedhead.core.special_files import refuse_special
 from fedhead.core.tree import Tree, Weights
 
@@ -91,7 +91,7 @@ def load_tree(path: str | Path) -> tuple[Tree, dict[str, Any]]:
         tensors: dict[str, Tensor] = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
         tree = rebuild(json.loads(header["tree"]), tensors, "")
         if len(tree.leaves()) != len(tensors) or header["digest"] != _digest(header, tree.leaves()):
-            raise BadInput(f"{path} is corrupt: its numbers don't match its checksum")
+            raise Unreadable(f"{path} is corrupt: its numbers don't match its checksum")
         return tree, _metadata(header)
 
 
@@ -120,14 +120,17 @@ def _opened(path: str | Path) -> Iterator[tuple[Any, dict[str, str]]]:
         with safe_open(path, framework="pt") as file:
             header = file.metadata() or {}
             if header.get("format") != _FORMAT:
-                raise BadInput(f"{path} is a safetensors file, but not one that this version of fedhead wrote")
+                raise BadInput(
+                    f"{path} is a safetensors file, but not one that this version of fedhead wrote: open it with the "
+                    "version that did, or give another file"
+                )
             if header["header_digest"] != _digest(header):
-                raise BadInput(f"{path} is corrupt: its header doesn't match its checksum")
+                raise Unreadable(f"{path} is corrupt: its header doesn't match its checksum")
             yield file, header
     except BadInput:
         raise
     except (SafetensorError, OSError, LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
-        raise BadInput(f"{path} can't be read: {_CORRUPT} ({first_line(error)})") from error
+        raise Unreadable(f"{path} can't be read: {_CORRUPT} ({first_line(error)})") from error
 
 
 def describe(tree: Tree) -> dict[str, Any]:

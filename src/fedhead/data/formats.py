@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedhead.core.errors import BadInput
+from fedhead.core.errors import BadInput, Unreadable
 from fedhead.core.npy_header import read_npy_header
 from fedhead.core.special_files import refuse_special
 
@@ -182,12 +182,12 @@ def read_npz(path: Path, only: str | None = None) -> dict[str, NDArray[Any]]:
         BadInput: If the file is not there, damaged, or larger than this machine's memory.
     """
     if not path.exists():
-        raise BadInput(f"{path}: no such file")
+        raise Unreadable(f"{path}: no such file")
     refuse_special(path)
     try:
         with open(path, "rb") as file:
             if file.read(2) != b"PK":
-                raise BadInput(f"{path}: not an .npz file; write one with numpy.savez")
+                raise Unreadable(f"{path}: not an .npz file; write one with numpy.savez")
             with zipfile.ZipFile(file) as archive:
                 entries = {entry.filename.removesuffix(".npy"): entry for entry in archive.infolist()}
                 size = sum(entry.file_size for entry in entries.values())
@@ -201,7 +201,7 @@ def read_npz(path: Path, only: str | None = None) -> dict[str, NDArray[Any]]:
         raise
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, RuntimeError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]  # RuntimeError: encrypted, or an unknown method
-        raise BadInput(f"{path}: not a readable .npz file ({reason}); write it with numpy.savez") from None
+        raise Unreadable(f"{path}: not a readable .npz file ({reason}); write it with numpy.savez") from None
 
 
 def _member(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> NDArray[Any]:

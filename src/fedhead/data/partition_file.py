@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fedhead.core.errors import BadInput
+from fedhead.core.errors import Unreadable
 from fedhead.core.treefile import atomic
 from fedhead.data.allocation import Rows
 from fedhead.data.formats import read_npz
@@ -49,7 +49,7 @@ def load(path: Path) -> tuple[list[Rows], list[Rows] | None, Literal["train", "t
         local = unpack(held, "local", "local_ends") if "local" in held else None
         return rows, local, "test" if str(held["client_test_from"]) == "test" else "train", str(held["partition"])
     except (KeyError, IndexError) as error:
-        raise BadInput(f"{path}: not a partition that fedhead wrote ({error})") from None
+        raise Unreadable(f"{path}: not a partition that fedhead wrote ({error})") from None
 
 
 def fingerprint(rows: list[Rows], local: list[Rows] | None, client_test_from: str) -> str:

@@ -9,9 +9,10 @@ from typing import Any
 
 from fedhead.core.schedules import make_schedule
 from fedhead.experiment.recipe import Recipe
-from fedhead.experiment.run_files import damaged
+from fedhead.experiment.run_files import ENVIRONMENT, damaged, no_record
 
 SETTINGS = "settings"  # the entry of a checkpoint's metadata
+_OBJECT = "own "  # before the name of what was given in Python, in contrast to a recipe's keys
 
 
 def settings(recipe: Recipe, objects: Mapping[str, str]) -> dict[str, Any]:
@@ -27,7 +28,7 @@ def settings(recipe: Recipe, objects: Mapping[str, str]) -> dict[str, Any]:
     keys = {k: v for k, v in recipe.flat().items() if k not in later and not k.startswith("stage.")}
     if make_schedule(recipe.lr_schedule).needs_rounds:
         keys["rounds"] = recipe.rounds
-    own = {f"own {name}": line for name, line in objects.items()}
+    own = {f"{_OBJECT}{name}": line for name, line in objects.items()}
     found: dict[str, Any] = json.loads(json.dumps(keys | own, default=str))
     return found
 
@@ -46,6 +47,9 @@ def check(metadata: Mapping[str, Any], own: Mapping[str, Any], path: Path) -> No
     stored = metadata.get(SETTINGS, {})
     if not isinstance(stored, dict):
         raise damaged(f"{path} is damaged: it does not name the settings of its run")
+    own_objects = [key for key in stored if key.startswith(_OBJECT)]
+    if own_objects and not (path.parent / ENVIRONMENT).exists():
+        raise no_record(path.parent)
     for key in stored:  # settings that a later version has added are not among them
         if json.dumps(stored[key]) != json.dumps(own.get(key)):
             raise damaged(f"{path} is of another run: its {key} is {stored[key]!r}, this run's is {own.get(key)!r}")

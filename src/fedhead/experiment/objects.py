@@ -28,6 +28,7 @@ from fedhead.engine.callbacks import CALLBACKS
 from fedhead.experiment import build
 from fedhead.experiment.experiment import Experiment
 from fedhead.experiment.recipe import Recipe
+from fedhead.experiment.run_files import ENVIRONMENT, no_record
 from fedhead.methods import METHODS
 from fedhead.models.split_model import SplitModel
 from fedhead.samplers.base import SAMPLERS
@@ -127,6 +128,8 @@ def check_same(run: Any, stored: Mapping[str, str], given: Mapping[str, str] | N
             )
         return
     if not stored:
+        if not (Path(run) / ENVIRONMENT).exists():
+            raise no_record(run)
         raise BadInput(f"{run} was begun by a recipe: resume it with fedhead run … --out {run} --resume")
     for name in [*stored, *given]:
         if stored.get(name) != given.get(name):

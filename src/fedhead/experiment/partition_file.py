@@ -41,12 +41,13 @@ class PartitionFile:
             federation.save_partition(self.path, counts=federation.counts(), data_digest=digest)
             return
         with damaged_if_bad():
-            stored = federation.load_partition(self.path)
-        same = _same(stored.rows, federation.rows) and _same(stored.client_test or [], federation.client_test or [])
-        if not same or stored.client_test_from != federation.client_test_from:
+            rows, local, client_test_from, _ = partition_file.load(self.path)
+        same = _same(rows, federation.rows) and _same(local or [], federation.client_test or [])
+        if not same or client_test_from != federation.client_test_from:
             raise damaged(
                 f"{self.path} differs from today's split: the data has changed since the run began, or the "
-                "file is another run's"
+                "file is another run's",
+                "put back what has changed, or start a new run in another folder",
             )
         before = self._array("data_digest")
         if before is not None and not np.array_equal(before, digest):

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from fedhead.core import html
 from fedhead.core.calls import Call, read_call, rejoin
-from fedhead.core.errors import BadInput, unknown
+from fedhead.core.errors import BadInput, Unreadable, unknown
 from fedhead.core.parameters import check_fields
 from fedhead.core.ranges import Above, AtLeast, AtMost, Below
 from fedhead.core.special_files import read_text
@@ -196,7 +196,7 @@ class Recipe:
         """
         keys = read_yaml(text, source)
         if not isinstance(keys, dict):
-            raise BadInput(f"{source}: a recipe is a list of lines 'key: value', this is {type(keys).__name__}")
+            raise Unreadable(f"{source}: a recipe is a list of lines 'key: value', this is {type(keys).__name__}")
         if "axes" in keys:
             raise BadInput(f"{source}: a sweep's file, which describes many runs: carry it out with fedhead sweep")
         try:

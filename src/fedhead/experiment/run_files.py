@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from fedhead.core.errors import BadInput
+from fedhead.core.errors import BadInput, Unreadable
 from fedhead.core.special_files import read_text
 
 CONFIG, ENVIRONMENT, SWEEP = "config.yaml", "environment.json", "sweep.yaml"
@@ -36,13 +36,26 @@ def damaged(what: object, fix: str = _RUN_AGAIN) -> DamagedRun:
     return DamagedRun(f"{what}; {fix}")
 
 
+def no_record(run: Path) -> DamagedRun:
+    """Return the error about a run folder that has lost its record of the objects that were given in Python."""
+    return damaged(f"{run} has no {ENVIRONMENT}, which describes what the run was given in Python")
+
+
 @contextmanager
 def damaged_if_bad(fix: str = _RUN_AGAIN) -> Iterator[None]:
-    """Turn errors about a file that is being read into those of a damaged run."""
+    """Turn errors about a file that is being read into those of a damaged run.
+
+    Args:
+        fix: What to do where it is missing, cut or damaged. What is wrong in a file that can be read says so itself.
+    """
     try:
         yield
-    except BadInput as error:
+    except DamagedRun:
+        raise
+    except Unreadable as error:
         raise damaged(error, fix) from error
+    except BadInput as error:
+        raise DamagedRun(error) from error
 
 
 def read_object(path: Path, fix: str = _RUN_AGAIN) -> dict[str, Any] | None:
@@ -166,9 +179,9 @@ def _object(text: str, where: str) -> dict[str, Any]:
     try:
         found = json.loads(text, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
-        raise BadInput(f"{where} can't be read: {error}") from error
+        raise Unreadable(f"{where} can't be read: {error}") from error
     if not isinstance(found, dict):
-        raise BadInput(f"{where} can't be read: it holds {_short(found)}, not an object")
+        raise Unreadable(f"{where} can't be read: it holds {_short(found)}, not an object")
     return found
 
 

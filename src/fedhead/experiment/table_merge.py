@@ -15,6 +15,7 @@ from fedhead.experiment.table_result import CellResult, TableResult, cell_result
 from fedhead.experiment.tables import Cell, Table
 
 _MOST = 5  # names in one line
+_REPLACED = "the file is replaced, without what it held"
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ def with_earlier(out: Path, made: TableResult, table: Table, cells: Sequence[Cel
     try:
         seeds, splits, held = _read(path, made.scale)
     except BadInput as error:
-        log(f"{error}; the file is replaced, without what it held")
+        log(str(error))
         return made
     if not held:
         return made
@@ -72,7 +73,7 @@ def _read(path: Path, scale: str) -> tuple[tuple[int, ...], tuple[int, ...], lis
     Raises:
         BadInput: The file is of another scale, or can't be read.
     """
-    content = read_object(path)
+    content = read_object(path, _REPLACED)
     if content is None:
         return (), (), []
     try:
@@ -83,7 +84,7 @@ def _read(path: Path, scale: str) -> tuple[tuple[int, ...], tuple[int, ...], lis
         names = [field.name for field in fields(_Held)]
         held = [from_mapping(_Held, {name: entry[name] for name in names if name in entry}) for entry in entries]
     except BadInput as error:
-        raise BadInput(f"{path}: {error}") from error
+        raise BadInput(f"{path}: {error}; {_REPLACED}") from error
     whole = [replace(one, seeds=one.seeds or seeds, splits=one.splits or splits) for one in held if one.values]
     return seeds, splits, whole
 

@@ -10,7 +10,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.constructor import SafeConstructor
 from ruamel.yaml.error import YAMLError
 
-from fedhead.core.errors import BadInput
+from fedhead.core.errors import BadInput, Unreadable
 
 _LONGEST = 2**20  # characters of a text
 _CALL = re.compile(r"\w\([^()\"']*\[")  # name(parameter=[: in a list, YAML reads the bracket as a nested list
@@ -52,7 +52,7 @@ def read_yaml(text: str, source: str) -> Any:
         problem = " ".join(str(getattr(error, "problem", error)).split())
         line = text.split("\n")[mark.line] if mark and mark.line <= text.count("\n") else ""
         hint = f": {_QUOTES}" if _CALL.search(line) else ""
-        raise BadInput(f"{where}: not valid YAML ({problem}){hint}") from error
+        raise Unreadable(f"{where}: not valid YAML ({problem}){hint}") from error
 
 
 def _limited(value: Any, source: str) -> Any:
