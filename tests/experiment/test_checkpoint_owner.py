@@ -61,3 +61,48 @@ def test_what_a_run_is_extended_by_is_no_part_of_it() -> None:
     assert settings(RECIPE, {}) == settings(longer, {})
     cosine = RECIPE.override(["lr_schedule=cosine"])
     assert settings(cosine, {}) != settings(cosine.override(["rounds=9"]), {})
+
+
+def test_a_setting_that_a_later_version_renames_does_not_matter(tmp_path: Path) -> None:
+    run(tmp_path)
+    state, metadata = load_tree(tmp_path / CHECKPOINT)
+    metadata[SETTINGS]["smoothing_of_labels"] = 0.1
+    save_tree(tmp_path / CHECKPOINT, state, metadata)
+    assert reopen(tmp_path).round == 2
+
+
+@pytest.mark.parametrize(("mine", "other"), [(["method.mu=0.5"], []), ([], ["method.mu=0.5"])])
+def test_a_parameter_that_only_one_run_has_set_is_another_runs(
+    tmp_path: Path, mine: list[str], other: list[str]
+) -> None:
+    run(tmp_path / "mine", "method=fedprox", *mine)
+    run(tmp_path / "other", "method=fedprox", *other)
+    shutil.copyfile(tmp_path / "other" / CHECKPOINT, tmp_path / "mine" / CHECKPOINT)
+    with pytest.raises(BadInput, match=r"is of another run: its method\.mu is "):
+        reopen(tmp_path / "mine")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["rounds=3"],
+        ["stages=[ccvr, ridge]", "stage.ccvr.samples=5", "stage.ccvr.epochs=1"],
+        ["rounds=3", "stages=[ccvr, ridge]", "stage.ccvr.samples=5", "stage.ccvr.epochs=1", "loggers=[csv]"],
+    ],
+)
+@pytest.mark.parametrize("finished", [True, False])
+def test_a_run_goes_on_with_what_it_is_extended_by(tmp_path: Path, words: list[str], finished: bool) -> None:
+    run(tmp_path, "stages=[ccvr]", "stage.ccvr.samples=5", "stage.ccvr.epochs=1")
+    if not finished:
+        (tmp_path / RESULT).unlink()
+    longer = RECIPE.override(["stages=[ccvr]", "stage.ccvr.samples=5", "stage.ccvr.epochs=1", *words])
+    execute(longer, tmp_path, CPU, resume=True)
+    assert reopen(tmp_path).round == longer.rounds
+
+
+def test_an_unfinished_run_goes_on_with_other_loggers(tmp_path: Path) -> None:
+    recipe = run(tmp_path, "loggers=[csv]")
+    for words in (["loggers=[]"], ["loggers=[csv]"]):
+        (tmp_path / RESULT).unlink()
+        execute(recipe.override(words), tmp_path, CPU, resume=True)
+        assert reopen(tmp_path).round == 2

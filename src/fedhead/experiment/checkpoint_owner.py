@@ -13,6 +13,7 @@ from fedhead.experiment.run_files import ENVIRONMENT, damaged, no_record
 
 SETTINGS = "settings"  # the entry of a checkpoint's metadata
 _OBJECT = "own "  # before the name of what was given in Python, in contrast to a recipe's keys
+_GIVEN = ("model.", "method.", _OBJECT)  # are there only where they were given, a recipe's other keys always
 
 
 def settings(recipe: Recipe, objects: Mapping[str, str]) -> dict[str, Any]:
@@ -36,6 +37,8 @@ def settings(recipe: Recipe, objects: Mapping[str, str]) -> dict[str, Any]:
 def check(metadata: Mapping[str, Any], own: Mapping[str, Any], path: Path) -> None:
     """Refuse a checkpoint that is not of this run; one that was written before they named their run is not refused.
 
+    Keys that only one of two versions knows, as after one was added, renamed or removed, are not compared.
+
     Args:
         metadata: The checkpoint's.
         own: What `settings` returns for this run.
@@ -47,9 +50,11 @@ def check(metadata: Mapping[str, Any], own: Mapping[str, Any], path: Path) -> No
     stored = metadata.get(SETTINGS, {})
     if not isinstance(stored, dict):
         raise damaged(f"{path} is damaged: it does not name the settings of its run")
-    own_objects = [key for key in stored if key.startswith(_OBJECT)]
-    if own_objects and not (path.parent / ENVIRONMENT).exists():
+    if any(key.startswith(_OBJECT) for key in stored) and not (path.parent / ENVIRONMENT).exists():
         raise no_record(path.parent)
-    for key in stored:  # settings that a later version has added are not among them
-        if json.dumps(stored[key]) != json.dumps(own.get(key)):
-            raise damaged(f"{path} is of another run: its {key} is {stored[key]!r}, this run's is {own.get(key)!r}")
+    for key in [*stored, *own] if stored else []:
+        if (key not in stored or key not in own) and not key.startswith(_GIVEN):
+            continue  # a key that one of the two versions does not have
+        if json.dumps(stored.get(key)) != json.dumps(own.get(key)):
+            was, now = stored.get(key), own.get(key)
+            raise damaged(f"{path} is of another run: its {key} is {was!r}, this run's is {now!r}")
