@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,6 +28,10 @@ def hold(file: IO[str], folder: Path) -> None:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         raise in_use(folder) from error
+    except OSError as error:
+        if error.errno == errno.ESTALE:  # removed by another machine, which is no fault of this one: no cause is named
+            raise in_use(folder) from None
+        raise
 
 
 def wait_for(file: IO[str]) -> None:
@@ -34,6 +39,16 @@ def wait_for(file: IO[str]) -> None:
     import fcntl
 
     fcntl.flock(file, fcntl.LOCK_EX)
+
+
+def was_removed(file: IO[str]) -> bool:
+    """Return whether an open file has been removed meanwhile: a lock on it keeps nobody out."""
+    try:
+        return os.fstat(file.fileno()).st_nlink == 0
+    except OSError as error:
+        if error.errno == errno.ESTALE:  # on a network file system, by another machine
+            return True
+        raise
 
 
 @contextmanager
@@ -46,9 +61,14 @@ def locked(file: Path) -> Iterator[None]:
     held = False
     while not held:
         with file.open("w") as lock:
-            wait_for(lock)
-            if os.fstat(lock.fileno()).st_nlink == 0:
-                continue  # whoever held it has removed it: another process may hold a new one
+            try:
+                wait_for(lock)
+            except OSError as error:
+                if error.errno != errno.ESTALE:
+                    raise
+                continue  # removed as below, by another machine
+            if was_removed(lock):
+                continue  # by whoever held it: another process may hold a new one
             held = True
             try:
                 yield
@@ -70,7 +90,7 @@ def creating(folder: Path, first: str) -> Iterator[None]:
     file = folder / f".{first}.creating"
     with file.open("w") as lock:
         hold(lock, folder)
-        if os.fstat(lock.fileno()).st_nlink == 0:  # whoever held it has just removed it
+        if was_removed(lock):  # by whoever has just held it
             raise in_use(folder)
         try:
             yield

@@ -32,7 +32,7 @@ from fedhead.core.treefile import atomic, load_metadata, load_tree, save_tree
 from fedhead.engine.rounds import is_evaluated, without_evaluation
 from fedhead.experiment import checkpoint_owner, code_folders, extension
 from fedhead.experiment.checkpoint_writer import CheckpointWriter
-from fedhead.experiment.folder_lock import creating, hold, in_use
+from fedhead.experiment.folder_lock import creating, hold, in_use, was_removed
 from fedhead.experiment.partition_file import PartitionFile
 from fedhead.experiment.recipe import Recipe
 from fedhead.experiment.run_files import CONFIG as CONFIG
@@ -149,7 +149,8 @@ class RunFolder:
             raise BadInput(f"{self.path} can't be written to: {error.strerror}") from error
         with lock:
             hold(lock, self.path)
-            if os.fstat(lock.fileno()).st_ino != (self.path / CONFIG).stat().st_ino:  # it was extended meanwhile
+            if was_removed(lock) or os.fstat(lock.fileno()).st_ino != (self.path / CONFIG).stat().st_ino:
+                # it was extended meanwhile
                 raise in_use(self.path)
             # A process was killed while it wrote; safetensors writes a checkpoint by a .tmpXXXXXX file beside it.
             for name in (*FILES, "tmp"):
