@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -77,10 +78,11 @@ def test_a_lock_is_held_by_one_at_a_time(tmp_path: Path) -> None:
     inside, most = [0], [0]
 
     def work() -> None:
-        for _ in range(200):
+        for _ in range(25):
             with locked(tmp_path / "lock"):
                 inside[0] += 1
                 most[0] = max(most[0], inside[0])
+                time.sleep(0.001)  # lets the other threads run: without a lock they would get in here
                 inside[0] -= 1
 
     threads = [threading.Thread(target=work) for _ in range(4)]
