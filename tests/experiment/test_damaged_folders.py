@@ -15,7 +15,7 @@ from fedhead.experiment.recipe import load
 from fedhead.experiment.reopen import reopen
 from fedhead.experiment.reproduce import reproduce
 from fedhead.experiment.run import Settings, execute
-from fedhead.experiment.run_folder import CHECKPOINT, CONFIG, ENVIRONMENT, RESULT, RunFolder
+from fedhead.experiment.run_folder import CHECKPOINT, CONFIG, ENVIRONMENT, METRICS, RESULT, RunFolder
 from fedhead.experiment.sweep import run_sweep
 from fedhead.experiment.sweep_file import plan
 
@@ -94,8 +94,13 @@ def test_the_other_runs_of_a_sweep_are_run(tmp_path: Path) -> None:
         (first / name).write_text(kept)
 
 
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [(CHECKPOINT, "{"), (METRICS, "{\n"), (METRICS, '{"round": 2}\n'), (METRICS, "")],
+    ids=["checkpoint", "metrics", "another round", "no metrics"],
+)
 def test_a_damaged_folder_does_not_keep_others_from_training_together(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str, content: str
 ) -> None:
     small = ["rounds=2", "clients=2", "subset=60"]
     runs = {tmp_path / f"seed-{seed}": load("digits", [*small, f"seed={seed}"]) for seed in range(3)}
@@ -103,7 +108,7 @@ def test_a_damaged_folder_does_not_keep_others_from_training_together(
     first = next(iter(runs))
     execute(runs[first], first, settings)
     (first / RESULT).unlink()
-    (first / CHECKPOINT).write_text("{")
+    (first / name).write_text(content)
     errors = training_groups.train(runs, True, settings)
     assert list(errors) == [first]
     assert str(errors[first]).endswith(AGAIN)

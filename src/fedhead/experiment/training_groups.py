@@ -131,9 +131,9 @@ def diverged(path: Path) -> str | None:
 def train_joined(runs: Mapping[Path, Recipe], together: bool | None, settings: Settings) -> set[Path]:
     """Train those runs of a group in one stack that can; returns which these were.
 
-    A run that was begun with another executor is left, since it goes on with that one, alone; so is one whose folder is
-    damaged, which it will name. Where the stack fails,
-    each run is to be tried alone.
+    A run that was begun with another executor is left, since it goes on with that one, alone; so is one whose settings,
+    record, metrics or checkpoint's header are damaged, which it will name. Where the stack fails, each run is to be
+    tried alone.
 
     Raises:
         OSError: Or another error after which no other run could be run either.
@@ -172,11 +172,18 @@ def _own_threads() -> Iterator[None]:
 
 
 def _may_join(path: Path) -> bool:
-    """Return whether a run can be trained in a stack from where it stands."""
+    """Return whether a run can be trained in a stack from where it stands.
+
+    The numbers of its checkpoint are not read for it: where they are damaged, the stack fails and each trains alone.
+    """
     try:
         if begun_with(path) not in (None, "stack"):
             return False
-        return not RunFolder.holds_run(path) or RunFolder.open(path).checkpoint_round() >= 0
+        if not RunFolder.holds_run(path):
+            return True
+        run = RunFolder.open(path)
+        last = run.checkpoint_round()
+        return not last or len(run.metrics()) >= last  # without a checkpoint, its metrics are begun anew
     except BadInput:
         return False
 
