@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import csv
+import errno
+import os
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from fedhead.core.errors import BadInput
+from fedhead.experiment.folder_lock import wait_for
 from fedhead.experiment.results import FILE, Measurement, Results
 
 ROW = Measurement(
@@ -23,6 +27,7 @@ from pathlib import Path
 from test_results_file import ROW
 from fedhead.experiment.results import Results
 own = Results(Path(sys.argv[1]))
+print("ready", flush=True)
 input()
 for seed in range(40):
     own.add(dataclasses.replace(ROW, cell=sys.argv[2], digest=sys.argv[2], seed=seed))
@@ -132,7 +137,8 @@ def test_two_processes_that_add_at_once_lose_nothing(tmp_path: Path) -> None:
     here = str(Path(__file__).parent)
     start = f"import sys; sys.path.insert(0, {here!r})\n{ADDS}"
     words = [sys.executable, "-c", start, str(tmp_path)]
-    both = [subprocess.Popen([*words, name], stdin=subprocess.PIPE, text=True) for name in ("one", "two")]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.DEVNULL}
+    both = [subprocess.Popen([*words, name], **pipes, text=True) for name in ("one", "two")]
     for process in both:
         assert process.stdin is not None
         process.stdin.write("\n")
@@ -144,16 +150,19 @@ def test_two_processes_that_add_at_once_lose_nothing(tmp_path: Path) -> None:
 def test_of_two_processes_that_find_no_file_one_waits_for_the_header_of_the_other(tmp_path: Path) -> None:
     import fcntl
 
-    first = (tmp_path / FILE).open("a+")
-    fcntl.flock(first, fcntl.LOCK_EX)
     start = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n{ADDS}"
     words = [sys.executable, "-c", start.replace("range(40)", "range(1)"), str(tmp_path), "two"]
-    second = subprocess.Popen(words, stdin=subprocess.PIPE, text=True)
+    second = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert second.stdin is not None
+    assert second.stdout is not None
+    assert second.stdout.readline() == "ready\n"  # it has read that there is nothing
+    second.stdout.close()
+    first = (tmp_path / FILE).open("a+")
+    fcntl.flock(first, fcntl.LOCK_EX)
     second.stdin.write("\n")
     second.stdin.close()
     with pytest.raises(subprocess.TimeoutExpired):
-        second.wait(8)
+        second.wait(3)
     first.write(",".join(vars(ROW)) + "\n")
     first.close()
     assert second.wait(60) == 0
@@ -165,3 +174,36 @@ def test_a_row_that_another_process_has_entered_meanwhile_is_not_entered_again(t
     one.add(ROW)
     other.add(ROW)
     assert len((tmp_path / FILE).read_text().splitlines()) == 2  # the header, and it
+
+
+def test_a_row_that_another_process_is_adding_is_waited_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    Results(tmp_path).add(ROW)
+    line = (tmp_path / FILE).read_text().splitlines()[1].replace("abc", "def")
+    with (tmp_path / FILE).open("a") as file:
+        wait_for(file)
+        file.write(line[:40])
+        file.flush()
+
+        def end() -> None:
+            file.write(f"{line[40:]}\n")
+            file.close()
+
+        timer = threading.Timer(0.3, end)
+        timer.start()
+        found = list(Results(tmp_path))
+        timer.join()
+    assert found == [ROW, replace(ROW, digest="def")]
+    assert not caplog.messages
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
+def test_results_are_read_where_the_file_system_has_no_locks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    Results(tmp_path).add(ROW)
+
+    def refuse(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    assert list(Results(tmp_path)) == [ROW]

@@ -41,6 +41,20 @@ def wait_for(file: IO[str]) -> None:
     fcntl.flock(file, fcntl.LOCK_EX)
 
 
+def wait_for_writer(file: IO[str]) -> None:
+    """Keep those out that `wait_for` a file, until it is closed; while one of them holds it, wait.
+
+    Where the file system has no locks there is nobody to wait for, as nothing is written without one.
+    """
+    import fcntl
+
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH)  # shared: a file that can only be read takes no other on NFS
+    except OSError as error:
+        if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
+            raise
+
+
 def was_removed(file: IO[str]) -> bool:
     """Return whether an open file has been removed meanwhile: a lock on it keeps nobody out."""
     try:

@@ -23,7 +23,7 @@ from fedhead.core.log import warn_once
 from fedhead.core.special_files import refuse_special
 from fedhead.experiment import build, components
 from fedhead.experiment.csv_rows import CsvRow, header_of, rows_of
-from fedhead.experiment.folder_lock import wait_for
+from fedhead.experiment.folder_lock import wait_for, wait_for_writer
 from fedhead.experiment.recipe import Recipe
 from fedhead.experiment.tables import ACCURACIES, Cell
 from fedhead.experiment.writable import check_writable
@@ -229,6 +229,7 @@ def _read(path: Path) -> Iterator[Measurement]:
     refuse_special(path)
     try:
         with path.open(encoding="utf-8", newline="") as file:
+            wait_for_writer(file)  # half a row, which another process is just adding, would be taken for a cut one
             text = file.read()
         header = header_of(text)
         if not text or set(header) >= _TABLE_COLUMNS:
