@@ -144,7 +144,10 @@ def test_a_resumed_run_goes_on_with_what_its_method_has_changed(tmp_path: Path, 
 
 
 def test_a_resumed_run_goes_on_with_what_its_aggregator_has_changed(tmp_path: Path) -> None:
-    recipe, settings = recipe_of(tmp_path, "Cached", f"aggregator={tmp_path / 'mine.py'}:Slower"), Settings()
+    recipe, settings = (
+        recipe_of(tmp_path, "Cached", f"aggregator={tmp_path / 'mine.py'}:Slower"),
+        Settings(executor="loop"),
+    )
     whole = execute(recipe, tmp_path / "whole", settings)
     with pytest.raises(Stopped):
         execute(recipe, tmp_path / "stopped", settings, on_row=stop_after(2))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 
 import torch
@@ -25,6 +27,10 @@ from fedhead.executors.vectorize import VmapVectorizer
 MAX_CLIENTS = 1024
 MEMORY = 4 << 30  # bytes that their clients may take
 COPIES = 10  # of a client's weights in this memory: gradients, the optimizer's state and copies of all three
+
+# Stacks of a method or stage that are watched for draws from global generators: looking takes 0.1 ms and more, and what
+# a CUDA graph replays calls no user's code anyway.
+WATCHED = 3
 
 
 def largest(device: torch.device) -> int:
@@ -59,6 +65,7 @@ class Stack(Executor):
     def __init__(self, size: int | None = None, graphs: Graphs | None = None):
         self.size = size
         self.graphs = graphs or Graphs()
+        self._seen = Counter[str]()  # stacks of each algorithm
         self._streams: list[torch.cuda.Stream] = []  # of architectures
         self._computed: list[Tree] = []  # the replies of whole stacks
         self._check: FiniteCheck | None = None  # of these
@@ -139,7 +146,9 @@ class Stack(Executor):
         before = self.graphs.preparing
         # on a CPU whole stacks keep the numbers of earlier versions, to the last bit
         vectorizer = VmapVectorizer(None if on_cpu else [len(rows) for rows in job.rows])
-        with naming_draws(program.algorithm.name):
+        self._seen[program.algorithm.name] += 1
+        watch = self._seen[program.algorithm.name] <= WATCHED
+        with naming_draws(program.algorithm.name) if watch else nullcontext():
             reply = local_round(program, job.stacked_inputs(), job.stacked_batches(), vectorizer, train)
         self.preparing += self.graphs.preparing - before
         self.compiled = self.graphs.compiled
