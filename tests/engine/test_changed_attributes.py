@@ -1,4 +1,4 @@
-"""Attributes that components change of their own: what is found, put back and deleted."""
+"""Attributes that components change in themselves: what is found, put back and deleted."""
 
 import time
 from typing import Any

@@ -56,7 +56,7 @@ def seeded(key: int, device: torch.device | None = None) -> Iterator[None]:
             random.seed(key)
             yield
         finally:
-            np.random.set_state(of_numpy)  # noqa: NPY002
+            np.random.set_state(of_numpy)  # noqa: NPY002 (whose state is put back)
             random.setstate(of_python)
 
 

@@ -1,6 +1,6 @@
-"""Attributes that a run's components change of their own, so that a resumed run goes on with the changed ones.
+"""Attributes that a run's components change in themselves, so that a resumed run goes on with the changed ones.
 
-A method should keep what changes in the server's state. One that changes an attribute of its own instead, say in
+A method should keep what changes in the server's state. One that changes its own attribute instead, say in
 `aggregate`, trains with the new value from then on, and so must a run that is resumed. Snapshots therefore hold the
 attributes that differ from those that the component was built with, in an entry of the server's state.
 """
@@ -29,7 +29,7 @@ _FIX = (
 
 
 class ChangedAttributes:
-    """Finds what components have changed of their own since this was made, and puts it back.
+    """Finds which of their own attributes components have changed since this was made, and puts them back.
 
     Args:
         parts: The components by what each is, such as "method"; None: the run has none.

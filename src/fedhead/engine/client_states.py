@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import ClassVar
 
 from fedhead.core.tree import Tree
 
 
 class ClientStates:
     """Client states by number; a client that never took part has its initial state, made when asked for."""
+
+    shares_stacks: ClassVar[bool] = True  # whether states may be rows of a stack
 
     def __init__(self, initial: Callable[[int], Tree], kept: Mapping[int, Tree] | None = None):
         self._initial = initial
@@ -33,12 +36,12 @@ class ClientStates:
             clients: The clients' numbers.
             rows: What each keeps, as rows of the stack.
         """
-        if not self._kept.keys() <= set(clients):
-            for client, state in zip(clients, rows, strict=True):
-                self[client] = state
+        if self.shares_stacks and self._kept.keys() <= set(clients):
+            # All states there are: the stack is kept alive by its rows until the last of them is replaced.
+            self._kept.update(zip(clients, rows, strict=True))
             return
-        # All states there are: the stack is kept alive by its rows until the last of them is replaced.
-        self._kept.update(zip(clients, rows, strict=True))
+        for client, state in zip(clients, rows, strict=True):
+            self[client] = state
 
     def copy(self) -> ClientStates:
         """Return the same states, to be written to without touching these."""

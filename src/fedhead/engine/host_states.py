@@ -7,8 +7,9 @@ this round's train. The GPU thus holds the states of two cohorts, however many c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -27,6 +28,8 @@ class HostStates(ClientStates):
         initial: Returns a client's initial state.
         device: Where clients train.
     """
+
+    shares_stacks: ClassVar[bool] = False  # each is copied to the host
 
     def __init__(self, initial: Callable[[int], Tree], device: torch.device):
         super().__init__(initial)
@@ -65,11 +68,6 @@ class HostStates(ClientStates):
             self._prefetched[client] = _unpack(packed, state).map(self._copies.to_device)
         self._buffers[client] = self._copies.to_host(packed)
         self._kept[client] = _unpack(self._buffers[client], state)
-
-    def keep(self, clients: Sequence[int], rows: Sequence[Tree]) -> None:
-        """Replace the states of clients that were trained in one stack."""
-        for client, state in zip(clients, rows, strict=True):
-            self[client] = state
 
     def prefetch(self, clients: Iterable[int], training: Iterable[int]) -> None:
         """Copy the states of clients to the device, beside its other work.

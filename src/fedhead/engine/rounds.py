@@ -58,7 +58,7 @@ class Snapshot:
 
     Args:
         round: The round, counted from 1.
-        server: The server's state after it, with the attributes that components have changed of their own
+        server: The server's state after it, with the attributes that components have changed
             (`ChangedAttributes`).
         clients: What the transport's states hold for each client that took part so far.
         history: The records of all rounds so far.

@@ -170,16 +170,16 @@ def choose_slots(lengths: Sequence[int]) -> int:
     (20, 2)
     """
     count = sum(length > 0 for length in lengths)
-    # of many clients only widths of which no smaller one has as few clients in a slot, about 2 sqrt(n)
+    # with many clients only the smallest width for each number of clients per slot, about 2 sqrt(n) widths
     every = range(1, len(lengths) + 1)
     widths = every if len(lengths) <= ALL_WIDTHS else {-(-len(lengths) // each) for each in every}
 
-    def bound(slots: int) -> int:
+    def lower_bound(slots: int) -> int:
         return (fewest_steps(lengths, slots) + -(-count // slots)) * (OVERHEAD + slots)
 
     best, least = 1, float("inf")
-    for least_of, slots in sorted((bound(slots), slots) for slots in widths):
-        if least_of >= least:
+    for bound, slots in sorted((lower_bound(slots), slots) for slots in widths):
+        if bound >= least:
             break
         cost = plan(lengths, slots).cost * (OVERHEAD + slots)
         best, least = (slots, cost) if cost < least else (best, least)

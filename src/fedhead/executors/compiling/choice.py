@@ -34,7 +34,7 @@ def pays_for(phase_run: PhaseRun) -> bool:
     """Return whether a phase is worth compiling in a run that is.
 
     A method's step serves all rounds; a stage is carried out once, and often takes less time than its compilation. Its
-    phases that train other parameters have steps of their own to compile.
+    phases that train other parameters have other steps to compile.
     """
     program = phase_run.step.program
     if not isinstance(program.algorithm, Stage):
