@@ -77,6 +77,15 @@ def test_rows_that_no_cell_has_now_are_counted_and_named(tmp_path: Path, capsys:
     assert "61.00" not in page
 
 
+def test_a_row_is_found_by_settings_that_hold_others(tmp_path: Path) -> None:
+    stop = ["early_stopping(metric=personal_loss, patience=100)", "best_model(metric=personal_loss)"]
+    changed = {"validation": 0.1, "callbacks": stop, "partition": "dirichlet(alpha=0.5, variant=capped)", "rounds": 150}
+    enter(tmp_path, "fedclassavg/table4", {"cifar10 CA": {0: 80.0}}, changed)
+    page = results_page.write(tmp_path).read_text(encoding="utf-8")
+    assert "Left out" not in page
+    assert "| 80.00 | 1 × 1 |" in page.partition("## Other settings")[2]
+
+
 def test_a_difference_is_shown_where_the_published_value_is_for_the_settings(tmp_path: Path) -> None:
     before, tuned = {"cifar10-0.1 fedavg before": {0: 50.0, 1: 60.0}}, {"cifar10-0.1 fedavg ccvr": {0: 61.0, 1: 63.0}}
     enter(tmp_path, "ccvr/table2", before, {"rounds": 40})

@@ -23,7 +23,7 @@ def changed_cell(cell: Cell, row: Measurement) -> Cell | None:
     """
     changes: dict[str, Any] = {}
     try:
-        for text in re.split(r" (?=[\w.]+=)", row.overrides) if row.overrides else []:
+        for text in _settings(row.overrides):
             key, _, value = text.partition("=")
             if key == "stage":  # as a variant writes that it ends in another one
                 cell, changes = cell.override(changes).end_in(None if value == "none" else value), {}
@@ -33,3 +33,14 @@ def changed_cell(cell: Cell, row: Measurement) -> Cell | None:
         return found if digest(found) == row.digest else None
     except BadInput:  # a setting that there is no more
         return None
+
+
+def _settings(overrides: str) -> list[str]:
+    """Return the settings of a row, `key=value` each; a value may hold others in brackets, as a callback's parameters."""
+    settings: list[str] = []
+    for text in re.split(r" (?=[\w.]+=)", overrides) if overrides else []:
+        if settings and len(re.findall(r"[(\[{]", settings[-1])) > len(re.findall(r"[)\]}]", settings[-1])):
+            settings[-1] += f" {text}"
+        else:
+            settings.append(text)
+    return settings
