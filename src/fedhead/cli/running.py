@@ -28,7 +28,7 @@ from fedhead.cli.options import (
     TransportName,
 )
 from fedhead.cli.output import interruptible, print_results
-from fedhead.core.errors import BadInput, Diverged
+from fedhead.core.errors import BadInput
 from fedhead.report.progress import progress
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def run(
     from fedhead.experiment.run import Settings
     from fedhead.experiment.run import execute as simulate
     from fedhead.experiment.run_folder import CONFIG
-    from fedhead.experiment.seeds import execute_seeds, seed_folders
+    from fedhead.experiment.seeds import execute_seeds, raise_failed, seed_folders
 
     if resume and out is None:
         raise BadInput("--resume needs --out: name the run folder that is to go on")
@@ -141,18 +141,27 @@ def run(
         print(json.dumps(result))
     else:
         _print_result(result)
-    for seed, reason in result.get("diverged", {}).items():
-        raise Diverged(f"seed {seed} diverged and is in no mean: {reason}")
+    raise_failed(result.get("diverged", {}), result.get("damaged", {}))
 
 
 def _done(folders: Mapping[Path, Recipe]) -> tuple[int, list[int]]:
-    """Return how many rounds finished runs have, and from which round each of the others goes on."""
+    """Return how many rounds runs have that train no more, and from which round each of the others goes on."""
+    from fedhead.experiment.run_files import DamagedRun
     from fedhead.experiment.run_folder import CONFIG, RunFolder
 
-    found = {path: RunFolder.open(path) for path in folders if (path / CONFIG).exists()}
-    done = {path for path, folder in found.items() if folder.finished and folder.recipe == folders[path]}
-    resumed = [folder.checkpoint_round() for path, folder in found.items() if path not in done]
-    return sum(folders[path].rounds for path in done), resumed
+    done, resumed = 0, list[int]()
+    for path, recipe in folders.items():
+        if not (path / CONFIG).exists():
+            continue
+        try:
+            folder = RunFolder.open(path)
+            if folder.finished and folder.recipe == recipe:
+                done += recipe.rounds
+            else:
+                resumed.append(folder.checkpoint_round())
+        except DamagedRun:  # which the run itself will name
+            done += recipe.rounds
+    return done, resumed
 
 
 def _unused(path: Path) -> Path:
@@ -168,7 +177,9 @@ def _print_result(result: Row) -> None:
     runs = result.get("runs", [result])
     left_out = all("left_out" in one for one in runs)
     width = max(11, *(len(one["left_out"]) for one in runs)) if left_out else 11
-    many = f"  ({len(runs)} {'clients left out in turn' if left_out else 'seeds'})" if "runs" in result else ""
+    failed = len(result.get("diverged", {})) + len(result.get("damaged", {}))
+    count = f"{len(runs)} of {len(runs) + failed}" if failed else str(len(runs))
+    many = f"  ({count} {'clients left out in turn' if left_out else 'seeds'})" if "runs" in result else ""
     for one in runs if left_out else []:
         own = {"accuracy": one["accuracy"], **{name: stage["accuracy"] for name, stage in one["stages"].items()}}
         shown = [f"{name} {_percent([value])}" for name, value in own.items() if value is not None]

@@ -26,6 +26,10 @@ class DamagedRun(BadInput):
     """A run folder can't be used as it is; other runs don't fail for that."""
 
 
+class OtherRecipe(DamagedRun):
+    """A run folder is sound, but of another recipe than the one that is to go on in it."""
+
+
 def damaged(what: object, fix: str = _RUN_AGAIN) -> DamagedRun:
     """Return the error about a run folder's file, which says what to do.
 

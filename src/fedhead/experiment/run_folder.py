@@ -38,6 +38,7 @@ from fedhead.experiment.recipe import Recipe
 from fedhead.experiment.run_files import CONFIG as CONFIG
 from fedhead.experiment.run_files import ENVIRONMENT as ENVIRONMENT
 from fedhead.experiment.run_files import (
+    OtherRecipe,
     check_environment,
     check_facts,
     check_record,
@@ -134,9 +135,9 @@ class RunFolder:
             stored = Recipe.from_yaml(text, str(path / CONFIG), [path.resolve()], code_folders.of_run(path))
         if recipe is not None and (other := extension.difference(stored, recipe)) is not None:
             key, was, now = other
-            raise damaged(
-                f"{path} was begun with another recipe: {key} was {was!r} and is now {now!r}",
-                f"{fix}, or select another folder",
+            raise OtherRecipe(
+                f"{path} was begun with another recipe: {key} was {was!r} and is now {now!r}; {fix}, or select another "
+                "folder"
             )
         return cls(path, stored)
 

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from fedhead.core.errors import BadInput, Diverged
+from fedhead.core.errors import BadInput, Diverged, FedheadError
 from fedhead.engine.metrics import Row
 from fedhead.experiment import data as experiment_data
 from fedhead.experiment import leave_one_out
 from fedhead.experiment.recipe import Recipe
-from fedhead.experiment.run import Settings, execute, execute_together
+from fedhead.experiment.run import Settings, execute, execute_together, refuse_apart
+from fedhead.experiment.run_files import DamagedRun, OtherRecipe
 from fedhead.experiment.run_folder import RunFolder
+from fedhead.experiment.training_groups import diverged, may_join
 
 MEANS = ("accuracy", "accuracy_mean", "personal")  # results that are averaged over seeds
 
@@ -55,7 +58,8 @@ def execute_seeds(
 ) -> Row:
     """Run a recipe once for each of its seeds, each in its own folder.
 
-    A seed whose run diverges does not stop the others; it is named under `diverged` and enters no mean.
+    A seed whose run diverges does not stop the others, nor does one whose folder is damaged; they are named under
+    `diverged` and `damaged` and enter no mean.
 
     Args:
         recipe: What to run; one without a list of seeds is run once, in `out` itself.
@@ -63,7 +67,7 @@ def execute_seeds(
         settings: How and where to compute.
         execute: What runs one recipe, in this process (`experiment.run.execute`) or elsewhere, called alike.
         resume: Go on with runs that were stopped.
-        together: Train all seeds in one stack.
+        together: Train all seeds in one stack; one that was begun with another executor goes on with that one, alone.
         on_row: Called with the record of every round.
 
     Returns:
@@ -71,49 +75,71 @@ def execute_seeds(
         `runs`, each with the name of the client that it left out (`left_out`), if any.
 
     Raises:
-        Diverged: If no seed has a result.
+        FedheadError: If no seed has a result; as `raise_failed` does.
     """
     left_out = _left_out(recipe, out, settings.data) if recipe.test == leave_one_out.ALL and not recipe.seeds else {}
     folders = {path: one for path, (one, _) in left_out.items()} or seed_folders(recipe, out, settings.data)
     if list(folders) == [out]:
         return execute(recipe, out, settings, resume=resume, on_row=on_row)
-    results: list[Row] = []
-    diverged: dict[str, Diverged] = {}
+    if resume:
+        _refuse_other_recipes(folders)
+    joined: dict[Path, Recipe] = {}
     if together:
+        refuse_apart(settings)
+        joined = {path: one for path, one in folders.items() if not resume or may_join(path)}
+    if joined:
+        with suppress(Diverged, DamagedRun):  # raised when all have ended; below each is asked for its own result
+            execute_together(list(joined.values()), list(joined), settings, resume=resume, on_row=on_row)
+    results: list[Row] = []
+    failed: dict[str, dict[str, str]] = {"diverged": {}, "damaged": {}}
+    for folder, one in folders.items():
         try:
-            results = execute_together(list(folders.values()), list(folders), settings, resume=resume, on_row=on_row)
-        except Diverged as error:  # raised when all have ended
-            results, diverged = _ended(folders, error)
-    else:
-        for folder, one in folders.items():
-            try:
-                found = execute(one, folder, settings, resume=resume, on_row=on_row)
-                results.append({**found, "left_out": left_out[folder][1]} if left_out else found)
-            except Diverged as error:
-                diverged[_which(one)] = error
+            if folder in joined and (reason := diverged(folder)) is not None:
+                raise Diverged(reason)
+            found = execute(one, folder, settings, resume=resume or folder in joined, on_row=on_row)
+            results.append({**found, "left_out": left_out[folder][1]} if left_out else found)
+        except (Diverged, DamagedRun) as error:
+            failed["diverged" if isinstance(error, Diverged) else "damaged"][_which(one)] = str(error)
     if not results:
-        raise next(iter(diverged.values()))
-    return {"run": str(out), **averaged(results), "diverged": {which: str(why) for which, why in diverged.items()}}
+        raise_failed(**failed)
+    return {"run": str(out), **averaged(results), **failed}
+
+
+def raise_failed(diverged: Mapping[str, str], damaged: Mapping[str, str]) -> None:
+    """Name the runs that are in no mean, if there are any.
+
+    Args:
+        diverged: Why runs diverged, by their seeds.
+        damaged: What is wrong with the folders of runs, and what to do, by their seeds.
+
+    Raises:
+        Diverged: If no folder is damaged.
+        FedheadError: If one is.
+    """
+    said = [f"seed {which} diverged and is in no mean: {why}" for which, why in diverged.items()]
+    said += [f"seed {which} is in no mean: {why}" for which, why in damaged.items()]
+    if damaged:
+        raise FedheadError(f"{'; '.join(said)}; fix it, and the same command runs what failed again")
+    if said:
+        raise Diverged("; ".join(said))
+
+
+def _refuse_other_recipes(folders: Mapping[Path, Recipe]) -> None:
+    """Refuse a recipe with which a run was not begun before any seed is run: what was asked for is wrong."""
+    for path, recipe in folders.items():
+        try:
+            if RunFolder.holds_run(path):
+                RunFolder.open(path, recipe)
+        except OtherRecipe:
+            raise
+        except DamagedRun:  # which the run itself will name
+            continue
 
 
 def _which(recipe: Recipe) -> str:
     """Return what tells a run from the others."""
     client = leave_one_out.left_out(recipe)
     return str(recipe.seed) if client is None else f"{recipe.seed} without client {client}"
-
-
-def _ended(folders: Mapping[Path, Recipe], error: Diverged) -> tuple[list[Row], dict[str, Diverged]]:
-    """Return the results of the runs that ended well, and why the others have none."""
-    results, diverged = [], {}
-    for path, recipe in folders.items():
-        folder = RunFolder.open(path)
-        if (found := folder.result()) is not None:
-            results.append(found)
-        elif (reason := folder.diverged) is not None:
-            diverged[_which(recipe)] = Diverged(reason)
-        else:
-            raise error  # this one was stopped by something else
-    return results, diverged
 
 
 def averaged(results: Sequence[Row]) -> Row:

@@ -142,7 +142,7 @@ def train_joined(runs: Mapping[Path, Recipe], together: bool | None, settings: S
     try:
         for path in runs:
             path.parent.mkdir(parents=True, exist_ok=True)
-        joint = {path: recipe for path, recipe in runs.items() if _may_join(path)}
+        joint = {path: recipe for path, recipe in runs.items() if may_join(path)}
         if len(joint) < 2 or not (together or stack_is_best(next(iter(joint.values())), settings)):
             return set()
         with _own_threads():
@@ -171,7 +171,7 @@ def _own_threads() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def _may_join(path: Path) -> bool:
+def may_join(path: Path) -> bool:
     """Return whether a run can be trained in a stack from where it stands.
 
     The numbers of its checkpoint are not read for it: where they are damaged, the stack fails and each trains alone.
