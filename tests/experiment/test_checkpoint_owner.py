@@ -63,12 +63,63 @@ def test_what_a_run_is_extended_by_is_no_part_of_it() -> None:
     assert settings(cosine, {}) != settings(cosine.override(["rounds=9"]), {})
 
 
-def test_a_setting_that_a_later_version_renames_does_not_matter(tmp_path: Path) -> None:
+def test_a_setting_that_a_later_version_removes_does_not_matter(tmp_path: Path) -> None:
     run(tmp_path)
     state, metadata = load_tree(tmp_path / CHECKPOINT)
     metadata[SETTINGS]["smoothing_of_labels"] = 0.1
     save_tree(tmp_path / CHECKPOINT, state, metadata)
     assert reopen(tmp_path).round == 2
+
+
+@pytest.mark.parametrize("value", [0.1, 0.2])
+def test_a_setting_that_a_later_version_renames_has_the_same_value(tmp_path: Path, value: float) -> None:
+    run(tmp_path, "label_smoothing=0.1")
+    state, metadata = load_tree(tmp_path / CHECKPOINT)
+    del metadata[SETTINGS]["label_smoothing"]
+    metadata[SETTINGS]["smoothing_of_labels"] = value
+    save_tree(tmp_path / CHECKPOINT, state, metadata)
+    if value == 0.1:
+        assert reopen(tmp_path).round == 2
+    else:
+        with pytest.raises(BadInput, match=r"its label_smoothing is not given \(this run's is 0\.1\); put the run's"):
+            reopen(tmp_path)
+
+
+def test_a_setting_that_a_later_version_adds_is_the_default_one(tmp_path: Path) -> None:
+    run(tmp_path, "label_smoothing=0.1")
+    state, metadata = load_tree(tmp_path / CHECKPOINT)
+    del metadata[SETTINGS]["label_smoothing"]
+    save_tree(tmp_path / CHECKPOINT, state, metadata)
+    with pytest.raises(BadInput, match=r"its label_smoothing is not given \(this run's is 0\.1\); put the run's"):
+        reopen(tmp_path)
+
+
+def test_all_settings_that_differ_are_named(tmp_path: Path) -> None:
+    run(tmp_path / "mine", "method=fedprox", "method.mu=0.5", "lr_schedule=cosine")
+    run(tmp_path / "other", "seed=1", "lr=0.3")
+    shutil.copyfile(tmp_path / "other" / CHECKPOINT, tmp_path / "mine" / CHECKPOINT)
+    with pytest.raises(BadInput) as caught:
+        reopen(tmp_path / "mine")
+    differ = {
+        "lr": ("0.3", repr(RECIPE.lr)),
+        "lr_schedule": ("None", "'cosine'"),
+        "method": ("'fedavg'", "'fedprox'"),
+        "seed": ("1", "0"),
+        "method.mu": ("not given", "0.5"),
+    }
+    said = ", ".join(f"its {key} is {was} (this run's is {now})" for key, (was, now) in differ.items())
+    assert f" is of another run: {said}; put the run's own file back" in str(caught.value)
+
+
+def test_many_settings_that_differ_are_counted(tmp_path: Path) -> None:
+    run(tmp_path)
+    state, metadata = load_tree(tmp_path / CHECKPOINT)
+    others = [key for key, value in metadata[SETTINGS].items() if value is None]
+    metadata[SETTINGS] |= dict.fromkeys(others, "other")
+    save_tree(tmp_path / CHECKPOINT, state, metadata)
+    with pytest.raises(BadInput, match=rf"\), {len(others) - 8} more; put the run's own file back") as caught:
+        reopen(tmp_path)
+    assert str(caught.value).count("this run's is") == 8
 
 
 @pytest.mark.parametrize(("mine", "other"), [(["method.mu=0.5"], []), ([], ["method.mu=0.5"])])

@@ -13,6 +13,7 @@ from fedhead.experiment.run_files import ENVIRONMENT, damaged, no_record
 
 SETTINGS = "settings"  # the entry of a checkpoint's metadata
 _OBJECT = "own "  # before the name of what was given in Python, in contrast to a recipe's keys
+_MOST = 8  # settings that an error names
 _GIVEN = ("model.", "method.", _OBJECT)  # are there only where they were given, a recipe's other keys always
 
 
@@ -37,7 +38,8 @@ def settings(recipe: Recipe, objects: Mapping[str, str]) -> dict[str, Any]:
 def check(metadata: Mapping[str, Any], own: Mapping[str, Any], path: Path) -> None:
     """Refuse a checkpoint that is not of this run; one that was written before they named their run is not refused.
 
-    Keys that only one of two versions knows, as after one was added, renamed or removed, are not compared.
+    A key that only one of two versions knows was added, renamed or removed. One that this version has removed is not
+    compared; one that it has added must have its default value, unless it is a renamed one.
 
     Args:
         metadata: The checkpoint's.
@@ -45,16 +47,29 @@ def check(metadata: Mapping[str, Any], own: Mapping[str, Any], path: Path) -> No
         path: The checkpoint.
 
     Raises:
-        DamagedRun: With the first setting that differs.
+        DamagedRun: With the settings that differ.
     """
     stored = metadata.get(SETTINGS, {})
     if not isinstance(stored, dict):
         raise damaged(f"{path} is damaged: it does not name the settings of its run")
     if any(key.startswith(_OBJECT) for key in stored) and not (path.parent / ENVIRONMENT).exists():
         raise no_record(path.parent)
-    for key in [*stored, *own] if stored else []:
-        if (key not in stored or key not in own) and not key.startswith(_GIVEN):
-            continue  # a key that one of the two versions does not have
-        if json.dumps(stored.get(key)) != json.dumps(own.get(key)):
-            was, now = stored.get(key), own.get(key)
-            raise damaged(f"{path} is of another run: its {key} is {was!r}, this run's is {now!r}")
+    others = [key for key in dict.fromkeys([*stored, *own]) if _differs(key, stored, own)] if stored else []
+    if others:
+        said = [f"its {key} is {_value(key, stored)} (this run's is {_value(key, own)})" for key in others[:_MOST]]
+        more = [f"{len(others) - _MOST} more"] if len(others) > _MOST else []
+        raise damaged(f"{path} is of another run: {', '.join([*said, *more])}")
+
+
+def _differs(key: str, stored: Mapping[str, Any], own: Mapping[str, Any]) -> bool:
+    if key.startswith(_GIVEN) or (key in stored and key in own):
+        return json.dumps(stored.get(key)) != json.dumps(own.get(key))
+    if key in stored or key == "rounds":  # which are there for some schedules only, and these are compared
+        return False
+    removed = [value for name, value in stored.items() if name not in own and not name.startswith(_GIVEN)]
+    same = [json.dumps(value) for value in (Recipe().flat()[key], *removed)]
+    return json.dumps(own[key]) not in same
+
+
+def _value(key: str, found: Mapping[str, Any]) -> str:
+    return repr(found[key]) if key in found else "not given"
