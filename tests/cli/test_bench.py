@@ -27,6 +27,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(benchmark, "measure", measure)
     monkeypatch.setattr(benchmark, "plain_steps_per_s", lambda *_: 10.0)
     monkeypatch.setattr(benchmark, "copy_bandwidth", lambda *_: 1e9)
+    monkeypatch.setattr("torch.get_num_threads", lambda: 2)  # more of them have a note
 
 
 @pytest.mark.parametrize("executor", ["loop", "stack"])
@@ -43,6 +44,15 @@ def test_the_table_says_why_the_loop_has_fewer_clients(capsys: pytest.CaptureFix
     assert note.startswith("loop: its clients train one after another")
     assert f"{note}\n{more}" == LOOP_NOTE
     assert [row["clients"] for row in json.loads(results)] == [2, 10] * 2
+
+
+@pytest.mark.parametrize("threads", [1, 2, 16])
+def test_the_table_says_how_many_threads_the_loops_two_clients_use(
+    threads: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("torch.get_num_threads", lambda: threads)
+    assert call(BENCH) == 0
+    assert ("of 16 threads, 2 clients use 2" in capsys.readouterr().out) == (threads == 16)
 
 
 def test_each_row_is_shown_before_the_next_is_measured(
