@@ -131,14 +131,21 @@ def test_a_round_that_is_run_again_counts_once(threads: None, draws: bool, caplo
             vars(self)["count"] += 1
             vars(self)["all"].append(1)
             vars(self).setdefault("added", []).append(1)
+            vars(self)["set"].add(len(vars(self)["set"]))
+            vars(self)["tensor"].add_(1)
+            vars(self)["array"][0] += 1
+            vars(self)["by name"]["tensors"][0].add_(1)
             return super().finish(w, client)
 
-    method = Counting()
-    vars(method).update(count=0, all=[])
+    method, held = Counting(), set[int]()
+    vars(method).update(count=0, all=[], set=held, tensor=torch.zeros(()), array=np.zeros(1))
+    vars(method)["by name"] = {"tensors": (torch.zeros(()),)}
     with caplog.at_level(logging.INFO, "fedhead"):
         trained(method, Loop(), rounds=2)
     clients = 2 * sum(len(rows) > 0 for rows in federation().rows)
     assert vars(method)["count"] == len(vars(method)["all"]) == len(vars(method)["added"]) == clients
+    assert len(held) == vars(method)["array"][0] == clients
+    assert vars(method)["tensor"] == vars(method)["by name"]["tensors"][0] == clients
     assert caplog.text.count("clients train one after another") == draws
 
 

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import copy
 import queue
-from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any
 
 import torch
 
 from fedhead.algorithm.phase import Reply
 from fedhead.core import global_generators, random
 from fedhead.core.log import logger
-from fedhead.core.plain_values import is_plain
 from fedhead.executors.client_round import local_round
 from fedhead.executors.job import Executor, Job
 from fedhead.executors.program import Program, Vectorizer
+from fedhead.executors.undo import Undo
 
 
 class Loop(Executor):
@@ -28,8 +26,9 @@ class Loop(Executor):
 
     What users' code draws from the generators that everyone shares (`torch.rand(())` in a loss) is decided by the run's
     seed, the round and the client. Loops that run in parallel share these generators: where such a draw is seen, the
-    round is run again, from then on one client after another. What hooks have set or counted in the method's attributes
-    is undone before; what they have changed inside of other objects, such as a set or a file, is not.
+    round is run again, from then on one client after another. What hooks have changed in the attributes of the method
+    and the uploads is undone before, also inside of lists, dicts, sets, and tensors and arrays up to 16 MiB together;
+    what they have changed inside of other objects, such as a module or a file, is not.
 
     Args:
         seeded: Whether such draws are decided by the seed. A real site's are not: the server, which knows the seed,
@@ -52,7 +51,7 @@ class Loop(Executor):
             return self._run(program, job)
         if not self._draws:
             before = global_generators.states(device)
-            attributes = [(part, _attributes(part)) for part in (program.algorithm, *program.uploads)]
+            changes = [Undo(part) for part in (program.algorithm, *program.uploads)]
             replies = self._run(program, job)
             if global_generators.states(device) == before:
                 return replies
@@ -61,8 +60,8 @@ class Loop(Executor):
                 "%s or its model draws from a global generator: clients train one after another, seeded for each",
                 program.algorithm.name,
             )
-            for part, values in attributes:
-                _put_back(part, values)
+            for one in changes:
+                one.put_back()
         return self._run_seeded(program, job)
 
     def _run(self, program: Program, job: Job) -> list[Reply]:
@@ -101,18 +100,6 @@ class Loop(Executor):
                 return list(pool.map(run, range(len(job.clients))))
         finally:
             torch.set_num_threads(threads)  # the setting is shared by all threads
-
-
-def _attributes(part: object) -> dict[str, Any]:
-    """Return the attributes of a component, with copies of those that are lists or dicts of plain values."""
-    now = getattr(part, "__dict__", {})
-    return {name: copy.deepcopy(value) if is_plain(value) else value for name, value in now.items()}
-
-
-def _put_back(part: object, values: Mapping[str, Any]) -> None:
-    now = getattr(part, "__dict__", {})  # set there, since components are frozen
-    now.clear()
-    now.update(values)
 
 
 def _run_client(program: Program, job: Job, k: int) -> Reply:
