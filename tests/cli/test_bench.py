@@ -27,13 +27,13 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(benchmark, "measure", measure)
     monkeypatch.setattr(benchmark, "plain_steps_per_s", lambda *_: 10.0)
     monkeypatch.setattr(benchmark, "copy_bandwidth", lambda *_: 1e9)
-    monkeypatch.setattr("torch.get_num_threads", lambda: 2)  # more of them have a note
+    monkeypatch.setattr("torch.get_num_threads", lambda: 2)  # each has a client of the loop
 
 
 @pytest.mark.parametrize("executor", ["loop", "stack"])
 def test_each_workload_has_one_header(executor: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert call([*BENCH, "--executors", executor]) == 0
-    lines = capsys.readouterr().out.removesuffix(f"{LOOP_NOTE}\n").splitlines()
+    lines = capsys.readouterr().out.removesuffix(f"{LOOP_NOTE.format(2)}\n").splitlines()
     assert [line == HEADER for line in lines] == [True, False, False] * 2
 
 
@@ -42,17 +42,19 @@ def test_the_table_says_why_the_loop_has_fewer_clients(capsys: pytest.CaptureFix
     *table, note, more, results = capsys.readouterr().out.splitlines()
     assert [line.split()[2] for line in table if line != HEADER] == ["2", "10"] * 2  # the loop's and the stack's
     assert note.startswith("loop: its clients train one after another")
-    assert f"{note}\n{more}" == LOOP_NOTE
+    assert f"{note}\n{more}" == LOOP_NOTE.format(2)
     assert [row["clients"] for row in json.loads(results)] == [2, 10] * 2
 
 
-@pytest.mark.parametrize("threads", [1, 2, 16])
-def test_the_table_says_how_many_threads_the_loops_two_clients_use(
-    threads: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("threads", "clients"), [(1, 2), (2, 2), (16, 16)])
+def test_each_thread_has_a_client_of_the_loop(
+    threads: int, clients: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("torch.get_num_threads", lambda: threads)
-    assert call(BENCH) == 0
-    assert ("of 16 threads, 2 clients use 2" in capsys.readouterr().out) == (threads == 16)
+    assert call([*BENCH, "--json"]) == 0
+    *_, note, more, results = capsys.readouterr().out.splitlines()
+    assert f"{note}\n{more}" == LOOP_NOTE.format(clients)
+    assert [row["clients"] for row in json.loads(results) if row["executor"] == "loop"] == [clients] * 2
 
 
 def test_each_row_is_shown_before_the_next_is_measured(

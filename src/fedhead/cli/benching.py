@@ -20,13 +20,8 @@ HEADER = "{:32} {:>7} {:8} {:5} {:>9} {:>7} {:>6} {:>6} {:>7}".format(
     "workload", "clients", "executor", "prec.", "steps/s", "ratio", "floor", "GiB", "prep. s"
 )
 LOOP_NOTE = (
-    "loop: its clients train one after another, so steps/s does not depend on their number: the 1x is measured with 2\n"
-    "clients, or one of each architecture, and --executors loop with the first 2 of each architecture"
-)
-# Loop gives each client one thread where several train
-THREADS_NOTE = (
-    "on a CPU they train side by side, one thread each: of {threads} threads, 2 clients use 2, so that the loop's\n"
-    "steps/s of more clients may be higher than shown, and the ratios lower"
+    "loop: its clients train one after another, on a CPU one on each thread, so more of them do not change steps/s:\n"
+    "the 1x is measured with {0} clients, or one of each architecture, --executors loop with the first {0} of each"
 )
 
 
@@ -58,8 +53,6 @@ def bench(
       fedhead bench --workloads resnet20 --clients 10 --executors loop --device cpu
       fedhead bench --workloads fedetf --clients 20 --precisions bf16 --profile
     """
-    import torch
-
     from fedhead.executors import select
     from fedhead.experiment import benchmark
     from fedhead.models.precision import has_bf16
@@ -107,9 +100,7 @@ def bench(
         on_result=show,
         on_begin=lambda what: print(f"measuring {what}", file=sys.stderr, flush=True),
     )
-    print(LOOP_NOTE)
-    if where.type == "cpu" and (threads := torch.get_num_threads()) > 2:
-        print(THREADS_NOTE.format(threads=threads))
+    print(LOOP_NOTE.format(benchmark.loop_clients(where)))
     if as_json:
         print(json.dumps([asdict(result) for result in results]))
 

@@ -137,7 +137,7 @@ def bench(
 
     for name in workloads:
         workload = WORKLOADS[name]
-        few = max(2, len(workload.models))
+        few = max(loop_clients(where), len(workload.models))
         on_begin(describe(workload.name, few, "loop", "fp32"))
         base = measure(workload, few, "loop", "fp32", where, steps, repeats, bandwidth)
         if workload.plain:
@@ -147,6 +147,11 @@ def bench(
             on_begin(describe(workload.name, count, executor, precision))
             enter(measure(workload, count, executor, precision, where, steps, repeats, bandwidth), base)
     return results
+
+
+def loop_clients(where: torch.device) -> int:
+    """Return how many clients show the loop's speed: a GPU's train one after another, a CPU's one on each thread."""
+    return max(2, torch.get_num_threads()) if where.type == "cpu" else 2
 
 
 def describe(workload: str, clients: int, executor: str, precision: str) -> str:
@@ -199,8 +204,9 @@ def measure(
         torch.cuda.reset_peak_memory_stats()
     worker = executor if isinstance(executor, Executor) else select.by_name(executor, simulation, compile=True)
     cohort = simulation.holders
-    if worker.name == "loop":  # a few clients are enough: they train one after another
-        cohort = [k for k in cohort if simulation.assign[:k].count(simulation.assign[k]) < 2]
+    if worker.name == "loop":
+        few = loop_clients(where)
+        cohort = [k for k in cohort if simulation.assign[:k].count(simulation.assign[k]) < few]
 
     def train() -> Sequence[Sequence[Reply]]:
         return worker.run_all(simulation.jobs(simulation.method, simulation.server, simulation.states, cohort, 1))

@@ -36,7 +36,7 @@ def changed_cell(cell: Cell, row: Measurement) -> Cell | None:
 
 
 def _settings(overrides: str) -> list[str]:
-    """Return the settings of a row, `key=value` each; a value may hold others in brackets, as a callback's parameters."""
+    """Return the settings of a row, `key=value` each; a value may hold others in brackets, as a callback does."""
     settings: list[str] = []
     for text in re.split(r" (?=[\w.]+=)", overrides) if overrides else []:
         if settings and len(re.findall(r"[(\[{]", settings[-1])) > len(re.findall(r"[)\]}]", settings[-1])):
