@@ -8,7 +8,7 @@ import torch
 from fedhead.executors.stacked_rows import FEW, StackedRows
 
 
-@pytest.mark.parametrize("count", [0, 1, FEW, FEW + 1, 20])
+@pytest.mark.parametrize("count", [0, 1, FEW, FEW + 1, 20, 25])
 def test_rows_are_copied_and_the_others_stay(count: int) -> None:
     generator = torch.Generator().manual_seed(count)
     shapes = [(3, 2), (), (4,)]

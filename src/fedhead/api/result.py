@@ -106,7 +106,7 @@ class Result(RecordedResult):
     def states(self) -> dict[int, Tree]:
         """What each client that took part has kept."""
         kept = self.trained.states
-        return {} if kept is None else kept.kept
+        return {} if kept is None else dict(kept.kept)
 
     @property
     def weights(self) -> Weights | None:

@@ -45,6 +45,18 @@ class StackedTrees(Sequence[Tree]):
     def __getitem__(self, place: int | slice) -> Tree | list[Tree]:
         return self._trees[place]
 
+    def take(self, places: Sequence[int]) -> StackedTrees:
+        """Return some of the trees.
+
+        Args:
+            places: Their places among these.
+        """
+        return StackedTrees(self.stacked, [self.rows[place] for place in places])
+
+    def copied_rows(self) -> Tree:
+        """Return all trees stacked in their order, with their own memory."""
+        return self.stacked.map(self._selector())
+
     def under(self, name: str) -> StackedTrees:
         """Return the trees that these have under a name; a tensor becomes a tree with the one entry `value`."""
         found = self.stacked[name]
@@ -52,16 +64,19 @@ class StackedTrees(Sequence[Tree]):
 
     def map_rows(self, fn: Callable[[Tensor], Tensor]) -> Tree:
         """Apply a function to every tensor with the trees' rows in their order, as `torch.stack` makes it of them."""
-        every, places = list(range(len(self.rows))), dict[torch.device, Tensor]()
+        select, count = self._selector(), len(self.rows)
+        in_order = list(self.rows) == list(range(count))
+        return self.stacked.map(lambda t: fn(t.contiguous() if in_order and len(t) == count else select(t)))
 
-        def ordered(t: Tensor) -> Tensor:
-            if list(self.rows) == every and len(t) == len(every):
-                return t.contiguous()
+    def _selector(self) -> Callable[[Tensor], Tensor]:
+        places = dict[torch.device, Tensor]()
+
+        def select(t: Tensor) -> Tensor:
             if t.device not in places:
                 places[t.device] = to_device(self.rows, t.device)
             return t.index_select(0, places[t.device])
 
-        return self.stacked.map(lambda t: fn(ordered(t)))
+        return select
 
     @property
     def nbytes(self) -> int:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar
 
+from fedhead.core.stacked_trees import StackedTrees
 from fedhead.core.tree import Tree
+from fedhead.engine.kept_states import KeptStates
 
 
 class ClientStates:
@@ -15,10 +17,10 @@ class ClientStates:
 
     def __init__(self, initial: Callable[[int], Tree], kept: Mapping[int, Tree] | None = None):
         self._initial = initial
-        self._kept = dict(kept or {})
+        self._kept = KeptStates(kept)
 
     @property
-    def kept(self) -> dict[int, Tree]:
+    def kept(self) -> KeptStates:
         """The states of the clients that took part."""
         return self._kept
 
@@ -29,7 +31,16 @@ class ClientStates:
         # A row of a stack would keep the whole stack alive: a state owns its memory.
         self._kept[client] = state.clone()
 
-    def keep(self, clients: Sequence[int], rows: Sequence[Tree]) -> None:
+    def of(self, clients: Sequence[int]) -> Sequence[Tree]:
+        """Return the states of clients; those that lie in one stack are not taken apart.
+
+        Args:
+            clients: The clients' numbers.
+        """
+        stacked = self._kept.stacked(clients)
+        return [self[k] for k in clients] if stacked is None else stacked
+
+    def keep(self, clients: Sequence[int], rows: StackedTrees) -> None:
         """Replace the states of clients that were trained in one stack.
 
         Args:
@@ -37,12 +48,13 @@ class ClientStates:
             rows: What each keeps, as rows of the stack.
         """
         if self.shares_stacks and self._kept.keys() <= set(clients):
-            # All states there are: the stack is kept alive by its rows until the last of them is replaced.
-            self._kept.update(zip(clients, rows, strict=True))
+            self._kept.keep(clients, rows)
             return
         for client, state in zip(clients, rows, strict=True):
             self[client] = state
 
     def copy(self) -> ClientStates:
         """Return the same states, to be written to without touching these."""
-        return ClientStates(self._initial, self._kept)
+        other = ClientStates(self._initial)
+        other._kept = self._kept.copy()
+        return other

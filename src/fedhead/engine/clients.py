@@ -270,7 +270,7 @@ class Clients:
                     clients=clients,
                     broadcast=downlink.broadcast,
                     per_client=[downlink.per_client[k] for k in clients],
-                    states=[states[k] for k in clients],
+                    states=states.of(clients),
                     rows=[self.federation.rows[k] for k in clients],
                     counts=[self._counts_of[k] for k in clients],
                     schedules=schedules,

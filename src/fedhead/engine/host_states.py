@@ -17,6 +17,7 @@ from torch import Tensor
 from fedhead.core.packing import Buffers, pack, unpack
 from fedhead.core.tree import Tree
 from fedhead.engine.client_states import ClientStates
+from fedhead.engine.kept_states import KeptStates
 
 
 class HostStates(ClientStates):
@@ -39,7 +40,7 @@ class HostStates(ClientStates):
         self._prefetched: dict[int, Tree] = {}  # their states on the device
 
     @property
-    def kept(self) -> dict[int, Tree]:
+    def kept(self) -> KeptStates:
         """The states of the clients that took part, in the host's memory; waits until they are written."""
         self._copies.wait()
         return self._kept
@@ -86,7 +87,7 @@ class HostStates(ClientStates):
     def copy(self) -> HostStates:
         """Return the same states, to be written to without touching these."""
         other = HostStates(self._initial, self._copies.device)
-        other._kept, other._buffers = dict(self.kept), dict(self._buffers)
+        other._kept, other._buffers = self.kept.copy(), dict(self._buffers)
         return other
 
 

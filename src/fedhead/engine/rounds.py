@@ -49,7 +49,7 @@ class Kept:
 
     round: int
     server: Tree
-    clients: dict[int, Any]
+    clients: Mapping[int, Any]
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Snapshot:
 
     round: int
     server: Tree
-    clients: dict[int, Any]
+    clients: Mapping[int, Any]
     history: list[Row]
     memories: list[dict[str, Any]] = field(default_factory=list)
     kept: Kept | None = None
@@ -116,7 +116,7 @@ class FinishedRun(RunMetrics):
     @property
     def clients(self) -> dict[int, Any]:
         """What each client that took part has kept."""
-        return self.transport.states.kept  # type: ignore[no-any-return]  # the transport's states may be any
+        return dict(self.transport.states.kept)
 
     @property
     def weights(self) -> Weights | None:
@@ -211,10 +211,10 @@ def run(
             logger.info("round %d: steps are compiled from here on", number)
         server = attributes.held_in(transport.server)
         if KEEP in watching.after_round(row):
-            kept = Kept(number, server, dict(transport.states.kept))
+            kept = Kept(number, server, transport.states.kept.copy())
         stopped = row.get("stopped")
         # copies: whoever keeps the snapshot can resume from it after later rounds
-        now = (dict(transport.states.kept), list(history), copy.deepcopy(watching.memories), kept, stopped)
+        now = (transport.states.kept.copy(), list(history), copy.deepcopy(watching.memories), kept, stopped)
         snapshot = Snapshot(number, server, *now, transport.compiled_from)
         if on_round is not None and on_round(snapshot) is STOP:
             stopped = row.setdefault("stopped", "on_round")

@@ -63,7 +63,7 @@ class States(Protocol):
     """What the clients keep, as a transport holds it: the states themselves, or where they are stored."""
 
     @property
-    def kept(self) -> dict[int, Any]:
+    def kept(self) -> MutableMapping[int, Any]:
         """What each client that took part has kept."""
 
     def __setitem__(self, client: int, kept: Any, /) -> None: ...

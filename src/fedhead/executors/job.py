@@ -13,6 +13,7 @@ from fedhead.algorithm.client import ClientInputs
 from fedhead.algorithm.phase import Reply
 from fedhead.core.batching import BatchSchedule
 from fedhead.core.schema import Schema, schema
+from fedhead.core.stacked_trees import StackedTrees
 from fedhead.core.transfer import to_device
 from fedhead.core.tree import Tree
 from fedhead.data.allocation import Rows
@@ -53,7 +54,7 @@ class Job:
     clients: list[int]
     broadcast: Tree
     per_client: list[Tree]
-    states: list[Tree]
+    states: Sequence[Tree]
     rows: list[Rows]
     counts: list[Tensor]
     schedules: list[list[BatchSchedule]]
@@ -77,7 +78,7 @@ class Job:
         if places == list(range(len(self.clients))):
             return self
 
-        def select(items: list[T]) -> list[T]:
+        def select(items: Sequence[T]) -> list[T]:
             return [items[i] for i in places]
 
         tables = self.tables
@@ -85,7 +86,7 @@ class Job:
             self,
             clients=select(self.clients),
             per_client=select(self.per_client),
-            states=select(self.states),
+            states=self.states.take(places) if isinstance(self.states, StackedTrees) else select(self.states),
             rows=select(self.rows),
             counts=select(self.counts),
             schedules=select(self.schedules),
@@ -122,7 +123,10 @@ class Job:
 
     def stacked_inputs(self) -> ClientInputs:
         """Return the inputs of all clients, with a client axis."""
-        states = self._stack([self._on_device(state) for state in self.states], "holds")
+        if isinstance(self.states, StackedTrees):
+            states = self.states.copied_rows()
+        else:
+            states = self._stack([self._on_device(state) for state in self.states], "holds")
         received = self._stack(self.per_client, "receives")
         ahead = self._tables_in_order
         table = None if ahead is None else ahead.rows

@@ -13,6 +13,7 @@ from fedhead.algorithm.phase import Reply
 from fedhead.core.errors import BadInput
 from fedhead.core.finite import FiniteCheck
 from fedhead.core.log import warn_once
+from fedhead.core.stacked_trees import StackedTrees
 from fedhead.core.tree import Tree
 from fedhead.executors.client_round import local_round
 from fedhead.executors.graphs import Graphs
@@ -43,7 +44,8 @@ def _largest_for(job: Job) -> int:
     device = job.program.pool.device
     if device.type == "cpu":
         return largest(device)
-    one = job.broadcast.nbytes + job.per_client[0].nbytes + job.states[0].nbytes
+    state = job.states.take([0]) if isinstance(job.states, StackedTrees) else job.states[0]
+    one = job.broadcast.nbytes + job.per_client[0].nbytes + state.nbytes
     return max(largest(device), min(MAX_CLIENTS, MEMORY // max(COPIES * one, 1)))
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
 
+import torch
 from torch import Tensor
 
 from fedhead.core.foreach import copy_all
@@ -22,11 +22,12 @@ class StackedRows:
 
     def __init__(self, tensors: Sequence[Tensor]):
         self.tensors = list(tensors)
+        self._views: dict[int, list[Tensor]] = {}  # of single rows; to make those of all rows takes a host long
 
-    @cached_property
-    def _each(self) -> list[tuple[Tensor, ...]]:
-        """The tensors of each client."""
-        return list(zip(*(t.unbind() for t in self.tensors), strict=True))
+    def _row(self, row: int) -> list[Tensor]:
+        if row not in self._views:
+            self._views[row] = [t[row] for t in self.tensors]
+        return self._views[row]
 
     def copy(self, rows: Sequence[int], source: StackedRows, of: Sequence[int]) -> None:
         """Overwrite some rows of all tensors.
@@ -39,16 +40,17 @@ class StackedRows:
         if not self.tensors or not rows:
             return
         every = list(range(len(self.tensors[0])))
-        if list(rows) == list(of) == every and len(source.tensors[0]) == len(every):
+        pairs = sorted(zip(rows, of, strict=True))
+        rows, of = [row for row, _ in pairs], [other for _, other in pairs]
+        if rows == of == every and len(source.tensors[0]) == len(every):
             copy_all(zip(self.tensors, source.tensors, strict=True))
-            return
-        if len(rows) > FEW:
+        elif rows == every:
+            at = to_device(of, self.tensors[0].device)
+            for mine, theirs in zip(self.tensors, source.tensors, strict=True):
+                torch.index_select(theirs, 0, at, out=mine)
+        elif len(rows) > FEW:
             to, at = (to_device(places, self.tensors[0].device) for places in (rows, of))
             for mine, theirs in zip(self.tensors, source.tensors, strict=True):
                 mine.index_copy_(0, to, theirs.index_select(0, at))
-            return
-        copy_all(
-            pair
-            for row, other in zip(rows, of, strict=True)
-            for pair in zip(self._each[row], source._each[other], strict=True)
-        )
+        else:
+            copy_all(pair for row, other in pairs for pair in zip(self._row(row), source._row(other), strict=True))

@@ -1,0 +1,78 @@
+"""What clients have kept, by their numbers; what was trained in one stack is taken apart only when it is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+
+from fedhead.core.stacked_trees import StackedTrees
+from fedhead.core.tree import Tree
+
+
+class KeptStates(MutableMapping[int, Tree]):
+    """Client states, of which some may be rows of one stack.
+
+    A round of all clients begins with the stack that the last one ended with: to take it apart and put it together
+    again takes hundreds of operations, for which a GPU would wait.
+
+    Args:
+        states: States by client.
+    """
+
+    def __init__(self, states: Mapping[int, Tree] | None = None):
+        self._states: dict[int, Tree | int] = dict(states or {})  # a state, or its place in the stack
+        self._stack: StackedTrees | None = None
+        self._in_stack = 0  # states
+
+    def keep(self, clients: Sequence[int], rows: StackedTrees) -> None:
+        """Replace all states there are by rows of one stack, whose memory is held until the last of them is replaced.
+
+        Args:
+            clients: The clients' numbers, those of all states among them.
+            rows: The state of each.
+        """
+        self._states.update(zip(clients, range(len(clients)), strict=True))
+        self._stack, self._in_stack = rows, len(clients)
+
+    def stacked(self, clients: Sequence[int]) -> StackedTrees | None:
+        """Return the states of clients as they lie in one stack; None where they do not.
+
+        Args:
+            clients: The clients' numbers.
+        """
+        places = [place for k in clients if isinstance(place := self._states.get(k), int)]
+        return self._stack.take(places) if self._stack is not None and len(places) == len(clients) else None
+
+    def copy(self) -> KeptStates:
+        """Return the same states, to be replaced without touching these."""
+        other = KeptStates()
+        other._states, other._stack, other._in_stack = dict(self._states), self._stack, self._in_stack
+        return other
+
+    def __getitem__(self, client: int) -> Tree:
+        found = self._states[client]
+        if not isinstance(found, int):
+            return found
+        assert self._stack is not None, "a state has a place in it"
+        return self._stack[found]
+
+    def __setitem__(self, client: int, state: Tree) -> None:
+        self._leave_stack(client)
+        self._states[client] = state
+
+    def __delitem__(self, client: int) -> None:
+        self._leave_stack(client)
+        del self._states[client]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._states)
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+    def __contains__(self, client: object) -> bool:
+        return client in self._states
+
+    def _leave_stack(self, client: int) -> None:
+        self._in_stack -= isinstance(self._states.get(client), int)
+        if not self._in_stack:
+            self._stack = None
