@@ -12,6 +12,7 @@ from small import federation, network
 from fedhead.algorithm.task import LocalTraining
 from fedhead.core.errors import Diverged
 from fedhead.core.optimizers import SGD
+from fedhead.core.stacked_trees import StackedTrees
 from fedhead.core.tree import Tree, Weights
 from fedhead.core.tree_mean import tree_mean
 from fedhead.engine import joint_aggregation, rounds
@@ -42,6 +43,21 @@ def item(count: int, seed: int, size: int = 3) -> Weighted:
         return Tree(model=model)
 
     return Weighted([one() for _ in range(count)], [float(k + 1) for k in range(count)])
+
+
+def test_means_of_rows_of_one_stack_are_those_of_single_trees() -> None:
+    single = [item(3, seed) for seed in range(4)]
+    trees = [tree for one in single for tree in one.trees]
+    stacked = trees[0].map(lambda *rows: torch.stack(rows), *trees[1:])
+    rows = [[2, 0, 1], [3, 4, 5], [6, 7, 8], [11, 9, 10]]
+    whole = [Weighted(StackedTrees(stacked, own), one.weights) for own, one in zip(rows, single, strict=True)]
+    ordered = [Weighted([trees[row] for row in own], one.weights) for own, one in zip(rows, single, strict=True)]
+    for found, expected in zip(means(whole), means(ordered), strict=True):
+        assert found.leaves().keys() == expected.leaves().keys()
+        assert all(torch.equal(t, expected.leaves()[name]) for name, t in found.leaves().items())
+    mixed = means([whole[0], ordered[1], whole[2]])  # rows of a stack, and single trees
+    for found, expected in zip(mixed, means(ordered), strict=False):
+        assert all(torch.allclose(t, expected.leaves()[name]) for name, t in found.leaves().items())
 
 
 @pytest.mark.parametrize("memory", [joint_aggregation.MEMORY, 300])
@@ -97,7 +113,7 @@ def test_runs_whose_servers_compute_at_once_end_as_they_would_alone(monkeypatch:
 
     *found, last = run_together(Stack(), [trial(lr) for lr in rates], mix_numbers=True)
     assert last == "diverged"
-    assert calls[:3] == [("means", 2), ("finite", 2), ("tests", 2)]
+    assert calls[:3] == [("means", 3), ("finite", 3), ("tests", 2)]  # replies of one stack are checked after the mean
     assert calls.count(("tests", 2)) == 3  # two rounds and the stage
     for lr, mine in zip(rates, found, strict=False):
         assert isinstance(mine, FinishedRun)

@@ -15,6 +15,8 @@ from fedhead.core.tree import Tree
 from fedhead.engine.client_states import ClientStates
 from fedhead.engine.kept_states import KeptStates
 from fedhead.engine.rounds import Snapshot
+from fedhead.executors.joint.runs import run_together
+from fedhead.executors.stack import Stack
 
 
 def stack(first: float) -> StackedTrees:
@@ -47,6 +49,18 @@ def test_a_copy_stays_as_it_is() -> None:
     states[2] = Tree(m=torch.tensor(7.0))
     assert values(before) == {1: 2.0, 2: 0.0, 3: 1.0}
     assert values(states) == {1: 12.0, 2: 7.0, 3: 11.0}
+
+
+def test_what_is_kept_for_later_rounds_does_not_hold_the_stack_of_other_runs() -> None:
+    both = Tree(m=torch.arange(6.0))
+    states = KeptStates()
+    states.keep([1, 2, 3], StackedTrees(both, [4, 3, 5]))
+    kept = states.without_others()
+    assert values(kept) == values(states) == {1: 4.0, 2: 3.0, 3: 5.0}
+    assert kept[1]["m"].untyped_storage().nbytes() == 3 * 4
+    alone = KeptStates()
+    alone.keep([1, 2, 3], rows := stack(0.0))
+    assert alone.without_others()[1]["m"].untyped_storage().data_ptr() == rows.stacked["m"].untyped_storage().data_ptr()
 
 
 def test_the_memory_of_a_stack_is_released_with_its_last_state() -> None:
@@ -86,3 +100,20 @@ def test_rounds_of_all_clients_take_no_stack_apart(monkeypatch: pytest.MonkeyPat
             torch.testing.assert_close(snapshots[-1].clients[k].leaves()[name], value)
             torch.testing.assert_close(run.states[k].leaves()[name], value)
     assert taken_apart
+
+
+def test_rounds_of_joined_runs_take_no_stack_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = np.random.RandomState(0).rand(120, 6).astype("float32"), np.arange(120) % 3
+    federations = [fh.Federation.from_arrays(x, y, "dirichlet(1)", clients=4, seed=seed) for seed in (0, 1)]
+    settings = {"rounds": 3, "momentum": 0.9, "persistent_optimizer": True, "batch_size": 8}
+    single = [fh.run(fed, "mlp", fh.FedAvg(), executor="stack", **settings) for fed in federations]
+    taken_apart, unstack = list[int](), stacked_trees.unstack
+    monkeypatch.setattr(stacked_trees, "unstack", lambda tree, n: taken_apart.append(n) or unstack(tree, n))
+    runs = [lambda member, fed=fed: fh.run(fed, "mlp", fh.FedAvg(), executor=member, **settings) for fed in federations]
+    joined = run_together(Stack(), runs)
+    assert not taken_apart
+    for one, other in zip(single, joined, strict=True):
+        assert one.states.keys() == other.states.keys()
+        for k, state in one.states.items():
+            for name, value in state.leaves().items():
+                torch.testing.assert_close(other.states[k].leaves()[name], value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from fedhead.core.finite import all_finite
 from fedhead.core.schema import schema
+from fedhead.core.stacked_trees import StackedTrees
 from fedhead.core.tree import Tree, unstack
 from fedhead.core.tree_mean import tree_mean
 
@@ -19,20 +21,28 @@ MEMORY = 1 << 30  # bytes of the replies that are averaged at once
 class Weighted(NamedTuple):
     """Trees with their weights, which have a positive sum."""
 
-    trees: list[Tree]
+    trees: Sequence[Tree]
     weights: list[float]
 
     @property
     def nbytes(self) -> int:
         """Size of all tensors in bytes."""
-        return len(self.trees) * self.trees[0].nbytes
+        stack = self.trees
+        return stack.nbytes if isinstance(stack, StackedTrees) else len(stack) * stack[0].nbytes
+
+    @property
+    def form(self) -> tuple[Any, ...]:
+        """What trees that are averaged at once have in common: their number, names, shapes and types, and the stack."""
+        stack = self.trees
+        known = stack.schema() if isinstance(stack, StackedTrees) else schema(stack[0])
+        return len(stack), tuple(known.items()), id(stack.stacked) if isinstance(stack, StackedTrees) else None
 
 
 def means(items: list[Weighted]) -> list[Tree]:
     """Return the weighted mean of each item, up to rounding as `tree_mean` does."""
     groups: dict[Any, list[int]] = {}
     for place, item in enumerate(items):
-        groups.setdefault((len(item.trees), tuple(schema(item.trees[0]).items())), []).append(place)
+        groups.setdefault(item.form, []).append(place)
     found: dict[int, Tree] = {}
     for places in groups.values():
         size = max(1, MEMORY // max(items[places[0]].nbytes, 1))
@@ -48,16 +58,19 @@ def _means(items: list[Weighted]) -> list[Tree]:
     shares = torch.tensor([[w / math.fsum(item.weights) for w in item.weights] for item in items], dtype=torch.float64)
     on: dict[tuple[torch.dtype, torch.device], Tensor] = {}  # copied to a GPU only once
 
-    def average(*rows: Tensor) -> Tensor:
-        first = rows[0]
-        kind = (first.dtype, first.device)
+    def average(rows: Tensor) -> Tensor:
+        kind = (rows.dtype, rows.device)
         if kind not in on:
-            on[kind] = shares.to(device=first.device, dtype=first.dtype).unsqueeze(1)
-        stacked = torch.stack(rows).reshape(*shares.shape, first.numel())
-        return torch.bmm(on[kind], stacked).reshape(len(items), *first.shape)
+            on[kind] = shares.to(device=rows.device, dtype=rows.dtype).unsqueeze(1)
+        stacked = rows.reshape(*shares.shape, rows[0].numel())
+        return torch.bmm(on[kind], stacked).reshape(len(items), *rows.shape[1:])
 
+    stacks = [item.trees for item in items if isinstance(item.trees, StackedTrees)]
+    if stacks:  # one stack, see `form`
+        every = StackedTrees(stacks[0].stacked, [row for one in stacks for row in one.rows])
+        return unstack(every.map_rows(average), len(items))
     first, *others = [tree for item in items for tree in item.trees]
-    return unstack(first.map(average, *others), len(items))
+    return unstack(first.map(lambda *rows: average(torch.stack(rows)), *others), len(items))
 
 
 def finite(items: list[Tree]) -> list[bool]:

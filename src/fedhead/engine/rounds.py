@@ -30,6 +30,7 @@ from fedhead.engine import evaluation
 from fedhead.engine.callbacks import KEEP, STOP, Callback, CallbackList
 from fedhead.engine.compatibility import check_rounds
 from fedhead.engine.exchange import exchange
+from fedhead.engine.kept_states import KeptStates
 from fedhead.engine.metric_registry import NO_METRICS, Metric, measure_clients
 from fedhead.engine.metrics import Row, RunMetrics, StageResult
 from fedhead.engine.sampling import Cohort
@@ -211,7 +212,8 @@ def run(
             logger.info("round %d: steps are compiled from here on", number)
         server = attributes.held_in(transport.server)
         if KEEP in watching.after_round(row):
-            kept = Kept(number, server, transport.states.kept.copy())
+            held = transport.states.kept
+            kept = Kept(number, server, held.without_others() if isinstance(held, KeptStates) else held.copy())
         stopped = row.get("stopped")
         # copies: whoever keeps the snapshot can resume from it after later rounds
         now = (transport.states.kept.copy(), list(history), copy.deepcopy(watching.memories), kept, stopped)

@@ -167,7 +167,8 @@ class Simulation(Clients, Transport[ClientStates]):
             return executor.replies_finite
 
         if on_gpu:  # which is training meanwhile; a CPU has no time to spare
-            self.draw_ahead(self.cohort(round + 1) if goes_on else [], round + 1, in_whole_stacks(trained))
+            own_stacks = self._joined is None and in_whole_stacks(trained)  # others' tables are made with them
+            self.draw_ahead(self.cohort(round + 1) if goes_on else [], round + 1, own_stacks)
         for job, found in zip(jobs, trained, strict=True):
             if not isinstance(found, Sequence) or len(found) != len(job.clients):
                 what = f"{len(found)} replies" if isinstance(found, Sequence) else type(found).__name__
@@ -231,7 +232,7 @@ class Simulation(Clients, Transport[ClientStates]):
         """Return the weighted mean of what clients have sent in a round."""
         if self._joined is None or not math.fsum(weights) > 0:
             return super().mean(trees, weights, round)
-        return self.executor.compute_together(joint_aggregation.means, Weighted(list(trees), weights), round)
+        return self.executor.compute_together(joint_aggregation.means, Weighted(trees, weights), round)
 
     def finite(self, server: Tree, round: int) -> bool:
         """Return whether all numbers of the server's state after a round are finite."""

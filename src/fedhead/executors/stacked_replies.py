@@ -31,6 +31,14 @@ class StackedReplies(Sequence[Reply]):
         row = dict(zip(places, self.send.rows, strict=True))
         return StackedReplies(self.stacked, [row[place] for place in range(len(places))])
 
+    def take(self, places: Sequence[int]) -> StackedReplies:
+        """Return some of the replies.
+
+        Args:
+            places: Their places among these.
+        """
+        return StackedReplies(self.stacked, [self.send.rows[place] for place in places])
+
     @cached_property
     def _replies(self) -> list[Reply]:
         return [Reply(*each) for each in zip(self.send, self.keep, self.losses, strict=True)]

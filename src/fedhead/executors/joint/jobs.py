@@ -7,7 +7,7 @@ would in a single run. With `mix_numbers`, runs that differ in numbers such as t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,12 +19,14 @@ from fedhead.core.errors import first_line
 from fedhead.core.inputs import shape_of, tensors_of
 from fedhead.core.log import warn_once
 from fedhead.core.schema import schema
+from fedhead.core.stacked_trees import StackedTrees
 from fedhead.core.tree import Tree
 from fedhead.executors import numbers
 from fedhead.executors.job import Executor, Job
 from fedhead.executors.joint.task import ReadsTask, joint_task
 from fedhead.executors.program import Program
 from fedhead.executors.shared_work import SharedWork
+from fedhead.executors.stacked_replies import StackedReplies
 from fedhead.models.module_digest import computation_digest, settings_digest
 
 
@@ -48,7 +50,7 @@ class JointJobs:
         self._mixed: list[_Mixed] = []
         self._found = SharedWork()  # what was found out about programs, which keep their parts from round to round
 
-    def train(self, jobs: list[Job]) -> list[list[Reply] | Exception]:
+    def train(self, jobs: list[Job]) -> list[Sequence[Reply] | Exception]:
         """Return the replies of each job, or the error by which it failed; the others are trained as they are."""
         groups: list[list[int]] = []
         for index, job in enumerate(jobs):
@@ -70,22 +72,25 @@ class JointJobs:
                 return self._unmixed(jobs, error)
             return [error] if len(jobs) == 1 else self._apart(jobs, [[index] for index in range(len(jobs))])
         self.replies_finite = self.worker.replies_finite
-        replies: dict[int, list[Reply] | Exception] = {}
+        replies: dict[int, Sequence[Reply] | Exception] = {}
         for group, found in zip(groups, outcome, strict=True):
+            begin = 0
             for index in group:
-                count = len(jobs[index].clients)
-                replies[index], found = list(found[:count]), found[count:]
+                places = range(begin, begin := begin + len(jobs[index].clients))
+                replies[index] = (
+                    found.take(places) if isinstance(found, StackedReplies) else [found[place] for place in places]
+                )
         return [replies[index] for index in range(len(jobs))]
 
-    def _apart(self, jobs: list[Job], groups: list[list[int]]) -> list[list[Reply] | Exception]:
+    def _apart(self, jobs: list[Job], groups: list[list[int]]) -> list[Sequence[Reply] | Exception]:
         """Train one group of jobs after another."""
-        found: dict[int, list[Reply] | Exception] = {}
+        found: dict[int, Sequence[Reply] | Exception] = {}
         for group in groups:
             found |= zip(group, self.train([jobs[index] for index in group]), strict=True)
         self.replies_finite = False  # only those of the last group are known
         return [found[index] for index in range(len(jobs))]
 
-    def _unmixed(self, jobs: list[Job], error: Exception) -> list[list[Reply] | Exception]:
+    def _unmixed(self, jobs: list[Job], error: Exception) -> list[Sequence[Reply] | Exception]:
         """Train jobs that failed in one stack without sharing it, from now on if that is of use."""
         before, self._mixes, self._found = self._found, False, SharedWork()
         found = self.train(jobs)
@@ -175,13 +180,21 @@ def merge_jobs(jobs: list[Job]) -> Job:
         clients=list(range(sum(len(job.clients) for job in jobs))),
         broadcast=Tree(),
         per_client=[job.broadcast.replace(own) if own else job.broadcast for job in jobs for own in job.per_client],
-        states=[state for job in jobs for state in job.states],
+        states=_states(jobs),
         rows=[rows for job in jobs for rows in job.rows],
         counts=[counts for job in jobs for counts in job.counts],
         schedules=[schedule for job in jobs for schedule in job.schedules],
         compiled=any(asked) if asked else None,  # one stack is compiled or not: where runs differ, it is
         tables=None,
     )
+
+
+def _states(jobs: list[Job]) -> Sequence[Tree]:
+    """The states of the clients of all jobs, not taken apart where they are rows of one stack."""
+    stacks = [job.states for job in jobs if isinstance(job.states, StackedTrees)]
+    if len(stacks) == len(jobs) and all(one.stacked is stacks[0].stacked for one in stacks):
+        return StackedTrees(stacks[0].stacked, [row for one in stacks for row in one.rows])
+    return [state for job in jobs for state in job.states]
 
 
 def _parts(program: Program) -> tuple[object, ...]:

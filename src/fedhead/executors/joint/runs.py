@@ -20,6 +20,7 @@ from fedhead.core.tree import Tree
 from fedhead.executors.job import Executor, Job
 from fedhead.executors.joint.jobs import JointJobs
 from fedhead.executors.shared_work import SharedWork
+from fedhead.executors.stacked_replies import StackedReplies
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -41,7 +42,7 @@ class _Request:
 class _Trained:
     """The replies of a run's jobs."""
 
-    replies: list[list[Reply]]
+    replies: list[Sequence[Reply]]
     finite: bool  # whether all numbers of all runs are
 
 
@@ -147,7 +148,7 @@ class JointRuns:
     def _train(self, runs: list[list[Job]]) -> list[_Trained | Exception]:
         jobs = [job for own in runs for job in own]
         outcome = iter(self._jobs.train(jobs))
-        found: list[list[Reply]] = []
+        found: list[Sequence[Reply]] = []
         errors: dict[int, Exception] = {}
         for place, own in enumerate(runs):
             each = [next(outcome) for _ in own]
@@ -167,15 +168,22 @@ class JointRuns:
         ]
 
 
-def _losses_on_host(found: list[list[Reply]]) -> list[list[Reply]]:
+def _losses_on_host(found: list[Sequence[Reply]]) -> list[Sequence[Reply]]:
     """Return replies with the losses of their steps in the host's memory, where a GPU is waited for once for all."""
-    there = [reply.losses["train"] for replies in found for reply in replies if "train" in reply.losses]
-    if not there:
-        return found
-    values = iter(torch.stack(there).cpu().unbind())
+    whole = {id(one.stacked): one.stacked for one in found if isinstance(one, StackedReplies)}
+    copied = {key: stacked._replace(losses=stacked.losses.to("cpu")) for key, stacked in whole.items()}
+    single = [reply for one in found if not isinstance(one, StackedReplies) for reply in one]
+    there = [reply.losses["train"] for reply in single if "train" in reply.losses]
+    values = iter(torch.stack(there).cpu().unbind() if there else ())
+
+    def with_loss(reply: Reply) -> Reply:
+        return reply._replace(losses=Tree(train=next(values))) if "train" in reply.losses else reply
+
     return [
-        [reply._replace(losses=Tree(train=next(values))) if "train" in reply.losses else reply for reply in replies]
-        for replies in found
+        StackedReplies(copied[id(one.stacked)], one.send.rows)
+        if isinstance(one, StackedReplies)
+        else [with_loss(reply) for reply in one]
+        for one in found
     ]
 
 
@@ -233,9 +241,9 @@ class _Member(Executor):
 
     def run(self, job: Job) -> list[Reply]:
         """Return the replies in the order of the job's clients."""
-        return self.run_all([job])[0]
+        return list(self.run_all([job])[0])
 
-    def run_all(self, jobs: list[Job]) -> list[list[Reply]]:
+    def run_all(self, jobs: list[Job]) -> list[Sequence[Reply]]:
         """Return the replies of several jobs."""
         trained = self._joint_runs.run_all(self._number, jobs)
         self.preparing, self.compiled = self._joint_runs.worker.preparing, self._joint_runs.worker.compiled
