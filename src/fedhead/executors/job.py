@@ -148,8 +148,15 @@ class Job:
                 raise TypeError("dtypes differ")
             return torch.stack(each)
 
+        # runs that train together send each of their clients the same tree
+        distinct = list({id(tree): tree for tree in trees}.values())
         try:
-            return trees[0].map(rows, *trees[1:])
+            stacked = distinct[0].map(rows, *distinct[1:])
+            if len(distinct) == len(trees):
+                return stacked
+            place = {id(tree): k for k, tree in enumerate(distinct)}
+            each = to_device([place[id(tree)] for tree in trees], self.program.pool.device)
+            return stacked.map(lambda t: t.index_select(0, each))
         except (KeyError, RuntimeError, TypeError) as error:
             first = schema(trees[0])
             for client, other in zip(self.clients, map(schema, trees), strict=True):
