@@ -146,7 +146,7 @@ class _Given(NamedTuple):
 
 def _trained(folder: RunFolder, record: Record, given: _Given) -> TrainedState:
     """Open a folder's checkpoint; the data is not read yet, if the folder says what its samples look like."""
-    _, state = reopen.checkpoint_state(folder)
+    number, state = reopen.checkpoint_state(folder)
     begun = folder.environment()
     experiment = _experiment(folder, begun, given)
     assign = json.loads(begun.get("objects", {}).get("assign", "null"))
@@ -159,7 +159,7 @@ def _trained(folder: RunFolder, record: Record, given: _Given) -> TrainedState:
         else:
             objects.need(folder.path, {name: "" for name in begun.get("objects", {}) if name == "federation"})
             federation = experiment.federation(None if given.data is None else str(given.data))
-        return reopen.restored(folder, experiment, federation, state, given.device, assign)
+        return reopen.restored(folder, experiment, federation, state, number, given.device, assign)
 
     clients = _without_data(experiment, begun, record, assign, device) or with_data().clients
     server = clients.attributes.restore(state["server"].to(device))
@@ -173,7 +173,7 @@ def _trained(folder: RunFolder, record: Record, given: _Given) -> TrainedState:
         left = left.to(device)
         weights = algorithms[name].global_model(left, clients.task)
         stages[name] = StageResult(name, left, None, record.stage_rows.get(name, {}), weights)
-    return TrainedState(clients, server, states, stages, algorithms, functools.cache(with_data))
+    return TrainedState(clients, server, states, number, stages, algorithms, functools.cache(with_data))
 
 
 def _without_data(

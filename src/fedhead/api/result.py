@@ -87,7 +87,7 @@ class Result(RecordedResult):
         )
         algorithms = {stage.name: stage for stage in bind(experiment.stages, experiment.method)}
         trained = TrainedState(
-            clients, transport.server, transport.states, finished.stages, algorithms, lambda: transport
+            clients, transport.server, transport.states, transport.round, finished.stages, algorithms, lambda: transport
         )
         return cls(record, lambda: trained)
 

@@ -41,6 +41,7 @@ class TrainedState:
         clients: The clients; their data may be blank, where only models and predictions are asked for.
         server: The server's state after the last round.
         states: The clients' states; None where they stayed at their sites.
+        round: The round after which these are the states.
         stages: The results of the stages, by name.
         algorithms: The stages themselves, by name, on top of the method.
         with_data: Returns the trained federation with its data, for what has to be computed anew.
@@ -49,6 +50,7 @@ class TrainedState:
     clients: Clients
     server: Tree
     states: ClientStates | None
+    round: int
     stages: dict[str, StageResult]
     algorithms: dict[str, Stage]
     with_data: Callable[[], AnyTransport]
@@ -58,7 +60,7 @@ class TrainedState:
         if client is not None:
             self._check_client(client)
         if stage is None:
-            return StateAfter(self.clients, self.clients.method, self.server, self.states)
+            return StateAfter(self.clients, self.clients.method, self.server, self.states, self.round)
         if stage not in self.algorithms:
             raise (
                 unknown("stage", stage, self.algorithms)
@@ -70,7 +72,7 @@ class TrainedState:
             from fedhead.engine.rounds import run_stage
 
             found = self.stages[stage] = run_stage(self.with_data(), self.algorithms[stage])
-        return StateAfter(self.clients, self.algorithms[stage], found.server, found.states)
+        return StateAfter(self.clients, self.algorithms[stage], found.server, found.states, self.round)
 
     def _check_client(self, client: int) -> None:
         count = len(self.clients.assign)
@@ -88,6 +90,7 @@ class StateAfter:
     algorithm: Algorithm
     server: Tree
     states: ClientStates | None
+    round: int  # the last one
 
     def weights(self, client: int | None) -> Weights:
         """Return the global model, or the model that a client uses for itself.
@@ -137,7 +140,7 @@ class StateAfter:
         assert self.states is not None, "checked before"
         clients = self.clients
         downlink = make_downlink(self.algorithm, self.server, [client], clients.task_of)
-        (job,) = clients.work(self.algorithm, downlink, self.states, clients.task.rounds + 1, trains=False)
+        (job,) = clients.work(self.algorithm, downlink, self.states, self.round + 1, trains=False)
         return job.program.client(job.inputs(0))
 
 

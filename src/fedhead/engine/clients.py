@@ -249,6 +249,14 @@ class Clients:
         """The learning rate of a round, from 1."""
         return self.task.local.lr(round, self.task.rounds)
 
+    def stage_lr(self, round: int) -> float:
+        """The learning rate of a stage: decayed by the rounds before it, as if no more of them had been planned.
+
+        Args:
+            round: The stage's number, that of the round after those.
+        """
+        return self.task.local.lr(round, round - 1)
+
     # -- work -------------------------------------------------------------------------------------
     def program(self, algorithm: Algorithm, group: int) -> Program:
         """What the clients of one architecture do in an exchange."""
@@ -275,7 +283,7 @@ class Clients:
                     counts=[self._counts_of[k] for k in clients],
                     schedules=schedules,
                     public_rows=self._public_rows,
-                    lr=self.lr(round),
+                    lr=self.lr(round) if label == local_work.TRAIN else self.stage_lr(round),
                     round=round,
                     tables=tables,
                 )

@@ -187,7 +187,7 @@ def run(
     attributes = transport.clients.attributes
     if resume is not None:
         attributes.check_resumable(resume.server)
-        transport.restore(resume.server, resume.clients)
+        transport.restore(resume.server, resume.clients, resume.round)
         history, begin, kept, stopped = list(resume.history), resume.round, resume.kept, resume.stopped
         transport.compiled_from = resume.compiled_from
     transport.begin()
@@ -229,7 +229,7 @@ def run(
                 )
     if kept is not None and kept.round != number:
         transport.states.kept.clear()
-        transport.restore(kept.server, kept.clients)
+        transport.restore(kept.server, kept.clients, kept.round)
         confusion = None
     if stopped is not None and transport.delivers and not stages:  # the last round was not known to be the last
         transport.evaluate(method, transport.server, transport.states, number, deliver=True)
@@ -261,6 +261,7 @@ def train_round(
         number,
         lambda present: clients.draw_cohort(number, transport.sizes(present)),
     )
+    transport.round = number
     row |= record
     if evaluated:
         now = (transport.server, transport.states, number)
@@ -280,7 +281,10 @@ def _confusion(transport: AnyTransport) -> list[list[int]] | None:
 
 
 def run_stage(transport: AnyTransport, stage: Stage, metrics: Mapping[str, Metric] = NO_METRICS) -> StageResult:
-    """Carry out one stage on top of a trained federation, which stays as it is."""
+    """Carry out one stage on top of a trained federation, which stays as it is.
+
+    It has the number of the round after those that led to the present states, whether or not more were planned.
+    """
     clock, task = _Clock(transport), transport.clients.task
     stage = stage.after(transport.clients.method)
     transport.check(stage)
@@ -297,7 +301,7 @@ def run_stage(transport: AnyTransport, stage: Stage, metrics: Mapping[str, Metri
             row[what] = before[what] | row.get(what, {})
     for name, few in row.get("left_out", {}).items():
         transport.log(f"stage {stage.name}: {name} left out classes {few}, with fewer samples than its min_class_count")
-    row |= evaluate(transport, stage, server, states, task.rounds + 1, deliver=True, metrics=metrics, final=True)
+    row |= evaluate(transport, stage, server, states, transport.round + 1, deliver=True, metrics=metrics, final=True)
     row["seconds"] = clock.seconds()
     return StageResult(stage.name, server, states, row, stage.global_model(server, task))
 
@@ -312,8 +316,7 @@ def _say_what_is_not_robust(transport: AnyTransport, stage: Stage) -> None:
 def _stage_exchange(transport: AnyTransport, stage: Stage, server: Tree) -> tuple[Tree, Any, Row]:
     """One exchange with all clients that are present, on a copy of their states."""
     states = transport.states.copy()
-    number = transport.clients.task.rounds + 1
-    server, record = exchange(transport, stage, server, states, number, Cohort)
+    server, record = exchange(transport, stage, server, states, transport.round + 1, Cohort)
     return server, states, record
 
 

@@ -127,11 +127,11 @@ class Simulation(Clients, Transport[ClientStates]):
         self.executor = select.executor(self._wanted, self, compile=self._compile)
         self.padding_check.checked = None if self.executor.shared is None else self.executor.shared.checked_losses
 
-    def restore(self, server: Tree, kept: Mapping[int, Tree]) -> None:
+    def restore(self, server: Tree, kept: Mapping[int, Tree], round: int) -> None:
         """Go on from an earlier state, on this simulation's device."""
         here = isinstance(self.states, HostStates)
         clients = {k: state if here else state.to(self.device) for k, state in kept.items()}
-        super().restore(server.to(self.device), clients)
+        super().restore(server.to(self.device), clients, round)
 
     def present(self) -> list[int]:
         """Return the clients that hold data."""

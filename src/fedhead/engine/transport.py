@@ -83,6 +83,7 @@ class Transport(ABC, Generic[S]):
 
     server: Tree  # the server's present state
     states: S  # the clients' present states
+    round: int = 0  # after which server and clients have these states; 0: before the first one
     test: Pool | None  # the global test set
     keeps_states: bool = True  # whether the clients' states of an earlier round are still there
     delivers: bool = False  # whether clients on other machines store their final models
@@ -124,8 +125,9 @@ class Transport(ABC, Generic[S]):
     def begin(self) -> None:
         """Get ready for the first exchange, after all checks."""
 
-    def restore(self, server: Tree, kept: Mapping[int, Any]) -> None:
+    def restore(self, server: Tree, kept: Mapping[int, Any], round: int) -> None:
         """Go on from the state of the server and of the clients after an earlier round."""
+        self.round = round
         self.server = self.clients.attributes.restore(server)
         for client, state in kept.items():
             self.states[client] = state

@@ -10,6 +10,7 @@ from dataclasses import replace
 import torch
 
 from fedhead.algorithm.phase import Reply
+from fedhead.algorithm.stage import Stage
 from fedhead.core.errors import BadInput
 from fedhead.core.finite import FiniteCheck
 from fedhead.core.log import warn_once
@@ -144,7 +145,8 @@ class Stack(Executor):
         # with one optimizer per client a step over the whole stack is no faster, and writes more memory
         program = replace(job.program, in_place=on_cpu and bool(job.numbers))
         train = train_eagerly if on_cpu else self.graphs
-        self.graphs.begin_round(job.round, job.compiled)
+        if not isinstance(program.algorithm, Stage):  # the stage of one run may come within a round of another
+            self.graphs.begin_round(job.round, job.compiled)
         before = self.graphs.preparing
         # on a CPU whole stacks keep the numbers of earlier versions, to the last bit
         vectorizer = VmapVectorizer(None if on_cpu else [len(rows) for rows in job.rows])

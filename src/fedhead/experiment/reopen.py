@@ -118,7 +118,7 @@ def reopen(path: str | Path, data: str | Path | None = None, device: str = "auto
     folder, experiment = open_experiment(path)
     # analyses look into the extractor's layers, which kept features pass by
     experiment = replace(experiment, recipe=replace(experiment.recipe, cache_features=None))
-    simulation = restored(folder, experiment, experiment.federation(data), state, device)
+    simulation = restored(folder, experiment, experiment.federation(data), state, number, device)
     return Trained(folder.path, experiment, simulation, number)
 
 
@@ -127,6 +127,7 @@ def restored(
     experiment: Experiment,
     federation: Federation,
     state: Tree,
+    number: int,
     device: str,
     assign: Sequence[int] | None = None,
 ) -> Simulation:
@@ -137,13 +138,14 @@ def restored(
         experiment: What was run.
         federation: The clients' data, refused where it is not that of the run.
         state: The checkpoint's.
+        number: The round after which it was the state.
         device: Where to compute.
         assign: The number of each client's architecture.
     """
     begun = folder.environment()
     simulation = experiment.simulation(federation, select.device(device), begun.get("precision") == "bf16", assign)
     folder.partition.save(federation)  # refuses data that has changed since
-    simulation.restore(state["server"], {int(k): kept for k, kept in state["clients"].items()})
+    simulation.restore(state["server"], {int(k): kept for k, kept in state["clients"].items()}, number)
     return simulation.using(_executor(begun, simulation, folder.recipe.folders))
 
 

@@ -81,13 +81,13 @@ def train(simulation: Simulation, executor: Executor, first: int, last: int) -> 
 def store(simulation: Simulation, path: Path) -> None:
     """Write the states of server and clients to a file."""
     clients = Tree({str(k): state for k, state in simulation.states.kept.items()})
-    save_tree(path, Tree(server=simulation.server, clients=clients))
+    save_tree(path, Tree(server=simulation.server, clients=clients), {"round": simulation.round})
 
 
 def load(simulation: Simulation, path: Path) -> Simulation:
     """Give a simulation the states of a file."""
-    state, _ = load_tree(path)
-    simulation.server = state["server"]
+    state, metadata = load_tree(path)
+    simulation.server, simulation.round = state["server"], metadata["round"]
     for k, kept in state["clients"].items():
         simulation.states[int(k)] = kept
     return simulation
