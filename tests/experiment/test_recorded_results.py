@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import re
 import subprocess
 from functools import cache
 from pathlib import Path
@@ -11,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from fedhead.experiment import tables
-from fedhead.experiment.results import FILE, digest
-from fedhead.experiment.yaml_text import read_yaml
+from fedhead.experiment.recorded_cells import changed_cell
+from fedhead.experiment.results import FILE, Measurement, _read
 
 RESULTS = Path(__file__).parents[2] / "results"
 
@@ -23,27 +21,20 @@ def _cells(table: str) -> dict[str, tables.Cell]:
 
 
 @cache
-def _digest(table: str, name: str, overrides: str) -> str:
-    changes = dict(text.split("=", 1) for text in re.split(r" (?=[\w.]+=)", overrides) if text)
-    cell = _cells(table)[name].override({key: read_yaml(text, key) for key, text in changes.items()})
-    assert " ".join(cell.overrides) == overrides
-    return digest(cell)
-
-
-def _rows() -> list[dict[str, str]]:
-    with (RESULTS / FILE).open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
+def _rows() -> list[Measurement]:
+    return list(_read(RESULTS / FILE))
 
 
 def test_each_row_has_the_digest_of_its_cell_with_its_overrides() -> None:
-    rows = _rows()
-    assert {row["scale"] for row in rows} == {"full"}
+    rows = {(row.table, row.cell, row.overrides, row.digest): row for row in _rows()}
+    assert {row.scale for row in rows.values()} == {"full"}
     other = [
-        f"{row['table']}, {row['cell']} {row['overrides']}"
-        for row in rows
-        if row["digest"] != _digest(row["table"], row["cell"], row["overrides"])
+        f"{row.table}, {row.cell} {row.overrides}"
+        for row in rows.values()
+        if changed_cell(_cells(row.table)[row.cell], row) is None
     ]
     assert other == []
+    assert any("callbacks=" in row.overrides for row in rows.values())  # whose settings hold others in brackets
 
 
 def test_each_row_was_measured_by_a_commit_of_this_history_or_of_the_notes() -> None:
@@ -54,7 +45,7 @@ def test_each_row_was_measured_by_a_commit_of_this_history_or_of_the_notes() -> 
     if git("rev-parse", "--is-shallow-repository") != "false":
         pytest.skip("this is no clone with all of the history")
     history, notes = git("log", "--format=%H").split(), (RESULTS / "notes.md").read_text(encoding="utf-8")
-    named = {row["commit"] for row in _rows()}
+    named = {row.commit for row in _rows()}
     assert [
         one for one in sorted(named) if one not in notes and not any(full.startswith(one) for full in history)
     ] == []

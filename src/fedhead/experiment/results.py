@@ -78,12 +78,17 @@ def stage_recipe(cell: Cell, recipe: Recipe) -> Recipe:
 
 
 # What decides no result, or has its own column.
-NOT_IN_DIGEST = ("seed", "seeds", "partition_seed", "loggers", "evaluate_every")
+NOT_IN_DIGEST = ("seed", "seeds", "partition_seed", "loggers")
 
 
 def digest(cell: Cell) -> str:
-    """Return what identifies a result: a hash of `all_settings` that decide it, seed and split apart."""
-    keys = {k: v for k, v in all_settings(stage_recipe(cell, cell.recipe(0))).items() if k not in NOT_IN_DIGEST}
+    """Return what identifies a result: a hash of `all_settings` that decide it, seed and split apart.
+
+    Which rounds are evaluated decides a result only where callbacks stop a run, or keep a round, by what they see.
+    """
+    settings = all_settings(stage_recipe(cell, cell.recipe(0)))
+    left_out = NOT_IN_DIGEST if "callbacks" in settings else (*NOT_IN_DIGEST, "evaluate_every")
+    keys = {k: v for k, v in settings.items() if k not in left_out}
     keys |= {"figure": cell.value}  # not renamed: the digests of recorded rows were made with this key
     return hashlib.blake2b(json.dumps(keys, sort_keys=True, default=str).encode(), digest_size=6).hexdigest()
 
