@@ -68,8 +68,9 @@ def reproduce(
         results: A folder whose CSV file keeps each result; what it holds is not measured again.
         minutes: Begin no run that is not likely to end in this time.
         settings: Device, executor, precision and data folder.
-        together: Whether seeds and splits of a method train in one stack, each to its own single run's results;
-            None: on a GPU, where a stack is fastest.
+        together: Whether seeds and splits of a method train in one stack, each to its own single run's results up to
+            rounding, which a callback that compares losses may turn into another round; None: on a GPU, where a stack
+            is fastest.
         shard: Which part of how many to run, (3, 16) for the third of sixteen; None: all.
         claims: Which runs other processes have taken; None: no process runs this table beside this one.
         log: Called with a line about each run that begins.
