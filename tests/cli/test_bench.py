@@ -41,7 +41,7 @@ def test_the_table_says_why_the_loop_has_fewer_clients(capsys: pytest.CaptureFix
     assert call([*BENCH, "--clients", "10", "--json"]) == 0
     *table, note, more, results = capsys.readouterr().out.splitlines()
     assert [line.split()[2] for line in table if line != HEADER] == ["2", "10"] * 2  # the loop's and the stack's
-    assert note.startswith("loop: its clients train one after another")
+    assert note.startswith("loop: clients train one after another")
     assert f"{note}\n{more}" == LOOP_NOTE.format(2)
     assert [row["clients"] for row in json.loads(results)] == [2, 10] * 2
 

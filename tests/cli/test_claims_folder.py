@@ -20,8 +20,8 @@ from fedhead.cli.several_devices import on_each
 PROCESS = """
 import sys, time
 from pathlib import Path
-from fedhead.cli.claims_folder import claims_folder, in_use
-with in_use(Path(sys.argv[1])) if sys.argv[1:] else claims_folder() as folder:
+from fedhead.cli.claims_folder import claims_folder, mark_in_use
+with mark_in_use(Path(sys.argv[1])) if sys.argv[1:] else claims_folder() as folder:
     print(folder, flush=True)
     time.sleep(600)
 """

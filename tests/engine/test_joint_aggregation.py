@@ -55,6 +55,9 @@ def test_means_of_rows_of_one_stack_are_those_of_single_trees() -> None:
     for found, expected in zip(means(whole), means(ordered), strict=True):
         assert found.leaves().keys() == expected.leaves().keys()
         assert all(torch.equal(t, expected.leaves()[name]) for name, t in found.leaves().items())
+    assert len({one.form for one in whole}) == 1, "they are averaged at once"
+    bare = [Weighted(StackedTrees(Tree(s=torch.arange(4.0)), own).under("s"), [1.0, 3.0]) for own in ([0, 1], [2, 3])]
+    assert [float(found["value"]) for found in means(bare)] == [0.75, 2.75]
     mixed = means([whole[0], ordered[1], whole[2]])  # rows of a stack, and single trees
     for found, expected in zip(mixed, means(ordered), strict=False):
         assert all(torch.allclose(t, expected.leaves()[name]) for name, t in found.leaves().items())

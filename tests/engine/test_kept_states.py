@@ -55,12 +55,14 @@ def test_what_is_kept_for_later_rounds_does_not_hold_the_stack_of_other_runs() -
     both = Tree(m=torch.arange(6.0))
     states = KeptStates()
     states.keep([1, 2, 3], StackedTrees(both, [4, 3, 5]))
-    kept = states.without_others()
+    kept = states.copy()
+    kept.drop_other_rows()
     assert values(kept) == values(states) == {1: 4.0, 2: 3.0, 3: 5.0}
     assert kept[1]["m"].untyped_storage().nbytes() == 3 * 4
     alone = KeptStates()
     alone.keep([1, 2, 3], rows := stack(0.0))
-    assert alone.without_others()[1]["m"].untyped_storage().data_ptr() == rows.stacked["m"].untyped_storage().data_ptr()
+    alone.drop_other_rows()
+    assert alone[1]["m"].untyped_storage().data_ptr() == rows.stacked["m"].untyped_storage().data_ptr()
 
 
 def test_the_memory_of_a_stack_is_released_with_its_last_state() -> None:
@@ -114,6 +116,7 @@ def test_rounds_of_joined_runs_take_no_stack_apart(monkeypatch: pytest.MonkeyPat
     assert not taken_apart
     for one, other in zip(single, joined, strict=True):
         assert one.states.keys() == other.states.keys()
+        assert all(t.untyped_storage().nbytes() == t.nbytes * len(other.states) for t in other.states[0].tensors())
         for k, state in one.states.items():
             for name, value in state.leaves().items():
                 torch.testing.assert_close(other.states[k].leaves()[name], value)

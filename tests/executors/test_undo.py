@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from fedhead.executors.undo import MOST, Undo
+from fedhead.core.tree import Tree
+from fedhead.executors.undo import MAX_BYTES, Undo
 
 
 @pytest.mark.parametrize(
@@ -53,20 +54,25 @@ def test_attributes_that_were_set_added_or_deleted_are_put_back() -> None:
 def test_tensors_and_arrays_are_put_back_in_place() -> None:
     leaf, plain, array = torch.ones(2, requires_grad=True), torch.ones(2), np.ones(2)
     unchanged = torch.ones(2)
-    part = SimpleNamespace(leaf=leaf, inner=[plain, {"a": array}], unchanged=unchanged)
+    weight, held = torch.nn.Parameter(torch.ones(2)), torch.ones(2)
+    tree = Tree(held=held)
+    part = SimpleNamespace(leaf=leaf, inner=[plain, {"a": array}], unchanged=unchanged, weight=weight, tree=tree)
     put_back, version = Undo(part).put_back, unchanged._version
     with torch.no_grad():
         leaf.mul_(3)
     plain.mul_(3)
     array *= 3
+    weight.data.mul_(3)
+    held.detach().numpy()[:] = 3
     put_back()
     assert [*leaf.tolist(), *plain.tolist(), *array.tolist()] == [1.0] * 6
+    assert [*weight.tolist(), *held.tolist()] == [1.0] * 4
     assert part.leaf is leaf
     assert unchanged._version == version, "what has not changed does not count as changed"
 
 
 def test_what_has_no_room_or_can_t_be_written_is_left() -> None:
-    half = [torch.zeros(MOST // 8, dtype=torch.float32) for _ in range(3)]
+    half = [torch.zeros(MAX_BYTES // 8, dtype=torch.float32) for _ in range(3)]
     fixed = np.zeros(2)
     fixed.flags.writeable = False
     with torch.inference_mode():
@@ -86,3 +92,11 @@ def test_a_list_that_holds_itself_and_a_component_without_attributes() -> None:
     put_back()
     assert len(endless) == 2
     Undo(object()).put_back()
+
+
+def test_what_can_t_be_copied_or_put_back_stops_no_run() -> None:
+    grown, sparse = torch.zeros(2), torch.eye(2).to_sparse()
+    put_back = Undo(SimpleNamespace(grown=grown, sparse=sparse)).put_back
+    grown.resize_(3)
+    put_back()
+    assert grown.shape == (3,)

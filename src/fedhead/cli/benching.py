@@ -20,8 +20,8 @@ HEADER = "{:32} {:>7} {:8} {:5} {:>9} {:>7} {:>6} {:>6} {:>7}".format(
     "workload", "clients", "executor", "prec.", "steps/s", "ratio", "floor", "GiB", "prep. s"
 )
 LOOP_NOTE = (
-    "loop: its clients train one after another, on a CPU one on each thread, so more of them do not change steps/s:\n"
-    "the 1x is measured with {0} clients, or one of each architecture, --executors loop with the first {0} of each"
+    "loop: clients train one after another (on a CPU, one per thread), so more of them do not change steps/s: the 1x\n"
+    "has {0} clients, or one per architecture if these are more, and --executors loop the first {0} per architecture"
 )
 
 

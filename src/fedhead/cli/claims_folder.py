@@ -24,12 +24,12 @@ def claims_folder() -> Iterator[Path]:
     for left in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
         with suppress(OSError, BadInput):  # it is in use, or another command is removing it too
             _remove_unused(left)
-    with tempfile.TemporaryDirectory(prefix=_PREFIX) as made, in_use(Path(made)):
+    with tempfile.TemporaryDirectory(prefix=_PREFIX) as made, mark_in_use(Path(made)):
         yield Path(made)
 
 
 @contextmanager
-def in_use(folder: Path) -> Iterator[None]:
+def mark_in_use(folder: Path) -> Iterator[None]:
     """Keep other commands from removing a folder of claims while this process lives, however it ends."""
     with (folder / _LOCK).open("a") as lock:
         wait_for_writer(lock)

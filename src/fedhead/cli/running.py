@@ -147,11 +147,11 @@ def run(
 def _done(folders: Mapping[Path, Recipe]) -> tuple[int, list[int]]:
     """Return how many rounds runs have that train no more, and from which round each of the others goes on."""
     from fedhead.experiment.run_files import DamagedRun
-    from fedhead.experiment.run_folder import CONFIG, RunFolder
+    from fedhead.experiment.run_folder import RunFolder
 
     done, resumed = 0, list[int]()
     for path, recipe in folders.items():
-        if not (path / CONFIG).exists():
+        if not RunFolder.holds_run(path):
             continue
         try:
             folder = RunFolder.open(path)

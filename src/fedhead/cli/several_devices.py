@@ -15,7 +15,7 @@ from typing import Annotated
 
 import typer
 
-from fedhead.cli.claims_folder import claims_folder, in_use
+from fedhead.cli.claims_folder import claims_folder, mark_in_use
 from fedhead.cli.options import words
 from fedhead.cli.output import GOES_ON
 from fedhead.core.errors import BadInput, FedheadError
@@ -82,7 +82,7 @@ def on_each(names: Sequence[str], claims: Path | None) -> Iterator[tuple[Path | 
         if claims is None:
             yield None, []
             return
-        with _ending_with_parent(), in_use(claims):
+        with _ending_with_parent(), mark_in_use(claims):
             yield claims, []
         return
     command = [sys.executable, "-m", "fedhead.cli", *without_devices(sys.argv[1:])]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
+from operator import itemgetter
 from typing import overload
 
 import torch
@@ -32,7 +33,10 @@ class StackedTrees(Sequence[Tree]):
 
     @cached_property
     def _trees(self) -> list[Tree]:
-        each = unstack(self.stacked, max(self.rows, default=-1) + 1)
+        count = max(self.rows, default=-1) + 1
+        if 2 * len(self.rows) < count:  # of many runs' clients those of one
+            return [self.stacked.map(itemgetter(row)) for row in self.rows]
+        each = unstack(self.stacked, count)
         return [each[row] for row in self.rows]
 
     def __len__(self) -> int:

@@ -35,7 +35,8 @@ class Weighted(NamedTuple):
         """What trees that are averaged at once have in common: their number, names, shapes and types, and the stack."""
         stack = self.trees
         known = stack.schema() if isinstance(stack, StackedTrees) else schema(stack[0])
-        return len(stack), tuple(known.items()), id(stack.stacked) if isinstance(stack, StackedTrees) else None
+        tensors = tuple(map(id, stack.stacked.tensors())) if isinstance(stack, StackedTrees) else ()
+        return len(stack), tuple(known.items()), tensors
 
 
 def means(items: list[Weighted]) -> list[Tree]:

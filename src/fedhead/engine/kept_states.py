@@ -48,12 +48,10 @@ class KeptStates(MutableMapping[int, Tree]):
         other._states, other._stack, other._in_stack = dict(self._states), self._stack, self._in_stack
         return other
 
-    def without_others(self) -> KeptStates:
-        """Return a copy for later rounds: a stack of several runs is not held for the states of one."""
-        other = self.copy()
+    def drop_other_rows(self) -> None:
+        """Hold no more than these states, where they are rows of a stack of several runs."""
         if self._stack is not None and any(len(t) > len(self._stack) for t in self._stack.stacked.tensors()):
-            other._stack = StackedTrees(self._stack.copied_rows(), range(len(self._stack)))
-        return other
+            self._stack = StackedTrees(self._stack.copied_rows(), range(len(self._stack)))
 
     def __getitem__(self, client: int) -> Tree:
         found = self._states[client]

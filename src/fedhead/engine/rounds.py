@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -212,8 +212,7 @@ def run(
             logger.info("round %d: steps are compiled from here on", number)
         server = attributes.held_in(transport.server)
         if KEEP in watching.after_round(row):
-            held = transport.states.kept
-            kept = Kept(number, server, held.without_others() if isinstance(held, KeptStates) else held.copy())
+            kept = Kept(number, server, _only_own(transport.states.kept.copy()))
         stopped = row.get("stopped")
         # copies: whoever keeps the snapshot can resume from it after later rounds
         now = (transport.states.kept.copy(), list(history), copy.deepcopy(watching.memories), kept, stopped)
@@ -231,6 +230,7 @@ def run(
         transport.states.kept.clear()
         transport.restore(kept.server, kept.clients, kept.round)
         confusion = None
+    _only_own(transport.states.kept)
     if stopped is not None and transport.delivers and not stages:  # the last round was not known to be the last
         transport.evaluate(method, transport.server, transport.states, number, deliver=True)
     result = FinishedRun(transport, history, transport.name, last_rounds=last_rounds)
@@ -239,6 +239,13 @@ def run(
         result.stages[stage.name] = run_stage(transport, stage, metrics)
     result.preparing, result.compiled_from = transport.preparing, transport.compiled_from
     return result
+
+
+def _only_own(kept: MutableMapping[int, Any]) -> MutableMapping[int, Any]:
+    """What clients have kept, to be held while other runs, which may have trained in the same stack, go on."""
+    if isinstance(kept, KeptStates):
+        kept.drop_other_rows()
+    return kept
 
 
 def train_round(

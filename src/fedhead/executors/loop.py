@@ -27,7 +27,7 @@ class Loop(Executor):
     What users' code draws from the generators that everyone shares (`torch.rand(())` in a loss) is decided by the run's
     seed, the round and the client. Loops that run in parallel share these generators: where such a draw is seen, the
     round is run again, from then on one client after another. What hooks have changed in the attributes of the method
-    and the uploads is undone before, also inside of lists, dicts, sets, and tensors and arrays up to 16 MiB together;
+    and the uploads is undone before, also inside of lists, dicts, sets, and tensors and arrays up to 16 MiB of each;
     what they have changed inside of other objects, such as a module or a file, is not.
 
     Args:

@@ -13,7 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-MOST = 1 << 24  # bytes of tensors and arrays that are copied, in milliseconds; copies of more would slow every round
+from fedhead.core.tree import Tree
+
+MAX_BYTES = 1 << 24  # of a component's tensors and arrays, copied in milliseconds; more would slow every round
 _DICTS, _OTHERS = (dict, defaultdict, OrderedDict, Counter), (list, deque, set)
 
 
@@ -21,8 +23,8 @@ class Undo:
     """Puts a component's attributes back as they are when this is made.
 
     Lists, dicts, sets, tensors and arrays are put back in place, since others may hold them too; of tensors and arrays
-    those that have room in `MOST` bytes together. Other objects, such as modules, generators and files, are not looked
-    into.
+    those that have room in `MAX_BYTES` together. Other objects, such as modules, generators, files and sparse tensors,
+    are not looked into.
 
     Args:
         part: The component.
@@ -31,7 +33,7 @@ class Undo:
     def __init__(self, part: object):
         self._actions: list[Callable[[], object]] = []
         self._seen: set[int] = set()
-        self._room = MOST
+        self._room = MAX_BYTES
         self._collect(getattr(part, "__dict__", {}))
 
     def put_back(self) -> None:
@@ -41,17 +43,18 @@ class Undo:
 
     def _collect(self, value: Any) -> None:
         kind = type(value)
-        if kind in (*_DICTS, *_OTHERS, tuple):
+        if kind in (*_DICTS, *_OTHERS, tuple) or isinstance(value, Tree):
             if id(value) in self._seen:  # it may even hold itself
                 return
             self._seen.add(id(value))
-            if kind is not tuple:
+            if kind in (*_DICTS, *_OTHERS):
                 self._actions.append(partial(_refill, value, copy.copy(value)))
-            for one in value.values() if kind in _DICTS else value:
+            for one in value.values() if isinstance(value, dict) else value:
                 self._collect(one)
-        elif kind is Tensor and not value.is_inference() and self._has_room(value.nbytes):
+        elif isinstance(value, Tensor) and value.layout is torch.strided and not value.is_inference():
             with suppress(RuntimeError):  # it has escaped from a function of one client, and can't be read
-                self._actions.append(partial(_write, value, value.detach().clone(), value._version))
+                if self._has_room(value.nbytes):
+                    self._actions.append(partial(_write, value, value.detach().clone()))
         elif kind is np.ndarray and value.flags.writeable and self._has_room(value.nbytes):
             self._actions.append(partial(np.copyto, value, value.copy()))
 
@@ -66,7 +69,7 @@ def _refill(value: Any, held: Any) -> None:
     (value.update if hasattr(value, "update") else value.extend)(held)
 
 
-def _write(value: Tensor, held: Tensor, version: int) -> None:
-    if value._version != version:  # else writing would count as a change
-        with torch.no_grad():
+def _write(value: Tensor, held: Tensor) -> None:
+    with torch.no_grad(), suppress(RuntimeError):  # it may have got another size
+        if not torch.equal(value, held):  # else writing would count as a change
             value.copy_(held)

@@ -64,7 +64,7 @@ def check(metadata: Mapping[str, Any], own: Mapping[str, Any], path: Path) -> No
 def _differs(key: str, stored: Mapping[str, Any], own: Mapping[str, Any]) -> bool:
     if key.startswith(_GIVEN) or (key in stored and key in own):
         return json.dumps(stored.get(key)) != json.dumps(own.get(key))
-    if key in stored or key == "rounds":  # which are there for some schedules only, and these are compared
+    if key in stored or key == "rounds":  # rounds are stored only for schedules that need them: lr_schedule is compared
         return False
     removed = [value for name, value in stored.items() if name not in own and not name.startswith(_GIVEN)]
     same = [json.dumps(value) for value in (Recipe().flat()[key], *removed)]

@@ -39,7 +39,8 @@ def _settings(overrides: str) -> list[str]:
     """Return the settings of a row, `key=value` each; a value may hold others in brackets, as a callback does."""
     settings: list[str] = []
     for text in re.split(r" (?=[\w.]+=)", overrides) if overrides else []:
-        if settings and len(re.findall(r"[(\[{]", settings[-1])) > len(re.findall(r"[)\]}]", settings[-1])):
+        last = re.sub(r'"[^"]*"', "", settings[-1]) if settings else ""  # a bracket in quotes is a character
+        if len(re.findall(r"[(\[{]", last)) > len(re.findall(r"[)\]}]", last)):
             settings[-1] += f" {text}"
         else:
             settings.append(text)

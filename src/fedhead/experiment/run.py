@@ -173,7 +173,8 @@ def execute_together(
 ) -> list[Row]:
     """Run several recipes together, with their clients in one stack where they do the same work.
 
-    Each ends as it would alone, in its own folder, from which it can be resumed, alone or together again.
+    Each ends as it would alone, up to rounding, in its own folder, from which it can be resumed, alone or together
+    again.
     """
     refuse_apart(settings)
 

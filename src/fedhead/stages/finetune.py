@@ -37,9 +37,9 @@ class FineTune(Stage):
     This is the one rule by which FedETF's experiments measure personal accuracy for all methods; the global model
     stays as it is. Clients that never took part are tuned too.
 
-    The learning rate is that of the round after the last (of a run that stopped early, after the one where it stopped),
-    with the run's decay, of which 0.99 a round leaves 13 % after 200 rounds. `full_lr` begins again
-    with the rate of the first round.
+    The learning rate is that of the round after the one whose models are tuned: the last, the one where a callback
+    stopped the run, or the one that was kept. The run's decay counts, of which 0.99 a round leaves 13 % after 200
+    rounds; `full_lr` begins again with the rate of the first round.
     """
 
     full_lr: bool = dataclasses.field(default=False, kw_only=True)  # the run's first learning rate, without its decay
