@@ -97,9 +97,10 @@ def test_the_public_codes_readings_are_variants() -> None:
     assert [m.features for m in Experiment.from_recipe(cnn.recipe(0)).models] == [512]
     for name in ("fedclassavg/table2", "fedclassavg/table3"):
         table = tables.load(name)
-        stopped, *_ = table.varied(table.cells("small"), ["early-stopping"])
-        watching = [EarlyStopping("personal_loss", patience=100), BestModel("personal_loss")]
-        assert list(Experiment.from_recipe(stopped.recipe(0)).callbacks) == watching
+        for scale, patience in (("full", 100), ("small", 3)):
+            stopped, *_ = table.varied(table.cells(scale), ["early-stopping"])
+            watching = [EarlyStopping("personal_loss", patience=patience), BestModel("personal_loss")]
+            assert list(Experiment.from_recipe(stopped.recipe(0)).callbacks) == watching
         taught, *_ = table.varied(table.cells("small"), ["ktpfl-code"])
         assert taught.recipe(0).batch_size == 128
         assert Experiment.from_recipe(taught.recipe(0)).method == KTpFL(

@@ -34,9 +34,8 @@ def check_layers(name: str, content: Mapping[str, Any], known: Set[str]) -> None
         refuse_unknown(f"{name}, a rule", rule, known | {"when"})
     variants = content.get("variants", {})
     for variant, layer in variants.items():
-        refuse_unknown(
-            f"{name}, variant {variant}", layer, {"all_of"} if "all_of" in layer else {"when", "set", "stage"}
-        )
+        keys = {"all_of"} if "all_of" in layer else {"when", "set", "small", "stage"}
+        refuse_unknown(f"{name}, variant {variant}", layer, keys)
         for part in layer.get("all_of", []):
             if "all_of" in variants.get(part, {"all_of": None}):
                 raise unknown(f"variant in {name}, variant {variant}", part, [v for v in variants if v != variant])

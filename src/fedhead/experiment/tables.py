@@ -27,6 +27,7 @@ A table is a YAML file, recipes/<paper>/<table>.yaml:
     skip: [{data: [cinic10], stage: [ccvr]}]            combinations that the table does not have
     variants:                        other readings of the paper, measured with --variants NAME
       tukey-none: {when: {stage: ccvr}, set: {stage.ccvr.tukey: none}}
+      longer: {set: {rounds: 200}, small: {rounds: 10}}                     at --scale small its `small` comes last
       extra-epoch: {when: {method: fedavg}, stage: finetune}                the result after another stage
       public-code: {all_of: [tukey-none, extra-epoch]}                      several at once, where each concerns a cell
 
@@ -82,6 +83,7 @@ class Cell:
     priority: int = LOWEST_PRIORITY
     overrides: Sequence[str] = ()  # key=value, what was changed of the table's own settings
     folders: Sequence[Path] = ()  # where files that it names (`method: file.py:Name`) are looked for
+    scale: Scale = "full"
 
     def recipe(self, seed: int, split: int | None = None) -> Recipe:
         """Return the training behind the cell.
@@ -160,7 +162,7 @@ class Table:
         return [cell for cell in every if any(picks(cell, text) for text in pick)]
 
     def variants(self) -> dict[str, Mapping[str, Any]]:
-        """Other readings of the paper, by name: the cells (`when`), their `set` and `stage`; or several (`all_of`)."""
+        """Other readings of the paper by name: which cells (`when`), `set`, `small`, `stage`; or several (`all_of`)."""
         return dict(self.content.get("variants", {}))
 
     def varied(self, cells: Sequence[Cell], names: Sequence[str]) -> list[Cell]:
@@ -241,6 +243,7 @@ class Table:
             seeds=list(range(seeds)) if isinstance(seeds, int) else [int(seed) for seed in seeds],
             priority=int(last.get("priority", LOWEST_PRIORITY)),
             folders=self.folders,
+            scale=scale,
         )
 
 
@@ -251,7 +254,8 @@ def _matches(when: Mapping[str, Any], choices: Mapping[str, str]) -> bool:
 def _as_in(cell: Cell, variant: Mapping[str, Any]) -> Cell:
     """Return a cell as a variant has it."""
     ending = cell.end_in(variant["stage"]) if "stage" in variant else cell
-    return ending.override(variant.get("set", {}))
+    small = variant.get("small", {}) if cell.scale == "small" else {}
+    return ending.override({**variant.get("set", {}), **small})
 
 
 def overlay(keys: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
