@@ -47,6 +47,22 @@ def test_a_row_is_added_in_the_order_of_the_columns_that_the_file_has(tmp_path: 
     assert list(Results(tmp_path)) == [ROW]
 
 
+@pytest.mark.parametrize("quote", ["", '"'])
+def test_a_file_that_a_spreadsheet_has_written_is_read_and_continued(quote: str, tmp_path: Path) -> None:
+    Results(tmp_path).add(ROW)
+    header, _, row = (tmp_path / FILE).read_text().partition("\n")
+    header = ",".join(f"{quote}{name}{quote}" for name in header.split(","))
+    (tmp_path / FILE).write_text(f"\ufeff{header}\r\n{row[:-1]}\r\n", encoding="utf-8", newline="")
+    found, other = Results(tmp_path), replace(ROW, seed=1)
+    assert list(found) == [ROW]
+    found.add(other)
+    assert list(Results(tmp_path)) == [ROW, other]
+    with (tmp_path / FILE).open("ab") as file:
+        file.write(b'ccvr/table2,"cut')
+    found.add(replace(ROW, seed=2))  # the cut row is removed: its place is counted with the mark
+    assert list(Results(tmp_path)) == [ROW, other, replace(ROW, seed=2)]
+
+
 def test_a_file_that_a_killed_process_left_empty_holds_no_rows(tmp_path: Path) -> None:
     (tmp_path / FILE).touch()
     found = Results(tmp_path)

@@ -23,9 +23,16 @@ class CsvRow:
     fields: list[str] | None
 
 
+_BOM = "\ufeff"  # the byte-order mark with which spreadsheets begin a file
+
+
 def header_of(text: str) -> list[str]:
-    """Return the fields of a text's first line."""
-    return next(csv.reader([text.partition("\n")[0]]), [])
+    """Return the fields of a text's first line; a byte-order mark is no part of the first one.
+
+    >>> header_of("\ufefftable,cell\n")
+    ['table', 'cell']
+    """
+    return next(csv.reader([text.removeprefix(_BOM).partition("\n")[0]]), [])
 
 
 def rows_of(text: str) -> Iterator[CsvRow]:
