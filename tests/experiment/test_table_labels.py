@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,9 @@ from tiny_table import CPU, tiny
 from fedhead.data.datasets import DATASETS
 from fedhead.experiment import tables
 from fedhead.experiment.cell_names import name_cells
+from fedhead.experiment.recipe import Recipe, assignment
 from fedhead.experiment.reproduce import reproduce
+from fedhead.experiment.results import digest
 
 
 @pytest.mark.parametrize("name", tables.names())
@@ -39,3 +42,17 @@ def test_many_cells_of_several_tables_and_what_was_changed() -> None:
         f"fedetf/figure6 {'/'.join(names[:3])}/… {len(names) - 3} more; paper/tiny mild fedprox before method.mu=0.5"
     )
     assert len(names) > 4
+
+
+@pytest.mark.parametrize("comma", [",", ", ", " ,  "])
+def test_a_list_of_calls_is_recorded_alike_whether_quoted_or_not(comma: str) -> None:
+    (cell,) = tiny().cells(pick=["mild fedprox before"])
+    call = f"early_stopping(metric=loss{comma}patience=3)"
+    found = [
+        cell.override(dict([assignment(text)]))
+        for text in (f"callbacks=[{call}, best_model]", f'callbacks=["{call}", best_model]')
+    ]
+    plain = '["early_stopping(metric=loss, patience=3)", "best_model"]'
+    assert [list(one.overrides) for one in found] == [[f"callbacks={plain}"]] * 2
+    assert digest(found[0]) == digest(found[1]) == digest(cell.override({"callbacks": json.loads(plain)}))
+    assert Recipe(callbacks=(call,)) == Recipe(callbacks=("early_stopping(metric=loss, patience=3)",))

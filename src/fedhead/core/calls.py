@@ -142,6 +142,15 @@ def rejoin(items: list[Any]) -> list[Any]:
     return found
 
 
+def spaced(text: str) -> str:
+    """Return a call with one space after each comma that is not in quotes, so that one call has one spelling.
+
+    >>> spaced("f(1,a=2,  b=',')")
+    "f(1, a=2, b=',')"
+    """
+    return re.sub(r"""('[^']*'|"[^"]*")|\s*,\s*""", lambda found: found[1] or ", ", text)
+
+
 class _Unreadable(Exception):
     """The text is not of the form that it must have."""
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from fedhead.core import html
-from fedhead.core.calls import Call, read_call, rejoin
+from fedhead.core.calls import Call, read_call, rejoin, spaced
 from fedhead.core.errors import BadInput, Unreadable, unknown
 from fedhead.core.parameters import check_fields
 from fedhead.core.ranges import Above, AtLeast, AtMost, Below
@@ -115,6 +115,8 @@ class Recipe:
     def __post_init__(self) -> None:
         """Check every value, and bring it to its field's type."""
         check_fields(self)
+        for key in _CALLS:
+            object.__setattr__(self, key, _alike(getattr(self, key)))
         if self.last_rounds > max(self.rounds, 1):
             raise BadInput(
                 f"last_rounds: {self.last_rounds} is out of range, it must be at most the {self.rounds} rounds"
@@ -320,8 +322,19 @@ def assignment(text: str) -> tuple[str, Any]:
 
     >>> assignment("method.mu=1e-3")
     ('method.mu', 0.001)
+    >>> assignment("callbacks=[early_stopping(metric=loss, patience=3), best_model]")
+    ('callbacks', ['early_stopping(metric=loss, patience=3)', 'best_model'])
     """
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
         raise BadInput(f"{text!r} is no assignment: write key=value, for example rounds=10")
-    return key.strip(), read_yaml(value, key.strip())
+    key = key.strip()
+    found = read_yaml(value, key)
+    return key, _alike(rejoin(found)) if key in _CALLS and isinstance(found, list) else found
+
+
+def _alike(calls: Any) -> Any:
+    """Return a list of calls with each spaced alike: what decides a run is what they mean."""
+    if not isinstance(calls, list | tuple):
+        return calls
+    return type(calls)(spaced(one) if isinstance(one, str) else one for one in calls)
