@@ -14,9 +14,10 @@ from fedhead.cli import call
 from fedhead.core.errors import BadInput
 from fedhead.data.partition_registry import parse as parse_partition
 from fedhead.experiment import tables, time_budget, training_groups
+from fedhead.experiment.draws import drawn_seeds
 from fedhead.experiment.measure import Measured
 from fedhead.experiment.recipe import Recipe
-from fedhead.experiment.reproduce import drawn_seeds, reproduce, reproduce_next
+from fedhead.experiment.reproduce import reproduce, reproduce_next
 from fedhead.experiment.tables import Table
 
 
@@ -133,10 +134,30 @@ def test_next_leaves_out_data_that_is_not_there_and_goes_on_after_failures(
     names = [f"there mild {method} before/ccvr, seed 0" for method in ("fedavg", "fedprox")]
     assert measured == Measured(2, dict.fromkeys(names, "something is wrong with it"))
     assert said[0] == "cifar10 is not there: its cells are left out"
+    assert not [text for text in said if "the time is up" in text]
     assert {r["cell"].split()[0] for r in rows(tmp_path)} == {"hard"}
     _use(monkeypatch, absent=absent)
     with pytest.raises(BadInput, match=r"nothing could be measured: the data sets of what .* are not in .*no-data;"):
         reproduce_next(tmp_path / "runs", tmp_path / "none", 10, seeds=1, settings=settings)
+
+
+def test_next_says_that_the_time_is_up_when_it_begins_no_more_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _use(monkeypatch, one=tiny())  # FedProx has a later priority
+
+    def only_fedprox(self: time_budget.TimeBudget, recipes: list[Recipe]) -> int:
+        return len(recipes) if recipes[0].method == "fedprox" else 0
+
+    monkeypatch.setattr(time_budget.TimeBudget, "how_many_fit", only_fedprox)
+    said: list[str] = []
+    measured = reproduce_next(tmp_path / "runs", tmp_path, 10, seeds=1, settings=CPU, log=said.append)
+    assert measured == Measured(2, {})
+    assert [text.partition(":")[0] for text in said[:-1]] == [
+        "[1/2] digits dirichlet(0.5) fedprox seed 0",
+        "[2/2] digits dirichlet(0.1) fedprox seed 4",
+    ]
+    assert said[-1] == "the time is up: 2 of 4 runs are left"
 
 
 def test_the_command_names_what_failed_after_the_others_are_done(

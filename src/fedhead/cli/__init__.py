@@ -52,6 +52,7 @@ def call(arguments: Sequence[str]) -> int:
         interrupted, 143 terminated.
     """
     try:
+        _refuse_empty(arguments)
         with _log_lines():
             code = app(list(arguments) or ["--help"], prog_name="fedhead", standalone_mode=False)
         sys.stdout.flush()
@@ -83,6 +84,17 @@ def call(arguments: Sequence[str]) -> int:
         if where is None or os.environ.get("FEDHEAD_TRACEBACK"):
             raise
         return _fail(f"{where}: {first_line(error)}; set FEDHEAD_TRACEBACK=1 to see the whole traceback", 1)
+
+
+def _refuse_empty(arguments: Sequence[str]) -> None:
+    """Refuse empty words, as a shell makes of a variable that is not set: as a path they mean the working directory."""
+    for before, word in zip(["", *arguments], arguments, strict=False):
+        option, equals, value = word.partition("=")
+        if equals and option.startswith("--") and not value.strip():
+            raise BadInput(f"{option} {value!r}: the value is empty; give one, or leave the option out")
+        if not word.strip():
+            empty = f"{before} {word!r}: the value is empty; give one, or leave the option out"
+            raise BadInput(empty if before.startswith("-") else f"{word!r}: the argument is empty; leave it out")
 
 
 def main() -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedhead.core.errors import FedheadError, machine_fault
 from fedhead.core.process import raising_on_term
+from fedhead.experiment.writable import Unwritable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -101,6 +102,8 @@ def resumable() -> Iterator[None]:
     try:
         with interruptible(lambda: f"stopped; {GOES_ON}"):
             yield
+    except Unwritable:  # says itself what to do: another command, with another folder
+        raise
     except Exception as error:  # the disk may be full anywhere; what is no fault of the machine is raised again
         if (fault := machine_fault(error)) is None:
             raise

@@ -48,11 +48,13 @@ class Scale(StrEnum):
 
 @app.command()
 def reproduce(
+    context: typer.Context,
     table: Annotated[str | None, typer.Argument(metavar="[PAPER/TABLE]", help="Which table; none: list them.")] = None,
     assignments: Assignments = None,
     cells: Annotated[str, typer.Option(help="Only cells whose name holds one of these texts (comma-separated).")] = "",
     seeds: Annotated[
-        str | None, typer.Option(help="How many of the paper's seeds (3), or which (7,8,9). [default: all]")
+        str | None,
+        typer.Option(help="How many seeds (3), from the paper's on, or which (7,8,9). [default: the paper's]"),
     ] = None,
     splits: Annotated[
         str | None, typer.Option(help="How many partitions (3), or their seeds (0,1,2). [default: the table's]")
@@ -111,6 +113,7 @@ def reproduce(
     if summary:
         from fedhead.report.results_page import write
 
+        _refuse_beside_summary(context)
         print(f"written: {write(_required(results, '--summary'))}")
         return
     if minutes is not None:
@@ -155,6 +158,7 @@ def reproduce(
                 f"{option} {text!r}: there is no text between the commas; leave the option out for all cells"
             )
     from fedhead.experiment.claims import Claims
+    from fedhead.experiment.draws import added_seeds
     from fedhead.experiment.recipe import assignment
     from fedhead.experiment.reproduce import check_folders, plan
     from fedhead.experiment.reproduce import reproduce as run_table
@@ -177,6 +181,8 @@ def reproduce(
     if dry_run or names:
         listed, planned = plan(found, **options)  # refuses what a run would
     if dry_run:
+        if more := added_seeds(listed, how_many):
+            _log(more)
         lines = [" ".join([cell.name, *cell.overrides]) for cell in listed]
         print(json.dumps([_describe(cell) for cell in listed]) if as_json else "\n".join(lines))
         return
@@ -204,6 +210,19 @@ def reproduce(
 
 def _log(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
+
+
+def _refuse_beside_summary(context: typer.Context) -> None:
+    """Refuse whatever else is given with --summary, which runs nothing: it would have no effect."""
+    others = list[str]()
+    for one in context.command.params:
+        source = context.get_parameter_source(one.name or "")
+        if one.name not in ("summary", "results") and source is not None and source.name == "COMMANDLINE":
+            given = context.params[one.name or ""]
+            words = [one.opts[0]] if one.param_type_name == "option" else [given] if isinstance(given, str) else given
+            others += words
+    if others:
+        raise BadInput(f"--summary writes the page of --results and runs nothing: leave {', '.join(others)} out")
 
 
 def _required(results: Path | None, who: str) -> Path:

@@ -14,6 +14,7 @@ from fedhead.data import datasets
 from fedhead.executors import select
 from fedhead.experiment import build, table_result, tables
 from fedhead.experiment.claims import Claims
+from fedhead.experiment.draws import MOST_RUNS, added_seeds, drawn_seeds, drawn_splits
 from fedhead.experiment.folder_lock import locked
 from fedhead.experiment.measure import Log, MeasureContext, Measured, Repetition, folder, measure_all
 from fedhead.experiment.published import published
@@ -28,8 +29,6 @@ from fedhead.experiment.tables import Cell, Scale, Table
 from fedhead.experiment.time_budget import Minutes, TimeBudget, cost
 from fedhead.experiment.training_groups import validate
 from fedhead.experiment.writable import check_writable
-
-MOST_RUNS = 10_000  # of a cell: all are listed before the first begins
 
 
 def reproduce(
@@ -94,6 +93,8 @@ def reproduce(
         settings=settings,
         together=together,
     )
+    if more := added_seeds(cells, seeds):
+        log(more)
     context = MeasureContext(
         out, Results(results), settings, TimeBudget(minutes), together, log, shard=shard, claims=claims or Claims()
     )
@@ -276,12 +277,14 @@ def reproduce_next(
     budget = TimeBudget(minutes)
     context = MeasureContext(out, Results(results), settings, budget, together, log, several_tables=True)
     by_training: dict[Path, list[tuple[int, Repetition]]] = {}  # with which repetition of its cell each is
-    for name in only or tables.names():
-        for cell in tables.load(name).cells(scale):
-            if published(cell) is not None:
-                for number, r in enumerate(repetitions(name, cell, scale, seeds, splits)):
-                    if r.found(context.results) is None:
-                        by_training.setdefault(folder(out, r.recipe), []).append((number, r))
+    every = [(name, cell) for name in only or tables.names() for cell in tables.load(name).cells(scale)]
+    sought = [(name, cell) for name, cell in every if published(cell) is not None]
+    if more := added_seeds([cell for _, cell in sought], seeds):
+        log(more)
+    for name, cell in sought:
+        for number, r in enumerate(repetitions(name, cell, scale, seeds, splits)):
+            if r.found(context.results) is None:
+                by_training.setdefault(folder(out, r.recipe), []).append((number, r))
     available = {name: _is_available(name, settings.data) for name in _datasets(by_training)}
     for name in sorted(name for name in available if not available[name]):
         log(f"{name} is not there: its cells are left out")
@@ -302,12 +305,13 @@ def reproduce_next(
     left, failures = len(possible), dict[str, str]()
     for priority in sorted(tiers):
         if context.budget.exhausted:
-            log(f"the time is up: {left} runs are left")
             break
         trainings = sorted(tiers[priority], key=_rank)
         measured = measure_all([r for found in trainings for _, r in found], context)
         left -= len(trainings) - measured.left
         failures |= measured.failures
+    if not_begun := left - len(failures):
+        log(f"the time is up: {not_begun} of {len(possible)} runs are left")
     return Measured(left, failures)
 
 
@@ -343,37 +347,6 @@ def repetitions(
         raise BadInput(f"--seeds and --splits: {count} runs of a cell are too many, at most {MOST_RUNS} can be listed")
     recipes = [cell.recipe(seed, split) for split in drawn[0] for seed in drawn[1]]
     return [Repetition(table, cell, code, scale, recipe) for recipe in recipes]
-
-
-def drawn_seeds(own: Sequence[int], asked: int | Sequence[int] | None) -> list[int]:
-    """Return the seeds: the paper's own, so many of them (then those that follow), or those asked for.
-
-    >>> drawn_seeds([7, 8, 10], 4)
-    [7, 8, 10, 11]
-    """
-    if asked is None:
-        return list(own)
-    if not isinstance(asked, int):
-        return list(asked)
-    _check_number("--seeds", asked)
-    return [*own, *range(max(own) + 1, max(own) + 1 + asked)][:asked]
-
-
-def drawn_splits(asked: int | Sequence[int] | None) -> list[int | None]:
-    """Return the partitions' seeds; None means the table's own."""
-    if asked is None:
-        return [None]
-    if not isinstance(asked, int):
-        return list(asked)
-    _check_number("--splits", asked)
-    return list(range(asked))
-
-
-def _check_number(option: str, asked: int) -> None:
-    if asked < 1:
-        raise BadInput(f"{option} {asked}: at least 1 is needed")
-    if asked > MOST_RUNS:
-        raise BadInput(f"{option} {asked}: at most {MOST_RUNS} can be listed")
 
 
 def _validate(cells: Sequence[Cell]) -> None:

@@ -15,11 +15,11 @@ import torch
 
 from fedhead.core.errors import BadInput
 from fedhead.experiment.canonical import canonical
+from fedhead.experiment.draws import drawn_seeds
 from fedhead.experiment.failures import describe_error, raise_if_fatal
 from fedhead.experiment.fork import fork, trained
 from fedhead.experiment.recipe import Recipe
 from fedhead.experiment.repeated import warn_of_changes
-from fedhead.experiment.reproduce import drawn_seeds
 from fedhead.experiment.run import Settings
 from fedhead.experiment.run_files import DamagedRun
 from fedhead.experiment.run_folder import CONFIG, RunFolder

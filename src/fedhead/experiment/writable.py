@@ -8,6 +8,10 @@ from pathlib import Path
 from fedhead.core.errors import BadInput
 
 
+class Unwritable(BadInput):
+    """A folder that files can't be added to: the message names the option that selects another one."""
+
+
 def check_writable(folder: Path, what: str, option: str) -> None:
     """Make a folder, and refuse one that files can't be added to, before anything is trained for them.
 
@@ -17,7 +21,7 @@ def check_writable(folder: Path, what: str, option: str) -> None:
         option: The option that selects another one.
 
     Raises:
-        BadInput: It is no folder, or can't be written to.
+        Unwritable: It is no folder, or can't be written to.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -25,4 +29,4 @@ def check_writable(folder: Path, what: str, option: str) -> None:
             pass
     except OSError as error:
         reason = "it is no folder" if isinstance(error, FileExistsError) else error.strerror
-        raise BadInput(f"{folder} can't keep {what}: {reason}; select another folder with {option}") from error
+        raise Unwritable(f"{folder} can't keep {what}: {reason}; select another folder with {option}") from error

@@ -1,0 +1,101 @@
+"""Options of `fedhead reproduce`: what has no effect or is empty is refused, and what is added is named."""
+
+from __future__ import annotations
+
+import errno
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedhead.cli import call
+
+TABLE = ["reproduce", "fedetf/table1", "--cells", "cifar10-0.05 fedavg"]
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["nosuch/table"], "nosuch/table"),
+        (["ccvr/table2", "lr=3", "rounds=1"], "ccvr/table2, lr=3, rounds=1"),
+        (["--cells", "zzz", "--seeds", "0", "--dry-run", "--json"], "--cells, --seeds, --dry-run, --json"),
+        (["--next", "5m"], "--next"),
+        (["--scale", "full"], "--scale"),
+        (["--one-by-one"], "--together"),
+    ],
+)
+def test_what_the_summary_does_not_heed_is_refused(
+    words: list[str], named: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(["reproduce", "--summary", "--results", str(tmp_path), *words]) == 2
+    said = f"error: --summary writes the page of --results and runs nothing: leave {named} out\n"
+    assert capsys.readouterr().err == said
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("command", ["reproduce", "run", "sweep", "tune"])
+@pytest.mark.parametrize("words", [["--out", ""], ["--out="], ["--data", " "], ["--device", ""]])
+def test_an_empty_value_is_refused_by_every_command(
+    command: str, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    given = words[1] if len(words) > 1 else ""
+    assert call([command, "ccvr/table2" if command == "reproduce" else "digits", *words]) == 2
+    option = words[0].removesuffix("=")
+    said = f"error: {option} {given!r}: the value is empty; give one, or leave the option out\n"
+    assert capsys.readouterr().err == " ".join(said.split()) + "\n"
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("option", ["--results", "--cells", "--variants", "--seeds", "--claims"])
+def test_an_empty_value_of_a_table_is_refused(
+    option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert call(["reproduce", "ccvr/table2", "--scale", "small", option, "", "--dry-run"]) == 2
+    assert f"{option} '': the value is empty" in capsys.readouterr().err
+    assert call(["reproduce", ""]) == 2
+    assert "'': the argument is empty; leave it out" in capsys.readouterr().err
+
+
+def test_seeds_beyond_the_papers_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call([*TABLE, "--seeds", "6", "--dry-run"]) == 0
+    said = "--seeds 6 is more than a table has; the seeds that follow are added to its own: 11-13 after 7 8 10\n"
+    assert capsys.readouterr().err == said
+    assert call([*TABLE, "--seeds", "6", "--dry-run", "--scale", "small"]) == 0
+    assert call([*TABLE, "--seeds", "3", "--dry-run"]) == 0
+    assert call([*TABLE, "--seeds", "7,8,9,10,11", "--dry-run"]) == 0
+    assert capsys.readouterr().err == ""
+
+
+SMALL = ["reproduce", "ccvr/table1", "--scale", "small", "--cells", "clsprox", "rounds=1", "--device", "cpu"]
+SWEEP = ["sweep", "digits", "method=[fedavg,fedprox]", "rounds=1", "--device", "cpu"]
+
+
+@pytest.mark.parametrize(
+    ("command", "option", "what"),
+    [(SMALL, "--results", "results"), (SMALL, "--out", "runs"), (SWEEP, "--out", "the sweep")],
+    ids=["results", "runs", "sweep"],
+)
+def test_a_read_only_file_system_is_answered_with_the_option_that_selects_another(
+    command: list[str],
+    option: str,
+    what: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    made, folder = tempfile.TemporaryFile, tmp_path / "read-only"
+
+    def read_only(*args: Any, dir: Path, **kwargs: Any) -> Any:
+        if dir == folder:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(dir / "tmptwxnwyeh"))
+        return made(*args, dir=dir, **kwargs)
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", read_only)
+    monkeypatch.chdir(tmp_path)
+    assert call([*command, option, str(folder)]) == 3
+    said = f"error: {folder} can't keep {what}: Read-only file system; select another folder with {option}\n"
+    assert capsys.readouterr().err == said
