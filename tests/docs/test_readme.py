@@ -3,9 +3,26 @@
 from __future__ import annotations
 
 import re
+import statistics
 from pathlib import Path
 
+import pytest
+
+from fedhead.experiment import tables
+from fedhead.experiment.published import published
+from fedhead.experiment.results import Results
+
 ROOT = Path(__file__).parents[2]
+# README's rows on CIFAR-10: the table, what a changed setting has in it, and the cells without and with the method
+CIFAR10 = {
+    "CCVR": ("ccvr/table2", "", ["cifar10-0.1 fedavg before", "cifar10-0.1 fedavg ccvr"]),
+    "FedETF": ("fedetf/table1", "", ["fedavg cifar10-0.1 general", "fedetf cifar10-0.1 general"]),
+    "FedClassAvg": (
+        "fedclassavg/table2",
+        "early_stopping",
+        ["cifar10-dirichlet local", "cifar10-dirichlet fedclassavg"],
+    ),
+}
 
 
 def test_the_count_of_measured_values_is_that_of_the_results() -> None:
@@ -14,3 +31,28 @@ def test_the_count_of_measured_values_is_that_of_the_results() -> None:
         counts.append(re.findall(r"(\d+)\s+of\s+the\s+papers'\s+(\d+)", page.read_text(encoding="utf-8")))
     assert len(counts[1]) == 1
     assert counts[0] == counts[1]
+
+
+@pytest.mark.parametrize("method", CIFAR10)
+def test_the_rows_on_cifar10_are_those_of_the_results(method: str) -> None:
+    table, changed, cells = CIFAR10[method]
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    on_cifar10 = page[page.index("| measured on CIFAR-10 at the papers' scale") :]
+    row = next(line for line in on_cifar10.splitlines() if line.startswith(f"| **{method}**"))
+    _, said, *shown, _ = row.replace("*", "").split("|")
+    (drawn,) = re.findall(r"(\d+ splits × \d+ seeds|1 seed)", said)
+    for name, text in zip(cells, shown, strict=True):
+        found = [row for row in Results(ROOT / "results") if (row.table, row.cell, row.scale) == (table, name, "full")]
+        found = [row for row in found if (changed in row.overrides if changed else not row.overrides)]
+        values = [row.value for row in found if row.value is not None]
+        deviation = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
+        assert text.strip() == f"{statistics.fmean(values):.1f}{deviation}"
+        splits, seeds = len({row.split for row in found}), len({row.seed for row in found})
+        assert drawn == (f"{splits} splits × {seeds} seeds" if len(found) > 1 else "1 seed")
+        assert len(found) == splits * seeds
+    own = {cell.name: published(cell) for cell in tables.load(table).cells(pick=cells)}
+    (printed,) = re.findall(r"published: ([\d.]+) and ([\d.]+)", said)
+    for name, text in zip(cells, printed, strict=True):
+        value = own[name]
+        assert value is not None
+        assert value[0] == pytest.approx(float(text), abs=0.0501)  # 58.55 is rounded either way
