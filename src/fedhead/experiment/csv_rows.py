@@ -29,7 +29,7 @@ _BOM = "\ufeff"  # the byte-order mark with which spreadsheets begin a file
 def header_of(text: str) -> list[str]:
     """Return the fields of a text's first line; a byte-order mark is no part of the first one.
 
-    >>> header_of("\ufefftable,cell\n")
+    >>> header_of("\\ufefftable,cell\\n")
     ['table', 'cell']
     """
     return next(csv.reader([text.removeprefix(_BOM).partition("\n")[0]]), [])
