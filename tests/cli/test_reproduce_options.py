@@ -70,22 +70,9 @@ def test_seeds_beyond_the_papers_are_named(capsys: pytest.CaptureFixture[str]) -
     assert capsys.readouterr().err == ""
 
 
-SMALL = ["reproduce", "ccvr/table1", "--scale", "small", "--cells", "clsprox", "rounds=1", "--device", "cpu"]
-SWEEP = ["sweep", "digits", "method=[fedavg,fedprox]", "rounds=1", "--device", "cpu"]
-
-
-@pytest.mark.parametrize(
-    ("command", "option", "what"),
-    [(SMALL, "--results", "results"), (SMALL, "--out", "runs"), (SWEEP, "--out", "the sweep")],
-    ids=["results", "runs", "sweep"],
-)
+@pytest.mark.parametrize(("option", "what"), [("--results", "results"), ("--out", "runs")])
 def test_a_read_only_file_system_is_answered_with_the_option_that_selects_another(
-    command: list[str],
-    option: str,
-    what: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    option: str, what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     made, folder = tempfile.TemporaryFile, tmp_path / "read-only"
 
@@ -96,6 +83,28 @@ def test_a_read_only_file_system_is_answered_with_the_option_that_selects_anothe
 
     monkeypatch.setattr(tempfile, "TemporaryFile", read_only)
     monkeypatch.chdir(tmp_path)
-    assert call([*command, option, str(folder)]) == 3
+    table = ["reproduce", "ccvr/table1", "--scale", "small", "--cells", "clsprox", "rounds=1", "--device", "cpu"]
+    assert call([*table, option, str(folder)]) == 3
     said = f"error: {folder} can't keep {what}: Read-only file system; select another folder with {option}\n"
+    assert capsys.readouterr().err == said
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_sweep_on_a_read_only_file_system_is_answered_likewise(
+    there: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "read-only"
+
+    def read_only(path: Path, *_: Any, **__: Any) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+    if there:
+        folder.mkdir()
+        monkeypatch.setattr("fedhead.experiment.sweep.atomic", read_only)
+    else:
+        monkeypatch.setattr(Path, "mkdir", read_only)
+    assert (
+        call(["sweep", "digits", "method=[fedavg,fedprox]", "rounds=1", "--device", "cpu", "--out", str(folder)]) == 3
+    )
+    said = f"error: {folder} can't be written to: Read-only file system; select another folder with --out\n"
     assert capsys.readouterr().err == said

@@ -242,7 +242,7 @@ def test_the_file_in_a_sweeps_folder_is_that_sweep(tmp_path: Path, capsys: pytes
 
 def test_a_folder_that_no_one_can_make_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(["sweep", "digits", "lr=[0.1,0.2]", "--minutes", "0", "--out", "/proc/sweep"]) == 2
-    assert "/proc/sweep can't keep the sweep" in capsys.readouterr().err
+    assert "/proc/sweep can't be written to" in capsys.readouterr().err
 
 
 def test_a_sweeps_file_is_no_recipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -46,7 +46,7 @@ from fedhead.experiment.sweep_table import SweepResult
 from fedhead.experiment.tables import Table
 from fedhead.experiment.time_budget import Minutes, TimeBudget
 from fedhead.experiment.training_groups import span, validate
-from fedhead.experiment.writable import check_writable
+from fedhead.experiment.writable import Unwritable
 from fedhead.experiment.yaml_text import read_yaml, write_yaml
 
 
@@ -297,13 +297,16 @@ def open_folder(out: Path, table: Table, cells: Sequence[SweepCell]) -> None:
     """
     if check_folder(out, table, cells):
         return
-    check_writable(out, "the sweep", "--out")
     usual = Counter(tuple(one.seed for one in cell.runs.values()) for cell in cells).most_common(1)[0][0]
     folders = components.folders_from(out, (next(iter(cell.runs.values())) for cell in cells))
     named = {FOLDERS: folders} if folders else {}
     content = {"title": table.title, "digest": digest(cells), **named, **table.content, "seeds": list(usual)}
-    with atomic(out / SWEEP) as draft:
-        draft.write_text(write_yaml(content), encoding="utf-8")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        with atomic(out / SWEEP) as draft:
+            draft.write_text(write_yaml(content), encoding="utf-8")
+    except OSError as error:
+        raise Unwritable(f"{out} can't be written to: {error.strerror}; select another folder with --out") from error
     check_folder(out, table, cells)  # another process may have been faster
 
 
