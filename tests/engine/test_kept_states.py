@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import weakref
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 import torch
 
 import fedhead as fh
+from fedhead.algorithm.phase import Reply
 from fedhead.core import stacked_trees
 from fedhead.core.stacked_trees import StackedTrees
 from fedhead.core.tree import Tree
 from fedhead.engine.client_states import ClientStates
 from fedhead.engine.kept_states import KeptStates
 from fedhead.engine.rounds import Snapshot
+from fedhead.executors.job import Executor, Job
 from fedhead.executors.joint.runs import run_together
+from fedhead.executors.loop import Loop
 from fedhead.executors.stack import Stack
 
 
@@ -24,7 +30,8 @@ def stack(first: float) -> StackedTrees:
 
 
 def values(states: KeptStates) -> dict[int, float]:
-    return {k: float(state["m"]) for k, state in states.items()}
+    """Read states without taking them apart."""
+    return {k: float(state["m"]) for k, state in states.copy().items()}
 
 
 def test_states_are_rows_of_a_stack_or_their_own() -> None:
@@ -120,3 +127,61 @@ def test_rounds_of_joined_runs_take_no_stack_apart(monkeypatch: pytest.MonkeyPat
         for k, state in one.states.items():
             for name, value in state.leaves().items():
                 torch.testing.assert_close(other.states[k].leaves()[name], value)
+
+
+class Halving(Executor):
+    """Changes what clients hold and keep."""
+
+    def run_all(self, jobs: list[Job]) -> Sequence[Sequence[Reply]]:
+        for job in jobs:
+            for state in job.states:
+                state["control"] = state["control"] * 0.5
+        found = super().run_all(jobs)
+        for replies in found:
+            for reply in replies:
+                reply.keep["control"] = reply.keep["control"] * 0.5
+        return found
+
+
+class HalvingStack(Halving, Stack):
+    """A user's own stack."""
+
+
+class HalvingLoop(Halving, Loop):
+    """A user's own loop."""
+
+
+def test_what_an_own_executor_changes_counts() -> None:
+    x, y = np.random.RandomState(0).rand(120, 6).astype("float32"), np.arange(120) % 3
+    fed = fh.Federation.from_arrays(x, y, "dirichlet(1)", clients=4, seed=0)
+    plain, halved = (fh.run(fed, "mlp", fh.Scaffold(), rounds=3, executor=one) for one in (Stack(), HalvingStack()))
+    loop = fh.run(fed, "mlp", fh.Scaffold(), rounds=3, executor=HalvingLoop())
+    for k, state in loop.states.items():
+        for name, value in state["control"].leaves().items():
+            torch.testing.assert_close(halved.states[k]["control"].leaves()[name], value)
+    assert any(
+        not torch.allclose(halved.states[k]["control"].leaves()[name], value)
+        for k, state in plain.states.items()
+        for name, value in state["control"].leaves().items()
+    )
+
+
+def test_a_state_that_was_asked_for_may_be_changed_and_a_snapshot_s_changes_nothing() -> None:
+    states = ClientStates(lambda client: Tree(m=torch.zeros(())))
+    states.keep([1, 2, 3], stack(0.0))
+    snapshot = states.kept.copy()
+    snapshot[1]["m"] = torch.tensor(9.0)
+    assert float(states[1]["m"]) == 2.0
+    states[2]["m"] = torch.tensor(8.0)
+    assert [float(state["m"]) for state in states.of([1, 2, 3])] == [2.0, 8.0, 1.0]
+    assert values(snapshot) == {1: 9.0, 2: 0.0, 3: 1.0}
+
+
+def test_a_pickled_copy_holds_its_own_states_alone() -> None:
+    states = KeptStates()
+    states.keep([1, 2], StackedTrees(Tree(m=torch.arange(1000.0).reshape(100, 10)), [7, 3]))
+    data = pickle.dumps(states)
+    assert len(data) < 2000
+    assert {k: state["m"].tolist()[0] for k, state in pickle.loads(data).items()} == {1: 70.0, 2: 30.0}
+    assert {k: state["m"].tolist()[0] for k, state in copy.deepcopy(states).items()} == {1: 70.0, 2: 30.0}
+    assert states.stacked([1, 2]) is not None, "and takes nothing apart"

@@ -263,9 +263,18 @@ class Clients:
         return Program(algorithm, self.tasks[group], self.pool, self.public, self.uploads, bf16=self.bf16)
 
     def work(
-        self, algorithm: Algorithm, downlink: Downlink, states: ClientStates, round: int, trains: bool = True
+        self,
+        algorithm: Algorithm,
+        downlink: Downlink,
+        states: ClientStates,
+        round: int,
+        trains: bool = True,
+        keeps_stacks: bool = False,
     ) -> list[Job]:
-        """What the clients of a downlink have to do, one job per architecture; batches are drawn if it `trains`."""
+        """What the clients of a downlink have to do, one job per architecture.
+
+        Batches are drawn if it `trains`; states that lie in one stack stay there if the executor `keeps_stacks`.
+        """
         label = f"stage:{algorithm.name}" if isinstance(algorithm, Stage) else local_work.TRAIN
         jobs = []
         for group in sorted({self.assign[k] for k in downlink.per_client}):
@@ -278,7 +287,7 @@ class Clients:
                     clients=clients,
                     broadcast=downlink.broadcast,
                     per_client=[downlink.per_client[k] for k in clients],
-                    states=states.of(clients),
+                    states=states.of(clients) if keeps_stacks else [states[k] for k in clients],
                     rows=[self.federation.rows[k] for k in clients],
                     counts=[self._counts_of[k] for k in clients],
                     schedules=schedules,

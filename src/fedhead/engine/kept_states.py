@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from typing import Any
 
 from fedhead.core.stacked_trees import StackedTrees
 from fedhead.core.tree import Tree
@@ -45,12 +46,20 @@ class KeptStates(MutableMapping[int, Tree]):
     def copy(self) -> KeptStates:
         """Return the same states, to be replaced without touching these."""
         other = KeptStates()
-        other._states, other._stack, other._in_stack = dict(self._states), self._stack, self._in_stack
+        other._states, other._in_stack = dict(self._states), self._in_stack
+        if self._stack is not None:
+            other._stack = self._stack.take(range(len(self._stack)))  # single trees are its own
         return other
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return KeptStates, ({k: state.clone() for k, state in self.copy().items()},)  # without rows of other runs
+
+    def __repr__(self) -> str:
+        return repr(dict(self.copy()))
 
     def drop_other_rows(self) -> None:
         """Hold no more than these states, where they are rows of a stack of several runs."""
-        if self._stack is not None and any(len(t) > len(self._stack) for t in self._stack.stacked.tensors()):
+        if self._stack is not None and _has_other_rows(self._stack):
             self._stack = StackedTrees(self._stack.copied_rows(), range(len(self._stack)))
 
     def __getitem__(self, client: int) -> Tree:
@@ -58,7 +67,9 @@ class KeptStates(MutableMapping[int, Tree]):
         if not isinstance(found, int):
             return found
         assert self._stack is not None, "a state has a place in it"
-        return self._stack[found]
+        state = self._stack[found].clone() if _has_other_rows(self._stack) else self._stack[found]
+        self[client] = state  # by itself from now on, since whoever asks for it may change it
+        return state
 
     def __setitem__(self, client: int, state: Tree) -> None:
         self._leave_stack(client)
@@ -81,3 +92,8 @@ class KeptStates(MutableMapping[int, Tree]):
         self._in_stack -= isinstance(self._states.get(client), int)
         if not self._in_stack:
             self._stack = None
+
+
+def _has_other_rows(stack: StackedTrees) -> bool:
+    """Whether a stack holds rows of other runs too, which train together with this one."""
+    return any(len(t) > len(stack) for t in stack.stacked.tensors())

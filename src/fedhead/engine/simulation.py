@@ -153,13 +153,13 @@ class Simulation(Clients, Transport[ClientStates]):
         goes_on = isinstance(algorithm, Method) and round < self.task.rounds
         later = self.cohort(round + 1) if goes_on and isinstance(states, HostStates) and states.hold_tensors else []
         downlink = make_downlink(algorithm, server, cohort, self.task_of)
-        jobs = self.work(algorithm, downlink, states, round)
+        executor = self._executor_for(algorithm)
+        jobs = self.work(algorithm, downlink, states, round, keeps_stacks=executor.keeps_stacks)
         if self.compiled_from is not None and isinstance(algorithm, Method):
             jobs = [replace(job, compiled=round >= self.compiled_from) for job in jobs]
         if isinstance(states, HostStates):
             states.prefetch(later, cohort)
         replies: MutableMapping[int, ClientReply] = {}
-        executor = self._executor_for(algorithm)
         with self._watching_draws(executor, algorithm):
             trained = executor.run_all(jobs)
 
@@ -178,7 +178,7 @@ class Simulation(Clients, Transport[ClientStates]):
                 )
             samples = [float(len(self.federation.rows[k])) for k in job.clients]
             left_out = [self.small_classes(algorithm, k) for k in job.clients]
-            if isinstance(found, StackedReplies) and len(jobs) == 1 and not any(left_out):
+            if isinstance(found, StackedReplies) and executor.keeps_stacks and len(jobs) == 1 and not any(left_out):
                 replies = StackedCohort(job.clients, found, samples, finite)
                 break
             for k, reply, count, few in zip(job.clients, found, samples, left_out, strict=True):

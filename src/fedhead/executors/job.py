@@ -210,12 +210,15 @@ class Executor:
         preparing: Seconds that training has waited so far for compiling and capturing, which do not count as training.
         compiled: Whether the steps of the last jobs were compiled, all of them.
         takes_numbers: Whether the clients of a job may differ in their settings (`Job.numbers`).
+        keeps_stacks: Whether states and replies may stay in one stack from round to round: no code reads or changes
+            single ones on the way.
         shared: What runs that train together compute once; None: each run trains alone.
         replies_finite: Whether all numbers of the replies that were returned last were seen to be finite.
     """
 
     name: str = ""
     takes_numbers: bool = False
+    keeps_stacks: bool = False
     shared: SharedWork | None = None
     replies_finite: bool = False
     preparing: float = 0.0

@@ -73,6 +73,7 @@ class Stack(Executor):
         self._computed: list[Tree] = []  # the replies of whole stacks
         self._check: FiniteCheck | None = None  # of these
         self._replies_finite = False
+        self.keeps_stacks = type(self).run_all is Stack.run_all and type(self).run is Stack.run  # not a user's own
 
     def run_all(self, jobs: list[Job]) -> list[Sequence[Reply]]:
         """Return the replies of several jobs, whose clients differ in architecture."""

@@ -235,6 +235,7 @@ def run_together(worker: Executor, runs: Sequence[Callable[[Executor], T]], *, m
 class _Member(Executor):
     def __init__(self, joint_runs: JointRuns, number: int):
         self.name = joint_runs.worker.name
+        self.keeps_stacks = joint_runs.worker.keeps_stacks
         self.shared = joint_runs.shared
         self._joint_runs = joint_runs
         self._number = number
