@@ -6,6 +6,7 @@ import dataclasses
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 import torch
 from small import CLASSES, network
 
+import fedhead as fh
 from fedhead.algorithm.client import Client
 from fedhead.algorithm.method import Method
 from fedhead.algorithm.phase import Phase, Reply
@@ -202,3 +204,22 @@ def test_runs_alike_in_their_numbers_are_joined_as_before() -> None:
     worker = compare(lambda: [simulation(METHODS["fedprox"]()) for _ in range(2)], tolerance=0)
     assert worker.widths == [6] * ROUNDS
     assert not worker.names
+
+
+@pytest.mark.parametrize("name", ["ditto", "fedprox", "moon"])
+def test_a_stage_that_trains_by_its_method_s_loss_reads_the_method_s_numbers(name: str) -> None:
+    rng = np.random.RandomState(0)
+    x, y = rng.rand(80, 5).astype("float32"), rng.randint(0, CLASSES, 80)
+    fed = Federation.dirichlet(x, y, clients=3, alpha=1, seed=0, classes=CLASSES, client_test=0.3)
+
+    def run(lr: float, executor: Executor) -> fh.Result:
+        stages = [fh.FineTune()]
+        return fh.run(fed, "mlp", METHODS[name](), rounds=1, lr=lr, stages=stages, executor=executor)
+
+    rates = (0.05, 0.02)
+    found = run_together(Stack(), [partial(run, lr) for lr in rates], mix_numbers=True)
+    for lr, mine in zip(rates, found, strict=True):
+        tuned, alone = (one.stages["finetune"].states for one in (mine, run(lr, Stack())))
+        for k in range(3):
+            for path, value in alone[k].leaves().items():
+                torch.testing.assert_close(tuned[k].leaves()[path], value, atol=1e-5, rtol=1e-4)

@@ -123,7 +123,10 @@ class Program:
         def loss(params: Tree, w: Weights, batch: Batch, key: Tensor, inputs: ClientInputs) -> tuple[Tensor, Tree]:
             own, inputs = self.with_numbers(inputs)
             client = own.client(inputs, key, phase.data, batch.weight if padded else None)
-            compute = phase.loss if own is self else MethodType(phase.loss.__func__, own.algorithm)  # type: ignore[attr-defined]  # `numbers.describe` saw that it is a method of the algorithm
+            compute = phase.loss
+            # a stage's loss may be the method's, whose numbers are alike (`numbers.describe`)
+            if own is not self and getattr(phase.loss, "__self__", None) is self.algorithm:
+                compute = MethodType(phase.loss.__func__, own.algorithm)  # type: ignore[attr-defined]  # it is a method
             followed = self.task.objective.is_plain or phase.data != "private"
             try:
                 value = reduced(compute(w.replace(params), batch, client), batch, phase)
