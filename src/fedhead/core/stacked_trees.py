@@ -49,6 +49,18 @@ class StackedTrees(Sequence[Tree]):
     def __getitem__(self, place: int | slice) -> Tree | list[Tree]:
         return self._trees[place]
 
+    @classmethod
+    def joined(cls, parts: Sequence[Sequence[Tree]]) -> StackedTrees | None:
+        """Return the trees of all parts; None unless each part holds rows of the same tensors.
+
+        Args:
+            parts: At least one.
+        """
+        stacks = [part for part in parts if isinstance(part, StackedTrees)]
+        if len({tuple(map(id, one.stacked.tensors())) for one in stacks}) != 1 or len(stacks) < len(parts):
+            return None
+        return cls(stacks[0].stacked, [row for one in stacks for row in one.rows])
+
     def take(self, places: Sequence[int]) -> StackedTrees:
         """Return some of the trees.
 

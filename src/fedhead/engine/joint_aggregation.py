@@ -66,9 +66,7 @@ def _means(items: list[Weighted]) -> list[Tree]:
         stacked = rows.reshape(*shares.shape, rows[0].numel())
         return torch.bmm(on[kind], stacked).reshape(len(items), *rows.shape[1:])
 
-    stacks = [item.trees for item in items if isinstance(item.trees, StackedTrees)]
-    if stacks:  # one stack, see `form`
-        every = StackedTrees(stacks[0].stacked, [row for one in stacks for row in one.rows])
+    if (every := StackedTrees.joined([item.trees for item in items])) is not None:
         return unstack(every.map_rows(average), len(items))
     first, *others = [tree for item in items for tree in item.trees]
     return unstack(first.map(lambda *rows: average(torch.stack(rows)), *others), len(items))

@@ -180,21 +180,13 @@ def merge_jobs(jobs: list[Job]) -> Job:
         clients=list(range(sum(len(job.clients) for job in jobs))),
         broadcast=Tree(),
         per_client=[job.broadcast.replace(own) if own else job.broadcast for job in jobs for own in job.per_client],
-        states=_states(jobs),
+        states=StackedTrees.joined([job.states for job in jobs]) or [state for job in jobs for state in job.states],
         rows=[rows for job in jobs for rows in job.rows],
         counts=[counts for job in jobs for counts in job.counts],
         schedules=[schedule for job in jobs for schedule in job.schedules],
         compiled=any(asked) if asked else None,  # one stack is compiled or not: where runs differ, it is
         tables=None,
     )
-
-
-def _states(jobs: list[Job]) -> Sequence[Tree]:
-    """The states of the clients of all jobs, not taken apart where they are rows of one stack."""
-    stacks = [job.states for job in jobs if isinstance(job.states, StackedTrees)]
-    if len(stacks) == len(jobs) and all(one.stacked is stacks[0].stacked for one in stacks):
-        return StackedTrees(stacks[0].stacked, [row for one in stacks for row in one.rows])
-    return [state for job in jobs for state in job.states]
 
 
 def _parts(program: Program) -> tuple[object, ...]:
