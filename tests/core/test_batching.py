@@ -88,7 +88,7 @@ def test_global_generators_are_lent_to_one_thread_at_a_time_and_left_as_they_wer
     assert global_generators.states() == before
     with random.global_generator(5):
         assert torch.equal(torch.rand(3), alone)
-        assert np.random.rand() == others  # noqa: NPY002
+        assert np.random.rand() == others  # noqa: NPY002 (as a user's model may)
 
 
 def test_clients_drawn_at_once_have_the_batches_that_each_has_alone() -> None:

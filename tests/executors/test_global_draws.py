@@ -167,7 +167,7 @@ class DrawsElsewhere(fh.FedAvg):
     """Draws from the generators that vmap does not know."""
 
     def loss(self, w: Any, batch: Any, client: Any) -> Tensor:
-        return super().loss(w, batch, client) * (np.random.rand() + random.random())  # noqa: NPY002
+        return super().loss(w, batch, client) * (np.random.rand() + random.random())  # noqa: NPY002 (a user's may)
 
 
 def test_a_stack_names_draws_that_it_does_not_refuse(caplog: pytest.LogCaptureFixture) -> None:
@@ -189,7 +189,7 @@ def test_a_stack_of_a_stage_names_draws(caplog: pytest.LogCaptureFixture) -> Non
             return []
 
         def finish(self, w: Any, client: Any) -> fh.Reply:
-            return fh.Reply(send=fh.Tree(model=w * np.random.rand()), keep=fh.Tree())  # noqa: NPY002
+            return fh.Reply(send=fh.Tree(model=w * np.random.rand()), keep=fh.Tree())  # noqa: NPY002 (a user's may)
 
     with caplog.at_level(logging.WARNING, "fedhead"):
         trained(Counts(), ForwardExecutor(), rounds=1)

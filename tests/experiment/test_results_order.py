@@ -14,10 +14,10 @@ from fedhead.cli import call
 from fedhead.core.errors import BadInput
 from fedhead.data.partition_registry import parse as parse_partition
 from fedhead.experiment import tables, time_budget, training_groups
-from fedhead.experiment.draws import drawn_seeds
 from fedhead.experiment.measure import Measured
 from fedhead.experiment.recipe import Recipe
 from fedhead.experiment.reproduce import reproduce, reproduce_next
+from fedhead.experiment.seeds_and_splits import drawn_seeds
 from fedhead.experiment.tables import Table
 
 

@@ -158,11 +158,11 @@ def reproduce(
                 f"{option} {text!r}: there is no text between the commas; leave the option out for all cells"
             )
     from fedhead.experiment.claims import Claims
-    from fedhead.experiment.draws import added_seeds
     from fedhead.experiment.recipe import assignment
     from fedhead.experiment.reproduce import check_folders, plan
     from fedhead.experiment.reproduce import reproduce as run_table
     from fedhead.experiment.run import Settings
+    from fedhead.experiment.seeds_and_splits import added_seeds
     from fedhead.experiment.sweep import read_shard
     from fedhead.experiment.table_result import json_text
 

@@ -29,7 +29,7 @@ _FIX = (
 
 
 class ChangedAttributes:
-    """Finds which of their own attributes components have changed since this was made, and puts them back.
+    """Finds which attributes of components have changed since the run began, and restores them when it is resumed.
 
     Args:
         parts: The components by what each is, such as "method"; None: the run has none.

@@ -14,7 +14,6 @@ from fedhead.data import datasets
 from fedhead.executors import select
 from fedhead.experiment import build, table_result, tables
 from fedhead.experiment.claims import Claims
-from fedhead.experiment.draws import MOST_RUNS, added_seeds, drawn_seeds, drawn_splits
 from fedhead.experiment.folder_lock import locked
 from fedhead.experiment.measure import Log, MeasureContext, Measured, Repetition, folder, measure_all
 from fedhead.experiment.published import published
@@ -23,6 +22,7 @@ from fedhead.experiment.recipe import Recipe
 from fedhead.experiment.results import Measurement, Results, digest, stage_recipe
 from fedhead.experiment.run import Settings, check_executor, check_settings
 from fedhead.experiment.run_files import TABLE_LOCK
+from fedhead.experiment.seeds_and_splits import MOST_RUNS, added_seeds, drawn_seeds, drawn_splits
 from fedhead.experiment.table_merge import with_earlier
 from fedhead.experiment.table_result import TableResult
 from fedhead.experiment.tables import Cell, Scale, Table

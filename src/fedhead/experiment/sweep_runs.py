@@ -15,7 +15,6 @@ import torch
 
 from fedhead.core.errors import BadInput
 from fedhead.experiment.canonical import canonical
-from fedhead.experiment.draws import drawn_seeds
 from fedhead.experiment.failures import describe_error, raise_if_fatal
 from fedhead.experiment.fork import fork, trained
 from fedhead.experiment.recipe import Recipe
@@ -23,6 +22,7 @@ from fedhead.experiment.repeated import warn_of_changes
 from fedhead.experiment.run import Settings
 from fedhead.experiment.run_files import DamagedRun
 from fedhead.experiment.run_folder import CONFIG, RunFolder
+from fedhead.experiment.seeds_and_splits import drawn_seeds
 from fedhead.experiment.sweep_file import base_of, cell_name, check_seeds, plain
 from fedhead.experiment.tables import Cell, Table
 from fedhead.experiment.training_groups import diverged, group_trainings, train_joined, train_one, training_key
