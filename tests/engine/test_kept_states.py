@@ -156,9 +156,12 @@ def test_what_an_own_executor_changes_counts() -> None:
     fed = fh.Federation.from_arrays(x, y, "dirichlet(1)", clients=4, seed=0)
     plain, halved = (fh.run(fed, "mlp", fh.Scaffold(), rounds=3, executor=one) for one in (Stack(), HalvingStack()))
     loop = fh.run(fed, "mlp", fh.Scaffold(), rounds=3, executor=HalvingLoop())
+    runs = [lambda member: fh.run(fed, "mlp", fh.Scaffold(), rounds=3, executor=member)] * 2
+    joined = run_together(HalvingStack(), runs)
     for k, state in loop.states.items():
         for name, value in state["control"].leaves().items():
-            torch.testing.assert_close(halved.states[k]["control"].leaves()[name], value)
+            for one in (halved, *joined):
+                torch.testing.assert_close(one.states[k]["control"].leaves()[name], value)
     assert any(
         not torch.allclose(halved.states[k]["control"].leaves()[name], value)
         for k, state in plain.states.items()

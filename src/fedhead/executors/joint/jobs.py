@@ -77,9 +77,10 @@ class JointJobs:
             begin = 0
             for index in group:
                 places = range(begin, begin := begin + len(jobs[index].clients))
-                replies[index] = (
-                    found.take(places) if isinstance(found, StackedReplies) else [found[place] for place in places]
-                )
+                if isinstance(found, StackedReplies) and self.worker.keeps_stacks:
+                    replies[index] = found.take(places)
+                else:
+                    replies[index] = [found[place] for place in places]
         return [replies[index] for index in range(len(jobs))]
 
     def _apart(self, jobs: list[Job], groups: list[list[int]]) -> list[Sequence[Reply] | Exception]:
