@@ -10,6 +10,7 @@ from small import federation, network
 
 from fedhead.algorithm.task import LocalTraining
 from fedhead.core.optimizers import SGD
+from fedhead.core.stacked_trees import StackedTrees
 from fedhead.core.tree import Tree
 from fedhead.engine.client_states import ClientStates
 from fedhead.engine.host_states import HostStates
@@ -69,6 +70,33 @@ def test_a_state_owns_its_memory_and_a_snapshot_stays_as_it_was() -> None:
     assert same(mine[3], state(2.0))
     assert same(mine[4], state(0.0))
     assert list(mine.kept) == [3]
+
+
+@pytest.mark.parametrize("rows", [[0, 1, 2], [4, 1, 3]], ids=["the whole stack", "rows of one run among others"])
+def test_rows_of_a_stack_are_kept_as_single_states(rows: list[int]) -> None:
+    values = [1.0, 2.0, 3.0, 4.0, 5.0][: max(rows) + 1]
+    stack = Tree(
+        own=Tree(w=torch.stack([torch.full((2, 3), v) for v in values]), n=torch.tensor([int(v) for v in values])),
+        c=torch.stack([torch.full((4,), -v) for v in values]),
+        none=torch.zeros(len(values), 0, 2),
+    )
+    mine, clients = states(), [7, 3, 5]
+    mine.prefetch([3, 8], training=clients)
+    mine.keep(clients, StackedTrees(stack, rows))
+    expected = {k: Tree(state(values[row]), none=torch.zeros(0, 2)) for k, row in zip(clients, rows, strict=True)}
+    assert set(mine._prefetched) == {3}  # wanted in the next round: it stayed on the device
+    for each in stack.tensors():
+        each.zero_()  # the stack is overwritten by the next round
+    snapshot = mine.kept.copy()
+    assert same(mine[3], expected[3])
+    mine.prefetch([7, 5], training=[])
+    for k in clients:
+        assert snapshot[k].keys() == expected[k].keys()
+        assert all(a.shape == b.shape for a, b in zip(snapshot[k].tensors(), expected[k].tensors(), strict=True))
+        assert same(snapshot[k], expected[k])
+        assert same(mine[k], expected[k])
+    owned = [t.untyped_storage().nbytes() for t in mine.kept[7].tensors()]
+    assert max(owned) == 10 * 4  # a state does not keep the memory of the others
 
 
 def test_a_copy_is_written_to_alone() -> None:

@@ -2,12 +2,62 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from fedhead.core.stacked_trees import StackedTrees
+from fedhead.core.tree import Tree
+
 Buffers = dict[torch.dtype, Tensor]
+
+
+class PackedTree(NamedTuple):
+    """A tree whose numbers lie in buffers.
+
+    Args:
+        buffers: One per dtype.
+        form: A tree of the same names, shapes and dtypes; what its tensors hold does not matter.
+    """
+
+    buffers: Buffers
+    form: Tree
+
+    def tree(self) -> Tree:
+        """Return the tree, whose tensors are views of the buffers."""
+        tensors = unpack(self.buffers, self.form.tensors())
+        return self.form.map(lambda t: next(tensors))
+
+
+def pack_tree(tree: Tree) -> PackedTree:
+    """Return a tree's numbers in buffers; that of a single tensor may share its memory."""
+    return PackedTree(pack(tree.tensors()), tree.map(lambda t: _form(t.shape, t.dtype)))
+
+
+def pack_rows(trees: StackedTrees) -> list[PackedTree]:
+    """Return each tree's numbers in buffers, which are rows of one buffer for all of them.
+
+    Args:
+        trees: Trees with at least one tensor.
+
+    >>> trees = StackedTrees(Tree(w=torch.arange(6.0).reshape(3, 2), n=torch.tensor([1.0, 2.0, 3.0])), rows=[2, 0])
+    >>> [packed.tree() for packed in pack_rows(trees)]
+    [{'w': tensor([4., 5.]), 'n': tensor(3.)}, {'w': tensor([0., 1.]), 'n': tensor(1.)}]
+    """
+    kinds = {
+        kind: torch.cat([t.reshape(len(t), math.prod(t.shape[1:])) for t in parts], 1)
+        for kind, parts in _by_dtype(trees.stacked.tensors()).items()
+    }
+    form = trees.stacked.map(lambda t: _form(t.shape[1:], t.dtype))
+    return [PackedTree({kind: t[row] for kind, t in kinds.items()}, form) for row in trees.rows]
+
+
+def _form(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """A tensor that takes no memory."""
+    return torch.empty(shape, dtype=dtype, device="meta")
 
 
 def pack(tensors: Iterable[Tensor]) -> Buffers:

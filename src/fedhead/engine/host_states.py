@@ -7,14 +7,15 @@ this round's train. The GPU thus holds the states of two cohorts, however many c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from fedhead.core.packing import Buffers, pack, unpack
+from fedhead.core.packing import Buffers, PackedTree, pack_rows, pack_tree
+from fedhead.core.stacked_trees import StackedTrees
 from fedhead.core.tree import Tree
 from fedhead.engine.client_states import ClientStates
 from fedhead.engine.kept_states import KeptStates
@@ -35,7 +36,7 @@ class HostStates(ClientStates):
     def __init__(self, initial: Callable[[int], Tree], device: torch.device):
         super().__init__(initial)
         self._copies = Copies(device)
-        self._buffers: dict[int, Buffers] = {}  # of each state that is kept
+        self._packed: dict[int, PackedTree] = {}  # each state that is kept and holds tensors
         self._wanted: frozenset[int] = frozenset()  # clients of the next round
         self._prefetched: dict[int, Tree] = {}  # their states on the device
 
@@ -48,7 +49,7 @@ class HostStates(ClientStates):
     @property
     def hold_tensors(self) -> bool:
         """Whether there is anything to copy: most methods' clients keep nothing."""
-        return any(self._buffers.values()) or next(self._initial(0).tensors(), None) is not None
+        return bool(self._packed) or next(self._initial(0).tensors(), None) is not None
 
     def __getitem__(self, client: int) -> Tree:
         """Return a state on the device if it was asked for ahead, or else in the host's memory."""
@@ -60,15 +61,33 @@ class HostStates(ClientStates):
         return super().__getitem__(client)
 
     def __setitem__(self, client: int, state: Tree) -> None:
-        self._prefetched.pop(client, None)
         if next(state.tensors(), None) is None:  # of most methods, for thousands of clients
-            self._buffers[client], self._kept[client] = {}, state
-            return
-        packed = pack(state.tensors())
-        if client in self._wanted:
-            self._prefetched[client] = _unpack(packed, state).map(self._copies.to_device)
-        self._buffers[client] = self._copies.to_host(packed)
-        self._kept[client] = _unpack(self._buffers[client], state)
+            self._packed.pop(client, None)
+            self._prefetched.pop(client, None)
+            self._kept[client] = state
+        else:
+            self._keep_packed([client], [pack_tree(state)])
+
+    def keep(self, clients: Sequence[int], rows: StackedTrees) -> None:
+        """Replace the states of clients that were trained in one stack.
+
+        Args:
+            clients: The clients' numbers.
+            rows: What each keeps, as rows of the stack.
+        """
+        if next(rows.stacked.tensors(), None) is None:
+            super().keep(clients, rows)
+        else:
+            self._keep_packed(clients, pack_rows(rows))
+
+    def _keep_packed(self, clients: Sequence[int], states: list[PackedTree]) -> None:
+        on_host = self._copies.to_host([state.buffers for state in states])
+        for client, state, buffers in zip(clients, states, on_host, strict=True):
+            self._packed[client] = kept = state._replace(buffers=buffers)
+            self._kept.keep_packed(client, kept)
+            self._prefetched.pop(client, None)
+            if client in self._wanted:
+                self._prefetched[client] = state.tree().map(self._copies.to_device)
 
     def prefetch(self, clients: Iterable[int], training: Iterable[int]) -> None:
         """Copy the states of clients to the device, beside its other work.
@@ -78,16 +97,16 @@ class HostStates(ClientStates):
             training: Those whose state is about to be replaced: the new one stays on the device.
         """
         self._wanted = frozenset(clients)
-        fetched = [k for k in self._wanted.difference(training) if self._buffers.get(k)]
+        fetched = [k for k in self._wanted.difference(training) if k in self._packed]
+        on_device = self._copies.fetch([self._packed[k].buffers for k in fetched])
         self._prefetched = {
-            k: _unpack(buffers, self._kept[k])
-            for k, buffers in zip(fetched, self._copies.fetch([self._buffers[k] for k in fetched]), strict=True)
+            k: self._packed[k]._replace(buffers=buffers).tree() for k, buffers in zip(fetched, on_device, strict=True)
         }
 
     def copy(self) -> HostStates:
         """Return the same states, to be written to without touching these."""
         other = HostStates(self._initial, self._copies.device)
-        other._kept, other._buffers = self.kept.copy(), dict(self._buffers)
+        other._kept, other._packed = self.kept.copy(), dict(self._packed)
         return other
 
 
@@ -109,19 +128,20 @@ class Copies:
         """Return a tensor on the device."""
         return t.to(self.device)
 
-    def to_host(self, buffers: Buffers) -> Buffers:
+    def to_host(self, states: list[Buffers]) -> list[Buffers]:
         """Copy buffers of the device, or of the host, to new page-locked memory; `wait` before it is read."""
-        found: Buffers = {}
-        if not buffers:
-            return found
         with self._on_copy_stream():
-            for kind, buffer in buffers.items():
-                found[kind] = torch.empty(buffer.shape, dtype=kind, pin_memory=self._on_gpu)
-                found[kind].copy_(buffer, non_blocking=True)
-                if self._stream is not None and buffer.is_cuda:
-                    buffer.record_stream(self._stream)  # it was made on another one, which might reuse its memory
+            found = [{kind: self._page_locked(t) for kind, t in one.items()} for one in states]
         self._unseen = True
         return found
+
+    def _page_locked(self, buffer: Tensor) -> Tensor:
+        """A copy by itself: with others in one buffer, the last of them would keep the memory of all."""
+        copy = torch.empty(buffer.shape, dtype=buffer.dtype, pin_memory=self._on_gpu)
+        copy.copy_(buffer, non_blocking=True)
+        if self._stream is not None and buffer.is_cuda:
+            buffer.record_stream(self._stream)  # it was made on another one, which might reuse its memory
+        return copy
 
     def fetch(self, states: list[Buffers]) -> list[Buffers]:
         """Copy buffers of the host to new memory on the device; `join` before they are used."""
@@ -154,9 +174,3 @@ class Copies:
         self._stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self._stream):
             yield
-
-
-def _unpack(buffers: Buffers, like: Tree) -> Tree:
-    """Return the tree whose numbers lie in buffers, in the form of another one."""
-    tensors = unpack(buffers, like.tensors())
-    return like.map(lambda t: next(tensors))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
+from fedhead.core.packing import PackedTree
 from fedhead.core.stacked_trees import StackedTrees
 from fedhead.core.tree import Tree
 
@@ -20,7 +21,7 @@ class KeptStates(MutableMapping[int, Tree]):
     """
 
     def __init__(self, states: Mapping[int, Tree] | None = None):
-        self._states: dict[int, Tree | int] = dict(states or {})  # a state, or its place in the stack
+        self._states: dict[int, Tree | PackedTree | int] = dict(states or {})  # a state, or its place in the stack
         self._stack: StackedTrees | None = None
         self._in_stack = 0  # states
 
@@ -33,6 +34,16 @@ class KeptStates(MutableMapping[int, Tree]):
         """
         self._states.update(zip(clients, range(len(clients)), strict=True))
         self._stack, self._in_stack = rows, len(clients)
+
+    def keep_packed(self, client: int, state: PackedTree) -> None:
+        """Replace a state by one that is unpacked when it is asked for.
+
+        Args:
+            client: The client's number.
+            state: Its state.
+        """
+        self._leave_stack(client)
+        self._states[client] = state
 
     def stacked(self, clients: Sequence[int]) -> StackedTrees | None:
         """Return the states of clients as they lie in one stack; None where they do not.
@@ -64,8 +75,11 @@ class KeptStates(MutableMapping[int, Tree]):
 
     def __getitem__(self, client: int) -> Tree:
         found = self._states[client]
-        if not isinstance(found, int):
+        if isinstance(found, Tree):
             return found
+        if isinstance(found, PackedTree):
+            self._states[client] = tree = found.tree()
+            return tree
         assert self._stack is not None, "a state has a place in it"
         state = self._stack[found].clone() if _has_other_rows(self._stack) else self._stack[found]
         self[client] = state  # by itself from now on, since whoever asks for it may change it
