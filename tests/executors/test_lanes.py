@@ -74,17 +74,47 @@ def test_compiled_lanes_end_where_the_loop_does(traced: bool, monkeypatch: pytes
     assert executor.compiled
 
 
-def test_lanes_that_can_not_be_compiled_go_on_without(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def fails(*args: object) -> None:
-        raise RuntimeError("no compiler here")
+def fails(*args: object) -> None:
+    raise RuntimeError("expected another layout")
 
-    monkeypatch.setattr(lane_steps, "compile_step", fails)
+
+@pytest.mark.parametrize("when", ["it is compiled", "it runs"])
+def test_lanes_whose_step_can_not_be_compiled_go_on_without(
+    when: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(lane_steps, "compile_step", fails if when == "it is compiled" else lambda *args: fails)
     executor = Lanes(compile=True)
     same(trained("fedavg", executor), trained("fedavg", Loop()))
-    assert "no compiler here" in caplog.text
+    assert "expected another layout" in caplog.text
     assert not executor.compiled
+
+
+def test_an_architecture_that_can_not_be_compiled_does_not_stop_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+
+    def compiled(function: Callable[..., None], arguments: list[torch.Tensor], changed: int) -> object:
+        made.append(changed)
+        return fails if len(made) == 1 else function
+
+    monkeypatch.setattr(lane_steps, "compile_step", compiled)
+    models = [split(small_model(width), classifier="2") for width in (4, 5)]
+
+    def train(executor: Executor) -> Simulation:
+        fed = Federation.from_arrays(np.random.RandomState(0).rand(24, 6), np.arange(24) % 3, "iid", clients=4)
+        made = Simulation(fed, models, METHODS["fedclassavg"](), rounds=1, local=LOCAL, dtype=torch.float64)
+        train_round(made.using(executor), 1)
+        return made
+
+    executor = Lanes(compile=True)
+    same(train(executor), train(Loop()))
+    assert len(made) > 1
+    assert not executor.compiled  # not all
+
+
+def small_model(width: int) -> torch.nn.Sequential:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return torch.nn.Sequential(torch.nn.Linear(6, width), torch.nn.Linear(width, 4), torch.nn.Linear(4, 3))
 
 
 def test_graphs_are_captured_in_the_first_round_alone(captures: list[object]) -> None:

@@ -254,7 +254,14 @@ class GraphRunner:
             has_run = bool(self.graphs)
             self.graphs.clear()  # for their memory
             call = self._compiled(function, arguments, has_run) if compiled else function
-            self._warm_up(call, arguments)
+            try:
+                self._warm_up(call, arguments)
+            except Exception as error:
+                if call is function or isinstance(error, torch.OutOfMemoryError):
+                    raise
+                self.owner.give_up_compiling(error)  # torch checks some results of compiled steps when they run
+                call = function
+                self._warm_up(call, arguments)
 
         def work(steps: int) -> None:
             for _ in range(steps):
@@ -267,12 +274,14 @@ class GraphRunner:
         before = [t.clone() for t in arguments[: self._changed]]
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(2):  # libraries select kernels and allocate workspace in the first calls
-                call(*arguments)
-        torch.cuda.current_stream().wait_stream(side)
-        for t, value in zip(arguments, before, strict=False):
-            t.copy_(value)
+        try:
+            with torch.cuda.stream(side):
+                for _ in range(2):  # libraries select kernels and allocate workspace in the first calls
+                    call(*arguments)
+        finally:
+            torch.cuda.current_stream().wait_stream(side)
+            for t, value in zip(arguments, before, strict=False):
+                t.copy_(value)
 
     def _flat(self) -> tuple[Callable[..., None], list[Tensor]]:
         """Return the step as a function of flat tensors that changes the first of them in place."""

@@ -97,12 +97,18 @@ class CompiledSteps:
     """The compiled steps of lanes, one per architecture and phase, and for batches with and without padding.
 
     Args:
-        wanted: Whether to compile; it ends with the first step that can't be.
+        wanted: Whether to compile; a step that can't be is taken as it is.
     """
 
     def __init__(self, wanted: bool):
         self.wanted = wanted
-        self._steps: dict[tuple[PhaseKey, bool], InPlace] = {}
+        self._failed = False
+        self._steps: dict[tuple[PhaseKey, bool], InPlace | None] = {}  # None: it can't be compiled
+
+    @property
+    def complete(self) -> bool:
+        """Whether all steps so far are compiled."""
+        return self.wanted and not self._failed
 
     def __call__(self, lane: Lane, padded: bool) -> tuple[InPlace, list[Tensor]]:
         """Return a lane's step, compiled if that is wanted, and its arguments."""
@@ -110,11 +116,14 @@ class CompiledSteps:
         key = lane.key, padded
         if self.wanted and key not in self._steps:
             try:
-                self._steps[key] = compile_step(function, arguments, changed)
-            except Exception as error:  # if the compiler fails, the uncompiled step gives the same result
+                step = compile_step(function, arguments, changed)
+                # some fail only when they run: torch 2.11 expects another layout of a gradient in GoogLeNet
+                step(*(t.clone() for t in arguments[:changed]), *arguments[changed:])
+                self._steps[key] = step
+            except Exception as error:  # the uncompiled step gives the same result
                 warn_not_compiled(error)
-                self.wanted = False
-        return self._steps.get(key, function), arguments
+                self._steps[key], self._failed = None, True
+        return self._steps.get(key) or function, arguments
 
 
 def step_key(phase_run: PhaseRun) -> PhaseKey:

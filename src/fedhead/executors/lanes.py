@@ -100,5 +100,5 @@ class Lanes(Executor):
         before = group.preparing
         found = group.train(phases)
         self.preparing += group.preparing - before
-        self.compiled = self._compiled.wanted
+        self.compiled = self._compiled.complete
         return idle | dict(zip(order, found, strict=True))
