@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fedhead.cli import call
-from fedhead.cli.benching import HEADER, LOOP_NOTE
+from fedhead.cli.benching import COLUMNS, HEADER, LOOP_NOTE
 from fedhead.experiment import benchmark
 from fedhead.experiment.benchmark import BenchmarkResult
 from fedhead.experiment.profiling import Profile
@@ -33,17 +33,36 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("executor", ["loop", "stack"])
 def test_each_workload_has_one_header(executor: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert call([*BENCH, "--executors", executor]) == 0
-    lines = capsys.readouterr().out.removesuffix(f"{LOOP_NOTE.format(2)}\n").splitlines()
+    lines = capsys.readouterr().out.removesuffix(f"{COLUMNS}\n{LOOP_NOTE.format(2)}\n").splitlines()
     assert [line == HEADER for line in lines] == [True, False, False] * 2
 
 
 def test_the_table_says_why_the_loop_has_fewer_clients(capsys: pytest.CaptureFixture[str]) -> None:
     assert call([*BENCH, "--clients", "10", "--json"]) == 0
-    *table, note, more, results = capsys.readouterr().out.splitlines()
+    *table, _, _, note, more, results = capsys.readouterr().out.splitlines()
     assert [line.split()[2] for line in table if line != HEADER] == ["2", "10"] * 2  # the loop's and the stack's
     assert note.startswith("loop: clients train one after another")
     assert f"{note}\n{more}" == LOOP_NOTE.format(2)
     assert [row["clients"] for row in json.loads(results)] == [2, 10] * 2
+
+
+def test_every_column_of_numbers_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(BENCH) == 0
+    legend = " ".join(capsys.readouterr().out.splitlines()[-4:-2])
+    names = HEADER.partition("prec.")[2].replace("prep. s", "prep._s").split()
+    assert names == ["steps/s", "ratio", "floor", "GiB", "prep._s"]
+    assert all(f"{name.replace('_', ' ')}: " in legend for name in names)
+
+
+@pytest.mark.parametrize(("rate", "shown"), [(1.26, "1.3"), (99.94, "99.9"), (410.4, "410"), (102_700.0, "102,700")])
+def test_slow_machines_see_more_than_one_digit(
+    rate: float, shown: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    slow = BenchmarkResult("SimpleCNN, FedAvg", 2, "loop", "fp32", rate, 0.0, 0.1, 0.0, 0.0)
+    monkeypatch.setattr(benchmark, "measure", lambda *_: slow)
+    monkeypatch.setattr(benchmark, "plain_steps_per_s", lambda *_: 0.0)
+    assert call([*BENCH, "--workloads", "simplecnn"]) == 0
+    assert capsys.readouterr().out.splitlines()[1].split()[5] == shown
 
 
 @pytest.mark.parametrize(("threads", "clients"), [(1, 2), (2, 2), (16, 16)])

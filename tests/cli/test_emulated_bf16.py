@@ -51,6 +51,18 @@ def test_fp32_needs_no_word(capsys: pytest.CaptureFixture[str]) -> None:
     assert "bf16" not in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("words", [RUN, [*BENCH, "--profile", "--precisions"], [*BENCH, "--precisions"]])
+@pytest.mark.usefixtures("emulated")
+def test_a_cpu_has_no_tf32_and_says_so(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert call([*words, "tf32"]) == 0
+    assert capsys.readouterr().err.count("warning: precision tf32: only GPUs have it") == 1
+    assert call([*words, "fp32"]) == 0
+    assert "tf32" not in capsys.readouterr().err
+
+
 @pytest.mark.usefixtures("emulated")
 def test_features_say_it_too(caplog: pytest.LogCaptureFixture) -> None:
     federation = fh.Federation.load("digits", "iid", clients=2)

@@ -148,3 +148,16 @@ def test_tensorboard_that_is_missing_leaves_no_folder(
     monkeypatch.undo()
     pytest.importorskip("tensorboard", reason="an optional extra")
     TensorBoard().check(tmp_path)
+
+
+@pytest.mark.parametrize("option", [["--executor", "loop"], ["--together"]], ids=["apart", "together"])
+def test_a_round_of_several_seeds_names_its_seed(
+    option: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    quick = ["rounds=2", "subset=60", "clients=2", "local_epochs=1", "model.hidden=[4]", "--device", "cpu"]
+    assert call(["run", "digits", *quick, "seeds=[3, 5]", *option, "--out", str(tmp_path / "two")]) == 0
+    rounds = [line.partition(",")[0] for line in capsys.readouterr().err.splitlines()]
+    assert sorted(rounds) == [f"fedavg (seed {seed}): round {number}" for seed in (3, 5) for number in (1, 2)]
+    assert call(["run", "digits", *quick, "--out", str(tmp_path / "one")]) == 0
+    rounds = [line.partition(",")[0] for line in capsys.readouterr().err.splitlines()]
+    assert rounds == ["fedavg: round 1", "fedavg: round 2"], "a single run needs no seed"

@@ -183,8 +183,9 @@ def test_joined_runs_go_on_with_what_each_method_has_changed(tmp_path: Path) -> 
     recipes = [recipe_of(tmp_path, "Growing", f"seed={seed}") for seed in (0, 1)]
     whole = execute_together(recipes, [tmp_path / "a", tmp_path / "b"], Settings())
     stopped = [tmp_path / "c", tmp_path / "d"]
+    stop = stop_after(2)
     with pytest.raises(Stopped):
-        execute_together(recipes, stopped, Settings(), on_row=stop_after(2))
+        execute_together(recipes, stopped, Settings(), on_row=lambda recipe, row: stop(row))
     resumed = execute_together(recipes, stopped, Settings(), resume=True)
     assert [row["test_loss"] for row in resumed] == [row["test_loss"] for row in whole]
 

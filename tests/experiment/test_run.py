@@ -140,7 +140,7 @@ def test_processes_have_no_settings_of_simulations(tmp_path: Path, name: str) ->
 
 def test_runs_train_together_in_a_stack_only(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="train together in a stack"):
-        execute_together([RECIPE], [tmp_path / "run"], Settings(executor="loop"), on_row=lambda row: None)
+        execute_together([RECIPE], [tmp_path / "run"], Settings(executor="loop"))
     assert not (tmp_path / "run").exists()
 
 
@@ -155,7 +155,7 @@ def test_a_folder_that_is_taken_is_refused_before_any_data_is_read(
 
 def test_metrics_of_several_seeds_are_averaged(tmp_path: Path) -> None:
     recipe = load("digits", ["rounds=1", "subset=200", "seeds=[0,1]", "metrics=[f1]"])
-    found = execute_seeds(recipe, tmp_path / "run", Settings(executor="loop"), on_row=lambda row: None)
+    found = execute_seeds(recipe, tmp_path / "run", Settings(executor="loop"), on_row=lambda recipe, row: None)
     each = [run["metrics"]["f1"] for run in found["runs"]]
     assert found["metrics"] == {"f1": pytest.approx(sum(each) / 2)}
 

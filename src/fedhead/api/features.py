@@ -56,7 +56,7 @@ def extract_features(
         model = build(model, federation.input_shape, federation.outputs)
     where = select.device(device)
     folder = None if cache is None else Path(os.fspath(cache))
-    bf16 = set_precision(precision)
+    bf16 = set_precision(precision, where)
     if bf16:
         warn_if_emulated(where)
     extract = FeatureExtractor(copy.deepcopy(model).to(where), federation.transform, bf16, folder, projected=True)

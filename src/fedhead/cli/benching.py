@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 HEADER = "{:32} {:>7} {:8} {:5} {:>9} {:>7} {:>6} {:>6} {:>7}".format(
     "workload", "clients", "executor", "prec.", "steps/s", "ratio", "floor", "GiB", "prep. s"
 )
+COLUMNS = (
+    "steps/s: local steps of all clients per second; ratio: to the plain loop; floor: share of the steps/s that the\n"
+    "memory's bandwidth would allow; GiB: GPU memory beyond the data set; prep. s: compiling, not in steps/s"
+)
 LOOP_NOTE = (
     "loop: clients train one after another (on a CPU, one per thread), so more of them do not change steps/s: the 1x\n"
     "has {0} clients, or one per architecture if these are more, and --executors loop the first {0} per architecture"
@@ -29,10 +33,11 @@ LOOP_NOTE = (
 def bench(
     workloads: str | None = typer.Option(
         None,
-        help="Among simplecnn, moon, resnet20, fedetf, mixed. [default: simplecnn, and on a GPU resnet20 and mixed]",
+        help="Among simplecnn, moon, resnet20, fedetf, mixed; several with commas between, here and in the next three. "
+        "[default: simplecnn, and on a GPU resnet20 and mixed]",
     ),
     clients: str | None = typer.Option(
-        None, help="How many clients train at once. [default: 10, and on a GPU 20 and 40]"
+        None, help="How many clients there are; one measurement for each number. [default: 10, and on a GPU 20 and 40]"
     ),
     executors: str | None = typer.Option(
         None, help="Besides the plain loop, which is always taken as 1x. [default: stack, and on a GPU lanes]"
@@ -42,7 +47,9 @@ def bench(
     ),
     device: str = typer.Option("auto", help="cpu, cuda or auto."),
     steps: int | None = typer.Option(None, min=1, help="Local steps of each client; 100 on a GPU, 20 on a CPU."),
-    profile: bool = typer.Option(False, "--profile", help="Print where the time of a round goes instead."),
+    profile: bool = typer.Option(
+        False, "--profile", help="Print where the time of a round goes instead, without the loop."
+    ),
     as_json: bool = typer.Option(False, "--json", help="End with one line of JSON."),
 ) -> None:
     """Measure client-steps per second by workload, executor and precision, the plain loop as 1x in the same run.
@@ -50,8 +57,8 @@ def bench(
     \b
     Examples:
       fedhead bench --device cuda
-      fedhead bench --workloads resnet20 --clients 10 --executors loop --device cpu
-      fedhead bench --workloads fedetf --clients 20 --precisions bf16 --profile
+      fedhead bench --device cpu --clients 4 --steps 5
+      fedhead bench --device cuda --workloads fedetf --clients 20 --executors stack --precisions bf16 --profile
     """
     from fedhead.executors import select
     from fedhead.experiment import benchmark
@@ -100,6 +107,7 @@ def bench(
         on_result=show,
         on_begin=lambda what: print(f"measuring {what}", file=sys.stderr, flush=True),
     )
+    print(COLUMNS)
     print(LOOP_NOTE.format(benchmark.loop_clients(where)))
     if as_json:
         print(json.dumps([asdict(result) for result in results]))
@@ -113,8 +121,9 @@ def _counts(text: str) -> list[int]:
 
 
 def _print_line(r: BenchmarkResult) -> None:
+    rate = f"{r.steps_per_s:9,.0f}" if r.steps_per_s >= 100 else f"{r.steps_per_s:9.1f}"
     print(
-        f"{r.workload:32} {r.clients:7} {r.executor:8} {r.precision:5} {r.steps_per_s:9.0f} {r.ratio:6.1f}x "
+        f"{r.workload:32} {r.clients:7} {r.executor:8} {r.precision:5} {rate} {r.ratio:6.1f}x "
         f"{r.floor_share:6.1%} {r.peak_gib:6.2f} {r.preparing_s:7.1f}",
         flush=True,
     )

@@ -29,7 +29,8 @@ DataFolder = Annotated[
 Device = Annotated[str, typer.Option(help="Where to compute: auto, cpu, cuda, or one of several GPUs as in cuda:1.")]
 ColumnWidth = Annotated[int, typer.Option(min=1, max=2, help="Columns of a page that a figure spans: 3.3 or 6.9 in.")]
 ExecutorName = Annotated[
-    str, typer.Option(help="loop: clients one by one; stack; lanes: one GPU stream each; auto; or your own.")
+    str,
+    typer.Option(help="loop: clients one by one; stack: all at once; lanes: one GPU stream each; auto; or your own."),
 ]
 Minutes = Annotated[float | None, typer.Option(min=0, help="Begin no run that is not likely to end in this time.")]
 Shard = Annotated[str | None, typer.Option(metavar="K/N", help="Only the K-th of N parts, as one job of an array.")]
@@ -74,7 +75,10 @@ class Precision(StrEnum):
     bf16 = "bf16"
 
 
-PrecisionName = Annotated[Precision, typer.Option(help="What to compute in.")]
+PrecisionName = Annotated[
+    Precision,
+    typer.Option(help="float32; with TF32 in a GPU's matrix products; or layers in bfloat16, weights in float32."),
+]
 
 
 class Compile(StrEnum):
@@ -87,7 +91,7 @@ class Compile(StrEnum):
 
 CompileName = Annotated[
     Compile,
-    typer.Option(help="On a GPU compile long runs while they train (auto), first, for exact repeats (wait), or never."),
+    typer.Option(help="On a GPU: compile long runs while they train (auto), before the first round (wait), or never."),
 ]
 
 

@@ -48,7 +48,10 @@ def run(
     recipe: RecipeName,
     assignments: Assignments = None,
     out: Annotated[Path | None, typer.Option(help="The run folder. [default: a new one under runs/]")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out where it was stopped.")] = False,
+    resume: Annotated[
+        bool,
+        typer.Option("--resume", help="Go on with the run in --out where it was stopped; begin it if there is none."),
+    ] = False,
     allow_changed_code: AllowChangedCode = False,
     data: DataFolder = None,
     device: Device = "auto",
@@ -59,7 +62,10 @@ def run(
     transport: Annotated[
         TransportName, typer.Option(help="All clients in this process, or one process per client, on Flower.")
     ] = TransportName.simulation,
-    together: Annotated[bool, typer.Option("--together", help="Train all seeds in one stack.")] = False,
+    together: Annotated[
+        bool,
+        typer.Option("--together", help="Train all seeds at once, in one stack; they end as alone, up to rounding."),
+    ] = False,
     logger: Annotated[
         list[str] | None,
         typer.Option("--logger", help="Also log to csv, tensorboard, mlflow or wandb; as often as there are such."),
@@ -85,7 +91,7 @@ def run(
     from fedhead.experiment.run import Settings
     from fedhead.experiment.run import execute as simulate
     from fedhead.experiment.run_folder import CONFIG
-    from fedhead.experiment.seeds import execute_seeds, raise_failed, seed_folders
+    from fedhead.experiment.seeds import execute_seeds, raise_failed, seed_folders, which
 
     if resume and out is None:
         raise BadInput("--resume needs --out: name the run folder that is to go on")
@@ -132,9 +138,9 @@ def run(
     rounds = found.rounds * len(folders)
     with interruptible(stopped), progress(rounds, quiet, finished, resumed) as tell:
 
-        def on_row(row: Row) -> None:
+        def on_row(one: Recipe, row: Row) -> None:
             last.update(row)
-            tell(found.method, row)
+            tell(found.method if list(folders) == [out] else f"{found.method} (seed {which(one)})", row)
 
         result = execute_seeds(found, out, settings, execute, resume=resume, together=together, on_row=on_row)
     if as_json:

@@ -74,7 +74,7 @@ def simulate(
         seed: Decides cohorts, batches and augmentation.
         executor: `loop`, `stack`, `lanes`, `auto` (the fastest of a short trial), or an executor.
         device: `cpu`, `cuda`, or `auto`.
-        precision: `fp32` or `bf16`.
+        precision: `fp32`, `tf32` (on a GPU) or `bf16`.
         compile: When a stack is compiled on a GPU: `auto`, `wait` or `never`.
         evaluate_every: Evaluate after every so many rounds, and after the last `last_rounds`.
         last_rounds: Over how many of the last rounds the mean accuracy is taken.
@@ -89,6 +89,7 @@ def simulate(
     Returns:
         The finished run.
     """
+    where = select.device(device)
     simulation = Simulation(
         federation,
         [model] if isinstance(model, SplitModel) else list(model),
@@ -104,8 +105,8 @@ def simulate(
         sampler=sampler,
         stragglers=stragglers,
         seed=seed,
-        device=select.device(device),
-        bf16=set_precision(precision),
+        device=where,
+        bf16=set_precision(precision, where),
         assign=assign,
         cache_features=cache_features,
     )

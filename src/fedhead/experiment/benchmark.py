@@ -198,7 +198,7 @@ def measure(
     gc.collect()
     if where.type == "cuda":
         torch.cuda.empty_cache()
-    simulation = workload.simulation(clients, steps, where, set_precision(precision))
+    simulation = workload.simulation(clients, steps, where, set_precision(precision, where))
     held = torch.cuda.memory_allocated() if where.type == "cuda" else 0
     if where.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
@@ -263,7 +263,7 @@ def profile_round(
     _check([workload], [executor], [precision])
     where = select.device(device)
     steps = steps or (100 if where.type == "cuda" else 20)
-    simulation = WORKLOADS[workload].simulation(clients, steps, where, set_precision(precision))
+    simulation = WORKLOADS[workload].simulation(clients, steps, where, set_precision(precision, where))
     simulation.using(select.by_name(executor, simulation, compile=True))
     train_round(simulation, 1)  # warms up, compiles and captures
     if where.type == "cuda":

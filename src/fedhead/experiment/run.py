@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -169,17 +170,18 @@ def execute_together(
     settings: Settings,
     *,
     resume: bool = False,
-    on_row: Callable[[Row], None] = lambda row: None,
+    on_row: Callable[[Recipe, Row], None] = lambda recipe, row: None,
 ) -> list[Row]:
     """Run several recipes together, with their clients in one stack where they do the same work.
 
     Each ends as it would alone, up to rounding, in its own folder, from which it can be resumed, alone or together
-    again.
+    again. `on_row` is called with a run's recipe and the record of each of its rounds.
     """
     refuse_apart(settings)
 
     def one(recipe: Recipe, out: Path) -> Callable[[Executor], Row]:
-        return lambda member: execute(recipe, out, replace(settings, executor=member), resume=resume, on_row=on_row)
+        tell = partial(on_row, recipe)
+        return lambda member: execute(recipe, out, replace(settings, executor=member), resume=resume, on_row=tell)
 
     with read_once():
         worker = _stack_for(recipes, outs, settings, resume)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,7 @@ def execute_seeds(
     *,
     resume: bool = False,
     together: bool = False,
-    on_row: Callable[[Row], None],
+    on_row: Callable[[Recipe, Row], None],
 ) -> Row:
     """Run a recipe once for each of its seeds, each in its own folder.
 
@@ -68,7 +69,7 @@ def execute_seeds(
         execute: What runs one recipe, in this process (`experiment.run.execute`) or elsewhere, called alike.
         resume: Go on with runs that were stopped.
         together: Train all seeds in one stack; one that was begun with another executor goes on with that one, alone.
-        on_row: Called with the record of every round.
+        on_row: Called with a run's recipe and the record of each of its rounds.
 
     Returns:
         The result of the run; of several, the means and deviations of those that ended, with the single results under
@@ -80,7 +81,7 @@ def execute_seeds(
     left_out = _left_out(recipe, out, settings.data) if recipe.test == leave_one_out.ALL and not recipe.seeds else {}
     folders = {path: one for path, (one, _) in left_out.items()} or seed_folders(recipe, out, settings.data)
     if list(folders) == [out]:
-        return execute(recipe, out, settings, resume=resume, on_row=on_row)
+        return execute(recipe, out, settings, resume=resume, on_row=partial(on_row, recipe))
     if resume:
         _refuse_other_recipes(folders)
     joined: dict[Path, Recipe] = {}
@@ -96,10 +97,11 @@ def execute_seeds(
         try:
             if folder in joined and (reason := diverged(folder)) is not None:
                 raise Diverged(reason)
-            found = execute(one, folder, settings, resume=resume or folder in joined, on_row=on_row)
+            tell = partial(on_row, one)
+            found = execute(one, folder, settings, resume=resume or folder in joined, on_row=tell)
             results.append({**found, "left_out": left_out[folder][1]} if left_out else found)
         except (Diverged, DamagedRun) as error:
-            failed["diverged" if isinstance(error, Diverged) else "damaged"][_which(one)] = str(error)
+            failed["diverged" if isinstance(error, Diverged) else "damaged"][which(one)] = str(error)
     if not results:
         raise_failed(**failed)
     return {"run": str(out), **averaged(results), **failed}
@@ -136,8 +138,8 @@ def _refuse_other_recipes(folders: Mapping[Path, Recipe]) -> None:
             continue
 
 
-def _which(recipe: Recipe) -> str:
-    """Return what tells a run from the others."""
+def which(recipe: Recipe) -> str:
+    """Return what tells a run from the others: its seed, and the client that it leaves out, if any."""
     client = leave_one_out.left_out(recipe)
     return str(recipe.seed) if client is None else f"{recipe.seed} without client {client}"
 

@@ -12,12 +12,13 @@ from fedhead.core.log import warn_once
 PRECISIONS = ("fp32", "tf32", "bf16")
 
 
-def set_precision(name: str) -> bool:
+def set_precision(name: str, where: torch.device | None = None) -> bool:
     """Set the precision of float32 matrix products on a GPU, for the whole process.
 
     Args:
         name: "fp32" is plain float32; "tf32" lets tensor cores round the factors to ten bits; "bf16" computes in
             bfloat16 with float32 weights, optimizer state and statistics.
+        where: The device, if it is known; on a CPU tf32 is fp32, and a warning says so.
 
     Returns:
         Whether models are to compute in bfloat16.
@@ -27,6 +28,8 @@ def set_precision(name: str) -> bool:
     """
     if name not in PRECISIONS:
         raise unknown("precision", name, PRECISIONS)
+    if name == "tf32" and where is not None and where.type == "cpu":
+        warn_once("precision tf32: only GPUs have it, and a CPU computes in fp32 instead; use fp32 there")
     torch.backends.cuda.matmul.allow_tf32 = name != "fp32"
     torch.backends.cudnn.allow_tf32 = name != "fp32"
     return name == "bf16"
