@@ -29,6 +29,11 @@ def test_operators_by_kind_and_the_clock():
     assert sum(found.host.values()) == pytest.approx(found.seconds)
 
 
+def test_the_profiler_prints_nothing_of_its_own(capfd):
+    profiled(lambda: torch.ones(3) + 1, torch.device("cpu"))
+    assert capfd.readouterr() == ("", "")
+
+
 def test_the_round_of_a_workload():
     found = benchmark.profile_round("simplecnn", 2, "stack", "fp32", "cpu", steps=1)
     assert any(name.startswith("executors.") for name in found.host)

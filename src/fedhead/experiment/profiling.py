@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
@@ -72,6 +73,7 @@ def profiled(work: Callable[[], object], device: torch.device) -> Profile:
         device: Where it computes.
     """
     gpu = device.type == "cuda"
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler would print when it starts and stops
     activities = [ProfilerActivity.CUDA] if gpu else [ProfilerActivity.CPU]
     with profile(activities=activities) as trace:
         work()
