@@ -133,6 +133,12 @@ def environment(bytecode: Path) -> dict[str, str]:
     return env
 
 
+def _gpu_is_visible() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
 def main() -> None:
     """Measure the rows that are asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -151,6 +157,8 @@ def main() -> None:
     names = options.rows or list(ROWS)
     if unknown := [name for name in names if name not in ROWS]:
         parser.error(f"unknown row {unknown[0]!r}: select from {', '.join(ROWS)}")
+    if options.device != "cpu" and not _gpu_is_visible():
+        parser.error(f"--device {options.device}: no GPU is visible to torch; --tiny --device cpu tries the script")
     arguments = ["--device", options.device, *(["--data", options.data] if options.data else [])]
     arguments += ["--tiny"] if options.tiny else []
     arguments += ["--model", options.model] if options.model else []

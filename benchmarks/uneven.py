@@ -64,6 +64,8 @@ def main() -> None:
     parser.add_argument("--precision", default="bf16")
     parser.add_argument("--samples", type=int, default=50_000)
     asked = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.error("no GPU is visible to torch, and clients pass through slots on a GPU alone")
     eager = plain_steps_per_s(dataclasses.replace(WORKLOADS["simplecnn"]), select.device("auto"), 100, 3)
     print(f"eager loop {eager:.0f} steps/s")
     print(f"{'workload':20} {'clients':>7} {'split':15} {'prep. s':>8} {'round s':>8} {'steps/s':>8} {'of even':>8}")

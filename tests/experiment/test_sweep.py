@@ -186,3 +186,11 @@ def test_what_changed_in_a_run_folder_makes_the_same_folder_elsewhere(tmp_path: 
     (tmp_path / "here" / METRICS).unlink()
     place(changes.take(), tmp_path / "there")
     assert not (tmp_path / "there" / METRICS).exists()
+
+
+@pytest.mark.parametrize("wrong", [{"precision": "fp16"}, {"compile": "always"}], ids=lambda wrong: next(iter(wrong)))
+def test_settings_that_no_run_can_have_are_refused_before_the_first(wrong: dict[str, Any], tmp_path: Path) -> None:
+    (name,) = wrong
+    with pytest.raises(fh.BadInput, match=f"unknown {name} "):
+        fh.sweep("digits", {"lr": [0.1, 0.2], "rounds": 1}, out=tmp_path / "grid", device="cpu", **wrong)
+    assert not (tmp_path / "grid").exists()

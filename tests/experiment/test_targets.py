@@ -102,6 +102,18 @@ def test_a_row_that_fails_does_not_stop_the_others(
     ]
 
 
+def test_a_machine_without_a_gpu_is_told_so_before_anything_is_measured(
+    targets: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr(targets, "measured", lambda *_: pytest.fail("something was measured"))
+    monkeypatch.setattr(sys, "argv", ["targets.py", "stages", "--out", str(tmp_path / "targets.csv")])
+    with pytest.raises(SystemExit) as end:
+        targets.main()
+    assert end.value.code == 2
+    assert "--device cuda: no GPU is visible to torch" in capsys.readouterr().err
+
+
 SCRIPT = """#!/bin/sh
 echo "no client has more than 50 samples in a round" >&2
 echo "fedavg: round 1, loss 2.301" >&2

@@ -232,3 +232,20 @@ def test_a_method_that_no_stack_takes_is_told_how_to_train_one_after_another(
     assert call([*words, "--concurrent-trials", "2"]) == 1
     assert "trials side by side are a stack: give --concurrent-trials 1" in capfd.readouterr().err
     assert call([*words, "--concurrent-trials", "1"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ({"device": "cuda:99"}, "device cuda:99: "),
+        ({"precision": "fp16"}, "unknown precision 'fp16'"),
+        ({"compile": "always"}, "unknown compile 'always'"),
+    ],
+)
+def test_settings_that_no_trial_can_have_are_refused_before_the_first(
+    wrong: dict[str, str], sentence: str, tmp_path: Path
+) -> None:
+    recipe, asked = load("digits", SMALL), {"device": "cpu", **wrong}
+    with pytest.raises(fh.BadInput, match=sentence):
+        fh.tune(recipe, "lr=log(1e-3, 1)", out=tmp_path / "study", settings=Settings(**asked))
+    assert not (tmp_path / "study").exists()

@@ -31,6 +31,7 @@ from fedhead.experiment.loggers.base import Logger
 from fedhead.experiment.recipe import Recipe
 from fedhead.experiment.recorded_run import RecordedRun, stored_clients
 from fedhead.experiment.run_folder import RunFolder
+from fedhead.models.precision import check_precision
 from fedhead.models.split_model import SplitModel
 
 LONG = 50  # local epochs of a client from which on a run on a GPU is likely to be compiled
@@ -197,8 +198,10 @@ def check_settings(settings: Settings, together: bool | None, folders: Sequence[
         folders: Where the file of an executor of the user's own is looked for.
 
     Raises:
-        BadInput: There is no such executor, or it is not one that trains runs together.
+        BadInput: There is no such executor, precision or `compile`, or the executor does not train runs together.
     """
+    check_precision(settings.precision)
+    select.check_compile(settings.compile)
     if isinstance(settings.executor, str) and settings.executor != "auto":
         select.EXECUTORS.find(settings.executor, folders)
     if together:

@@ -6,8 +6,12 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
 
+import torch
+
 from fedhead.core.errors import FedheadError
+from fedhead.executors import select
 from fedhead.experiment.failures import describe_error
+from fedhead.experiment.run import Settings
 from fedhead.experiment.study import Study
 from fedhead.experiment.time_budget import TimeBudget
 from fedhead.experiment.trial_training import TrialTraining
@@ -61,6 +65,10 @@ class TrialQueue:
 class TrialEngine(Protocol):
     """What trains the trials of a search."""
 
+    def device(self, settings: Settings) -> torch.device:
+        """Return where trials will train; refuse a device that is not there."""
+        ...
+
     def run(self, search: TrialTraining, queue: TrialQueue, concurrent: int | None) -> None:
         """Train trials until the queue has none, so many side by side; None: as many as is best."""
         ...
@@ -68,6 +76,10 @@ class TrialEngine(Protocol):
 
 class LocalTrials:
     """Trains trials in this process."""
+
+    def device(self, settings: Settings) -> torch.device:
+        """Return where trials will train."""
+        return select.device(settings.device)
 
     def run(self, search: TrialTraining, queue: TrialQueue, concurrent: int | None) -> None:
         """Train trials until the queue has none."""

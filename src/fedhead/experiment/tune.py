@@ -16,7 +16,7 @@ from fedhead.core.ranges import Above, AtLeast, AtMost, Below, Between
 from fedhead.engine.metrics import Row
 from fedhead.experiment.recipe import Recipe, load
 from fedhead.experiment.repeated import warn_of_changes
-from fedhead.experiment.run import Settings, execute
+from fedhead.experiment.run import Settings, check_settings, execute
 from fedhead.experiment.run_folder import RunFolder
 from fedhead.experiment.search_space import read_space, with_settings, with_values
 from fedhead.experiment.study import MOST_SEED, Study
@@ -130,6 +130,8 @@ def tune(
     check("seed", seed, Annotated[int, Between(0, MOST_SEED)])
     space, others = read_space(assignments)
     base = with_settings(recipe if isinstance(recipe, Recipe) else load(recipe), others)
+    check_settings(settings, None, base.folders)  # here and below: else each trial would fail for the same reason
+    trial_engine.device(settings)
     if not space:
         raise BadInput("nothing is searched: give a range to at least one key, such as lr=log(1e-4, 1e-1)")
     if base.seeds:

@@ -12,6 +12,16 @@ from fedhead.core.log import warn_once
 PRECISIONS = ("fp32", "tf32", "bf16")
 
 
+def check_precision(name: str) -> None:
+    """Refuse an unknown precision.
+
+    Raises:
+        BadInput: The name is none of `PRECISIONS`.
+    """
+    if name not in PRECISIONS:
+        raise unknown("precision", name, PRECISIONS)
+
+
 def set_precision(name: str, where: torch.device | None = None) -> bool:
     """Set the precision of float32 matrix products on a GPU, for the whole process.
 
@@ -26,8 +36,7 @@ def set_precision(name: str, where: torch.device | None = None) -> bool:
     Raises:
         BadInput: If the name is unknown.
     """
-    if name not in PRECISIONS:
-        raise unknown("precision", name, PRECISIONS)
+    check_precision(name)
     if name == "tf32" and where is not None and where.type == "cpu":
         warn_once("precision tf32: only GPUs have it, and a CPU computes in fp32 instead; use fp32 there")
     torch.backends.cuda.matmul.allow_tf32 = name != "fp32"
