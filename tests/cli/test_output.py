@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
+import json
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -161,3 +163,13 @@ def test_a_round_of_several_seeds_names_its_seed(
     assert call(["run", "digits", *quick, "--out", str(tmp_path / "one")]) == 0
     rounds = [line.partition(",")[0] for line in capsys.readouterr().err.splitlines()]
     assert rounds == ["fedavg: round 1", "fedavg: round 2"], "a single run needs no seed"
+
+
+@pytest.mark.parametrize(("option", "whole"), [(["--executor", "loop"], sum), (["--together"], max)])
+def test_seeds_that_train_at_once_take_their_time_once(
+    option: list[str], whole: Callable[[list[float]], float], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    quick = ["rounds=1", "subset=60", "clients=2", "local_epochs=1", "model.hidden=[4]", "--device", "cpu", "--json"]
+    assert call(["run", "digits", *quick, "seeds=[0, 1, 2]", *option, "--out", str(tmp_path / "three")]) == 0
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert result["seconds"] == pytest.approx(whole([one["seconds"] for one in result["runs"]]))

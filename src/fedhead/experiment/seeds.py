@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -91,7 +91,7 @@ def execute_seeds(
     if joined:
         with suppress(Diverged, DamagedRun):  # raised when all have ended; below each is asked for its own result
             execute_together(list(joined.values()), list(joined), settings, resume=resume, on_row=on_row)
-    results: list[Row] = []
+    results: dict[Path, Row] = {}
     failed: dict[str, dict[str, str]] = {"diverged": {}, "damaged": {}}
     for folder, one in folders.items():
         try:
@@ -99,12 +99,13 @@ def execute_seeds(
                 raise Diverged(reason)
             tell = partial(on_row, one)
             found = execute(one, folder, settings, resume=resume or folder in joined, on_row=tell)
-            results.append({**found, "left_out": left_out[folder][1]} if left_out else found)
+            results[folder] = {**found, "left_out": left_out[folder][1]} if left_out else found
         except (Diverged, DamagedRun) as error:
             failed["diverged" if isinstance(error, Diverged) else "damaged"][which(one)] = str(error)
     if not results:
         raise_failed(**failed)
-    return {"run": str(out), **averaged(results), **failed}
+    seconds = _seconds_of_all({path: one["seconds"] for path, one in results.items()}, joined)
+    return {"run": str(out), **averaged(list(results.values())), "seconds": seconds, **failed}
 
 
 def raise_failed(diverged: Mapping[str, str], damaged: Mapping[str, str]) -> None:
@@ -144,6 +145,12 @@ def which(recipe: Recipe) -> str:
     return str(recipe.seed) if client is None else f"{recipe.seed} without client {client}"
 
 
+def _seconds_of_all(each: Mapping[Path, float], joined: Collection[Path]) -> float:
+    """Return what runs took by the clock: one after another, but for those that trained at the same time."""
+    alone = [seconds for path, seconds in each.items() if path not in joined]
+    return sum(alone) + max((seconds for path, seconds in each.items() if path in joined), default=0.0)
+
+
 def averaged(results: Sequence[Row]) -> Row:
     """Return the means and deviations over runs that differ only in their seed, and the runs themselves."""
     stages = {
@@ -155,7 +162,7 @@ def averaged(results: Sequence[Row]) -> Row:
         "deviation": {name: deviation([r[name] for r in results]) for name in MEANS},
         "metrics": {name: _mean([r["metrics"][name] for r in results]) for name in results[0].get("metrics") or {}},
         "stages": stages,
-        **{name: sum(r[name] for r in results) for name in ("bytes_up", "bytes_down", "seconds")},
+        **{name: sum(r[name] for r in results) for name in ("bytes_up", "bytes_down")},
         "preparing": max(r.get("preparing") or 0.0 for r in results),  # runs that train together share it
         "seed": [r["seed"] for r in results],
         "runs": list(results),
