@@ -16,9 +16,10 @@ from fedhead.algorithm.upload import Clip, Upload
 from fedhead.core.foreach import copy_all
 from fedhead.core.optimizers import SGD, Adam, AdamW
 from fedhead.data.federation import Federation
+from fedhead.data.pool import Pool, ViewsAhead
 from fedhead.engine.rounds import train_round
 from fedhead.engine.simulation import Simulation
-from fedhead.executors import lane_steps, step_graphs
+from fedhead.executors import lane_batches, lane_steps, step_graphs
 from fedhead.executors.compiling.step import trace
 from fedhead.executors.job import Executor
 from fedhead.executors.lane_groups import STEPS_PER_GRAPH
@@ -45,9 +46,13 @@ def trained(name: str, executor: Executor, uploads: Sequence[Upload] = ()) -> Si
 
 
 @pytest.mark.parametrize("uploads", [(), (Clip(0.05),)], ids=["plain", "clipped"])
-@pytest.mark.parametrize("name", ["fedavg", "scaffold", "fedrep", "fedetf"])
+@pytest.mark.parametrize("name", ["fedavg", "scaffold", "fedrep", "fedetf", "fedclassavg"])
 def test_lanes_end_where_the_loop_does(name: str, uploads: Sequence[Upload]) -> None:
     same(trained(name, Lanes(), uploads), trained(name, Loop(), uploads))
+
+
+def test_lanes_train_on_public_samples_too() -> None:
+    same(trained("ktpfl", Lanes()), trained("ktpfl", Loop()))
 
 
 def same(found: Simulation, loop: Simulation, tolerance: float = 1e-10) -> None:
@@ -173,7 +178,7 @@ def test_lasting_optimizers_in_another_layout_end_where_the_loop_does(optimizer:
 
 
 def test_steps_write_over_the_weights_of_their_lane(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only running statistics and what is drawn are copied in a step."""
+    """Only running statistics are copied in a step."""
     copied: list[int] = []
 
     def counted(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
@@ -183,6 +188,55 @@ def test_steps_write_over_the_weights_of_their_lane(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(step_graphs, "copy_all", counted)
     trained("fedavg", Lanes())
-    stats, drawn, weights = len(list(network("batch").buffers())), 3, len(list(network("batch").parameters()))
-    assert 0 < stats < drawn < weights
-    assert {count for count in copied if count < weights} == {stats, drawn}
+    stats, weights = len(list(network("batch").buffers())), len(list(network("batch").parameters()))
+    assert 0 < stats < weights
+    assert {count for count in copied if count < weights} == {stats}
+
+
+def test_all_lanes_are_drawn_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The batches of all lanes with one pass of the augmentation, and one more for the second view of each sample."""
+    passes: list[int] = []
+    view = Pool.view
+
+    def counted(self: Pool, index: torch.Tensor, key: torch.Tensor | None) -> object:
+        passes.append(len(index))
+        return view(self, index, key)
+
+    executor, settings = Lanes(), {"rounds": 2, "local": LOCAL}
+    simulation = Simulation(federation(), [network("batch")], METHODS["fedclassavg"](), **settings)
+    train_round(simulation.using(executor), 1)
+    jobs = simulation.jobs_of_round(2)
+    monkeypatch.setattr(Pool, "view", counted)
+    executor.run_all(jobs)
+    steps = [len(mine[0]) for mine in jobs[0].schedules]
+    width = LOCAL.batch_size * len(steps)
+    assert max(passes) >= width, "all clients"
+    assert len(passes) <= 2 * max(steps), "two views for all lanes, where each lane would take two of its own"
+    assert len(passes) < 2 * sum(steps)
+
+
+def test_views_ahead_are_those_of_their_batch_alone() -> None:
+    """A method may ask for views of other rows than its batch has."""
+    simulation = Simulation(federation(), [network("batch")], METHODS["fedclassavg"](), rounds=1, local=LOCAL)
+    pool, rows, key = simulation.pool, torch.arange(4), torch.arange(4) + 7
+    asked: set[int] = set()
+    holding = pool.holding(ViewsAhead(rows, key, {1: torch.zeros(1)}, asked))
+    assert holding.another_view(rows, key, 1).tolist() == [0.0]
+    for index, own, number in ((rows[:2], key[:2], 1), (rows, key.clone(), 1), (rows, key, 2)):
+        assert torch.equal(holding.another_view(index, own, number), pool.another_view(index, own, number))
+    assert asked == {1, 2}
+
+
+def test_the_size_of_inputs_is_that_after_resizing() -> None:
+    pool = Simulation(federation(), [network("batch")], METHODS["fedavg"](), rounds=1, local=LOCAL).pool
+    before = lane_batches._sample_bytes(pool)
+    pool.transform = pool.transform.replace(resize=12)
+    assert lane_batches._sample_bytes(pool) == 4 * before
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedclassavg"])
+def test_lanes_of_large_inputs_draw_their_own(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = trained(name, Loop())
+    monkeypatch.setattr(lane_batches, "MAX_BYTES", 0)
+    monkeypatch.setattr(lane_batches.LaneBatches, "draw", None)
+    same(trained(name, Lanes()), loop)

@@ -185,7 +185,7 @@ class Client:
         Returns:
             Inputs like `batch.x`.
         """
-        return self._pool.view(batch.rows, random.fold_in(batch.key, number))
+        return self._pool.another_view(batch.rows, batch.key, number)
 
     def total(self, fn: Callable[[Batch], Tree]) -> Tree:
         """Sum a function over all training samples of the client, not augmented.

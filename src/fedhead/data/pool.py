@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from fedhead.core import random
 from fedhead.core.batch import Batch
 from fedhead.core.inputs import Inputs, channels_last, map_inputs, tensors_of, to_dtype
 from fedhead.core.latest import Latest
@@ -16,6 +19,23 @@ from fedhead.data.named_transforms import AnyTransform
 
 KEPT_TABLES = 4  # as of several architectures, or of those who train and those who are tested
 MAX_CONVERTED = 1 << 30  # largest size in bytes of images that are held a second time in channels-last format
+
+
+@dataclass(frozen=True)
+class ViewsAhead:
+    """Views of a batch's samples that were drawn ahead.
+
+    Args:
+        rows: The batch's rows.
+        key: Its keys.
+        views: Its views, by number.
+        asked: Collects the numbers that are asked for.
+    """
+
+    rows: Tensor
+    key: Tensor
+    views: Mapping[int, Inputs]
+    asked: set[int]
 
 
 class Pool:
@@ -45,6 +65,7 @@ class Pool:
         self.transform = transform
         self.dtype = dtype
         self._converted: Pool | None = None
+        self._ahead: ViewsAhead | None = None
         # shared with the pools that are made of this one, on the same device and of the same dtype
         self.row_tables: Latest[tuple[Tensor, Tensor]] = Latest(KEPT_TABLES)
 
@@ -60,6 +81,12 @@ class Pool:
         """Return the same pool with other tensors, for tracing."""
         other = copy.copy(self)
         other.x, other.y = x, y
+        return other
+
+    def holding(self, views: ViewsAhead) -> Pool:
+        """Return the same pool with views that were drawn ahead."""
+        other = copy.copy(self)
+        other._ahead = views
         return other
 
     def take(self, rows: Tensor) -> Pool:
@@ -101,6 +128,21 @@ class Pool:
     def view(self, index: Tensor, key: Tensor | None) -> Any:
         """Return the inputs of rows `index` [B], augmented with `key` [B] if it is given."""
         return to_dtype(self.transform(map_inputs(lambda t: _select(t, index), self.x), key), self.dtype)
+
+    def another_view(self, index: Tensor, key: Tensor, number: int) -> Any:
+        """Return view `number` of samples that were drawn with `key`, as it was drawn ahead if it was.
+
+        Args:
+            index: Rows of the samples, [B].
+            key: Their random keys, [B].
+            number: Which view; each number draws another one.
+        """
+        ahead = self._ahead
+        if ahead is not None and index is ahead.rows and key is ahead.key:  # and not a part of the batch
+            ahead.asked.add(number)
+            if number in ahead.views:
+                return ahead.views[number]
+        return self.view(index, random.fold_in(key, number))
 
 
 def _select(t: Tensor, index: Tensor) -> Tensor:

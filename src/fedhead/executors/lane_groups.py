@@ -9,6 +9,7 @@ from functools import partial
 
 import torch
 
+from fedhead.executors.lane_batches import LaneBatches
 from fedhead.executors.lane_steps import CompiledSteps, Lane
 from fedhead.executors.step_graphs import StepGraphs, copy_into, preparing
 from fedhead.executors.steps import Carry, PhaseRun
@@ -43,24 +44,41 @@ class LaneGroup:
         lanes = self.lanes[:size]
         with preparing(self):
             before = [(lane.carry, _copy(lane.carry), lane.counter.clone()) for lane in lanes]
-            work = [partial(lane.take, *self.compiled(lane, padded)) for lane in lanes]
+            take = self._steps(lanes, padded)
             for _ in range(2):  # libraries select kernels and allocate workspace in the first calls
-                self._fork(work, 1)
+                take(1)
             for lane, (carry, values, counter) in zip(lanes, before, strict=True):
                 copy_into(carry, values)
                 lane.counter.copy_(counter)
-        return StepGraphs(self, partial(self._fork, work), steps_per_graph=STEPS_PER_GRAPH)
+        return StepGraphs(self, take, steps_per_graph=STEPS_PER_GRAPH)
 
-    def _fork(self, work: Sequence[Callable[[], None]], steps: int) -> None:
-        main = torch.cuda.current_stream()
-        lanes = self.lanes[: len(work)]
-        for lane, take in zip(lanes, work, strict=True):
-            lane.stream.wait_stream(main)
-            with torch.cuda.stream(lane.stream):
-                for _ in range(steps):
-                    take()
-        for lane in lanes:
-            main.wait_stream(lane.stream)
+    def _steps(self, lanes: list[Lane], padded: bool) -> Callable[[int], None]:
+        """Return the function that takes so many steps in each lane."""
+        batches = LaneBatches(lanes)
+        if self.compiled.wanted or not batches.are_small(STEPS_PER_GRAPH):  # a compiler fuses the drawing of each lane
+            own = [partial(lane.take, *self.compiled(lane, padded)) for lane in lanes]
+            return lambda steps: _fork(lanes, [[take] * steps for take in own])
+
+        def take(steps: int) -> None:
+            drawn = batches.draw(steps)  # held until the lanes have joined
+            _fork(
+                lanes,
+                [[partial(k.take_drawn, *one, padded) for one in own] for k, own in zip(lanes, drawn, strict=True)],
+            )
+
+        return take
+
+
+def _fork(lanes: Sequence[Lane], steps: Sequence[Sequence[Callable[[], None]]]) -> None:
+    """Take the steps of each lane in its own stream, and wait for all of them."""
+    main = torch.cuda.current_stream()
+    for lane, own in zip(lanes, steps, strict=True):
+        lane.stream.wait_stream(main)
+        with torch.cuda.stream(lane.stream):
+            for take in own:
+                take()
+    for lane in lanes:
+        main.wait_stream(lane.stream)
 
 
 def buckets(width: int) -> list[int]:

@@ -11,8 +11,11 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from fedhead.core import random
+from fedhead.core.batch import Batch
 from fedhead.core.optimizers import clone_for_in_place
 from fedhead.core.tree import Tree
+from fedhead.data.pool import Pool
 from fedhead.executors.compiling.step import InPlace, compile_step, warn_not_compiled
 from fedhead.executors.phase_keys import PhaseKey, cache_key
 from fedhead.executors.step_graphs import copy_each, copy_into
@@ -56,6 +59,32 @@ class Lane:
             copy_into(self.draw, self._draw())
         work(*arguments)
         with torch.no_grad():
+            self.counter.add_(1)
+
+    @property
+    def batch_size(self) -> int:
+        """Samples per step."""
+        return int(self.batches[0].shape[-1])
+
+    def draws(self, steps: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the rows and weights of the next steps' batches, [steps, batch], and their keys, [steps]."""
+        rows, weight, start = self.batches
+        at = (self.counter + torch.arange(steps, device=rows.device)).clamp(max=self.last)
+        return rows.index_select(0, at), weight.index_select(0, at), random.fold_in(start, at)
+
+    def take_drawn(self, batch: Batch, key: Tensor, pool: Pool, padded: bool) -> None:
+        """Take one step in place with a batch that was drawn for it.
+
+        Args:
+            batch: The batch.
+            key: The key for what the model draws.
+            pool: The samples, with views of the batch.
+            padded: Whether batches may have padding.
+        """
+        step = replace(self.step, program=self.step.program.reading(pool, self.step.phase.data))
+        new = step(self.carry, self.w, batch, key, self.inputs, padded)
+        with torch.no_grad():
+            copy_into(self.carry, new)
             self.counter.add_(1)
 
     def _draw(self) -> tuple[Tensor, Tensor, Tensor]:

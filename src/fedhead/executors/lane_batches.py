@@ -1,0 +1,99 @@
+"""The batches of several lanes, drawn and augmented at once.
+
+A lane's batch is small, and augmentation has hundreds of operations, each of them a kernel. All lanes read the same
+samples, so one pass draws the next steps' batches of all of them, and the further views that a loss asks for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedhead.core.batch import Batch
+from fedhead.core.inputs import Inputs, channels_last, map_inputs, tensors_of
+from fedhead.data.pool import Pool, ViewsAhead
+from fedhead.executors.lane_steps import Lane
+from fedhead.executors.steps import draw_batch
+
+MAX_BYTES = 1 << 28  # of inputs that are drawn at once, of one view; augmentation takes several times as much
+
+
+class LaneBatch(NamedTuple):
+    """What a lane's step reads: the batch, the key for what the model draws, and the pool with the batch's views."""
+
+    batch: Batch
+    key: Tensor
+    pool: Pool
+
+
+@dataclass
+class _Alike:
+    """Lanes whose batches are drawn together: of one size, from one pool."""
+
+    pool: Pool
+    places: list[int] = field(default_factory=list)
+    views: set[int] = field(default_factory=set)  # that a loss has asked for
+
+
+class LaneBatches:
+    """Draws the next batches of lanes.
+
+    Args:
+        lanes: The lanes.
+    """
+
+    def __init__(self, lanes: Sequence[Lane]):
+        self._lanes = lanes
+        self._alike: dict[tuple[int, int], _Alike] = {}
+        for place, lane in enumerate(lanes):
+            pool = lane.step.program.source(lane.step.phase.data)
+            self._alike.setdefault((id(pool), lane.batch_size), _Alike(pool)).places.append(place)
+
+    def are_small(self, steps: int) -> bool:
+        """Return whether the batches of so many steps take little memory."""
+        return all(
+            len(one.places) * steps * size * _sample_bytes(one.pool) <= MAX_BYTES
+            for (_, size), one in self._alike.items()
+        )
+
+    def draw(self, steps: int) -> list[list[LaneBatch]]:
+        """Return the batches of each lane's next steps; the lanes' counters stay as they are."""
+        drawn: dict[int, list[LaneBatch]] = {}
+        for one in self._alike.values():
+            each = self._draw_alike(one, steps)
+            drawn |= {place: each[k * steps : (k + 1) * steps] for k, place in enumerate(one.places)}
+        return [drawn[place] for place in range(len(self._lanes))]
+
+    def _draw_alike(self, one: _Alike, steps: int) -> list[LaneBatch]:
+        parts = zip(*(self._lanes[place].draws(steps) for place in one.places), strict=True)
+        rows, weight, start = (torch.cat(part) for part in parts)  # [lanes · steps, batch], and [lanes · steps]
+        batch, keys = draw_batch(one.pool, rows, weight, start)
+        batch = batch._replace(x=_images_channels_last(batch.x))
+        views = {number: self._view(one.pool, batch, number) for number in one.views}
+        found = []
+        for i in range(len(rows)):
+            x, *others = (map_inputs(lambda t, i=i: t[i], part) for part in batch)
+            own = Batch(x, *others)
+            held = {number: map_inputs(lambda t, i=i: t[i], view) for number, view in views.items()}
+            found.append(LaneBatch(own, keys[i], one.pool.holding(ViewsAhead(own.rows, own.key, held, one.views))))
+        return found
+
+    def _view(self, pool: Pool, batch: Batch, number: int) -> Inputs:
+        view = pool.another_view(batch.rows.reshape(-1), batch.key.reshape(-1), number)
+        shape = batch.rows.shape
+        return _images_channels_last(map_inputs(lambda t: t.reshape(*shape, *t.shape[1:]), view))
+
+
+def _images_channels_last(x: Inputs) -> Inputs:
+    """Lay out stacked batches so that the images of each have their channels innermost."""
+    made: Inputs = map_inputs(lambda t: channels_last(t.flatten(0, 1)).view(t.shape) if t.dim() == 5 else t, x)
+    return made
+
+
+def _sample_bytes(pool: Pool) -> int:
+    """Return the bytes of one sample as a model's input, which may be resized."""
+    return sum(t.nbytes for t in tensors_of(pool.view(torch.zeros(1, dtype=torch.int64, device=pool.device), None)))
