@@ -35,8 +35,16 @@ class _Alike:
     """Lanes whose batches are drawn together: of one size, from one pool."""
 
     pool: Pool
+    channels_last: bool
     places: list[int] = field(default_factory=list)
     views: set[int] = field(default_factory=set)  # that a loss has asked for
+
+    def laid_out(self, x: Inputs) -> Inputs:
+        """Return stacked batches with the channels of images innermost, where convolutions want them so."""
+        if not self.channels_last:
+            return x
+        made: Inputs = map_inputs(lambda t: channels_last(t.flatten(0, 1)).view(t.shape) if t.dim() == 5 else t, x)
+        return made
 
 
 class LaneBatches:
@@ -50,8 +58,10 @@ class LaneBatches:
         self._lanes = lanes
         self._alike: dict[tuple[int, int], _Alike] = {}
         for place, lane in enumerate(lanes):
-            pool = lane.step.program.source(lane.step.phase.data)
-            self._alike.setdefault((id(pool), lane.batch_size), _Alike(pool)).places.append(place)
+            program = lane.step.program
+            pool = program.source(lane.step.phase.data)
+            alike = _Alike(pool, program.channels_last)
+            self._alike.setdefault((id(pool), lane.batch_size), alike).places.append(place)
 
     def are_small(self, steps: int) -> bool:
         """Return whether the batches of so many steps take little memory."""
@@ -72,8 +82,8 @@ class LaneBatches:
         parts = zip(*(self._lanes[place].draws(steps) for place in one.places), strict=True)
         rows, weight, start = (torch.cat(part) for part in parts)  # [lanes · steps, batch], and [lanes · steps]
         batch, keys = draw_batch(one.pool, rows, weight, start)
-        batch = batch._replace(x=_images_channels_last(batch.x))
-        views = {number: self._view(one.pool, batch, number) for number in one.views}
+        batch = batch._replace(x=one.laid_out(batch.x))
+        views = {number: one.laid_out(_view(one.pool, batch, number)) for number in one.views}
         found = []
         for i in range(len(rows)):
             x, *others = (map_inputs(lambda t, i=i: t[i], part) for part in batch)
@@ -82,15 +92,11 @@ class LaneBatches:
             found.append(LaneBatch(own, keys[i], one.pool.holding(ViewsAhead(own.rows, own.key, held, one.views))))
         return found
 
-    def _view(self, pool: Pool, batch: Batch, number: int) -> Inputs:
-        view = pool.another_view(batch.rows.reshape(-1), batch.key.reshape(-1), number)
-        shape = batch.rows.shape
-        return _images_channels_last(map_inputs(lambda t: t.reshape(*shape, *t.shape[1:]), view))
 
-
-def _images_channels_last(x: Inputs) -> Inputs:
-    """Lay out stacked batches so that the images of each have their channels innermost."""
-    made: Inputs = map_inputs(lambda t: channels_last(t.flatten(0, 1)).view(t.shape) if t.dim() == 5 else t, x)
+def _view(pool: Pool, batch: Batch, number: int) -> Inputs:
+    """Return another view of stacked batches."""
+    view = pool.another_view(batch.rows.reshape(-1), batch.key.reshape(-1), number)
+    made: Inputs = map_inputs(lambda t: t.reshape(*batch.rows.shape, *t.shape[1:]), view)
     return made
 
 
