@@ -17,6 +17,7 @@ from fedhead.engine.rounds import train_round
 from fedhead.engine.simulation import Simulation
 from fedhead.executors import map_clients
 from fedhead.executors.job import Executor
+from fedhead.executors.lanes import Lanes
 from fedhead.executors.loop import Loop
 from fedhead.executors.map_clients import MemoryBudget
 from fedhead.executors.stack import Stack
@@ -94,6 +95,7 @@ def test_only_stacked_runs_and_gpus_have_room() -> None:
     assert client_models.budget(simulation, Loop()) is None
     assert client_models.budget(simulation, Stack()) == MemoryBudget()
     assert map_clients.use_stacks(torch.device("cuda"), Loop())
+    assert not map_clients.use_stacks(torch.device("cuda"), Lanes())
     assert MemoryBudget.on(torch.device("cuda")).samples > MemoryBudget.on(torch.device("cpu")).samples
 
 
