@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from counting import CountingStack
 from small import CLASSES, federation, network
 
 from fedhead.algorithm.phase import Reply
@@ -80,18 +81,6 @@ def simulation(
     )
 
 
-class Counting(Stack):
-    """A stack that notes how many clients each of its jobs has."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.widths: list[int] = []
-
-    def run(self, job: Job) -> list[Reply]:
-        self.widths.append(len(job.clients))
-        return super().run(job)
-
-
 def train(runs: list[Simulation], worker: Executor, rounds: list[int], begin: tuple[int, ...] = ()) -> None:
     """Train several simulations side by side, joined in one executor; each from round 1 or from where it `begin`s."""
 
@@ -108,7 +97,7 @@ def train(runs: list[Simulation], worker: Executor, rounds: list[int], begin: tu
 
 @pytest.mark.parametrize("name", ["fedavg", "scaffold", "moon", "ditto"])
 def test_each_seed_ends_as_it_would_alone(name: str) -> None:
-    worker = Counting()
+    worker = CountingStack()
     joined = [simulation(seed, name) for seed in range(3)]
     train(joined, worker, [ROUNDS] * 3)
     assert worker.widths == [9] * ROUNDS  # three of four clients a seed, in one stack
@@ -121,7 +110,7 @@ def test_each_seed_ends_as_it_would_alone(name: str) -> None:
 
 
 def test_a_model_that_was_applied_before_shares_a_stack_with_one_that_was_not() -> None:
-    worker = Counting()
+    worker = CountingStack()
     runs = [simulation(seed, "fedavg") for seed in range(2)]
     call(runs[0].task.model, {}, torch.zeros(2, 1, 6, 6, dtype=torch.float64))
     train(runs, worker, [1, 1])
@@ -129,14 +118,14 @@ def test_a_model_that_was_applied_before_shares_a_stack_with_one_that_was_not() 
 
 
 def test_runs_on_other_data_or_of_another_method_train_apart_but_in_step() -> None:
-    worker = Counting()
+    worker = CountingStack()
     runs = [simulation(0, "fedavg"), simulation(1, "fedavg", data=1), simulation(0, "fedprox")]
     train(runs, worker, [1, 1, 1])
     assert sorted(worker.widths) == [3, 3, 3]
 
 
 def test_seeds_that_begin_with_other_weights_share_a_stack() -> None:
-    worker, runs = Counting(), [simulation(0, "fedavg"), simulation(1, "fedavg")]
+    worker, runs = CountingStack(), [simulation(0, "fedavg"), simulation(1, "fedavg")]
     for run in runs:
         with torch.no_grad():
             for parameter in run.task.model.parameters():
@@ -224,13 +213,13 @@ PUBLIC = Samples(torch.zeros(2, 1, 6, 6, dtype=torch.uint8), torch.zeros(2, dtyp
     ],
 )
 def test_whatever_differs_keeps_runs_out_of_one_stack(other: dict[str, Any]) -> None:
-    worker = Counting()
+    worker = CountingStack()
     train([simulation(0, "fedavg"), simulation(1, "fedavg", **other)], worker, [2, 2])
     assert worker.widths == [3] * 4
 
 
 def test_seeds_whose_classes_are_balanced_by_other_counts_train_apart() -> None:
-    worker, local = Counting(), replace(LOCAL, class_weights="balanced")
+    worker, local = CountingStack(), replace(LOCAL, class_weights="balanced")
     train([simulation(seed, "fedavg", local=local, client_test=0.3) for seed in (0, 1)], worker, [1, 1])
     assert worker.widths == [3, 3]
 
@@ -239,7 +228,7 @@ def test_runs_that_were_resumed_at_different_rounds_come_level_and_go_on_in_one_
     ahead, behind = simulation(0, "moon"), simulation(1, "moon")
     for number in (1, 2):
         train_round(ahead.using(Stack()), number)
-    worker = Counting()
+    worker = CountingStack()
     train([ahead, behind], worker, [ROUNDS + 1] * 2, begin=(3, 1))
     assert worker.widths == [3, 3, 6, 6]
     for seed, found in enumerate((ahead, behind)):

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from counting import CountingStack
 from small import federation, network
 from torch import Tensor
 
@@ -91,19 +92,6 @@ class AlwaysFails(FedProx):
         raise ValueError("no reply")
 
 
-class Counting(Stack):
-    """A stack that notes how many clients each of its jobs has."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.widths: list[int] = []
-
-    def run(self, job: Job) -> list[Reply]:
-        found = super().run(job)
-        self.widths.append(len(job.clients))
-        return found
-
-
 def of(*methods: Method) -> list[Simulation]:
     return [
         Simulation(federation(), [network()], method, rounds=ROUNDS, local=LOCAL, seed=seed, dtype=torch.float64)
@@ -158,7 +146,8 @@ def test_a_run_whose_clients_fail_ends_alone(mix_numbers: bool) -> None:
 
 
 def test_a_run_that_fails_does_not_change_the_numbers_of_the_others() -> None:
-    whole, runs, worker = of(FedProx(0.1), FedProx(0.2)), of(FedProx(0.1), FedProx(0.2), AlwaysFails(0.3)), Counting()
+    whole, runs = of(FedProx(0.1), FedProx(0.2)), of(FedProx(0.1), FedProx(0.2), AlwaysFails(0.3))
+    worker = CountingStack()
     train(whole, mix_numbers=True)
     with pytest.raises(ValueError, match="no reply"):
         train(runs, True, worker)

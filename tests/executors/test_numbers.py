@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from counting import CountingStack
 from small import CLASSES, network
 
 import fedhead as fh
 from fedhead.algorithm.client import Client
 from fedhead.algorithm.method import Method
-from fedhead.algorithm.phase import Phase, Reply
+from fedhead.algorithm.phase import Phase
 from fedhead.algorithm.task import LocalTraining, Task
 from fedhead.core.batch import Batch
 from fedhead.core.optimizers import SGD, Adam, AdamW
@@ -27,7 +28,7 @@ from fedhead.data.augment import Transform
 from fedhead.data.federation import Federation, Samples
 from fedhead.engine.rounds import train_round
 from fedhead.engine.simulation import Simulation
-from fedhead.executors.job import Executor, Job
+from fedhead.executors.job import Executor
 from fedhead.executors.joint.runs import run_together
 from fedhead.executors.stack import Stack
 from fedhead.methods import METHODS
@@ -46,24 +47,9 @@ def simulation(method: Method, local: LocalTraining = LOCAL, dtype: torch.dtype 
     return Simulation(fed, [network("group", method.head)], method, rounds=ROUNDS, local=local, dtype=dtype)
 
 
-class Counting(Stack):
-    """A stack that notes how many clients each of its jobs has, and by which numbers they differ."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.widths: list[int] = []
-        self.names: set[str] = set()
-
-    def run(self, job: Job) -> list[Reply]:
-        found = super().run(job)
-        self.widths.append(len(job.clients))
-        self.names |= set(job.numbers[0]) if job.numbers else set()
-        return found
-
-
-def compare(made: Callable[[], list[Simulation]], tolerance: float = 1e-10) -> Counting:
+def compare(made: Callable[[], list[Simulation]], tolerance: float = 1e-10) -> CountingStack:
     """Train runs side by side and alone, and require the same weights and losses of each."""
-    worker, joined, alone = Counting(), made(), made()
+    worker, joined, alone = CountingStack(), made(), made()
 
     def one(run: Simulation) -> Callable[[Executor], list[Any]]:
         return lambda member: [train_round(run.using(member), number) for number in range(1, ROUNDS + 1)]
