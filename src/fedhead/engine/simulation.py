@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import cached_property, partial
@@ -14,6 +14,7 @@ import torch
 
 from fedhead.algorithm.base import Algorithm
 from fedhead.algorithm.method import Method
+from fedhead.algorithm.phase import Reply
 from fedhead.algorithm.stage import Stage
 from fedhead.core import global_generators
 from fedhead.core.errors import BadInput
@@ -149,7 +150,6 @@ class Simulation(Clients, Transport[ClientStates]):
         self, algorithm: Algorithm, server: Tree, states: ClientStates, cohort: list[int], round: int
     ) -> Received:
         """Let the executor do the work of a cohort, one job per architecture."""
-        on_gpu = self.device.type == "cuda"
         goes_on = isinstance(algorithm, Method) and round < self.task.rounds
         later = self.cohort(round + 1) if goes_on and isinstance(states, HostStates) and states.hold_tensors else []
         downlink = make_downlink(algorithm, server, cohort, self.task_of)
@@ -159,16 +159,32 @@ class Simulation(Clients, Transport[ClientStates]):
             jobs = [replace(job, compiled=round >= self.compiled_from) for job in jobs]
         if isinstance(states, HostStates):
             states.prefetch(later, cohort)
-        replies: MutableMapping[int, ClientReply] = {}
         with self._watching_draws(executor, algorithm):
             trained = executor.run_all(jobs)
+        if self.device.type == "cuda":  # which is training meanwhile; a CPU has no time to spare
+            own_stacks = self._joined is None and in_whole_stacks(trained)  # others' tables are made with them
+            self.draw_ahead(self.cohort(round + 1) if goes_on else [], round + 1, own_stacks)
 
         def finite() -> bool:
             return executor.replies_finite
 
-        if on_gpu:  # which is training meanwhile; a CPU has no time to spare
-            own_stacks = self._joined is None and in_whole_stacks(trained)  # others' tables are made with them
-            self.draw_ahead(self.cohort(round + 1) if goes_on else [], round + 1, own_stacks)
+        replies = self._by_client(algorithm, executor, jobs, trained, finite)
+        return Received(replies, downlink.nbytes(), finite=finite)
+
+    def _by_client(
+        self,
+        algorithm: Algorithm,
+        executor: Executor,
+        jobs: Sequence[Job],
+        trained: Sequence[Sequence[Reply]],
+        finite: Callable[[], bool],
+    ) -> MutableMapping[int, ClientReply]:
+        """Return the replies of all jobs by client; those of one stack are not taken apart.
+
+        Raises:
+            BadInput: If the executor did not return one reply per client.
+        """
+        replies: dict[int, ClientReply] = {}
         for job, found in zip(jobs, trained, strict=True):
             if not isinstance(found, Sequence) or len(found) != len(job.clients):
                 what = f"{len(found)} replies" if isinstance(found, Sequence) else type(found).__name__
@@ -179,11 +195,10 @@ class Simulation(Clients, Transport[ClientStates]):
             samples = [float(len(self.federation.rows[k])) for k in job.clients]
             left_out = [self.small_classes(algorithm, k) for k in job.clients]
             if isinstance(found, StackedReplies) and executor.keeps_stacks and len(jobs) == 1 and not any(left_out):
-                replies = StackedCohort(job.clients, found, samples, finite)
-                break
+                return StackedCohort(job.clients, found, samples, finite)
             for k, reply, count, few in zip(job.clients, found, samples, left_out, strict=True):
                 replies[k] = ClientReply(reply.send, reply.keep, count, few, reply.losses.get("train"))
-        return Received(replies, downlink.nbytes(), finite=finite)
+        return replies
 
     def _watching_draws(self, executor: Executor, algorithm: Algorithm) -> AbstractContextManager[None]:
         """Warn of draws that the seed does not decide: a stack refuses or names them itself, a loop decides them."""
