@@ -232,7 +232,7 @@ def test_a_run_with_tables_made_ahead_ends_with_the_same_numbers(method: fh.Meth
 def test_stacks_that_are_cut_and_other_executors_make_none_ahead(executor: Callable[[], Executor], few: bool) -> None:
     one, other = simulation(), simulation()
     assert not any(trained(one, executor(), ahead=True))
-    assert not one._ahead
+    assert not one._batches._ahead
     trained(other, executor(), ahead=False)
     assert_same_end(one, other)
 

@@ -7,11 +7,10 @@ very code.
 from __future__ import annotations
 
 import copy
-import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -23,8 +22,6 @@ from fedhead.algorithm.method import Method
 from fedhead.algorithm.stage import Stage
 from fedhead.algorithm.task import LocalTraining, Task
 from fedhead.algorithm.upload import Upload
-from fedhead.core import batching
-from fedhead.core.batching import BatchSchedule, DrawArguments
 from fedhead.core.tree import Tree
 from fedhead.data.arrays import Samples
 from fedhead.data.augment import Transform
@@ -33,9 +30,9 @@ from fedhead.data.named_transforms import AnyTransform
 from fedhead.data.pool import Pool
 from fedhead.engine import compatibility, local_work, robust_mean, sampling, training_objective
 from fedhead.engine.changed_attributes import ChangedAttributes
+from fedhead.engine.client_batches import ClientBatches
 from fedhead.engine.client_states import ClientStates
 from fedhead.engine.features import with_features
-from fedhead.engine.local_work import LocalWork
 from fedhead.engine.outliers import OutlierPolicy
 from fedhead.engine.padding_check import PaddingCheck
 from fedhead.engine.prefetch import Prefetcher
@@ -44,11 +41,9 @@ from fedhead.engine.server import Downlink
 from fedhead.engine.stragglers import Stragglers
 from fedhead.executors.client_round import OPTIMIZER, initial_optimizer_states
 from fedhead.executors.job import Job
-from fedhead.executors.job_tables import HostBatches, JobTables, all_batches, host_batches, phase_data, row_table
 from fedhead.executors.map_clients import MemoryBudget
 from fedhead.executors.program import Program
 from fedhead.executors.shared_work import SharedWork
-from fedhead.executors.stack_order import stack_order
 from fedhead.models.batch_norm import may_normalize_batches
 from fedhead.models.dropout import calls_dropout
 from fedhead.models.precision import warn_if_emulated
@@ -59,17 +54,6 @@ from fedhead.samplers.uniform import UniformSampler
 if TYPE_CHECKING:
     from fedhead.data.allocation import Rows
     from fedhead.data.federation import Federation
-
-Draws = list[list[DrawArguments]]  # of each client's phases
-Schedules = list[list[BatchSchedule]]
-
-
-class _TablesAhead(NamedTuple):
-    """The batches of a round that are put into tables ahead of it."""
-
-    draws: Draws
-    schedules: Schedules | None  # None: the prefetcher has them
-    tables: JobTables
 
 
 class Clients:
@@ -122,7 +106,7 @@ class Clients:
         if bf16:
             warn_if_emulated(self.device)
         self.assign = compatibility.assignment(assign, len(models), len(federation))
-        self.shared, self._alone = shared or SharedWork(), shared is None
+        self.shared = shared or SharedWork()
         once = self.shared.once
         kind = (self.device, dtype)
         templates = [once(("model", kind), (model,), partial(_template, model, self.device, dtype)) for model in models]
@@ -173,12 +157,13 @@ class Clients:
             lambda: torch.as_tensor(federation.counts(), dtype=dtype, device=self.device),
         )
         self._drawn: tuple[int, Mapping[int, int], Cohort] | None = None  # the last cohort
-        self._local_work = LocalWork(federation.rows, self.public, self.stragglers)
-        self._ahead: dict[int, _TablesAhead] = {}  # by architecture
         self._counts_of = self.counts.unbind()  # once, not in every round
         self._initial_states: dict[int, Tree] = {}  # by architecture
         self.states = ClientStates(self.initial_state)
         self.prefetch = Prefetcher() if shared is None else once("batches", (), partial(Prefetcher, keep=True))
+        self._batches = ClientBatches(
+            federation.rows, self.public, self.stragglers, self.prefetch, shared=shared is not None
+        )
         self.padding_check = PaddingCheck()
         self.budgets = [MemoryBudget.on(self.device) for _ in templates]  # for testing the clients of each architecture
 
@@ -279,8 +264,11 @@ class Clients:
         jobs = []
         for group in sorted({self.assign[k] for k in downlink.per_client}):
             clients = [k for k in downlink.per_client if self.assign[k] == group]
-            task = self.tasks[group]
-            schedules, tables = self._schedules(algorithm, task, group, clients, round, label, trains)
+            task, tables = self.tasks[group], None
+            if trains:
+                schedules, tables = self._batches.of_round(algorithm, task, group, clients, round, label)
+            else:
+                schedules = self._batches.empty(algorithm, task, clients, round, label)
             jobs.append(
                 Job(
                     program=self.program(algorithm, group),
@@ -291,7 +279,7 @@ class Clients:
                     rows=[self.federation.rows[k] for k in clients],
                     counts=[self._counts_of[k] for k in clients],
                     schedules=schedules,
-                    public_rows=self._public_rows,
+                    public_rows=self._batches.public_rows,
                     lr=self.lr(round) if label == local_work.TRAIN else self.stage_lr(round),
                     round=round,
                     tables=tables,
@@ -300,26 +288,6 @@ class Clients:
             if trains:
                 self.padding_check(jobs[-1], group)
         return jobs
-
-    def _schedules(
-        self, algorithm: Algorithm, task: Task, group: int, clients: list[int], round: int, label: str, drawn: bool
-    ) -> tuple[Schedules, JobTables | None]:
-        """The batches of each client's phases, and the tables of them if these were made ahead."""
-        draws = self._local_work.draws(algorithm, task, clients, round, label)
-        ahead = self._ahead.pop(group, None) if drawn else None
-        # the very same: where a method has changed its phases, they were found anew
-        if ahead is not None and len(draws) == len(ahead.draws) and all(map(operator.is_, draws, ahead.draws)):
-            return ahead.schedules or self._drawn_schedules(draws), ahead.tables
-        return self._drawn_schedules(draws, drawn), None
-
-    def _drawn_schedules(self, draws: Draws, drawn: bool = True) -> Schedules:
-        if not drawn:
-            return [
-                [batching.empty_batches(own.n, own.batch_size, own.epochs, own.drop_last, own.most) for own in mine]
-                for mine in draws
-            ]
-        found = iter(self.prefetch.schedules([own for mine in draws for own in mine]))
-        return [[next(found) for _ in mine] for mine in draws]
 
     def draw_ahead(self, clients: Sequence[int], round: int, tables: bool = True) -> None:
         """Begin to draw the batches of a later round of training, and to put them into tables, in the background.
@@ -331,42 +299,10 @@ class Clients:
             round: Number of the round.
             tables: Whether to make tables; only a stack that takes all clients of an architecture at once uses them.
         """
-        if self._alone:  # runs that train together share what is drawn
-            self.prefetch.forget()
+        self._batches.forget()
         for group in sorted({self.assign[k] for k in clients}):
             own = [k for k in clients if self.assign[k] == group]
-            draws = self._local_work.ahead(self.method, self.tasks[group], own, round)
-            at_once = self.prefetch.begin(draw for mine in draws for draw in mine)
-            self._ahead.pop(group, None)
-            if not (tables and self._alone and all(draws)):  # joined runs have tables of all their clients
-                continue
-            rows = [self.federation.rows[k] for k in own]
-            orders = stack_order([list(map(batching.count_steps, mine)) for mine in draws], list(map(len, rows)))
-            if len(orders) == 1:
-                make = self._make_tables if at_once else self._begin_tables
-                self._ahead[group] = make(self.program(self.method, group), draws, rows, orders[0])
-
-    def _make_tables(self, program: Program, draws: Draws, rows: list[Rows], places: list[int]) -> _TablesAhead:
-        """Make the tables of batches that were drawn, of clients in the order of a stack."""
-        schedules = self._drawn_schedules(draws)
-        rows, ordered = [rows[k] for k in places], [schedules[k] for k in places]
-        batches = all_batches(program, rows, ordered, self._public_rows)
-        return _TablesAhead(draws, schedules, JobTables(places, row_table(program, rows, ordered, keep=True), batches))
-
-    def _begin_tables(self, program: Program, draws: Draws, rows: list[Rows], places: list[int]) -> _TablesAhead:
-        """Let the thread that draws the batches make the tables of them, for which it needs no device."""
-        data, rows, public_rows = phase_data(program), [rows[k] for k in places], self._public_rows
-
-        def make(drawn: list[BatchSchedule]) -> list[HostBatches]:
-            each = iter(drawn)
-            return host_batches(data, rows, [[next(each) for _ in data] for _ in rows], public_rows)
-
-        batches = self.prefetch.then([draw for k in places for draw in draws[k]], make)
-        return _TablesAhead(draws, None, JobTables(places, None, batches))
-
-    @cached_property
-    def _public_rows(self) -> Rows:
-        return np.arange(0 if self.public is None else len(self.public), dtype=np.int64)
+            self._batches.begin(self.program(self.method, group), group, own, round, tables)
 
     # -- evaluation -------------------------------------------------------------------------------
     @property

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from fedhead.algorithm.base import Algorithm
-from fedhead.algorithm.method import Method
 from fedhead.algorithm.phase import Phase
 from fedhead.algorithm.task import Task
 from fedhead.core import amounts, batching
@@ -41,10 +40,10 @@ class LocalWork:
         self._rows, self._public, self._stragglers = rows, public, stragglers
         self._ahead: dict[int, _Ahead] = {}  # by the identity of each architecture's task
 
-    def ahead(self, method: Method, task: Task, clients: Sequence[int], round: int) -> list[list[DrawArguments]]:
+    def ahead(self, algorithm: Algorithm, task: Task, clients: Sequence[int], round: int) -> list[list[DrawArguments]]:
         """Compute `draws` for a round of training that is yet to come."""
-        found = self.draws(method, task, clients, round, TRAIN)
-        self._ahead[id(task)] = _Ahead(round, method.phases(task), dict(zip(clients, found, strict=True)))
+        found = self.draws(algorithm, task, clients, round, TRAIN)
+        self._ahead[id(task)] = _Ahead(round, algorithm.phases(task), dict(zip(clients, found, strict=True)))
         return found
 
     def draws(
