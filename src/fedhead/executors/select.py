@@ -141,10 +141,10 @@ def own(name: str, folders: Iterable[str | Path] = ()) -> Executor:
 
 
 def _built_in(name: str, simulation: Trainable, compile: bool | str, runs: int = 1) -> Executor:
+    if name == "loop":
+        return Loop()
     if name == "lanes":
         return Lanes(compile=compile == "wait" and pays_to_compile(simulation, runs))
-    if name != "stack":
-        return own(name)
     if isinstance(compile, bool):
         return Stack(graphs=Graphs(compile=compile))
     if check_compile(compile) == "never" or simulation.device.type != "cuda" or not pays_to_compile(simulation, runs):
@@ -191,13 +191,13 @@ def executor(
     jobs = simulation.jobs_of_round(1)
     if sum(len(job.clients) for job in jobs) == 1:
         return Loop()
-    names = ["stack", "lanes"] if simulation.device.type == "cuda" else ["stack", "loop"]
-    if names[1] == "lanes" and len(jobs) == 1:
-        if can_stack(jobs[0]):
-            return _built_in("stack", simulation, compile)
-        names = ["lanes"]
-    elif names[1] == "lanes" and convolutions(jobs) > MAX_CONVOLUTIONS:
-        names = ["lanes"]
+    on_gpu = simulation.device.type == "cuda"
+    if on_gpu and len(jobs) == 1 and can_stack(jobs[0]):
+        return _built_in("stack", simulation, compile)
+    if on_gpu:
+        names = ["lanes"] if len(jobs) == 1 or convolutions(jobs) > MAX_CONVOLUTIONS else ["stack", "lanes"]
+    else:
+        names = ["stack", "loop"]
     first = "wait" if compile == "auto" else compile  # a stack that is timed uncompiled would look too slow
     workers = [_built_in(n, simulation, first if n == "stack" else compile) for n in names]
     timed = [(seconds_per_client(worker, jobs), worker) for worker in workers]
