@@ -29,7 +29,7 @@ from fedhead.core.errors import BadInput, Diverged
 from fedhead.core.special_files import read_text
 from fedhead.core.tree import Tree, Weights
 from fedhead.core.treefile import atomic, load_metadata, load_tree, save_tree
-from fedhead.engine.rounds import is_evaluated, without_evaluation
+from fedhead.engine.evaluated_rounds import is_evaluated, without_evaluation
 from fedhead.experiment import checkpoint_owner, code_folders, extension
 from fedhead.experiment.checkpoint_writer import CheckpointWriter
 from fedhead.experiment.folder_lock import creating, hold, in_use, was_removed
