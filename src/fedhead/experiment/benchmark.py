@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 import gc
 import itertools
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -29,14 +28,14 @@ from fedhead.engine.simulation import Simulation
 from fedhead.executors import select
 from fedhead.executors.job import Executor
 from fedhead.executors.stacked_replies import in_whole_stacks
+from fedhead.experiment.memory_floor import copy_bandwidth, floor_bytes
 from fedhead.experiment.profiling import Profile, profiled
+from fedhead.experiment.timing import fastest, seconds
 from fedhead.methods import METHODS
 from fedhead.models.precision import PRECISIONS, set_precision
 from fedhead.models.registry import build
-from fedhead.models.split_model import SplitModel
 
 BATCH, SHAPE, CLASSES = 64, (3, 32, 32), 10
-ENOUGH_S = 10.0  # seconds of measuring after which nothing is repeated
 
 
 @dataclass(frozen=True)
@@ -112,8 +111,7 @@ def bench(
         executors: Names of executors.
         precisions: Among fp32, tf32 and bf16.
         device: cpu, cuda or auto.
-        steps: Local steps per client; None: 100 on a GPU, since what a round begins and ends with counts too and should
-            not weigh more than in a real run, and 20 on a CPU, which is slower.
+        steps: Local steps per client; None: those of `default_steps`.
         repeats: How often each is measured at most; the fastest counts.
         on_result: Called with each result as soon as it is known.
         on_begin: Called with what is measured next: a slow CPU takes minutes for some of it.
@@ -126,7 +124,7 @@ def bench(
     """
     _check(workloads, executors, precisions)
     where = select.device(device)
-    steps = steps or (100 if where.type == "cuda" else 20)
+    steps = steps or default_steps(where)
     bandwidth = copy_bandwidth(where)
     results: list[BenchmarkResult] = []
 
@@ -147,6 +145,14 @@ def bench(
             on_begin(describe(workload.name, count, executor, precision))
             enter(measure(workload, count, executor, precision, where, steps, repeats, bandwidth), base)
     return results
+
+
+def default_steps(where: torch.device) -> int:
+    """Return how many local steps a client is measured with.
+
+    What a round begins and ends with counts too, and should not weigh more than in a real run; a CPU is slower.
+    """
+    return 100 if where.type == "cuda" else 20
 
 
 def loop_clients(where: torch.device) -> int:
@@ -216,14 +222,14 @@ def measure(
     def train_timed() -> float:
         if where.type == "cuda":
             draw_and_wait(simulation, cohort, tables)
-        return _seconds(train, where)
+        return seconds(train, where)
 
-    best = _fastest(train_timed, repeats)
+    best = fastest(train_timed, repeats)
     peak = (torch.cuda.max_memory_reserved() - held) / 2**30 if where.type == "cuda" else 0.0
-    models = [task.model for task in simulation.tasks]
-    floor = bandwidth / (sum(floor_bytes(m, 2 if precision == "bf16" else 4) for m in models) / len(models))
+    width = 2 if precision == "bf16" else 4
+    moved = [floor_bytes(task.model, SHAPE, BATCH, width) for task in simulation.tasks]
     rate = len(cohort) * steps / best
-    share = rate / floor
+    share = rate / (bandwidth / (sum(moved) / len(moved)))
     return BenchmarkResult(workload.name, clients, worker.name, precision, rate, 0.0, share, peak, worker.preparing)
 
 
@@ -252,7 +258,7 @@ def profile_round(
         executor: Name of the executor.
         precision: fp32, tf32 or bf16.
         device: cpu, cuda or auto.
-        steps: Local steps per client; None: 100 on a GPU, 20 on a CPU.
+        steps: Local steps per client; None: those of `default_steps`.
 
     Returns:
         Its profile.
@@ -262,7 +268,7 @@ def profile_round(
     """
     _check([workload], [executor], [precision])
     where = select.device(device)
-    steps = steps or (100 if where.type == "cuda" else 20)
+    steps = steps or default_steps(where)
     simulation = WORKLOADS[workload].simulation(clients, steps, where, set_precision(precision, where))
     simulation.using(select.by_name(executor, simulation, compile=True))
     train_round(simulation, 1)  # warms up, compiles and captures
@@ -286,59 +292,4 @@ def plain_steps_per_s(workload: Workload, where: torch.device, steps: int, repea
             optimizer.step()
 
     train()  # warms up
-    return steps / _fastest(lambda: _seconds(train, where), repeats)
-
-
-def _fastest(timed: Callable[[], float], repeats: int) -> float:
-    """Return the least of several times, of fewer where these are long: they vary less, and someone waits."""
-    times: list[float] = []
-    while len(times) < repeats and sum(times) < ENOUGH_S:
-        times.append(timed())
-    return min(times)
-
-
-def _seconds(work: Callable[[], object], where: torch.device) -> float:
-    """How long it takes, all of it."""
-    _wait(where)
-    begin = time.perf_counter()
-    work()
-    _wait(where)
-    return time.perf_counter() - begin
-
-
-def floor_bytes(model: SplitModel, width: int) -> float:
-    """The bytes that a step must move at least, with activations of `width` bytes per number.
-
-    Every layer's output is written and read once going forward; going back it is read again, and its gradient is
-    written and read once. Of the parameters, in float32: read twice, gradient written and read, momentum read and
-    written, parameter written.
-    """
-    sizes: list[int] = []
-    model = copy.deepcopy(model).to("cpu", torch.float32).eval()
-    leaves = [m for m in model.modules() if not list(m.children()) and not isinstance(m, nn.Identity)]
-    hooks = [m.register_forward_hook(lambda m, i, out: sizes.append(out.numel())) for m in leaves]
-    with torch.no_grad():
-        model(torch.zeros(1, *SHAPE))
-    for hook in hooks:
-        hook.remove()
-    parameters = sum(p.numel() for p in model.parameters())
-    return 5 * width * BATCH * sum(sizes) + 7 * 4 * parameters
-
-
-def copy_bandwidth(where: torch.device) -> float:
-    """Bytes read and written per second by a large copy."""
-    a = torch.empty(2**30 if where.type == "cuda" else 2**27, dtype=torch.uint8, device=where)
-    b = torch.empty_like(a)
-    best = float("inf")
-    for _ in range(5):
-        _wait(where)
-        begin = time.perf_counter()
-        b.copy_(a)
-        _wait(where)
-        best = min(best, time.perf_counter() - begin)
-    return 2 * a.numel() / best
-
-
-def _wait(where: torch.device) -> None:
-    if where.type == "cuda":
-        torch.cuda.synchronize()
+    return steps / fastest(lambda: seconds(train, where), repeats)

@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from fedhead.experiment.timing import wait_for
+
 # The first kind with a word in a kernel's (or, on a CPU, an operator's) name; names of the libraries differ by version.
 KINDS = {
     "convolutions": ("conv", "fprop", "dgrad", "wgrad", "xmma", "filter_gradient", "expand", "collect"),
@@ -77,13 +79,13 @@ def profiled(work: Callable[[], object], device: torch.device) -> Profile:
     activities = [ProfilerActivity.CUDA] if gpu else [ProfilerActivity.CPU]
     with profile(activities=activities) as trace:
         work()
-        _wait(gpu)
+        wait_for(device)
     host: Counter[str] = Counter()
-    _wait(gpu)
+    wait_for(device)
     begin = time.perf_counter()
     with _sampling(host):
         work()
-        _wait(gpu)
+        wait_for(device)
     seconds = time.perf_counter() - begin
     looks = max(1, sum(host.values()))
     kinds, busy = _kernels(trace) if gpu else (_operators(trace), None)
@@ -165,8 +167,3 @@ def innermost(frame: FrameType | None) -> str:
 
 def _largest(seconds: dict[str, float], most: int) -> list[tuple[str, float]]:
     return sorted(seconds.items(), key=lambda pair: -pair[1])[:most]
-
-
-def _wait(gpu: bool) -> None:
-    if gpu:
-        torch.cuda.synchronize()
