@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, Self, cast
 
@@ -240,6 +240,15 @@ def under(name: str, prefixes: tuple[str, ...]) -> bool:
 def stack(trees: list[Tree]) -> Tree:
     """Stack trees along a new leading axis, one row per tree."""
     return trees[0].map(lambda *ts: torch.stack(ts), *trees[1:])
+
+
+def cat(trees: Sequence[Tree]) -> Tree:
+    """Join trees along the leading axis of their tensors.
+
+    >>> cat([Tree(a=torch.tensor([1.0, 2.0])), Tree(a=torch.tensor([3.0]))])["a"]
+    tensor([1., 2., 3.])
+    """
+    return trees[0].map(lambda *ts: torch.cat(ts), *trees[1:])
 
 
 def unstack(tree: Tree, count: int) -> list[Tree]:

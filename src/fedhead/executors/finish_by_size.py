@@ -9,11 +9,9 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-import torch
-
 from fedhead.algorithm.client import ClientInputs
 from fedhead.algorithm.phase import Reply
-from fedhead.core.tree import Tree, Weights
+from fedhead.core.tree import Weights, cat
 from fedhead.executors.map_clients import SIMILAR, MemoryBudget
 from fedhead.executors.program import Program
 
@@ -44,7 +42,7 @@ def finish_by_size(
         with suppress(_ReadsSamples):
             return vectorized(replace(program, on_total=_stop))(w, inputs)
         replies = [group(place, w, inputs) for place in groups]
-        return Reply(*(_joined(parts) for parts in zip(*replies, strict=True)))
+        return Reply(*map(cat, zip(*replies, strict=True)))
 
     def group(place: slice, w: Weights, inputs: ClientInputs) -> Reply:
         longest, count = max(sizes[place]), place.stop - place.start
@@ -76,8 +74,3 @@ def similar_sizes(sizes: Sequence[int]) -> list[slice]:
         if size < SIMILAR * sizes[begins[-1]]:
             begins.append(place)
     return [slice(a, b) for a, b in zip(begins, [*begins[1:], len(sizes)], strict=True)]
-
-
-def _joined(parts: Sequence[Tree]) -> Tree:
-    first, *others = parts
-    return first.map(lambda *tensors: torch.cat(tensors), *others)

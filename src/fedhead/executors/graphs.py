@@ -27,7 +27,7 @@ from fedhead.executors.phase_keys import PhaseKey, slot_key, without_rows
 from fedhead.executors.slots import Plan, choose_slots, plan
 from fedhead.executors.stacked_rows import StackedRows
 from fedhead.executors.step_graphs import StepGraphs, copy_each, copy_into, preparing, static_copy
-from fedhead.executors.steps import Carry, PhaseBatches, PhaseRun, draw_batch, rows
+from fedhead.executors.steps import Carry, PhaseBatches, PhaseRun, draw_batch, take_clients
 
 TABLE_STEPS = 256  # batches of so many steps lie ready on the device
 MAX_PLANS = 16  # of the stacks of a round
@@ -134,7 +134,7 @@ class GraphRunner:
         self.of_stage = isinstance(step.program.algorithm, Stage)
         self.algorithm = copy.copy(step.program.algorithm)  # holds the tensors that graphs read, if it gets others
         first = torch.arange(slots, device=batches.key.device) % len(batches.key)
-        self.carry = static_copy(rows(carry, first))
+        self.carry = static_copy(take_clients(carry, first))
         self.w = static_copy(w.map(lambda t: t[first]))
         self.inputs = static_copy(step.vectorizer.take(inputs, first))
         self.key = batches.key[first]

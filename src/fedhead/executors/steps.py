@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -16,7 +17,7 @@ from fedhead.core import random
 from fedhead.core.batch import Batch
 from fedhead.core.inputs import channels_last, map_inputs
 from fedhead.core.optimizers import Optimizer, clone_for_in_place
-from fedhead.core.tree import Tree, Weights
+from fedhead.core.tree import Tree, Weights, cat
 from fedhead.data.pool import Pool
 from fedhead.executors.numbers import step_in_place
 from fedhead.executors.program import Program, Vectorizer
@@ -118,13 +119,13 @@ class Step:
                 lr = inputs_of_run.lr * (optimizer.lr / own.task.local.optimizer.lr)
             else:
                 lr = torch.zeros_like(inputs_of_run.lr) + optimizer.lr
-            if program.in_place and own is program:
-                optimizer.step_in_place(carry.params, g, carry.opt, lr)
-                return carry._replace(stats=stats.detach(), loss=loss_so_far)
-            if program.in_place:
+            if not program.in_place:
+                params, opt = optimizer.step(carry.params, g, carry.opt, lr)
+            elif own is program:
+                params, opt = carry.params, carry.opt
+                optimizer.step_in_place(params, g, opt, lr)
+            else:
                 params, opt = step_in_place(optimizer, carry.params, g, carry.opt, lr)
-                return Carry(params, stats.detach(), opt, loss_so_far)
-            params, opt = optimizer.step(carry.params, g, carry.opt, lr)
             return Carry(params, stats.detach(), opt, loss_so_far)
 
 
@@ -157,33 +158,21 @@ def train_eagerly(phase_run: PhaseRun) -> Carry:
     step, batches, carry, w, inputs = phase_run
     pool = step.program.source(step.phase.data)
     done: list[Carry] = []  # the clients that ran out of batches, last ones first
-    width = len(batches.key) if batches.widths is not None else None
+    width = None if batches.widths is None else len(batches.key)
     for number in range(len(batches)):
-        if batches.widths is not None and width is not None and batches.widths[number] < width:
-            now = batches.widths[number]
-            done.append(rows(carry, slice(now, width)))
-            carry, w, inputs, width = (
-                rows(carry, slice(0, now)),
-                w.map(lambda t, n=now: t[:n]),
-                step.vectorizer.take(inputs, slice(0, now)),
-                now,
-            )
+        if width is not None and batches.widths is not None and batches.widths[number] < width:
+            active = slice(0, batches.widths[number])
+            done.append(take_clients(carry, slice(active.stop, width)))
+            carry, w = take_clients(carry, active), w.map(itemgetter(active))
+            inputs, width = step.vectorizer.take(inputs, active), active.stop
         batch, key = batches.batch(number, pool, width)
         carry = step(carry, w, batch, key, inputs, batches.padded[number])
-    return join([carry, *reversed(done)])
+    return Carry(*map(cat, zip(carry, *reversed(done), strict=True))) if done else carry
 
 
-def rows(carry: Carry, part: slice | Tensor) -> Carry:
-    """Some clients of a stack."""
-    return Carry(*(tree.map(lambda t: t[part]) for tree in carry))
-
-
-def join(parts: list[Carry]) -> Carry:
-    """Parts of a stack, one behind the other."""
-    first, rest = parts[0], parts[1:]
-    if not rest:
-        return first
-    return Carry(*(t.map(lambda *ts: torch.cat(ts), *more) for t, *more in zip(first, *rest, strict=True)))
+def take_clients(carry: Carry, clients: slice | Tensor) -> Carry:
+    """Return what the steps of some clients of a stack change."""
+    return Carry(*(tree.map(itemgetter(clients)) for tree in carry))
 
 
 def _at(table: Tensor, step: int | Tensor) -> Tensor:
