@@ -58,6 +58,7 @@ from fedhead.core.batch import Output as Output
 from fedhead.core.errors import BadInput as BadInput
 from fedhead.core.errors import Diverged as Diverged
 from fedhead.core.errors import FedheadError as FedheadError
+from fedhead.core.malloc import tune_malloc as tune_malloc
 from fedhead.core.optimizers import SGD as SGD
 from fedhead.core.optimizers import Adam as Adam
 from fedhead.core.optimizers import AdamW as AdamW
@@ -100,7 +101,6 @@ from fedhead.executors.job import Executor as Executor
 from fedhead.executors.job import Job as Job
 from fedhead.executors.lanes import Lanes as Lanes
 from fedhead.executors.loop import Loop as Loop
-from fedhead.executors.malloc import tune_malloc as tune_malloc
 from fedhead.executors.select import EXECUTORS as EXECUTORS
 from fedhead.executors.stack import Stack as Stack
 from fedhead.experiment.loggers.base import LOGGERS as LOGGERS

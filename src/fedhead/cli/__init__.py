@@ -32,8 +32,8 @@ from fedhead.cli import tuning as tuning
 from fedhead.cli.app import app
 from fedhead.cli.output import Stopped
 from fedhead.core.errors import BadInput, FedheadError, first_line, machine_fault
+from fedhead.core.malloc import tune_malloc
 from fedhead.core.user_line import user_line
-from fedhead.executors.malloc import tune_malloc
 
 MACHINE, INTERRUPTED = 3, 130  # exit codes: the machine failed, and after Ctrl-C
 # ClickException, the base of every complaint about a command line. Older typer takes it from the package click, newer

@@ -26,6 +26,7 @@ from fedhead.algorithm.method import Method
 from fedhead.algorithm.phase import Replies
 from fedhead.algorithm.stage import Stage
 from fedhead.core.errors import FedheadError
+from fedhead.core.malloc import hand_back_memory
 from fedhead.core.tree import Tree, Weights
 from fedhead.engine import reply_check
 from fedhead.engine.counted_replies import (
@@ -42,7 +43,6 @@ from fedhead.engine.sampling import Cohort
 from fedhead.engine.server import aggregate, aggregate_replies
 from fedhead.engine.stacked_cohort import as_stack
 from fedhead.engine.transport import AnyTransport, ClientReply, Quorum
-from fedhead.executors.malloc import hand_back_memory
 
 
 def exchange(

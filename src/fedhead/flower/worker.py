@@ -37,7 +37,7 @@ def main(site: str, path: str, parent: int) -> None:
 
 
 def _serve(listener: socket.socket, site: str) -> None:
-    from fedhead.executors.malloc import tune_malloc
+    from fedhead.core.malloc import tune_malloc
     from fedhead.flower.assemble import site_of
     from fedhead.flower.respond import respond
 
