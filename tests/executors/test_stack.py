@@ -1,4 +1,4 @@
-"""The stack when memory is short."""
+"""The stack: how many clients it takes at once, also when memory is short, on which streams, and what it returns."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from fedhead.algorithm.task import LocalTraining
 from fedhead.core.errors import BadInput
 from fedhead.core.finite import FiniteCheck
 from fedhead.core.optimizers import SGD
+from fedhead.core.stacked_trees import StackedTrees
 from fedhead.core.tree import Tree
 from fedhead.engine.rounds import train_round
 from fedhead.engine.simulation import Simulation
 from fedhead.executors.job import Job
-from fedhead.executors.stack import Stack, by_steps
+from fedhead.executors.stack import Stack, _default_size_for, by_steps
 from fedhead.methods import METHODS
 
 
@@ -52,6 +53,23 @@ def test_out_of_memory_halves_the_stack_says_so_and_goes_on(caplog: pytest.LogCa
     assert "out of memory with 4 clients at once: continuing with 2" in caplog.text
     for path, value in plain.server.leaves().items():
         torch.testing.assert_close(found.server.leaves()[path], value, atol=1e-10, rtol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("device", "weights", "size"),
+    [("cpu", 1000, 64), ("cuda", 1000, 1024), ("cuda", 500_000, 214), ("cuda", 10_000_000, 128)],
+)
+def test_a_gpu_takes_more_clients_of_a_small_model(device: str, weights: int, size: int) -> None:
+    """In 4 GiB there is room for 214 clients of ten copies of 500,000 weights in float32, 20 MB each."""
+    job: Any = SimpleNamespace(
+        program=SimpleNamespace(pool=SimpleNamespace(device=torch.device(device))),
+        broadcast=Tree(model=torch.empty(weights - 2)),
+        per_client=[Tree(own=torch.empty(1))],
+        states=[Tree(kept=torch.empty(1))],
+    )
+    assert _default_size_for(job) == size
+    stacked = StackedTrees(Tree(kept=torch.empty(5, 1)), range(5))
+    assert _default_size_for(SimpleNamespace(**vars(job) | {"states": stacked})) == size  # type: ignore[arg-type]
 
 
 def test_not_even_one_client() -> None:

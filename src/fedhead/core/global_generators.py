@@ -61,7 +61,7 @@ def seeded(key: int, device: torch.device | None = None) -> Iterator[None]:
 
 
 @contextmanager
-def named_if_drawn_from(
+def warn_of_draws(
     who: str, fix: str, device: torch.device | None = None, leave_out: Collection[str] = ()
 ) -> Iterator[None]:
     """Warn, once, of code inside this context that draws from one of the generators, which no run's seed decides.

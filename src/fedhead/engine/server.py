@@ -11,7 +11,7 @@ from fedhead.aggregators.base import Aggregator
 from fedhead.algorithm.base import Algorithm
 from fedhead.algorithm.phase import Replies
 from fedhead.algorithm.task import Task
-from fedhead.core.global_generators import named_if_drawn_from
+from fedhead.core.global_generators import warn_of_draws
 from fedhead.core.tree import Tree
 from fedhead.core.tree_mean import tree_mean
 from fedhead.data.pool import Pool
@@ -63,20 +63,20 @@ def aggregate_replies(
     algorithm: Algorithm, server: Tree, replies: Replies, task: Task, aggregator: Aggregator | None = None
 ) -> Tree:
     """The server's new state from replies that have passed the checks, in the order of the clients' numbers."""
-    with _watching_draws(algorithm, server, aggregator):
+    with _warn_of_draws(algorithm, server, aggregator):
         if aggregator is None:
             return algorithm.aggregate(server, replies, task)
         robust = RobustMean(aggregator, server)
         return robust.remember(algorithm, algorithm.aggregate(server, replace(replies, robust_mean=robust), task))
 
 
-def _watching_draws(algorithm: Algorithm, server: Tree, aggregator: Aggregator | None) -> AbstractContextManager[None]:
+def _warn_of_draws(algorithm: Algorithm, server: Tree, aggregator: Aggregator | None) -> AbstractContextManager[None]:
     """Warn of draws that the seed does not decide; fedhead's own rules draw none, and looking takes 0.2 ms."""
     rules = (type(algorithm).aggregate, type(algorithm if aggregator is None else aggregator))
     if all(rule.__module__.startswith("fedhead.") for rule in rules):
         return nullcontext()
     device = next((tensor.device for tensor in server.tensors()), None)
-    return named_if_drawn_from(f"{algorithm.name}.aggregate", _DRAW_BY_KEY, device)
+    return warn_of_draws(f"{algorithm.name}.aggregate", _DRAW_BY_KEY, device)
 
 
 def evaluate_global_model(

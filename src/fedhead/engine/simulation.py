@@ -16,7 +16,6 @@ from fedhead.algorithm.base import Algorithm
 from fedhead.algorithm.method import Method
 from fedhead.algorithm.phase import Reply
 from fedhead.algorithm.stage import Stage
-from fedhead.core import global_generators
 from fedhead.core.errors import BadInput
 from fedhead.core.log import warn_once
 from fedhead.core.tree import Tree
@@ -38,6 +37,7 @@ from fedhead.engine.stacked_cohort import StackedCohort
 from fedhead.engine.transport import ClientReply, Received, Transport
 from fedhead.executors import select
 from fedhead.executors.forward import ForwardExecutor
+from fedhead.executors.global_draws import warn_of_client_draws
 from fedhead.executors.job import Executor, Job
 from fedhead.executors.loop import Loop
 from fedhead.executors.shared_work import SharedWork
@@ -159,7 +159,7 @@ class Simulation(Clients, Transport[ClientStates]):
             jobs = [replace(job, compiled=round >= self.compiled_from) for job in jobs]
         if isinstance(states, HostStates):
             states.prefetch(later, cohort)
-        with self._watching_draws(executor, algorithm):
+        with self._warn_of_draws(executor, algorithm):
             trained = executor.run_all(jobs)
         if self.device.type == "cuda":  # which is training meanwhile; a CPU has no time to spare
             own_stacks = self._joined is None and in_whole_stacks(trained)  # others' tables are made with them
@@ -200,13 +200,11 @@ class Simulation(Clients, Transport[ClientStates]):
                 replies[k] = ClientReply(reply.send, reply.keep, count, few, reply.losses.get("train"))
         return replies
 
-    def _watching_draws(self, executor: Executor, algorithm: Algorithm) -> AbstractContextManager[None]:
+    def _warn_of_draws(self, executor: Executor, algorithm: Algorithm) -> AbstractContextManager[None]:
         """Warn of draws that the seed does not decide: a stack refuses or names them itself, a loop decides them."""
         if executor.name == "stack" or isinstance(executor, Loop):
             return nullcontext()
-        fix = "draw by key, fh.random.uniform(batch.key), or use executor=loop"
-        who = f"executor {executor.name}: {algorithm.name} or its model"
-        return global_generators.named_if_drawn_from(who, fix, self.device)
+        return warn_of_client_draws(executor.name, algorithm.name, self.device)
 
     def _executor_for(self, algorithm: Algorithm) -> Executor:
         """Stages that only pass over each client's data once are no work for a stack on a CPU."""

@@ -16,10 +16,10 @@ from fedhead.core.inputs import Inputs, map_inputs
 from fedhead.core.tree import Weights, stack, unstack
 from fedhead.data.allocation import Rows
 from fedhead.data.pool import Pool
+from fedhead.executors.global_draws import warn_of_client_draws
 from fedhead.executors.job import Executor, Job
 from fedhead.executors.loop import Loop
 from fedhead.executors.map_clients import SIMILAR, BatchFunction, MemoryBudget, map_clients, map_in_stacks, vectorized
-from fedhead.executors.stack_errors import naming_draws
 from fedhead.executors.vectorize import INPUT_DIMS, VmapVectorizer
 from fedhead.models.split_model import SplitModel
 
@@ -122,7 +122,7 @@ class ForwardExecutor(Executor):
         def run(inputs: ClientInputs) -> Reply:  # in one function, so that a model shared by all clients is not stacked
             return program.finish(program.start(inputs), inputs)
 
-        with naming_draws(program.algorithm.name):
+        with warn_of_client_draws("stack", program.algorithm.name, leave_out=["torch"]):  # vmap refuses these
             reply = vectorized(run, program.pool.device, (INPUT_DIMS,))(job.stacked_inputs())
         return [Reply(*each) for each in zip(*(unstack(part, count) for part in reply), strict=True)]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 import torch
@@ -17,15 +17,16 @@ from fedhead.core.log import warn_once
 from fedhead.core.stacked_trees import StackedTrees
 from fedhead.core.tree import Tree
 from fedhead.executors.client_round import local_round
+from fedhead.executors.global_draws import warn_of_client_draws
 from fedhead.executors.graphs import Graphs
 from fedhead.executors.job import Executor, Job
-from fedhead.executors.stack_errors import explain, naming_draws
+from fedhead.executors.stack_errors import explain
 from fedhead.executors.stack_order import stack_order
 from fedhead.executors.stacked_replies import StackedReplies
 from fedhead.executors.steps import train_eagerly
 from fedhead.executors.vectorize import VmapVectorizer
 
-# Stacks of small models on a GPU may hold more clients than `largest` says.
+# Stacks of small models on a GPU may hold more clients than `default_size` says.
 MAX_CLIENTS = 1024
 MEMORY = 4 << 30  # bytes that their clients may take
 COPIES = 10  # of a client's weights in this memory: gradients, the optimizer's state and copies of all three
@@ -35,30 +36,30 @@ COPIES = 10  # of a client's weights in this memory: gradients, the optimizer's 
 WATCHED = 3
 
 
-def largest(device: torch.device) -> int:
-    """Return the most clients of a stack by default; on a GPU they wait for a slot, which takes little memory."""
+def default_size(device: torch.device) -> int:
+    """Return the maximum number of clients per stack; on a GPU they wait for a slot, which takes little memory."""
     return 128 if device.type == "cuda" else 64
 
 
-def _largest_for(job: Job) -> int:
-    """Return the most clients of a job's stacks: on a GPU as many of a small model as take little of its memory."""
+def _default_size_for(job: Job) -> int:
+    """Return the maximum number of a job's clients per stack: more of a small model on a GPU, if memory allows it."""
     device = job.program.pool.device
     if device.type == "cpu":
-        return largest(device)
+        return default_size(device)
     state = job.states.take([0]) if isinstance(job.states, StackedTrees) else job.states[0]
     one = job.broadcast.nbytes + job.per_client[0].nbytes + state.nbytes
-    return max(largest(device), min(MAX_CLIENTS, MEMORY // max(COPIES * one, 1)))
+    return max(default_size(device), min(MAX_CLIENTS, MEMORY // max(COPIES * one, 1)))
 
 
 class Stack(Executor):
     """Runs clients in stacks, longest first in every phase, so that on a CPU the active ones are always a prefix.
 
     On a GPU the clients pass through a fixed number of slots, whose steps are compiled and replayed as CUDA graphs.
-    Where clients differ in architecture, each has its own stack, and the stacks train at the same time, one GPU stream
-    each. When memory runs out, the stacks are halved.
+    Each architecture has its own stack, and on a GPU the stacks train at the same time, one stream each. When memory
+    runs out, the stacks are halved.
 
     Args:
-        size: Maximum number of clients per stack; none: what `largest` says, or more of a small model on a GPU.
+        size: Maximum number of clients per stack; none: that of `default_size`, or more of a small model on a GPU.
         graphs: Trains the steps on a GPU.
     """
 
@@ -125,7 +126,7 @@ class Stack(Executor):
         for order in by_steps(job):
             done = 0
             while done < len(order):
-                size = self.size or _largest_for(job)
+                size = self.size or _default_size_for(job)
                 places = order[done : done + size]
                 try:
                     found = self._run_stack(job.take(places))
@@ -149,16 +150,21 @@ class Stack(Executor):
         if not isinstance(program.algorithm, Stage):  # the stage of one run may come within a round of another
             self.graphs.begin_round(job.round, job.compiled)
         before = self.graphs.preparing
-        # on a CPU whole stacks keep the numbers of earlier versions, to the last bit
+        # a CPU takes all clients at once: in parts they would be rounded differently than in recorded results
         vectorizer = VmapVectorizer(None if on_cpu else [len(rows) for rows in job.rows])
-        self._seen[program.algorithm.name] += 1
-        watch = self._seen[program.algorithm.name] <= WATCHED
-        with naming_draws(program.algorithm.name) if watch else nullcontext():
+        with self._warn_of_draws(program.algorithm.name):
             reply = local_round(program, job.stacked_inputs(), job.stacked_batches(), vectorizer, train)
         self.preparing += self.graphs.preparing - before
         self.compiled = self.graphs.compiled
         self._computed += [reply.send, reply.keep]
         return StackedReplies(reply, range(len(job.clients)))
+
+    def _warn_of_draws(self, algorithm: str) -> AbstractContextManager[None]:
+        """Warn of draws that the seed does not decide, in the first stacks of an algorithm; vmap refuses torch's."""
+        self._seen[algorithm] += 1
+        if self._seen[algorithm] > WATCHED:
+            return nullcontext()
+        return warn_of_client_draws("stack", algorithm, leave_out=["torch"])
 
     def _halve(self, count: int) -> None:
         if count == 1:

@@ -5,10 +5,7 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
-
 from fedhead.core.errors import BadInput, first_line
-from fedhead.core.global_generators import named_if_drawn_from
 from fedhead.core.user_line import user_line
 
 _NUMBER = "reads a number out of a tensor (.item(), float(), bool(), or a tensor in an if)", "torch.where"
@@ -42,13 +39,3 @@ def explain(error: RuntimeError) -> CannotStack | None:
         f"executor stack: {line or 'the model'} {what}, which can't be done for many clients at once: use "
         f"executor=loop, or {better}"
     )
-
-
-def naming_draws(algorithm: str) -> AbstractContextManager[None]:
-    """Warn of draws from numpy's and Python's global generators, which vmap does not see; it refuses torch's.
-
-    Args:
-        algorithm: The name of the method or stage whose hooks run inside this context.
-    """
-    fix = "draw by key, fh.random.uniform(batch.key), or use executor=loop"
-    return named_if_drawn_from(f"executor stack: {algorithm} or its model", fix, leave_out=("torch",))

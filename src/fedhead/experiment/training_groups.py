@@ -11,7 +11,7 @@ import torch
 
 from fedhead.core.errors import BadInput, Diverged
 from fedhead.core.log import warn_once
-from fedhead.executors.stack import largest
+from fedhead.executors.stack import default_size
 from fedhead.experiment.experiment import Experiment
 from fedhead.experiment.failures import describe_error, raise_if_fatal
 from fedhead.experiment.recipe import Recipe
@@ -61,7 +61,7 @@ def group_trainings(
     for path, recipe in recipes.items():
         key = _without(recipe, _SPLITS + _STAGES) if joined else path
         mine = open_groups.get(key)
-        if mine is None or (len(mine) + 1) * recipe.clients > largest(device):
+        if mine is None or (len(mine) + 1) * recipe.clients > default_size(device):
             groups.append(mine := [])
             open_groups[key] = mine
         mine.append(path)
