@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable
 from functools import cached_property
 from typing import Any
@@ -94,6 +95,21 @@ def test_a_stack_trains_with_the_attributes_of_the_round(kind: type[Scaled], cap
     trained(run, trainer)
     assert len(captures) == count
     assert len(trainer._runners) == 2  # what was captured before serves again
+
+
+def test_the_runner_that_was_used_least_recently_makes_room(
+    captures: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(graphs, "MAX_RUNNERS", 2)
+    run, trainer = simulation(method := Scaled()), Graphs(slots=2, compile=False)
+    counts = []
+    for scale in (1.0, 2.0, 1.0, 3.0, 1.0, 2.0):
+        method.set(scale)
+        torch.testing.assert_close(trained(run, trainer), trained(run, train_eagerly), atol=1e-11, rtol=1e-10)
+        assert len(trainer._runners) <= 2
+        counts.append(len(captures))
+    new = [after > before for before, after in itertools.pairwise([0, *counts])]
+    assert new == [True, True, False, True, False, True], "2 was used before 1 when there came 3"
 
 
 @pytest.mark.slow

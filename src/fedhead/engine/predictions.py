@@ -19,6 +19,7 @@ from fedhead.core.objectives import OBJECTIVES, Multiclass, Objective
 from fedhead.data.pool import Pool
 
 MULTICLASS = Multiclass()
+SAMPLES = 1024  # at a time, of a single model
 Confusion = NDArray[np.int64]  # [true class, predicted class], in samples
 
 
@@ -124,7 +125,6 @@ def predict(
     pool: Pool,
     classes: int,
     keep_scores: bool = False,
-    batch: int = 1024,
     objective: Objective = MULTICLASS,
 ) -> Predictions:
     """Test a model on all samples of a pool.
@@ -134,11 +134,10 @@ def predict(
         pool: Test samples.
         classes: Number of classes, labels or numbers.
         keep_scores: Whether metrics need the scores themselves.
-        batch: Samples at a time.
         objective: What the outputs stand for.
     """
     parts = []
-    for rows in torch.split(torch.arange(len(pool), device=pool.device), batch):
+    for rows in torch.split(torch.arange(len(pool), device=pool.device), SAMPLES):
         found = of_outputs(outputs(pool.view(rows, None)), pool.y[rows], classes, objective)
         parts.append(found if keep_scores else replace(found, scores=None))
     if not len(pool):

@@ -30,6 +30,7 @@ from fedhead.executors.step_graphs import StepGraphs, copy_each, copy_into, prep
 from fedhead.executors.steps import Carry, PhaseBatches, PhaseRun, draw_batch, take_clients
 
 TABLE_STEPS = 256  # batches of so many steps lie ready on the device
+MAX_RUNNERS = 6  # whose static tensors and graphs are kept
 MAX_PLANS = 16  # of the stacks of a round
 
 
@@ -42,19 +43,15 @@ class Graphs:
     Args:
         compile: Whether to compile the steps; those of a stage only if it takes long enough.
         slots: How many clients train at a time; none: as many as take the least time for the first round.
-        max_runners: Maximum number of runners to keep.
         compiler: Compiles the steps in the background; none: they are compiled before they train.
     """
 
-    def __init__(
-        self, compile: bool = True, slots: int | None = None, max_runners: int = 6, compiler: Compiler | None = None
-    ):
+    def __init__(self, compile: bool = True, slots: int | None = None, compiler: Compiler | None = None):
         self.compile = compile
         self.slots = slots
         self.compiler = compiler
         self.preparing = 0.0  # seconds that training waited for compiling and capturing
         self._runners: OrderedDict[PhaseKey, GraphRunner] = OrderedDict()
-        self._max_runners = max_runners
         self._changing = ChangingMethods()
         self._round: int | None = None
         self._compiled: bool | None = None  # whether the method's steps are compiled in this round; None: not decided
@@ -107,7 +104,7 @@ class Graphs:
             self._changing.captured(phase_run, key)
             slots = self.slots or choose_slots(phase_run.batches.lengths())
             runner = self._runners[key] = GraphRunner(self, phase_run, slots, self.compile and pays_for(phase_run))
-            while len(self._runners) > self._max_runners:
+            while len(self._runners) > MAX_RUNNERS:
                 self._runners.popitem(last=False)
         self._runners.move_to_end(key)
         return runner.train(phase_run)

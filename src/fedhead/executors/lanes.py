@@ -24,6 +24,8 @@ from fedhead.executors.phase_keys import PhaseKey, cache_key, without_rows
 from fedhead.executors.program import Program, Vectorizer
 from fedhead.executors.steps import Carry, PhaseRun
 
+MAX_GROUPS = 4  # groups of lanes whose graphs are kept
+
 
 def on_tensor_cores(program: Program) -> bool:
     """Return whether convolutions run on a GPU's tensor cores, which read images with their channels innermost.
@@ -38,17 +40,15 @@ class Lanes(Executor):
 
     Args:
         size: Maximum number of lanes at a time.
-        max_groups: Maximum number of groups of lanes whose graphs are kept.
         compile: Whether to compile the steps, once per architecture.
     """
 
     name = "lanes"
 
-    def __init__(self, size: int = 32, max_groups: int = 4, compile: bool = False):
+    def __init__(self, size: int = 32, compile: bool = False):
         self.size = size
         self._compiled = CompiledSteps(compile)
         self._groups: OrderedDict[tuple[PhaseKey, ...], LaneGroup] = OrderedDict()
-        self._max_groups = max_groups
         self._changing = ChangingMethods()
 
     def run(self, job: Job) -> list[Reply]:
@@ -93,7 +93,7 @@ class Lanes(Executor):
             for own, phase_run in dict(zip(key, phases, strict=True)).items():
                 self._changing.captured(phase_run, own)
             self._groups[key] = LaneGroup(phases, self._compiled)
-            while len(self._groups) > self._max_groups:
+            while len(self._groups) > MAX_GROUPS:
                 self._groups.popitem(last=False)
         group = self._groups[key]
         self._groups.move_to_end(key)

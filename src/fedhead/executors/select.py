@@ -99,6 +99,7 @@ def check_compile(name: str) -> str:
 # Architectures that have more different convolutions together are not tried as stacks, whose kernels are compiled for
 # each convolution. Stacks of four architectures with 65 were not ready after 140 s; their lanes were after 6.
 MAX_CONVOLUTIONS = 40
+TIMED_STEPS = 3  # of each phase
 TIMED_FOR = 0.1  # seconds that an executor is timed for, at least
 
 
@@ -226,9 +227,11 @@ def can_stack(job: Job) -> bool:
     return True
 
 
-def seconds_per_client(worker: Executor, jobs: list[Job], steps: int = 3) -> float:
+def seconds_per_client(worker: Executor, jobs: list[Job]) -> float:
     """Return the best of several timings of a few steps, per client; infinite if the executor can't run the models."""
-    short = [job.take(_longest(job, 2 if worker.name == "loop" else len(job.clients))).truncated(steps) for job in jobs]
+    short = [
+        job.take(_longest(job, 2 if worker.name == "loop" else len(job.clients))).truncated(TIMED_STEPS) for job in jobs
+    ]
     times: list[float] = []
     # The first only warms up. Small models are timed more often: a moment's load on the machine must not decide.
     while len(times) < 3 or sum(times[1:]) < TIMED_FOR:

@@ -48,14 +48,12 @@ class Workload:
     feature_layer: int | None = None
     plain: bool = False  # whether a textbook loop with cross entropy does the same work
 
-    def simulation(
-        self, clients: int, steps: int, device: torch.device, bf16: bool, augment: str = "none"
-    ) -> Simulation:
+    def simulation(self, clients: int, steps: int, device: torch.device, bf16: bool) -> Simulation:
         """A federation of random CIFAR-sized images, the same number at every client."""
         rng = np.random.RandomState(0)
         x = rng.randint(0, 256, (clients * steps * BATCH, *SHAPE), dtype=np.uint8)
         y = rng.randint(0, CLASSES, len(x))
-        transform = Transform.named(augment, "cifar10")
+        transform = Transform.named("none", "cifar10")
         data = Federation.from_arrays(x, y, partition="iid", clients=clients, classes=CLASSES, transform=transform)
         method = METHODS[self.method]
         models = [
