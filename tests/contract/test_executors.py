@@ -6,11 +6,12 @@ import dataclasses
 
 import pytest
 import torch
+from same_trees import assert_same
 from small import federation, network
 
 from fedhead.algorithm.task import LocalTraining
 from fedhead.core.optimizers import SGD, Adam
-from fedhead.core.tree import Tree, Weights
+from fedhead.core.tree import Weights
 from fedhead.engine.rounds import train_round
 from fedhead.engine.simulation import Simulation
 from fedhead.executors.job import Executor
@@ -36,33 +37,25 @@ def simulate(name: str, norm: str, executor: Executor, local: LocalTraining = LO
     return simulation
 
 
-def same(a: Tree, b: Tree, tolerance: float = 1e-10) -> None:
-    left, right = a.leaves(), b.leaves()
-    assert left.keys() == right.keys()
-    for name, t in left.items():
-        torch.testing.assert_close(t, right[name], atol=tolerance, rtol=tolerance, msg=lambda m, n=name: f"{n}: {m}")
-
-
 @pytest.mark.parametrize("name", ["fedavg", "scaffold", "moon"])
 def test_chunks_of_any_size_give_the_same(name: str) -> None:
     whole = simulate(name, "batch", Stack())
-    same(whole.server, simulate(name, "batch", Stack(size=2)).server)
-    same(whole.server, simulate(name, "batch", Stack(size=1)).server)
+    assert_same(whole.server, simulate(name, "batch", Stack(size=2)).server, 1e-10, 1e-10)
+    assert_same(whole.server, simulate(name, "batch", Stack(size=1)).server, 1e-10, 1e-10)
 
 
 @pytest.mark.parametrize("optimizer", [SGD(0.05, 0.9), Adam(0.01, weight_decay=1e-3)])
 def test_persistent_optimizer_state_is_the_same_on_both(optimizer: SGD | Adam) -> None:
     local = dataclasses.replace(LOCAL, optimizer=optimizer, persistent=True, drop_last=True)
     loop, stack = (simulate("fedavg", "group", executor, local) for executor in (Loop(), Stack()))
-    same(loop.server, stack.server)
+    assert_same(loop.server, stack.server, 1e-10, 1e-10)
     fresh = simulate("fedavg", "group", Loop(), dataclasses.replace(local, persistent=False))
     assert (loop.server["model"] - fresh.server["model"]).sq() > 1e-12
 
 
 def test_the_same_seed_gives_the_same_run_and_another_does_not() -> None:
     a, b = simulate("fedavg", "batch", Loop()), simulate("fedavg", "batch", Loop())
-    for name, t in a.server.leaves().items():
-        assert torch.equal(t, b.server.leaves()[name])
+    assert_same(a.server, b.server)
     other = Simulation(
         federation(), [network("batch")], METHODS["fedavg"](), rounds=3, local=LOCAL, seed=1, dtype=torch.float64
     )

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from same_trees import assert_same
 from small import federation, network
 
 from fedhead.algorithm.task import LocalTraining
@@ -53,8 +54,7 @@ def test_means_of_rows_of_one_stack_are_those_of_single_trees() -> None:
     whole = [Weighted(StackedTrees(stacked, own), one.weights) for own, one in zip(rows, single, strict=True)]
     ordered = [Weighted([trees[row] for row in own], one.weights) for own, one in zip(rows, single, strict=True)]
     for found, expected in zip(means(whole), means(ordered), strict=True):
-        assert found.leaves().keys() == expected.leaves().keys()
-        assert all(torch.equal(t, expected.leaves()[name]) for name, t in found.leaves().items())
+        assert_same(found, expected)
     assert len({one.form for one in whole}) == 1, "they are averaged at once"
     bare = [Weighted(StackedTrees(Tree(s=torch.arange(4.0)), own).under("s"), [1.0, 3.0]) for own in ([0, 1], [2, 3])]
     assert [float(found["value"]) for found in means(bare)] == [0.75, 2.75]
@@ -70,8 +70,7 @@ def test_means_of_several_runs(memory: int, monkeypatch: pytest.MonkeyPatch) -> 
     for found, one in zip(means(items), items, strict=True):
         expected = tree_mean(*one)
         assert found["model"].buffers == expected["model"].buffers
-        for name, value in expected.leaves().items():
-            torch.testing.assert_close(found.leaves()[name], value, rtol=1e-6, atol=1e-7)
+        assert_same(found, expected, atol=1e-7, rtol=1e-6)
 
 
 def test_only_the_run_whose_numbers_are_not_finite_is_told() -> None:
@@ -121,8 +120,7 @@ def test_runs_whose_servers_compute_at_once_end_as_they_would_alone(monkeypatch:
     for lr, mine in zip(rates, found, strict=False):
         assert isinstance(mine, FinishedRun)
         alone = run(lr, Stack())
-        for path, value in alone.server.leaves().items():
-            torch.testing.assert_close(mine.server.leaves()[path], value, rtol=1e-4, atol=1e-6)
+        assert_same(mine.server, alone.server, atol=1e-6, rtol=1e-4)
         for row, other in zip(mine.rows, alone.rows, strict=True):
             assert row["accuracy"] == other["accuracy"]
             assert row["test_loss"] == pytest.approx(other["test_loss"], rel=1e-5)

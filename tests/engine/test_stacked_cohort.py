@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 import torch
+from same_trees import assert_same
 from small import federation, network
 
 from fedhead.algorithm.base import Algorithm
@@ -51,11 +52,10 @@ def trained(kind: type[Simulation], method: str = "fedavg") -> tuple[Simulation,
 def test_the_same_numbers_as_of_single_replies(method: str) -> None:
     (whole, rows), (apart, expected) = trained(Simulation, method), trained(Apart, method)
     assert rows == expected
-    for name, value in apart.server.leaves().items():
-        assert torch.equal(whole.server.leaves()[name], value)
+    assert_same(whole.server, apart.server)
+    assert whole.states.kept.keys() == apart.states.kept.keys()
     for k, state in apart.states.kept.items():
-        for name, value in state.leaves().items():
-            assert torch.equal(whole.states.kept[k].leaves()[name], value)
+        assert_same(whole.states.kept[k], state)
 
 
 def test_no_reply_is_taken_apart_where_the_server_needs_none(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from same_trees import assert_same
 from small import federation, network
 from torch import Tensor
 
@@ -25,7 +26,7 @@ from fedhead.executors.phase_keys import without_rows
 from fedhead.executors.slots import choose_slots, plan
 from fedhead.executors.stack import Stack
 from fedhead.executors.step_graphs import StepGraphs
-from fedhead.executors.steps import Carry, PhaseRun, train_eagerly
+from fedhead.executors.steps import Carry, PhaseRun, Trainer, train_eagerly
 from fedhead.executors.vectorize import VmapVectorizer
 from fedhead.methods import METHODS
 from fedhead.models.precision import set_precision
@@ -63,62 +64,45 @@ def prepared(name: str, norm: str) -> Job:
     return job.take(sorted(range(len(job.clients)), key=lambda k: -len(job.rows[k])))
 
 
+def assert_equals_plain_steps(job: Job, trainer: Trainer) -> None:
+    """Train a round with this trainer and with plain steps: what is sent, what is kept and the losses are the same."""
+    plain, found = [
+        local_round(job.program, job.stacked_inputs(), job.stacked_batches(), VmapVectorizer(), train)
+        for train in (train_eagerly, trainer)
+    ]
+    for mine, theirs in zip(found, plain, strict=True):
+        assert_same(mine, theirs, atol=1e-11, rtol=1e-10)
+
+
 @pytest.mark.parametrize("norm", ["batch", pytest.param("group", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", sorted(METHODS))
 def test_replayed_steps_equal_plain_ones(name: str, norm: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients of 8, 6, 4 and 2 steps in two slots; the table of batches is filled several times."""
     monkeypatch.setattr(graphs, "TABLE_STEPS", 3)
     job = prepared(name, norm)
-    plain, replayed = [
-        local_round(job.program, job.stacked_inputs(), job.stacked_batches(), VmapVectorizer(), train)
-        for train in (train_eagerly, Replayed(slots=2))
-    ]
-    for mine, theirs in zip(replayed, plain, strict=True):
-        assert mine.leaves().keys() == theirs.leaves().keys()
-        for path, value in theirs.leaves().items():
-            torch.testing.assert_close(mine.leaves()[path], value, atol=1e-11, rtol=1e-10)
+    assert_equals_plain_steps(job, Replayed(slots=2))
 
 
 @pytest.mark.parametrize("slots", [1, 3, 4, 7])
 def test_any_number_of_slots_gives_the_same_numbers(slots: int) -> None:
     job = prepared("moon", "batch")
-    plain, replayed = [
-        local_round(job.program, job.stacked_inputs(), job.stacked_batches(), VmapVectorizer(), train)
-        for train in (train_eagerly, Replayed(slots=slots))
-    ]
-    for path, value in plain.send.leaves().items():
-        torch.testing.assert_close(replayed.send.leaves()[path], value, atol=1e-11, rtol=1e-10)
+    assert_equals_plain_steps(job, Replayed(slots=slots))
 
 
 @pytest.mark.parametrize("name", ["fedetf", "fedrep", "scaffold"])
 def test_a_paused_client_goes_on_where_it_stopped(name: str) -> None:
     job = prepared(name, "batch").take([0, 1, 2])
     assert any(turn.done for batches in job.stacked_batches() for turn in plan(batches.lengths(), 2).turns)
-    plain, replayed = [
-        local_round(job.program, job.stacked_inputs(), job.stacked_batches(), VmapVectorizer(), train)
-        for train in (train_eagerly, Replayed(slots=2))
-    ]
-    for mine, theirs in zip(replayed, plain, strict=True):
-        for path, value in theirs.leaves().items():
-            torch.testing.assert_close(mine.leaves()[path], value, atol=1e-11, rtol=1e-10)
+    assert_equals_plain_steps(job, Replayed(slots=2))
 
 
 def test_cohorts_of_different_sizes_share_a_runner(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Step(_Traced):
-        pass
-
-    made: list[Step] = []
-    monkeypatch.setattr(GraphRunner, "_prepare", lambda runner, compiled: made.append(Step(runner)) or made[-1])
+    made: list[_Traced] = []
+    monkeypatch.setattr(GraphRunner, "_prepare", lambda runner, compiled: made.append(_Traced(runner)) or made[-1])
     trainer = Graphs(slots=2)
     job = prepared("scaffold", "group")
     for clients in ([0, 1, 2, 3], [1, 3], [2]):
-        part = job.take(clients)
-        plain, replayed = [
-            local_round(part.program, part.stacked_inputs(), part.stacked_batches(), VmapVectorizer(), train)
-            for train in (train_eagerly, trainer)
-        ]
-        for path, value in plain.send.leaves().items():
-            torch.testing.assert_close(replayed.send.leaves()[path], value, atol=1e-11, rtol=1e-10)
+        assert_equals_plain_steps(job.take(clients), trainer)
     assert len(made) == 1
 
 

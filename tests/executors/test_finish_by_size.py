@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from same_trees import assert_same
 from small import CLASSES, network
 
 import fedhead as fh
@@ -62,9 +63,7 @@ def test_groups_send_what_the_whole_stack_does(name: str, reads: bool, monkeypat
     assert samples[0] == (40 + 12 + 3 + 1 if reads else 0), "the longest client of each group"
     assert replies[0] == (4 if reads else 1), "nothing is computed twice"
     for mine, theirs in zip(grouped, whole, strict=True):
-        assert mine.leaves().keys() == theirs.leaves().keys()
-        for path, value in theirs.leaves().items():
-            torch.testing.assert_close(mine.leaves()[path], value, atol=1e-5, rtol=1e-5)
+        assert_same(mine, theirs, 1e-5, 1e-5)
 
 
 def test_clients_of_one_size_stay_together() -> None:

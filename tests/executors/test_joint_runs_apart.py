@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from counting import CountingStack
+from same_trees import assert_same
 from small import federation, network
 from torch import Tensor
 
@@ -114,8 +115,7 @@ def with_tasks(runs: list[Simulation], **settings: Any) -> list[Simulation]:
 def check_alone(found: Simulation, alone: Simulation) -> None:
     for number in range(1, ROUNDS + 1):
         train_round(alone.using(Stack()), number)
-    for path, value in alone.server.leaves().items():
-        torch.testing.assert_close(found.server.leaves()[path], value, atol=1e-10, rtol=1e-10)
+    assert_same(found.server, alone.server, 1e-10, 1e-10)
 
 
 @pytest.mark.parametrize(
@@ -153,8 +153,7 @@ def test_a_run_that_fails_does_not_change_the_numbers_of_the_others() -> None:
         train(runs, True, worker)
     assert set(worker.widths) == {8}  # the others stay in one stack
     for one, other in zip(whole, runs, strict=False):
-        for path, value in one.server.leaves().items():
-            assert torch.equal(other.server.leaves()[path], value)
+        assert_same(other.server, one.server)
 
 
 class SendsNan(FedProx):

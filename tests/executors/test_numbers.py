@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from counting import CountingStack
+from same_trees import assert_same
 from small import CLASSES, network
 
 import fedhead as fh
@@ -57,13 +58,9 @@ def compare(made: Callable[[], list[Simulation]], tolerance: float = 1e-10) -> C
     found = run_together(worker, [one(run) for run in joined], mix_numbers=True)
     for mine, run, single in zip(found, joined, alone, strict=True):
         rows = [train_round(single.using(Stack()), number) for number in range(1, ROUNDS + 1)]
-        for path, value in single.server.leaves().items():
-            torch.testing.assert_close(run.server.leaves()[path], value, atol=tolerance, rtol=tolerance)
+        assert_same(run.server, single.server, tolerance, tolerance)
         for k, state in single.states.kept.items():
-            for path, value in state.leaves().items():
-                torch.testing.assert_close(
-                    run.states.kept[k].leaves()[path], value, atol=tolerance, rtol=tolerance, equal_nan=True
-                )
+            assert_same(run.states.kept[k], state, tolerance, tolerance, equal_nan=True)
         assert [row["train_loss"] for row in mine] == pytest.approx([row["train_loss"] for row in rows], rel=tolerance)
     return worker
 
@@ -207,5 +204,4 @@ def test_a_stage_that_trains_by_its_method_s_loss_reads_the_method_s_numbers(nam
     for lr, mine in zip(rates, found, strict=True):
         tuned, alone = (one.stages["finetune"].states for one in (mine, run(lr, Stack())))
         for k in range(3):
-            for path, value in alone[k].leaves().items():
-                torch.testing.assert_close(tuned[k].leaves()[path], value, atol=1e-5, rtol=1e-4)
+            assert_same(tuned[k], alone[k], atol=1e-5, rtol=1e-4)
