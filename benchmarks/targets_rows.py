@@ -192,12 +192,14 @@ def scaffold(options: argparse.Namespace) -> Iterator[Measured]:
 
     from fedhead.engine.rounds import train_round
     from fedhead.engine.simulation import Simulation
+    from fedhead.executors import select
     from fedhead.experiment import benchmark
+    from fedhead.models.precision import set_precision
 
     clients, steps, rounds = (20, 2, 3) if options.tiny else (1000, 100, 12)
     cohort = clients // 20
     device = torch.device(options.device)
-    bf16 = benchmark.set_precision("bf16")
+    bf16 = set_precision("bf16")
     workload = benchmark.Workload("SimpleCNN, SCAFFOLD", ("simplecnn",), "scaffold", plain=True)
     promised = benchmark.measure(workload, cohort, "stack", "bf16", device, steps, 3, 1.0)
     yield Measured(f"scaffold: bench, {cohort} clients", promised.steps_per_s, "client-steps/s")
@@ -219,7 +221,7 @@ def scaffold(options: argparse.Namespace) -> Iterator[Measured]:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
     held = torch.cuda.memory_allocated() if gpu else 0
-    simulation.using(benchmark.select.by_name("stack", simulation, compile=True))
+    simulation.using(select.by_name("stack", simulation, compile=True))
     train_round(simulation, 1)  # warms up, compiles and captures
     begin = time.perf_counter()
     for number in range(2, rounds + 1):

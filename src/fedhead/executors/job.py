@@ -17,7 +17,7 @@ from fedhead.core.stacked_trees import StackedTrees
 from fedhead.core.transfer import to_device
 from fedhead.core.tree import Tree
 from fedhead.data.allocation import Rows
-from fedhead.executors.job_tables import JobTables, RowTable, all_batches, row_table
+from fedhead.executors.job_tables import JobTables, RowTable, all_batches, distinct, row_table
 from fedhead.executors.program import Program
 from fedhead.executors.shared_work import SharedWork
 from fedhead.executors.stack_errors import CannotStack
@@ -148,22 +148,21 @@ class Job:
                 raise TypeError("dtypes differ")
             return torch.stack(each)
 
-        # runs that train together send each of their clients the same tree
-        distinct = list({id(tree): tree for tree in trees}.values())
+        different, which = distinct([(tree,) for tree in trees])
+        first, *others = [tree for (tree,) in different]
         try:
-            stacked = distinct[0].map(rows, *distinct[1:])
-            if len(distinct) == len(trees):
+            stacked: Tree = first.map(rows, *others)
+            if len(different) == len(trees):
                 return stacked
-            place = {id(tree): k for k, tree in enumerate(distinct)}
-            each = to_device([place[id(tree)] for tree in trees], self.program.pool.device)
+            each = to_device(which, self.program.pool.device)
             return stacked.map(lambda t: t.index_select(0, each))
         except (KeyError, RuntimeError, TypeError) as error:
-            first = schema(trees[0])
+            wanted = schema(trees[0])
             for client, other in zip(self.clients, map(schema, trees), strict=True):
-                if odd := [name for name in (*first, *other) if first.get(name) != other.get(name)]:
+                if odd := [name for name in (*wanted, *other) if wanted.get(name) != other.get(name)]:
                     raise CannotStack(
                         f"executor stack: {self.program.algorithm.name}: client {client} {verb} "
-                        f"{_shown(odd[0], other)}, but client {self.clients[0]} {_shown(odd[0], first)}: clients of "
+                        f"{_shown(odd[0], other)}, but client {self.clients[0]} {_shown(odd[0], wanted)}: clients of "
                         "one stack need the same names, shapes and dtypes; pad what differs, or use executor=loop"
                     ) from error
             raise

@@ -121,7 +121,7 @@ def row_table(
 
 def _rows_and_mask(pool: Pool, rows: Sequence[Rows]) -> tuple[Tensor, Tensor]:
     longest = max(map(len, rows))
-    different, which = _distinct([(mine,) for mine in rows])
+    different, which = distinct([(mine,) for mine in rows])
     full = [mine if len(mine) == longest else np.resize(mine, longest) for (mine,) in different]
     table = to_device(np.stack(full), pool.device)
     if len(different) < len(rows):
@@ -134,7 +134,7 @@ def _rows_and_mask(pool: Pool, rows: Sequence[Rows]) -> tuple[Tensor, Tensor]:
 
 
 def _host_batches(data: str, rows: Sequence[Rows], schedules: Sequence[BatchSchedule]) -> HostBatches:
-    different, which = _distinct(list(zip(schedules, rows, strict=True)))
+    different, which = distinct(list(zip(schedules, rows, strict=True)))
     index, weight, lengths = batch_tables(different)
     active = np.arange(len(index))[:, None] < lengths
     widths = active[:, which].sum(1).tolist()
@@ -151,10 +151,14 @@ def _to_phase(batches: HostBatches, device: torch.device) -> PhaseBatches:
     return PhaseBatches(*on, key, batches.widths, batches.padded)
 
 
-def _distinct(items: list[tuple[Any, ...]]) -> tuple[list[tuple[Any, ...]], list[int]]:
-    """Return each combination of objects once, and which of them stands at each place.
+def distinct(items: list[tuple[Any, ...]]) -> tuple[list[tuple[Any, ...]], list[int]]:
+    """Return each combination of the very same objects once, and which of them stands at each place.
 
-    Runs that train together on the same data have batches and rows in common.
+    Runs that train together on the same data have batches and rows in common, and the clients of a run its broadcast.
+
+    >>> a, b = [1], [1]
+    >>> distinct([(a,), (b,), (a,)])
+    ([([1],), ([1],)], [0, 1, 0])
     """
     found: dict[tuple[int, ...], int] = {}
     different: list[tuple[Any, ...]] = []
