@@ -28,7 +28,8 @@ from fedhead.algorithm.task import LocalTraining
 from fedhead.core.optimizers import SGD
 from fedhead.engine.simulation import Simulation
 from fedhead.executors import select
-from fedhead.executors.job import Executor, Job
+from fedhead.executors.base import Executor
+from fedhead.executors.job import Job
 
 CLIENTS, BATCH = 10, 64
 SAMPLES = {"mlp": 1280, "simplecnn": 512, "resnet20": 128}  # a client

@@ -163,8 +163,8 @@ def architectures(options: argparse.Namespace) -> Iterator[Measured]:
     """FedClassAvg of four architectures with 20 clients, against the eager loop; what compiles quickly comes first."""
     import torch
 
+    from fedhead.executors.base import Executor
     from fedhead.executors.graphs import Graphs
-    from fedhead.executors.job import Executor
     from fedhead.executors.lanes import Lanes
     from fedhead.executors.stack import Stack
     from fedhead.experiment import benchmark

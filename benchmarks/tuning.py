@@ -25,8 +25,8 @@ import torch
 import fedhead as fh
 from fedhead.engine.rounds import FinishedRun
 from fedhead.executors import select
+from fedhead.executors.base import Executor
 from fedhead.executors.graphs import Graphs
-from fedhead.executors.job import Executor
 from fedhead.executors.joint.runs import run_together
 from fedhead.executors.stack import Stack
 from fedhead.experiment.data import Inputs

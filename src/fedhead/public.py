@@ -97,7 +97,7 @@ from fedhead.engine.outliers import OutlierPolicy as OutlierPolicy
 from fedhead.engine.predictions import Predictions as Predictions
 from fedhead.engine.rounds import Snapshot as Snapshot
 from fedhead.engine.stragglers import Stragglers as Stragglers
-from fedhead.executors.job import Executor as Executor
+from fedhead.executors.base import Executor as Executor
 from fedhead.executors.job import Job as Job
 from fedhead.executors.lanes import Lanes as Lanes
 from fedhead.executors.loop import Loop as Loop

@@ -20,7 +20,7 @@ from fedhead.core.tree import Tree
 from fedhead.engine.rounds import run_stage, train_round
 from fedhead.engine.server import aggregate
 from fedhead.engine.simulation import Simulation
-from fedhead.executors.job import Executor
+from fedhead.executors.base import Executor
 from fedhead.executors.loop import Loop
 from fedhead.executors.stack import Stack
 from fedhead.experiment import build

@@ -17,7 +17,7 @@ from fedhead.core.errors import BadInput
 from fedhead.core.tree import Weights
 from fedhead.engine.rounds import train_round
 from fedhead.engine.simulation import Simulation
-from fedhead.executors.job import Executor
+from fedhead.executors.base import Executor
 from fedhead.executors.loop import Loop
 from fedhead.executors.stack import Stack
 

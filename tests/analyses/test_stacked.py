@@ -16,7 +16,7 @@ from fedhead.core.optimizers import SGD
 from fedhead.engine.rounds import train_round
 from fedhead.engine.simulation import Simulation
 from fedhead.executors import map_clients
-from fedhead.executors.job import Executor
+from fedhead.executors.base import Executor
 from fedhead.executors.lanes import Lanes
 from fedhead.executors.loop import Loop
 from fedhead.executors.map_clients import MemoryBudget

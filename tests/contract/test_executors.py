@@ -14,7 +14,7 @@ from fedhead.core.optimizers import SGD, Adam
 from fedhead.core.tree import Weights
 from fedhead.engine.rounds import train_round
 from fedhead.engine.simulation import Simulation
-from fedhead.executors.job import Executor
+from fedhead.executors.base import Executor
 from fedhead.executors.loop import Loop
 from fedhead.executors.stack import Stack
 from fedhead.methods import METHODS

@@ -16,7 +16,7 @@ from fedhead.core.optimizers import SGD
 from fedhead.core.tree import Tree
 from fedhead.engine.rounds import run, train_round
 from fedhead.engine.simulation import Simulation
-from fedhead.executors.job import Executor
+from fedhead.executors.base import Executor
 from fedhead.executors.loop import Loop
 from fedhead.executors.stack import Stack
 from fedhead.experiment.experiment import Experiment

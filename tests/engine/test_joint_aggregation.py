@@ -21,7 +21,7 @@ from fedhead.engine.joint_aggregation import Weighted, finite, means
 from fedhead.engine.model_tests import JointModelTests
 from fedhead.engine.rounds import FinishedRun
 from fedhead.engine.simulation import Simulation
-from fedhead.executors.job import Executor
+from fedhead.executors.base import Executor
 from fedhead.executors.joint.runs import run_together
 from fedhead.executors.stack import Stack
 from fedhead.methods import METHODS

@@ -19,7 +19,8 @@ from fedhead.core.tree import Tree
 from fedhead.engine.client_states import ClientStates
 from fedhead.engine.kept_states import KeptStates
 from fedhead.engine.rounds import Snapshot
-from fedhead.executors.job import Executor, Job
+from fedhead.executors.base import Executor
+from fedhead.executors.job import Job
 from fedhead.executors.joint.runs import run_together
 from fedhead.executors.loop import Loop
 from fedhead.executors.stack import Stack

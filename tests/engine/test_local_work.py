@@ -19,7 +19,7 @@ from fedhead.core.errors import BadInput
 from fedhead.engine import local_work
 from fedhead.engine.rounds import Snapshot, run, train_round
 from fedhead.engine.simulation import Simulation
-from fedhead.executors.job import Executor
+from fedhead.executors.base import Executor
 from fedhead.executors.joint.runs import run_together
 from fedhead.executors.stack import by_steps
 from fedhead.experiment.recipe import Recipe, load

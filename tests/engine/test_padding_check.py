@@ -24,7 +24,7 @@ from fedhead.core.tree import Weights
 from fedhead.data.federation import Federation
 from fedhead.engine.rounds import train_round
 from fedhead.engine.simulation import Simulation
-from fedhead.executors.job import Executor
+from fedhead.executors.base import Executor
 from fedhead.executors.joint.runs import run_together
 from fedhead.executors.loop import Loop
 from fedhead.executors.stack import Stack

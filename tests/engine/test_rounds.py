@@ -18,7 +18,8 @@ from fedhead.core.tree import Tree
 from fedhead.engine.rounds import FinishedRun, Snapshot
 from fedhead.engine.simulate import simulate
 from fedhead.engine.simulation import Simulation
-from fedhead.executors.job import Executor, Job
+from fedhead.executors.base import Executor
+from fedhead.executors.job import Job
 from fedhead.executors.loop import Loop
 from fedhead.methods import METHODS
 from fedhead.stages import STAGES

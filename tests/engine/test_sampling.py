@@ -15,7 +15,7 @@ import fedhead as fh
 from fedhead.core.errors import BadInput
 from fedhead.engine.rounds import Snapshot, run, train_round
 from fedhead.engine.simulation import Simulation
-from fedhead.executors.job import Executor
+from fedhead.executors.base import Executor
 from fedhead.experiment.recipe import load
 from fedhead.experiment.run import Settings, execute
 from fedhead.experiment.run_folder import RunFolder

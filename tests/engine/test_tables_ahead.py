@@ -21,7 +21,8 @@ from fedhead.engine import prefetch
 from fedhead.engine.rounds import train_round
 from fedhead.engine.simulation import Simulation
 from fedhead.executors import job_tables
-from fedhead.executors.job import Executor, Job
+from fedhead.executors.base import Executor
+from fedhead.executors.job import Job
 from fedhead.executors.shared_work import SharedWork
 from fedhead.executors.stack import Stack, by_steps
 from fedhead.models.split_model import SplitModel

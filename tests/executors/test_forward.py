@@ -18,14 +18,16 @@ from fedhead.core import batching
 from fedhead.core.batch import Batch
 from fedhead.core.errors import BadInput
 from fedhead.core.optimizers import SGD
+from fedhead.data.allocation import Rows
 from fedhead.engine.predictions import summarize
 from fedhead.engine.rounds import run_stage, train_round
 from fedhead.engine.server import make_downlink
 from fedhead.engine.simulate import simulate as run
 from fedhead.engine.simulation import Simulation
 from fedhead.executors import forward, map_clients
+from fedhead.executors.base import Executor
 from fedhead.executors.forward import ForwardExecutor
-from fedhead.executors.job import Executor, Job, Rows
+from fedhead.executors.job import Job
 from fedhead.executors.loop import Loop
 from fedhead.executors.map_clients import MemoryBudget
 from fedhead.executors.stack import Stack

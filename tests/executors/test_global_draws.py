@@ -21,9 +21,10 @@ from fedhead.core import global_generators
 from fedhead.core.optimizers import SGD
 from fedhead.engine.rounds import train_round
 from fedhead.engine.simulation import Simulation
+from fedhead.executors.base import Executor
 from fedhead.executors.client_round import local_round
 from fedhead.executors.forward import ForwardExecutor
-from fedhead.executors.job import Executor, Job
+from fedhead.executors.job import Job
 from fedhead.executors.loop import Loop
 from fedhead.executors.program import Vectorizer
 from fedhead.executors.stack import Stack

@@ -27,7 +27,8 @@ from fedhead.core.optimizers import SGD
 from fedhead.core.tree import Tree, Weights
 from fedhead.engine.rounds import train_round
 from fedhead.engine.simulation import Simulation
-from fedhead.executors.job import Executor, Job
+from fedhead.executors.base import Executor
+from fedhead.executors.job import Job
 from fedhead.executors.joint.runs import run_together
 from fedhead.executors.stack import Stack
 from fedhead.methods.fedproto import FedProto

@@ -20,8 +20,8 @@ from fedhead.data.pool import Pool, ViewsAhead
 from fedhead.engine.rounds import train_round
 from fedhead.engine.simulation import Simulation
 from fedhead.executors import lane_batches, lane_steps, step_graphs
+from fedhead.executors.base import Executor
 from fedhead.executors.compiling.step import trace
-from fedhead.executors.job import Executor
 from fedhead.executors.lane_groups import STEPS_PER_GRAPH
 from fedhead.executors.lanes import Lanes
 from fedhead.executors.loop import Loop

@@ -15,9 +15,10 @@ from fedhead.algorithm.task import LocalTraining
 from fedhead.core.errors import BadInput
 from fedhead.engine.simulation import Simulation
 from fedhead.executors import select
+from fedhead.executors.base import Executor
 from fedhead.executors.client_round import phase_runs
 from fedhead.executors.compiling import choice as compile_choice
-from fedhead.executors.job import Executor, Job
+from fedhead.executors.job import Job
 from fedhead.executors.loop import Loop
 from fedhead.executors.vectorize import VmapVectorizer
 from fedhead.methods import METHODS

@@ -17,10 +17,10 @@ from fedhead.core.tree import Tree
 from fedhead.engine.rounds import FinishedRun, Snapshot, run, train_round
 from fedhead.engine.simulation import Simulation
 from fedhead.executors import graphs
+from fedhead.executors.base import Executor
 from fedhead.executors.compiling.process import Compilation, CompilerProcess
 from fedhead.executors.compiling.step import TensorForm
 from fedhead.executors.graphs import Graphs
-from fedhead.executors.job import Executor
 from fedhead.executors.joint.runs import run_together
 from fedhead.executors.stack import Stack
 from fedhead.experiment.benchmark import WORKLOADS

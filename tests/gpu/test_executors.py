@@ -15,8 +15,8 @@ from fedhead.core.optimizers import SGD
 from fedhead.data.augment import Transform
 from fedhead.engine.rounds import train_round
 from fedhead.engine.simulation import Simulation
+from fedhead.executors.base import Executor
 from fedhead.executors.graphs import Graphs
-from fedhead.executors.job import Executor
 from fedhead.executors.lanes import Lanes
 from fedhead.executors.loop import Loop
 from fedhead.executors.slots import plan

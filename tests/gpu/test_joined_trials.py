@@ -17,8 +17,8 @@ from fedhead.engine.predictions import Predictions
 from fedhead.engine.rounds import FinishedRun, Snapshot
 from fedhead.engine.rounds import run as run_rounds
 from fedhead.executors import graphs
+from fedhead.executors.base import Executor
 from fedhead.executors.graphs import Graphs
-from fedhead.executors.job import Executor
 from fedhead.executors.joint.runs import run_together
 from fedhead.executors.stack import Stack
 from fedhead.experiment.data import Inputs

@@ -9,8 +9,8 @@ from fedhead.algorithm.task import LocalTraining
 from fedhead.core.optimizers import SGD
 from fedhead.engine.rounds import evaluate, train_round
 from fedhead.engine.simulation import Simulation
+from fedhead.executors.base import Executor
 from fedhead.executors.graphs import Graphs
-from fedhead.executors.job import Executor
 from fedhead.executors.lanes import Lanes
 from fedhead.executors.loop import Loop
 from fedhead.executors.stack import Stack

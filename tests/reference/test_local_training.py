@@ -14,7 +14,7 @@ from torch import nn
 import fedhead as fh
 from fedhead.engine.rounds import train_round
 from fedhead.engine.simulation import Simulation
-from fedhead.executors.job import Executor
+from fedhead.executors.base import Executor
 from fedhead.executors.loop import Loop
 from fedhead.executors.stack import Stack
 from fedhead.experiment import build as experiment_build

@@ -18,7 +18,7 @@ import fedhead as fh
 from fedhead.core.objectives import Binary, Multiclass
 from fedhead.engine.rounds import run, train_round
 from fedhead.engine.simulation import Simulation
-from fedhead.executors.job import Executor
+from fedhead.executors.base import Executor
 from fedhead.executors.loop import Loop
 from fedhead.executors.stack import Stack
 from fedhead.experiment import build as experiment_build

@@ -18,7 +18,7 @@ from fedhead.data.augment import Transform
 from fedhead.data.federation import Federation, Samples
 from fedhead.engine.rounds import train_round
 from fedhead.engine.simulation import Simulation
-from fedhead.executors.job import Executor
+from fedhead.executors.base import Executor
 from fedhead.executors.loop import Loop
 from fedhead.executors.stack import Stack
 from fedhead.methods.local_only import LocalOnly

@@ -21,7 +21,7 @@ from fedhead.data.augment import Transform
 from fedhead.engine.metrics import StageResult
 from fedhead.engine.rounds import evaluate, run_stage, train_round
 from fedhead.engine.simulation import Simulation
-from fedhead.executors.job import Executor
+from fedhead.executors.base import Executor
 from fedhead.executors.loop import Loop
 from fedhead.executors.phase_keys import PhaseKey, slot_key, without_rows
 from fedhead.executors.stack import Stack

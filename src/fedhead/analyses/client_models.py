@@ -25,7 +25,7 @@ from fedhead.stages.recalibrate import features
 
 if TYPE_CHECKING:
     from fedhead.engine.simulation import Simulation
-    from fedhead.executors.job import Executor
+    from fedhead.executors.base import Executor
 
 
 class Observer(Algorithm):

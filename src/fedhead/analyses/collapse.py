@@ -23,7 +23,7 @@ from fedhead.executors import select
 
 if TYPE_CHECKING:
     from fedhead.data.federation import Federation
-    from fedhead.executors.job import Executor
+    from fedhead.executors.base import Executor
     from fedhead.models.split_model import SplitModel
 
 

@@ -33,7 +33,7 @@ from fedhead.engine.metric_registry import Metric, MetricFunction
 from fedhead.engine.outliers import OutlierPolicy
 from fedhead.engine.rounds import Snapshot
 from fedhead.engine.stragglers import Stragglers
-from fedhead.executors.job import Executor
+from fedhead.executors.base import Executor
 from fedhead.executors.select import EXECUTORS
 from fedhead.experiment import build, first_weights
 from fedhead.experiment.data import with_validation

@@ -11,7 +11,7 @@ from fedhead.api.load import load
 from fedhead.api.result_list import Results
 from fedhead.core.errors import BadInput
 from fedhead.core.log import logger
-from fedhead.executors.job import Executor
+from fedhead.executors.base import Executor
 from fedhead.experiment.run import Settings
 from fedhead.experiment.run_folder import CONFIG
 from fedhead.experiment.sweep import Engine, read_shard, run_sweep

@@ -18,7 +18,7 @@ from fedhead.engine.metric_registry import NO_METRICS, Metric
 from fedhead.engine.predictions import client_predictions, summarize
 from fedhead.engine.server import Downlink
 from fedhead.executors import forward
-from fedhead.executors.job import Executor
+from fedhead.executors.base import Executor
 from fedhead.executors.map_clients import use_stacks
 
 if TYPE_CHECKING:

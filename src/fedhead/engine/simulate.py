@@ -18,7 +18,7 @@ from fedhead.engine.rounds import FinishedRun, Snapshot
 from fedhead.engine.simulation import Simulation
 from fedhead.engine.stragglers import Stragglers
 from fedhead.executors import select
-from fedhead.executors.job import Executor
+from fedhead.executors.base import Executor
 from fedhead.models.precision import set_precision
 from fedhead.models.split_model import SplitModel
 from fedhead.samplers.base import Sampler

@@ -36,9 +36,10 @@ from fedhead.engine.server import evaluate_global_model, make_downlink
 from fedhead.engine.stacked_cohort import StackedCohort
 from fedhead.engine.transport import ClientReply, Received, Transport
 from fedhead.executors import select
+from fedhead.executors.base import Executor
 from fedhead.executors.forward import ForwardExecutor
 from fedhead.executors.global_draws import warn_of_client_draws
-from fedhead.executors.job import Executor, Job
+from fedhead.executors.job import Job
 from fedhead.executors.loop import Loop
 from fedhead.executors.shared_work import SharedWork
 from fedhead.executors.stacked_replies import StackedReplies, in_whole_stacks

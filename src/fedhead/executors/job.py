@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from fedhead.algorithm.client import ClientInputs
-from fedhead.algorithm.phase import Reply
 from fedhead.core.batching import BatchSchedule
 from fedhead.core.schema import Schema, schema
 from fedhead.core.stacked_trees import StackedTrees
@@ -19,12 +18,10 @@ from fedhead.core.tree import Tree
 from fedhead.data.allocation import Rows
 from fedhead.executors.job_tables import JobTables, RowTable, all_batches, distinct, row_table
 from fedhead.executors.program import Program
-from fedhead.executors.shared_work import SharedWork
 from fedhead.executors.stack_errors import CannotStack
 from fedhead.executors.steps import PhaseBatches
 
 T = TypeVar("T")
-R = TypeVar("R")
 
 
 @dataclass(frozen=True)
@@ -199,70 +196,6 @@ class Job:
         if (ahead := self._tables_in_order) is not None:
             return ahead.batches_on_device(self.program)
         return all_batches(self.program, self.rows, self.schedules, self.public_rows)
-
-
-class Executor:
-    """Runs jobs.
-
-    Attributes:
-        name: Name of the executor.
-        preparing: Seconds that training has waited so far for compiling and capturing, which do not count as training.
-        compiled: Whether the steps of the last jobs were compiled, all of them.
-        takes_numbers: Whether the clients of a job may differ in their settings (`Job.numbers`).
-        keeps_stacks: Whether states and replies may stay in one stack from round to round: no code reads or changes
-            single ones on the way.
-        shared: What runs that train together compute once; None: each run trains alone.
-        replies_finite: Whether all numbers of the replies that were returned last were seen to be finite.
-    """
-
-    name: str = ""
-    takes_numbers: bool = False
-    keeps_stacks: bool = False
-    shared: SharedWork | None = None
-    replies_finite: bool = False
-    preparing: float = 0.0
-    compiled: bool = False
-
-    def __init_subclass__(cls, **settings: Any) -> None:
-        """Name a class that nobody has named."""
-        super().__init_subclass__(**settings)
-        if "name" not in vars(cls):
-            cls.name = cls.__name__
-
-    def run(self, job: Job) -> list[Reply]:
-        """Train the clients of a job.
-
-        Args:
-            job: The clients of one architecture, with what they receive, hold and do.
-
-        Returns:
-            The replies in the order of the job's clients.
-        """
-        raise NotImplementedError
-
-    def run_all(self, jobs: list[Job]) -> Sequence[Sequence[Reply]]:
-        """Train the clients of several jobs; one job after another by default.
-
-        Args:
-            jobs: One job per architecture.
-
-        Returns:
-            The replies of each job.
-        """
-        return [self.run(job) for job in jobs]
-
-    def compute_together(self, function: Callable[[list[T]], list[R]], item: T, round: int) -> R:
-        """Apply a function of several items to one item, together with those of the runs that train beside this one.
-
-        Args:
-            function: Takes a list of items and returns one result for each.
-            item: The item of this run.
-            round: The round that it belongs to.
-
-        Returns:
-            The result for the item.
-        """
-        return function([item])[0]
 
 
 def _shown(name: str, form: Schema) -> str:

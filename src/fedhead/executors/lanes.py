@@ -15,9 +15,10 @@ from dataclasses import replace
 import torch
 
 from fedhead.algorithm.phase import Reply
+from fedhead.executors.base import Executor
 from fedhead.executors.changing_methods import ChangingMethods
 from fedhead.executors.client_round import phase_runs
-from fedhead.executors.job import Executor, Job
+from fedhead.executors.job import Job
 from fedhead.executors.lane_groups import LaneGroup
 from fedhead.executors.lane_steps import CompiledSteps
 from fedhead.executors.phase_keys import PhaseKey, cache_key, without_rows

@@ -12,8 +12,9 @@ import torch
 from fedhead.algorithm.phase import Reply
 from fedhead.core import global_generators, random
 from fedhead.core.log import logger
+from fedhead.executors.base import Executor
 from fedhead.executors.client_round import local_round
-from fedhead.executors.job import Executor, Job
+from fedhead.executors.job import Job
 from fedhead.executors.program import Program, Vectorizer
 from fedhead.executors.undo import Undo
 

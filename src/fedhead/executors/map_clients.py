@@ -25,7 +25,7 @@ from fedhead.core.transfer import to_device
 from fedhead.core.tree import Weights, stack
 from fedhead.data.allocation import Rows
 from fedhead.data.pool import Pool
-from fedhead.executors.job import Executor
+from fedhead.executors.base import Executor
 from fedhead.executors.kernels.layers import stacked_layers
 
 T = TypeVar("T")

@@ -17,11 +17,12 @@ from fedhead.core.component_check import check_class
 from fedhead.core.errors import BadInput, first_line, unknown
 from fedhead.core.log import warn_once
 from fedhead.core.registry import Registry
+from fedhead.executors.base import Executor
 from fedhead.executors.client_round import local_round
 from fedhead.executors.compiling import choice as compile_choice
 from fedhead.executors.compiling.process import compiler_process
 from fedhead.executors.graphs import Graphs
-from fedhead.executors.job import Executor, Job
+from fedhead.executors.job import Job
 from fedhead.executors.lanes import Lanes
 from fedhead.executors.loop import Loop
 from fedhead.executors.stack import Stack

@@ -16,10 +16,11 @@ from fedhead.core.finite import FiniteCheck
 from fedhead.core.log import warn_once
 from fedhead.core.stacked_trees import StackedTrees
 from fedhead.core.tree import Tree
+from fedhead.executors.base import Executor
 from fedhead.executors.client_round import local_round
 from fedhead.executors.global_draws import warn_of_client_draws
 from fedhead.executors.graphs import Graphs
-from fedhead.executors.job import Executor, Job
+from fedhead.executors.job import Job
 from fedhead.executors.stack_errors import explain
 from fedhead.executors.stack_order import stack_order
 from fedhead.executors.stacked_replies import StackedReplies

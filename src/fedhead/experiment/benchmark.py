@@ -26,7 +26,7 @@ from fedhead.data.federation import Federation
 from fedhead.engine.rounds import train_round
 from fedhead.engine.simulation import Simulation
 from fedhead.executors import select
-from fedhead.executors.job import Executor
+from fedhead.executors.base import Executor
 from fedhead.executors.stacked_replies import in_whole_stacks
 from fedhead.experiment.memory_floor import copy_bandwidth, floor_bytes
 from fedhead.experiment.profiling import Profile, profiled

@@ -32,7 +32,7 @@ from fedhead.engine.rounds import FinishedRun, Snapshot
 from fedhead.engine.simulate import simulate
 from fedhead.engine.simulation import Simulation
 from fedhead.engine.stragglers import Stragglers
-from fedhead.executors.job import Executor
+from fedhead.executors.base import Executor
 from fedhead.experiment import build
 from fedhead.experiment import data as recipe_data
 from fedhead.experiment.data import Inputs

@@ -19,7 +19,7 @@ from fedhead.engine.metrics import StageResult
 from fedhead.engine.rounds import run_stage
 from fedhead.engine.simulation import Simulation
 from fedhead.executors import select
-from fedhead.executors.job import Executor
+from fedhead.executors.base import Executor
 from fedhead.experiment import components, objects
 from fedhead.experiment.data import Inputs
 from fedhead.experiment.experiment import Experiment

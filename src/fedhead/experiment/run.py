@@ -20,8 +20,8 @@ from fedhead.engine.metrics import Row
 from fedhead.engine.rounds import FinishedRun, Snapshot
 from fedhead.engine.simulation import Simulation
 from fedhead.executors import select
+from fedhead.executors.base import Executor
 from fedhead.executors.compiling.process import start_ahead
-from fedhead.executors.job import Executor
 from fedhead.executors.joint.runs import run_together
 from fedhead.executors.stack import Stack
 from fedhead.executors.stack_errors import CannotStack

@@ -17,7 +17,7 @@ from fedhead.engine import metric_registry
 from fedhead.engine.metrics import Row
 from fedhead.engine.rounds import FinishedRun, Snapshot
 from fedhead.executors import select
-from fedhead.executors.job import Executor
+from fedhead.executors.base import Executor
 from fedhead.executors.joint.runs import run_together
 from fedhead.executors.stack_errors import CannotStack
 from fedhead.experiment import components

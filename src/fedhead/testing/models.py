@@ -15,7 +15,7 @@ from fedhead.core.batch import Output
 from fedhead.core.component_check import name_of
 from fedhead.data.federation import Federation, Samples
 from fedhead.engine.simulation import Simulation
-from fedhead.executors.job import Executor
+from fedhead.executors.base import Executor
 from fedhead.executors.loop import Loop
 from fedhead.executors.stack import Stack
 from fedhead.models import check as models

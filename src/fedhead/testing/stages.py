@@ -14,7 +14,7 @@ from fedhead.algorithm.task import LocalTraining
 from fedhead.engine.metrics import StageResult
 from fedhead.engine.rounds import run_stage
 from fedhead.engine.simulation import Simulation
-from fedhead.executors.job import Executor
+from fedhead.executors.base import Executor
 from fedhead.executors.loop import Loop
 from fedhead.executors.stack import Stack
 from fedhead.testing.components import check_options, instance

@@ -20,8 +20,9 @@ from fedhead.core.treefile import load_tree, save_tree
 from fedhead.engine.padding_check import PaddingCheck
 from fedhead.engine.rounds import train_round
 from fedhead.engine.simulation import Simulation
+from fedhead.executors.base import Executor
 from fedhead.executors.client_round import local_round
-from fedhead.executors.job import Executor, Job
+from fedhead.executors.job import Job
 from fedhead.executors.loop import Loop
 from fedhead.executors.program import Vectorizer
 from fedhead.models.split_model import SplitModel

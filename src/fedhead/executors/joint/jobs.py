@@ -22,7 +22,8 @@ from fedhead.core.schema import schema
 from fedhead.core.stacked_trees import StackedTrees
 from fedhead.core.tree import Tree
 from fedhead.executors import numbers
-from fedhead.executors.job import Executor, Job
+from fedhead.executors.base import Executor
+from fedhead.executors.job import Job
 from fedhead.executors.joint.task import ReadsTask, joint_task
 from fedhead.executors.program import Program
 from fedhead.executors.shared_work import SharedWork

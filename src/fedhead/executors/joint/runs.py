@@ -17,7 +17,8 @@ import torch
 from fedhead.algorithm.phase import Reply
 from fedhead.core.finite import all_finite
 from fedhead.core.tree import Tree
-from fedhead.executors.job import Executor, Job
+from fedhead.executors.base import Executor
+from fedhead.executors.job import Job
 from fedhead.executors.joint.jobs import JointJobs
 from fedhead.executors.shared_work import SharedWork
 from fedhead.executors.stacked_replies import StackedReplies

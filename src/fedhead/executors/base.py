@@ -1,0 +1,77 @@
+"""Executors: what trains the clients of a round; the built-in ones are `loop`, `stack` and `lanes`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from fedhead.algorithm.phase import Reply
+from fedhead.executors.job import Job
+from fedhead.executors.shared_work import SharedWork
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class Executor:
+    """Trains the clients of jobs; one of your own overrides `run`.
+
+    Attributes:
+        name: Name of the executor.
+        preparing: Seconds that training has waited so far for compiling and capturing, which do not count as training.
+        compiled: Whether the steps of the last jobs were compiled, all of them.
+        takes_numbers: Whether the clients of a job may differ in their settings (`Job.numbers`).
+        keeps_stacks: Whether states and replies may stay in one stack from round to round: no code reads or changes
+            single ones on the way.
+        shared: What runs that train together compute once; None: each run trains alone.
+        replies_finite: Whether all numbers of the replies that were returned last were seen to be finite.
+    """
+
+    name: str = ""
+    takes_numbers: bool = False
+    keeps_stacks: bool = False
+    shared: SharedWork | None = None
+    replies_finite: bool = False
+    preparing: float = 0.0
+    compiled: bool = False
+
+    def __init_subclass__(cls, **settings: Any) -> None:
+        """Name a class that nobody has named."""
+        super().__init_subclass__(**settings)
+        if "name" not in vars(cls):
+            cls.name = cls.__name__
+
+    def run(self, job: Job) -> list[Reply]:
+        """Train the clients of a job.
+
+        Args:
+            job: The clients of one architecture, with what they receive, hold and do.
+
+        Returns:
+            The replies in the order of the job's clients.
+        """
+        raise NotImplementedError
+
+    def run_all(self, jobs: list[Job]) -> Sequence[Sequence[Reply]]:
+        """Train the clients of several jobs; one job after another by default.
+
+        Args:
+            jobs: One job per architecture.
+
+        Returns:
+            The replies of each job.
+        """
+        return [self.run(job) for job in jobs]
+
+    def compute_together(self, function: Callable[[list[T]], list[R]], item: T, round: int) -> R:
+        """Apply a function of several items to one item, together with those of the runs that train beside this one.
+
+        Args:
+            function: Takes a list of items and returns one result for each.
+            item: The item of this run.
+            round: The round that it belongs to.
+
+        Returns:
+            The result for the item.
+        """
+        return function([item])[0]
