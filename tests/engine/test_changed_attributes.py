@@ -9,7 +9,7 @@ import torch
 
 from fedhead.core.tree import Tree
 from fedhead.engine.changed_attributes import ENTRY, ChangedAttributes
-from fedhead.engine.marks import LARGE, mark
+from fedhead.engine.fingerprints import LARGE, fingerprint
 
 
 class Part:
@@ -72,20 +72,20 @@ def test_a_tensor_that_is_not_on_the_device_of_the_run_is_put_back_where_it_was(
 def test_a_large_array_is_marked_quickly_and_seen_to_change(wrap: Any) -> None:
     array = np.ones((5000, 2500))
     value = wrap(array)
-    before = mark(value)
+    before = fingerprint(value)
     times = []
     for _ in range(5):
         start = time.perf_counter()
-        assert mark(value) == before
+        assert fingerprint(value) == before
         times.append(time.perf_counter() - start)
     assert min(times) < 2e-3  # 100 MB take 200 ms to read
     array *= 2
-    assert mark(value) != before
-    assert mark(wrap(np.ones((5000, 2500)))) != before
+    assert fingerprint(value) != before
+    assert fingerprint(wrap(np.ones((5000, 2500)))) != before
 
 
 def test_all_of_a_small_array_is_read() -> None:
     array = np.zeros(LARGE // 8)
-    before = mark(array)
+    before = fingerprint(array)
     array[12345] = 1
-    assert mark(array) != before
+    assert fingerprint(array) != before

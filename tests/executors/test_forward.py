@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from fedhead.algorithm.phase import Reply
 from fedhead.algorithm.task import LocalTraining
 from fedhead.core import batching
-from fedhead.core.batch import Batch
 from fedhead.core.errors import BadInput
 from fedhead.core.optimizers import SGD
 from fedhead.data.allocation import Rows
@@ -64,10 +63,6 @@ def work(simulation: Simulation) -> list[tuple[Job, list[Rows]]]:
     return [(job, [local[k] for k in job.clients]) for job in jobs]
 
 
-def scores(found: Tensor, batch: Batch) -> Tensor:
-    return found
-
-
 def plain(job: Job, place: int, simulation: Simulation, rows: Rows) -> Tensor:
     """The scores of one client's own model, without any of the machinery."""
     assert simulation.test is not None
@@ -85,8 +80,8 @@ def test_every_methods_personal_models_stacked(name: str, norm: str) -> None:
     assert simulation.test is not None
     ((job, rows),) = work(simulation)
     for budget in (MemoryBudget(), MemoryBudget(samples=3), MemoryBudget(clients=2), None):
-        found = forward.personal(job, simulation.test, rows, budget, scores)
-        summary = forward.personal(job, simulation.test, rows, budget, summarize)
+        found = forward.personal_scores(job, simulation.test, rows, budget)
+        summary = forward.personal_scores(job, simulation.test, rows, budget, summarize)
         assert budget is None or not budget.one_by_one
         for place, (mine, short) in enumerate(zip(found, summary, strict=True)):
             expected = plain(job, place, simulation, rows[place])
@@ -119,7 +114,7 @@ def test_architectures_are_stacked_each_on_its_own(name: str) -> None:
     assert [job.clients for job, _ in jobs] == [[0, 4], [3]]
     for job, rows in jobs:
         for mine, expected in zip(
-            forward.personal(job, simulation.test, rows, MemoryBudget(), scores),
+            forward.personal_scores(job, simulation.test, rows, MemoryBudget()),
             (plain(job, place, simulation, own) for place, own in enumerate(rows)),
             strict=True,
         ):

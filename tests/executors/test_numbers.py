@@ -183,7 +183,7 @@ def test_a_number_that_a_hook_branches_on_lets_the_runs_train_one_after_another(
     assert "one after another" in caplog.text
 
 
-def test_runs_alike_in_their_numbers_are_joined_as_before() -> None:
+def test_runs_alike_in_their_numbers_are_joined_bit_for_bit() -> None:
     worker = compare(lambda: [simulation(METHODS["fedprox"]()) for _ in range(2)], tolerance=0)
     assert worker.widths == [6] * ROUNDS
     assert not worker.names

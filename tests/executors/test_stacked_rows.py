@@ -15,7 +15,7 @@ def test_rows_are_copied_and_the_others_stay(count: int) -> None:
     source = [torch.rand(30, *shape, generator=generator) for shape in shapes] + [torch.arange(30)]
     to = [torch.zeros(25, *shape) for shape in shapes] + [torch.zeros(25, dtype=torch.int64)]
     rows, of = torch.randperm(25, generator=generator)[:count].tolist(), torch.randperm(30, generator=generator)
-    StackedRows(to).copy(rows, StackedRows(source), of[:count].tolist())
+    StackedRows(to).overwrite(rows, StackedRows(source), of[:count].tolist())
     for mine, theirs in zip(to, source, strict=True):
         expected = torch.zeros_like(mine)
         for row, other in zip(rows, of.tolist(), strict=False):

@@ -8,7 +8,6 @@ from small import federation, network
 
 from fedhead.algorithm.task import LocalTraining
 from fedhead.analyses import cka, client_models, collapse
-from fedhead.core.batch import Batch
 from fedhead.core.optimizers import SGD
 from fedhead.engine.rounds import train_round
 from fedhead.engine.server import make_downlink
@@ -34,10 +33,6 @@ def trained(name: str, norm: str, bf16: bool = False) -> Simulation:
     return made
 
 
-def scores(found: torch.Tensor, batch: Batch) -> torch.Tensor:
-    return found
-
-
 @pytest.mark.parametrize("norm", ["batch", "group"])
 @pytest.mark.parametrize("name", sorted(METHODS))
 @pytest.mark.parametrize("bf16", [False, True], ids=["fp32", "bf16"])
@@ -48,8 +43,8 @@ def test_personal_models(name: str, norm: str, bf16: bool) -> None:
     post = make_downlink(simulation.method, simulation.server, simulation.holders, simulation.task_of)
     (job,) = simulation.work(simulation.method, post, simulation.states, 2, trains=False)
     rows, budget = [simulation.federation.client_test[k] for k in job.clients], MemoryBudget()
-    stacked = forward.personal(job, simulation.test, rows, budget, scores)
-    apart = forward.personal(job, simulation.test, rows, None, scores)
+    stacked = forward.personal_scores(job, simulation.test, rows, budget)
+    apart = forward.personal_scores(job, simulation.test, rows, None)
     assert not budget.one_by_one
     tolerance = 3e-2 if bf16 else 1e-4
     for mine, theirs in zip(stacked, apart, strict=True):

@@ -19,7 +19,7 @@ from fedhead.core.errors import BadInput
 from fedhead.core.log import warn_once
 from fedhead.core.plain_values import is_plain
 from fedhead.core.tree import Tree
-from fedhead.engine.marks import mark
+from fedhead.engine.fingerprints import fingerprint
 
 ENTRY = "~attributes"  # of the server's state in a snapshot
 _FIX = (
@@ -40,7 +40,7 @@ class ChangedAttributes:
         self._all_here = all_here
         self._parts = {what: part for what, part in parts.items() if part is not None}
         # tensors are held too, so that no later one is taken for one of these
-        self._first = {(what, name): (value, mark(value)) for what, name, value in self._attributes()}
+        self._first = {(what, name): (value, fingerprint(value)) for what, name, value in self._attributes()}
 
     def held_in(self, server: Tree) -> Tree:
         """Return the server's state with the attributes that have changed, or as it is where none has.
@@ -56,7 +56,7 @@ class ChangedAttributes:
         apart: dict[str, str] = {}  # the devices of tensors that are not where the server's are
         here = next((tensor.device for tensor in server.tensors()), None)
         for what, name, value in self._attributes():
-            if (what, name) in self._first and self._first[what, name][1] == mark(value):
+            if (what, name) in self._first and self._first[what, name][1] == fingerprint(value):
                 continue
             if not self._all_here:
                 warn_once(
@@ -124,13 +124,13 @@ class ChangedAttributes:
 
     def _undo(self, held: Collection[str]) -> None:
         """Put back what has changed since this was made, in a later round than a snapshot's, and is not held in it."""
-        now = {(what, name): mark(value) for what, name, value in self._attributes()}
-        for (what, name), (first, first_mark) in self._first.items():
-            if now.get((what, name)) == first_mark or f"{what}.{name}" in held:
+        now = {(what, name): fingerprint(value) for what, name, value in self._attributes()}
+        for (what, name), (first, first_fingerprint) in self._first.items():
+            if now.get((what, name)) == first_fingerprint or f"{what}.{name}" in held:
                 continue
             if is_plain(first):
-                self._set(what, name, json.loads(first_mark))
-            elif mark(first) == first_mark:
+                self._set(what, name, json.loads(first_fingerprint))
+            elif fingerprint(first) == first_fingerprint:
                 self._set(what, name, first)
             else:
                 warn_once(f"{self._shown(what, name)} was changed in place, and stays as a later round left it; {_FIX}")

@@ -51,11 +51,11 @@ def own_tests(
     found: dict[int, ClientTest] = {}
     objective = clients.task.objective
     keep_scores = not objective.has_classes or any(one.needs_scores for one in metrics.values())
-    reduce = forward.scores if keep_scores else partial(summarize, objective=objective)
+    reduce = forward.all_scores if keep_scores else partial(summarize, objective=objective)
     for job in clients.work(algorithm, downlink, states, round, trains=False):
         budget = clients.budgets[clients.assign[job.clients[0]]] if use_stacks(clients.device, executor) else None
         rows = [local[k] for k in job.clients]
-        each = forward.personal(job, pool, rows, budget, reduce)
+        each = forward.personal_scores(job, pool, rows, budget, reduce)
         for k, mine, own in zip(job.clients, rows, each, strict=True):
             y = pool.y[torch.from_numpy(mine).to(pool.device)]
             tested = client_predictions(own, y, clients.task.classes, keep_scores, objective)

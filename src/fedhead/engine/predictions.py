@@ -199,7 +199,7 @@ def _nothing(y: Tensor, classes: int, objective: Objective) -> Predictions:
 
 # -- of the clients' own models -----------------------------------------------------------------------
 def summarize(outputs: Tensor, batch: Batch, objective: Objective = MULTICLASS) -> Tensor:
-    """Return the predicted class and the loss of each sample, [..., 2], for `fedhead.executors.forward.personal`."""
+    """Return the predicted class and the loss of each sample, [..., 2]; `forward.personal_scores` keeps these alone."""
     scores = objective.scores(outputs)
     return torch.stack([objective.predictions(scores).double(), objective.losses(scores, batch.y)], -1)
 

@@ -17,8 +17,8 @@ class ChangingMethods:
         # by the key's work: digests of the method's attributes, and how often they have changed in a row
         self._found: dict[str, tuple[dict[str, str], int]] = {}
 
-    def captured(self, phase_run: PhaseRun, key: PhaseKey) -> None:
-        """Take note that graphs are about to be captured for a phase.
+    def note_capture(self, phase_run: PhaseRun, key: PhaseKey) -> None:
+        """Note that graphs are about to be captured for a phase.
 
         Args:
             phase_run: The phase.

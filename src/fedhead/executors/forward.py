@@ -27,13 +27,13 @@ from fedhead.models.split_model import SplitModel
 Reduce = Callable[[Tensor, Batch], Tensor]  # what to keep of the scores of a batch
 
 
-def scores(found: Tensor, batch: Batch) -> Tensor:
+def all_scores(found: Tensor, batch: Batch) -> Tensor:
     """Keep all scores."""
     return found
 
 
-def personal(
-    job: Job, pool: Pool, rows: Sequence[Rows], budget: MemoryBudget | None = None, reduce: Reduce = scores
+def personal_scores(
+    job: Job, pool: Pool, rows: Sequence[Rows], budget: MemoryBudget | None = None, reduce: Reduce = all_scores
 ) -> list[Tensor]:
     """Evaluate the personal model of each client on the client's rows.
 

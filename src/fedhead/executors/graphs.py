@@ -75,8 +75,8 @@ class Graphs:
         if compiled is None and runners:
             self._compiled = all(runner.ready for runner in runners)
 
-    def uses_compiled(self, runner: GraphRunner) -> bool:
-        """Return whether a runner's next steps are compiled; the first time, its compilation begins."""
+    def decide_compiled(self, runner: GraphRunner) -> bool:
+        """Decide whether a runner's next steps are compiled; the first time, its compilation begins."""
         if not (self.compile and runner.compile):
             return False
         decided = None if runner.of_stage else self._compiled
@@ -101,7 +101,7 @@ class Graphs:
         key = slot_key(phase_run)
         runner = self._runners.get(key)
         if runner is None:
-            self._changing.captured(phase_run, key)
+            self._changing.note_capture(phase_run, key)
             slots = self.slots or choose_slots(phase_run.batches.lengths())
             runner = self._runners[key] = GraphRunner(self, phase_run, slots, self.compile and pays_for(phase_run))
             while len(self._runners) > MAX_RUNNERS:
@@ -157,7 +157,7 @@ class GraphRunner:
             What the steps changed, for all clients.
         """
         _, batches, carry, _, inputs = phase_run
-        compiled = self.owner.uses_compiled(self)
+        compiled = self.owner.decide_compiled(self)
         copy_into(self.step.vectorizer.shared(self.inputs), self.step.vectorizer.shared(inputs))
         schedule, places = self._plan(tuple(batches.lengths()))
         # a client without steps ends as it begins; what the others end with is copied out of their slots
@@ -170,7 +170,7 @@ class GraphRunner:
         for segment in schedule.segments:
             for source, again in ((start, False), (paused, True)):
                 turns = [turn for turn in segment.enter if bool(turn.done) == again]
-                self._slots.copy([turn.slot for turn in turns], source, [turn.client for turn in turns])
+                self._slots.overwrite([turn.slot for turn in turns], source, [turn.client for turn in turns])
             todo = segment.steps
             while todo:
                 left = left or next(tables)
@@ -179,7 +179,8 @@ class GraphRunner:
                 now = min(todo, left)
                 self.graphs[compiled].replay(now)
                 todo, left = todo - now, left - now
-            into.copy([turn.client for turn in segment.leave], self._outcome, [turn.slot for turn in segment.leave])
+            turns = segment.leave
+            into.overwrite([turn.client for turn in turns], self._outcome, [turn.slot for turn in turns])
         return outcome
 
     def _plan(self, lengths: tuple[int, ...]) -> tuple[Plan, list[Tensor]]:

@@ -92,7 +92,7 @@ class Lanes(Executor):
         key = tuple(cache_key(phase_run) for phase_run in phases)
         if key not in self._groups:
             for own, phase_run in dict(zip(key, phases, strict=True)).items():
-                self._changing.captured(phase_run, own)
+                self._changing.note_capture(phase_run, own)
             self._groups[key] = LaneGroup(phases, self._compiled)
             while len(self._groups) > MAX_GROUPS:
                 self._groups.popitem(last=False)

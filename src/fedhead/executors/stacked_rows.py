@@ -1,4 +1,4 @@
-"""Rows of several tensors with a client axis, copied with few kernels."""
+"""Rows of several tensors with a client axis, overwritten with few kernels."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class StackedRows:
             self._views[row] = [t[row] for t in self.tensors]
         return self._views[row]
 
-    def copy(self, rows: Sequence[int], source: StackedRows, of: Sequence[int]) -> None:
+    def overwrite(self, rows: Sequence[int], source: StackedRows, of: Sequence[int]) -> None:
         """Overwrite some rows of all tensors.
 
         Args:

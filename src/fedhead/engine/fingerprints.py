@@ -1,4 +1,4 @@
-"""Marks of values: what differs once a value has changed, cheap enough to be taken after every round."""
+"""Fingerprints of values: they differ once a value has changed, and are cheap enough to be taken after every round."""
 
 from __future__ import annotations
 
@@ -18,35 +18,36 @@ SAMPLE = 1024  # elements
 _DEEPEST = 6  # of lists in lists
 
 
-def mark(value: Any) -> Any:
-    """Return what differs once a value has changed.
+def fingerprint(value: Any) -> Any:
+    """Return something to compare that differs once a value has changed.
 
     A tensor is not read for it, since a GPU would have to wait, and of a large array only a sample is. Whoever compares
-    marks holds the first value, so that no later one has its `id`. An object that shows nothing of itself (one without
-    `__dict__` that is printed as its address) has the same mark always.
+    fingerprints holds the first value, so that no later one has its `id`. An object that shows nothing of itself (one
+    without `__dict__` that is printed as its address) has the same one always.
 
     Args:
         value: The value.
     """
-    return _mark(value, 0)
+    return _fingerprint(value, 0)
 
 
-def _mark(value: Any, depth: int) -> Any:
+def _fingerprint(value: Any, depth: int) -> Any:
     if is_plain(value):
         return json.dumps(value)
     if isinstance(value, Tensor) and depth == 0:  # those in a list are compared by their content, as the list is
         return id(value), 0 if value.is_inference() else value._version
     if isinstance(value, nn.Module) and depth == 0:
-        return id(value), [_mark(t, 0) for t in (*value.parameters(), *value.buffers())]
+        return id(value), [_fingerprint(t, 0) for t in (*value.parameters(), *value.buffers())]
     if (state := _generator_state(value)) is not None:
         return value_digest(state)
     if isinstance(value, np.ndarray) and value.nbytes > LARGE and not value.dtype.hasobject:
         steps = tuple(slice(None, None, max(1, side // _per_side(value.ndim))) for side in value.shape)
         return id(value), value_digest(value[steps])
     if depth < _DEEPEST and type(value) in (list, tuple):
-        return type(value).__name__, [_mark(one, depth + 1) for one in value]
+        return type(value).__name__, [_fingerprint(one, depth + 1) for one in value]
     if depth < _DEEPEST and type(value) is dict:
-        return [(key, _mark(one, depth + 1)) for key, one in sorted(value.items(), key=lambda item: str(item[0]))]
+        items = sorted(value.items(), key=lambda item: str(item[0]))
+        return [(key, _fingerprint(one, depth + 1)) for key, one in items]
     try:
         return value_digest(value)
     except RuntimeError:  # it holds tensors that have escaped from a function of one client, called for many
