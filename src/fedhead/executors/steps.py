@@ -19,8 +19,8 @@ from fedhead.core.inputs import channels_last, map_inputs
 from fedhead.core.optimizers import Optimizer, clone_for_in_place
 from fedhead.core.tree import Tree, Weights, cat
 from fedhead.data.pool import Pool
-from fedhead.executors.numbers import step_in_place
 from fedhead.executors.program import Program, Vectorizer
+from fedhead.executors.run_optimizers import step_by_run_in_place
 
 
 class PhaseBatches(NamedTuple):
@@ -125,7 +125,7 @@ class Step:
                 params, opt = carry.params, carry.opt
                 optimizer.step_in_place(params, g, opt, lr)
             else:
-                params, opt = step_in_place(optimizer, carry.params, g, carry.opt, lr)
+                params, opt = step_by_run_in_place(optimizer, carry.params, g, carry.opt, lr)
             return Carry(params, stats.detach(), opt, loss_so_far)
 
 
