@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from counting import CountingStack
-from same_trees import assert_same
+from joined import CountingStack, check_alone
 from small import CLASSES, federation, network
 
 from fedhead.algorithm.phase import Reply
@@ -97,16 +96,6 @@ def train(runs: list[Simulation], worker: Executor, rounds: list[int], begin: tu
     run_together(worker, [one(*each) for each in zip(runs, rounds, firsts, strict=True)])
 
 
-def check_alone(found: Simulation, alone: Simulation, rounds: int = ROUNDS) -> None:
-    """Require of a joined run the server's and the clients' states of one that trains alone."""
-    for number in range(1, rounds + 1):
-        train_round(alone.using(Stack()), number)
-    assert_same(found.server, alone.server, 1e-10, 1e-10)
-    assert found.states.kept.keys() == alone.states.kept.keys()
-    for k, state in alone.states.kept.items():
-        assert_same(found.states.kept[k], state, 1e-10, 1e-10)
-
-
 @pytest.mark.parametrize("name", ["fedavg", "scaffold", "moon", "ditto"])
 def test_each_seed_ends_as_it_would_alone(name: str) -> None:
     worker = CountingStack()
@@ -114,7 +103,7 @@ def test_each_seed_ends_as_it_would_alone(name: str) -> None:
     train(joined, worker, [ROUNDS] * 3)
     assert worker.widths == [9] * ROUNDS  # three of four clients a seed, in one stack
     for seed, found in enumerate(joined):
-        check_alone(found, simulation(seed, name))
+        check_alone(found, simulation(seed, name), ROUNDS)
 
 
 def test_a_model_that_was_applied_before_shares_a_stack_with_one_that_was_not() -> None:
@@ -167,7 +156,7 @@ def test_a_run_with_numbers_that_are_not_finite_ends_alone() -> None:
     runs[0].server = runs[0].server.map(lambda t: t * float("nan"))
     with pytest.raises(Diverged, match="round 1"):
         train(runs, Stack(), [ROUNDS] * 2)
-    check_alone(runs[1], simulation(1, "fedavg"))
+    check_alone(runs[1], simulation(1, "fedavg"), ROUNDS)
 
 
 def test_runs_compute_together_what_they_ask_for_at_the_same_point() -> None:
@@ -236,7 +225,7 @@ def test_runs_that_were_resumed_at_different_rounds_come_level_and_go_on_in_one_
     train([ahead, behind], worker, [ROUNDS + 1] * 2, begin=(3, 1))
     assert worker.widths == [3, 3, 6, 6]
     for seed, found in enumerate((ahead, behind)):
-        check_alone(found, simulation(seed, "moon"), rounds=ROUNDS + 1)
+        check_alone(found, simulation(seed, "moon"), ROUNDS + 1)
 
 
 def test_a_run_that_ends_early_or_fails_holds_up_nobody() -> None:

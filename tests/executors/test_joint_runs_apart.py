@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from counting import CountingStack
+from joined import CountingStack, check_alone
 from same_trees import assert_same
 from small import federation, network
 from torch import Tensor
@@ -113,12 +113,6 @@ def with_tasks(runs: list[Simulation], **settings: Any) -> list[Simulation]:
     return runs
 
 
-def check_alone(found: Simulation, alone: Simulation) -> None:
-    for number in range(1, ROUNDS + 1):
-        train_round(alone.using(Stack()), number)
-    assert_same(found.server, alone.server, 1e-10, 1e-10)
-
-
 @pytest.mark.parametrize(
     "make",
     [
@@ -135,7 +129,7 @@ def test_runs_with_other_settings_end_as_they_would_alone(make: Callable[[], lis
     joined = make()
     train(joined)
     for found, alone in zip(joined, make(), strict=True):
-        check_alone(found, alone)
+        check_alone(found, alone, ROUNDS)
 
 
 @pytest.mark.parametrize("mix_numbers", [False, True])
@@ -143,7 +137,7 @@ def test_a_run_whose_clients_fail_ends_alone(mix_numbers: bool) -> None:
     runs = of(Fails(1.0), Fails(2.0))
     with pytest.raises(RuntimeError, match="mu is 2"):
         train(runs, mix_numbers)
-    check_alone(runs[0], of(Fails(1.0))[0])
+    check_alone(runs[0], of(Fails(1.0))[0], ROUNDS)
 
 
 def test_a_run_that_fails_does_not_change_the_numbers_of_the_others() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from counting import CountingStack
+from joined import CountingStack
 from same_trees import assert_same
 from small import CLASSES, network
 

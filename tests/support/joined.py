@@ -1,10 +1,14 @@
-"""A stack that notes what it trains, and trains as every other stack does."""
+"""For tests of runs that train together: a stack that notes what it trains, and the comparison with a run alone."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from same_trees import assert_same
+
 from fedhead.algorithm.phase import Reply
+from fedhead.engine.rounds import train_round
+from fedhead.engine.simulation import Simulation
 from fedhead.executors.job import Job
 from fedhead.executors.stack import Stack
 
@@ -27,3 +31,13 @@ class CountingStack(Stack):
         self.widths.append(len(job.clients))
         self.names |= set(job.numbers[0]) if job.numbers else set()
         return found
+
+
+def check_alone(found: Simulation, alone: Simulation, rounds: int) -> None:
+    """Train a simulation alone, and require its server's and its clients' states of one that trained with others."""
+    for number in range(1, rounds + 1):
+        train_round(alone.using(Stack()), number)
+    assert_same(found.server, alone.server, 1e-10, 1e-10)
+    assert found.states.kept.keys() == alone.states.kept.keys()
+    for k, state in alone.states.kept.items():
+        assert_same(found.states.kept[k], state, 1e-10, 1e-10)
