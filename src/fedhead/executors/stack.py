@@ -75,17 +75,18 @@ class Stack(Executor):
         self._computed: list[Tree] = []  # the replies of whole stacks
         self._check: FiniteCheck | None = None  # of these
         self._replies_finite = False
-        self.keeps_stacks = type(self).run_all is Stack.run_all and type(self).run is Stack.run  # not a user's own
+        self._has_own_run = type(self).run is not Stack.run  # a user's, which may return other replies than computed
+        self.keeps_stacks = type(self).run_all is Stack.run_all and not self._has_own_run
 
     def run_all(self, jobs: list[Job]) -> list[Sequence[Reply]]:
         """Return the replies of several jobs, whose clients differ in architecture."""
         self._computed.clear()
         self._check = None
         one_stream = len(jobs) == 1 or jobs[0].program.pool.device.type == "cpu"
-        run = self._replies if type(self).run is Stack.run else self.run
+        run = self.run if self._has_own_run else self._replies
         replies = [run(job) for job in jobs] if one_stream else self._run_on_streams(run, jobs)
         self.replies_finite = False
-        if type(self).run is Stack.run:  # another one may return other replies than were computed here
+        if not self._has_own_run:
             self._check = FiniteCheck(self._computed)  # which a GPU carries out after the steps, beside its host
         self._computed.clear()
         return replies
