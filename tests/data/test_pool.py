@@ -56,3 +56,12 @@ def test_floats_of_the_user_are_not_written_over() -> None:
     Transform.named("none", "cifar10")(x)
     Transform.named("cifar", "half")(x, torch.arange(4))
     assert torch.equal(x, before)
+
+
+def test_the_size_of_a_sample_is_that_of_a_models_input() -> None:
+    held, cpu = images(), torch.device("cpu")
+    height, width = held.x.shape[-2:]
+    plain, resized = Transform.named("none", "half"), Transform.named("none", "half").replace(resize=12)
+    assert Pool(held, plain, cpu, torch.float32).sample_nbytes == 4 * 3 * height * width
+    assert Pool(held, resized, cpu, torch.float32).sample_nbytes == 4 * 3 * 12 * 12
+    assert Pool(held, plain, cpu, torch.float32).take(torch.zeros(0, dtype=torch.int64)).sample_nbytes == 0

@@ -118,3 +118,24 @@ def test_the_last_rounds_test_gives_the_confusion_matrix_too(monkeypatch: pytest
     assert len(calls) == 1
     assert result.confusion == rounds._confusion(result.transport)
     assert "confusion" not in result.rows[-1]
+
+
+def test_where_memory_runs_out_fewer_samples_are_tested_at_a_time() -> None:
+    (test,) = made_tests(simulation(), 1, keep_scores=True)
+    sizes: list[int] = []
+
+    def outputs(x: torch.Tensor) -> torch.Tensor:
+        sizes.append(len(x))
+        if len(x) > 5:
+            raise torch.OutOfMemoryError("full")
+        return test.scores(test.model, x)
+
+    found = predictions.predict(outputs, test.pool, test.task.classes, keep_scores=True, batch=16)
+    assert sizes[:3] == [min(16, len(test.pool)), 8, 4]
+    same([found], [test])
+
+    def never(x: torch.Tensor) -> torch.Tensor:
+        raise torch.OutOfMemoryError("full")
+
+    with pytest.raises(torch.OutOfMemoryError):
+        predictions.predict(never, test.pool, test.task.classes)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
@@ -18,6 +20,7 @@ from fedhead.core import batching
 from fedhead.core.errors import BadInput
 from fedhead.core.optimizers import SGD
 from fedhead.data.allocation import Rows
+from fedhead.data.pool import Pool
 from fedhead.engine.predictions import summarize
 from fedhead.engine.rounds import run_stage, train_round
 from fedhead.engine.server import make_downlink
@@ -276,3 +279,41 @@ def test_testing_draws_no_batches_but_knows_how_many_there_would_be() -> None:
     ((job, _),) = work(simulation)
     drawn = simulation.jobs(simulation.method, simulation.server, simulation.states, job.clients, 2)[0]
     assert torch.equal(job.stacked_inputs().steps, drawn.stacked_inputs().steps)
+
+
+class OnGpu:
+    """What is asked of a pool on a GPU before it is tested."""
+
+    device = torch.device("cuda")
+
+    def __init__(self, sample_nbytes: int, count: int = 10_000):
+        self.sample_nbytes, self.count = sample_nbytes, count
+
+    def __len__(self) -> int:
+        return self.count
+
+
+@pytest.mark.parametrize(
+    ("gib", "pool", "expected"),
+    [
+        (139, OnGpu(4 * 3 * 32 * 32), 139 * 2**20 // (4 * 3 * 32 * 32)),
+        (139, OnGpu(4 * 8), 16384),
+        (139, OnGpu(4 * 3 * 224 * 224), 1024),
+        (8, OnGpu(4 * 3 * 32 * 32), 1024),
+        (139, OnGpu(0, count=0), 1024),
+    ],
+    ids=["CIFAR", "a table", "large images", "a small GPU", "nothing"],
+)
+def test_a_gpu_tests_as_many_samples_at_once_as_take_little_of_its_memory(
+    gib: int, pool: OnGpu, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    properties = SimpleNamespace(total_memory=gib * 2**30)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    assert map_clients.samples_at_once(cast(Pool, pool)) == expected
+    assert MemoryBudget.for_testing(cast(Pool, pool)).samples == max(4096, expected)
+
+
+def test_a_cpu_tests_as_many_samples_at_once_as_fit_its_caches() -> None:
+    pool = simulate("fedavg", [network("group")], rounds=0).pool
+    assert map_clients.samples_at_once(pool) == 1024
+    assert MemoryBudget.for_testing(pool).samples == 256

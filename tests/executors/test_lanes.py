@@ -227,13 +227,6 @@ def test_views_ahead_are_those_of_their_batch_alone() -> None:
     assert asked == {1, 2}
 
 
-def test_the_size_of_inputs_is_that_after_resizing() -> None:
-    pool = Simulation(federation(), [network("batch")], METHODS["fedavg"](), rounds=1, local=LOCAL).pool
-    before = lane_batches._sample_bytes(pool)
-    pool.transform = pool.transform.replace(resize=12)
-    assert lane_batches._sample_bytes(pool) == 4 * before
-
-
 @pytest.mark.parametrize("name", ["fedavg", "fedclassavg"])
 def test_lanes_of_large_inputs_draw_their_own(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     loop = trained(name, Loop())

@@ -77,6 +77,13 @@ class Pool:
         """The device of the samples."""
         return self.y.device
 
+    @property
+    def sample_nbytes(self) -> int:
+        """Size of one sample in bytes as a model's input, which may be resized; 0 of an empty pool."""
+        if not len(self):
+            return 0
+        return sum(t.nbytes for t in tensors_of(self.view(torch.zeros(1, dtype=torch.int64, device=self.device), None)))
+
     def with_data(self, x: Inputs, y: Tensor) -> Pool:
         """Return the same pool with other tensors, for tracing."""
         other = copy.copy(self)

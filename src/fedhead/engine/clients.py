@@ -165,7 +165,7 @@ class Clients:
             federation.rows, self.public, self.stragglers, self.prefetch, shared=shared is not None
         )
         self.padding_check = PaddingCheck()
-        self.budgets = [MemoryBudget.on(self.device) for _ in templates]  # for testing the clients of each architecture
+        self.budgets = [MemoryBudget.for_testing(self.pool) for _ in templates]  # of the clients of each architecture
 
     def _held(self) -> Pool:
         """What the clients train on, all of them together: local test samples are no part of it."""

@@ -16,11 +16,11 @@ from fedhead.core.schema import schema
 from fedhead.core.tree import Weights, stack
 from fedhead.data.pool import Pool
 from fedhead.engine.predictions import Predictions, of_stacked_outputs, predict
-from fedhead.executors.map_clients import SINGLE_SAMPLES, MemoryBudget, map_in_stacks, vectorized
+from fedhead.executors.map_clients import MAX_SAMPLES, MemoryBudget, map_in_stacks, samples_at_once, vectorized
 from fedhead.models import functional
 from fedhead.models.module_digest import computation_digest, settings_digest
 
-SAMPLES = 8192  # samples at once, of all models of a stack
+STACK_SAMPLES = 8192  # samples at once, of all models of a stack; a large GPU takes more small ones
 
 
 def scores(algorithm: Algorithm, w: Weights, x: Inputs, task: Task, bf16: bool) -> Tensor:
@@ -58,7 +58,12 @@ class ModelTest:
         """Test the model by itself."""
         task, model = self.task, self.model
         return predict(
-            lambda x: self.scores(model, x), self.pool, task.classes, self.keep_scores, objective=task.objective
+            lambda x: self.scores(model, x),
+            self.pool,
+            task.classes,
+            self.keep_scores,
+            samples_at_once(self.pool),
+            task.objective,
         )
 
 
@@ -70,7 +75,7 @@ class JointModelTests:
         budget: How much is tested at once.
     """
 
-    budget: MemoryBudget = field(default_factory=lambda: MemoryBudget(samples=SAMPLES))
+    budget: MemoryBudget = field(default_factory=lambda: MemoryBudget(samples=MAX_SAMPLES))
 
     def __call__(self, tests: list[ModelTest]) -> list[Predictions]:
         """Return the predictions of each test."""
@@ -95,7 +100,8 @@ class JointModelTests:
     def _stacked(self, tests: list[ModelTest]) -> list[Predictions]:
         first, w = tests[0], stack([test.model for test in tests])
         outputs = vectorized(first.scores, first.pool.device, (0, None))
-        batch = max(1, min(SINGLE_SAMPLES, self.budget.samples // len(tests)))
+        each = samples_at_once(first.pool)
+        batch = max(1, min(each, min(self.budget.samples, max(STACK_SAMPLES, each)) // len(tests)))
         return of_stacked_outputs(
             lambda x: outputs(w, x), first.pool, first.task.classes, first.keep_scores, batch, first.task.objective
         )

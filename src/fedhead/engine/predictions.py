@@ -19,7 +19,6 @@ from fedhead.core.objectives import OBJECTIVES, Multiclass, Objective
 from fedhead.data.pool import Pool
 
 MULTICLASS = Multiclass()
-SAMPLES = 1024  # at a time, of a single model
 Confusion = NDArray[np.int64]  # [true class, predicted class], in samples
 
 
@@ -125,6 +124,7 @@ def predict(
     pool: Pool,
     classes: int,
     keep_scores: bool = False,
+    batch: int = 1024,
     objective: Objective = MULTICLASS,
 ) -> Predictions:
     """Test a model on all samples of a pool.
@@ -134,14 +134,24 @@ def predict(
         pool: Test samples.
         classes: Number of classes, labels or numbers.
         keep_scores: Whether metrics need the scores themselves.
+        batch: Samples at a time; fewer if memory runs out.
         objective: What the outputs stand for.
     """
-    parts = []
-    for rows in torch.split(torch.arange(len(pool), device=pool.device), SAMPLES):
-        found = of_outputs(outputs(pool.view(rows, None)), pool.y[rows], classes, objective)
-        parts.append(found if keep_scores else replace(found, scores=None))
     if not len(pool):
         return _nothing(pool.y, classes, objective)
+
+    def part(rows: Tensor) -> Predictions:
+        found = of_outputs(outputs(pool.view(rows, None)), pool.y[rows], classes, objective)
+        return found if keep_scores else replace(found, scores=None)
+
+    while True:
+        try:
+            parts = [part(rows) for rows in torch.split(torch.arange(len(pool), device=pool.device), batch)]
+            break
+        except torch.OutOfMemoryError:
+            if batch == 1:
+                raise
+        batch //= 2  # the error, and what it keeps in memory, is gone here
     kept = torch.cat([part.scores for part in parts if part.scores is not None]) if keep_scores else None
     predicted, losses = torch.cat([part.predicted for part in parts]), torch.cat([part.losses for part in parts])
     return Predictions(pool.y, predicted, losses, classes, kept, objective.name)

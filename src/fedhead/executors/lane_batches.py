@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedhead.core.batch import Batch
-from fedhead.core.inputs import Inputs, channels_last, map_inputs, tensors_of
+from fedhead.core.inputs import Inputs, channels_last, map_inputs
 from fedhead.data.pool import Pool, ViewsAhead
 from fedhead.executors.lane_steps import Lane
 from fedhead.executors.steps import draw_batch
@@ -66,7 +66,7 @@ class LaneBatches:
     def are_small(self, steps: int) -> bool:
         """Return whether the batches of so many steps take little memory."""
         return all(
-            len(one.places) * steps * size * _sample_bytes(one.pool) <= MAX_BYTES
+            len(one.places) * steps * size * one.pool.sample_nbytes <= MAX_BYTES
             for (_, size), one in self._alike.items()
         )
 
@@ -98,8 +98,3 @@ def _view(pool: Pool, batch: Batch, number: int) -> Inputs:
     view = pool.another_view(batch.rows.reshape(-1), batch.key.reshape(-1), number)
     made: Inputs = map_inputs(lambda t: t.reshape(*batch.rows.shape, *t.shape[1:]), view)
     return made
-
-
-def _sample_bytes(pool: Pool) -> int:
-    """Return the bytes of one sample as a model's input, which may be resized."""
-    return sum(t.nbytes for t in tensors_of(pool.view(torch.zeros(1, dtype=torch.int64, device=pool.device), None)))

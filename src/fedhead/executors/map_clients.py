@@ -30,6 +30,8 @@ from fedhead.executors.kernels.layers import stacked_layers
 
 T = TypeVar("T")
 SINGLE_SAMPLES = 1024  # samples at once of a single client
+MAX_SAMPLES = 16384  # samples at once that are tested on a GPU
+MEMORY_SHARE = 1 / 1024  # of a GPU's memory for their inputs; activations take a hundred times as much, or more
 MIN_SAMPLES = 64  # samples at once below which stacking does not pay off
 SIMILAR = 0.5  # size of the smallest client of a stack relative to its first, where all samples of each are read
 
@@ -42,6 +44,21 @@ def use_stacks(device: torch.device, executor: Executor | None = None) -> bool:
     """
     name = "" if executor is None else executor.name
     return name == "stack" or (device.type == "cuda" and name != "lanes")
+
+
+def samples_at_once(pool: Pool) -> int:
+    """Return how many samples of a pool are tested at a time.
+
+    A GPU tests small samples sooner than its host can launch the kernels of their layers, so that many at a time cost
+    little more than few.
+
+    Args:
+        pool: The samples.
+    """
+    if pool.device.type != "cuda" or not len(pool):
+        return SINGLE_SAMPLES
+    memory = torch.cuda.get_device_properties(pool.device).total_memory
+    return max(SINGLE_SAMPLES, min(MAX_SAMPLES, int(memory * MEMORY_SHARE) // pool.sample_nbytes))
 
 
 @dataclass
@@ -62,6 +79,11 @@ class MemoryBudget:
     def on(cls, device: torch.device) -> MemoryBudget:
         """Return a budget that fills a GPU, or that stays within the caches of a CPU."""
         return cls(samples=4096 if device.type == "cuda" else 256)
+
+    @classmethod
+    def for_testing(cls, pool: Pool) -> MemoryBudget:
+        """Return a budget for forward passes over samples like those of a pool."""
+        return cls(samples=max(cls.on(pool.device).samples, samples_at_once(pool) if pool.device.type == "cuda" else 0))
 
     def halve(self, clients: int, activity: str) -> None:
         """Halve the budget after `clients` clients did not fit in memory."""
