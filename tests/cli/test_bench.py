@@ -133,3 +133,14 @@ def test_lanes_alone_are_refused_without_a_gpu(capsys: pytest.CaptureFixture[str
     said = capsys.readouterr()
     assert "--executors lanes: lanes need a GPU" in said.err
     assert said.out == ""
+
+
+@pytest.mark.parametrize("unknown", [["--workloads", "simplecnn,nosuch"], ["--executors", "stack,"]])
+def test_a_profile_refuses_unknown_names_before_it_begins(
+    unknown: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(benchmark, "profile_round", lambda *_: pytest.fail("it has begun"))
+    assert call([*BENCH, "--profile", *unknown]) == 2
+    out, err = capsys.readouterr()
+    assert not out
+    assert "unknown" in err

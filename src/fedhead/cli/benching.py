@@ -79,6 +79,7 @@ def bench(
     if precisions is None:
         precisions = "fp32,bf16" if has_bf16(where) else "fp32"
     if profile:
+        benchmark.check_names(models, chosen, precisions.split(","))  # all of them, before the first takes its time
         profiles = []
         for workload, count, executor, precision in itertools.product(models, counts, chosen, precisions.split(",")):
             print(benchmark.describe(workload, count, executor, precision), flush=True)

@@ -120,7 +120,7 @@ def bench(
     Raises:
         BadInput: For an unknown name.
     """
-    _check(workloads, executors, precisions)
+    check_names(workloads, executors, precisions)
     where = select.device(device)
     steps = steps or default_steps(where)
     bandwidth = copy_bandwidth(where)
@@ -163,8 +163,17 @@ def describe(workload: str, clients: int, executor: str, precision: str) -> str:
     return f"{workload}, {clients} clients, {executor}, {precision}"
 
 
-def _check(workloads: Sequence[str], executors: Sequence[str], precisions: Sequence[str]) -> None:
-    """Refuse unknown names."""
+def check_names(workloads: Sequence[str], executors: Sequence[str], precisions: Sequence[str]) -> None:
+    """Refuse unknown names.
+
+    Args:
+        workloads: Names in `WORKLOADS`.
+        executors: Names of executors.
+        precisions: Names of precisions.
+
+    Raises:
+        BadInput: For an unknown one.
+    """
     for kind, names, known in (("workload", workloads, WORKLOADS), ("precision", precisions, PRECISIONS)):
         for name in names:
             if name not in known:
@@ -264,7 +273,7 @@ def profile_round(
     Raises:
         BadInput: For an unknown name.
     """
-    _check([workload], [executor], [precision])
+    check_names([workload], [executor], [precision])
     where = select.device(device)
     steps = steps or default_steps(where)
     simulation = WORKLOADS[workload].simulation(clients, steps, where, set_precision(precision, where))
