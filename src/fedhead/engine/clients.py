@@ -23,6 +23,7 @@ from fedhead.algorithm.stage import Stage
 from fedhead.algorithm.task import LocalTraining, Task
 from fedhead.algorithm.upload import Upload
 from fedhead.core.tree import Tree
+from fedhead.core.tree_check import checked_tree
 from fedhead.data.arrays import Samples
 from fedhead.data.augment import Transform
 from fedhead.data.client_data import ClientData
@@ -177,7 +178,7 @@ class Clients:
         group = self.assign[client]
         if group not in self._initial_states:
             w, task = self.initial[group], self.tasks[group]
-            state = self.method.init_client(w, task)
+            state = checked_tree(self.method.init_client(w, task), f"{type(self.method).__name__}.init_client")
             if task.local.persistent:
                 state = state.replace({OPTIMIZER: initial_optimizer_states(self.method, task, w, state)})
             self._initial_states[group] = state

@@ -206,7 +206,7 @@ def _aggregate(
     if total is not None:
         order = sorted(replies)
         added = Replies(order, [replies[k].samples for k in order], [], total)
-        return _with_frozen(server, algorithm.aggregate(server, added, task), task.model.frozen)
+        return _with_frozen(server, aggregate_replies(algorithm, server, added, task), task.model.frozen)
     stack = as_stack(replies)
     if stack is not None and not (clipped or inclusion or transport.clients.uploads):
         found = Replies(list(stack), stack.samples, stack.sent, weighted_mean=mean)

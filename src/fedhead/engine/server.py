@@ -9,11 +9,15 @@ from typing import NamedTuple
 
 from fedhead.aggregators.base import Aggregator
 from fedhead.algorithm.base import Algorithm
+from fedhead.algorithm.method import Method
 from fedhead.algorithm.phase import Replies
 from fedhead.algorithm.task import Task
+from fedhead.core.errors import BadInput
 from fedhead.core.global_generators import warn_of_draws
-from fedhead.core.tree import Tree
+from fedhead.core.tree import Tree, Weights
+from fedhead.core.tree_check import check_weights, checked_tree
 from fedhead.core.tree_mean import tree_mean
+from fedhead.core.unchanged import Unchanged
 from fedhead.data.pool import Pool
 from fedhead.engine import evaluation
 from fedhead.engine.metric_registry import NO_METRICS, Metric
@@ -41,7 +45,17 @@ class Downlink(NamedTuple):
 def make_downlink(algorithm: Algorithm, server: Tree, clients: Sequence[int], task: Callable[[int], Task]) -> Downlink:
     """What these clients receive; `task` gives the task of a client's architecture."""
     down = Tree({name: server[name] for name in algorithm.broadcast if name in server})
-    return Downlink(down, {k: algorithm.per_client(server, k, task(k)) for k in clients})
+    hook = f"{type(algorithm).__name__}.per_client"
+    return Downlink(down, {k: checked_tree(algorithm.per_client(server, k, task(k)), hook) for k in clients})
+
+
+def initial_server(method: Method, w: Weights, task: Task) -> Tree:
+    """The server's state before the first round.
+
+    Raises:
+        BadInput: If the method makes something else than a tree of tensors.
+    """
+    return checked_tree(method.init_server(w, task), f"{type(method).__name__}.init_server")
 
 
 def aggregate(
@@ -62,12 +76,27 @@ def aggregate(
 def aggregate_replies(
     algorithm: Algorithm, server: Tree, replies: Replies, task: Task, aggregator: Aggregator | None = None
 ) -> Tree:
-    """The server's new state from replies that have passed the checks, in the order of the clients' numbers."""
+    """The server's new state from replies that have passed the checks, in the order of the clients' numbers.
+
+    Raises:
+        BadInput: If the rule writes into the old state, or returns something else than a tree of tensors.
+    """
+    hook, before = f"{type(algorithm).__name__}.aggregate", Unchanged({"server": server})
+    own = server.map(lambda t: t)  # whose entries a rule may replace: those of the old state stay as they were
     with _warn_of_draws(algorithm, server, aggregator):
         if aggregator is None:
-            return algorithm.aggregate(server, replies, task)
-        robust = RobustMean(aggregator, server)
-        return robust.remember(algorithm, algorithm.aggregate(server, replace(replies, robust_mean=robust), task))
+            new = checked_tree(algorithm.aggregate(own, replies, task), hook)
+        else:
+            robust = RobustMean(aggregator, server)
+            found = algorithm.aggregate(own, replace(replies, robust_mean=robust), task)
+            new = robust.remember(algorithm, checked_tree(found, hook))
+    check_weights(new, server, hook)
+    if (changed := before.changed()) is not None:
+        raise BadInput(
+            f"{hook} writes into {changed}, which clients, snapshots and the best round so far may "
+            "hold as well: compute a new tensor, and return server.replace(…)"
+        )
+    return new
 
 
 def _warn_of_draws(algorithm: Algorithm, server: Tree, aggregator: Aggregator | None) -> AbstractContextManager[None]:

@@ -32,7 +32,7 @@ from fedhead.engine.metrics import Row
 from fedhead.engine.model_tests import JointModelTests, ModelTest
 from fedhead.engine.own_tests import own_tests
 from fedhead.engine.predictions import Predictions
-from fedhead.engine.server import evaluate_global_model, make_downlink
+from fedhead.engine.server import evaluate_global_model, initial_server, make_downlink
 from fedhead.engine.stacked_cohort import StackedCohort
 from fedhead.engine.transport import ClientReply, Received, Transport
 from fedhead.executors import select
@@ -79,7 +79,7 @@ class Simulation(Clients, Transport[ClientStates]):
                 f"no client has more than {largest} samples, and batches are filled up to batch_size {size}: "
                 f"batch_size={largest} trains alike in less time"
             )
-        self.server = method.init_server(self.initial[0], self.task)
+        self.server = initial_server(method, self.initial[0], self.task)
         if self.device.type == "cuda":
             self.portion = None  # its stacks are of clients of similar sizes, taken from all of them
             if self._cohort_size < len(federation):  # those of the other clients would only fill its memory

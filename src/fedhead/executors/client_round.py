@@ -19,6 +19,7 @@ from fedhead.algorithm.task import Task
 from fedhead.core.errors import BadInput
 from fedhead.core.inputs import channels_last
 from fedhead.core.tree import Tree, Weights
+from fedhead.executors.left_alone import GivenInputs
 from fedhead.executors.program import Program, Vectorizer, loss_name
 from fedhead.executors.steps import Carry, PhaseBatches, PhaseRun, Step, Trainer, train_eagerly
 
@@ -41,7 +42,11 @@ def phase_runs(
 
     Returns:
         The reply.
+
+    Raises:
+        BadInput: If a hook has changed what the client received or holds.
     """
+    given = GivenInputs(program.algorithm, inputs)
     with torch.no_grad():
         w = vectorizer.start(program)(inputs)
     if program.channels_last:
@@ -72,6 +77,7 @@ def phase_runs(
                 new[phase.saves] = saved
     with torch.no_grad():
         reply = vectorizer.finish(program)(w, inputs._replace(state=inputs.state.replace(new)))
+    given.check()
     if program.persistent and optimizer_states:
         reply = reply._replace(keep=reply.keep.replace({OPTIMIZER: Tree(optimizer_states)}))
     return reply._replace(losses=_mean_loss(losses, batches))

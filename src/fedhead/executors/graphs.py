@@ -23,6 +23,7 @@ from fedhead.executors.changing_methods import ChangingMethods
 from fedhead.executors.compiling.choice import pays_for
 from fedhead.executors.compiling.process import Compilation, Compiler
 from fedhead.executors.compiling.step import TensorForm, compile_step, is_known, trace, warn_not_compiled
+from fedhead.executors.left_alone import GivenInputs
 from fedhead.executors.phase_keys import PhaseKey, slot_key, without_rows
 from fedhead.executors.slots import Plan, choose_slots, plan
 from fedhead.executors.stacked_rows import StackedRows
@@ -255,7 +256,7 @@ class GraphRunner:
             try:
                 self._warm_up(call, arguments)
             except Exception as error:
-                if call is function or isinstance(error, torch.OutOfMemoryError):
+                if call is function or isinstance(error, BadInput | torch.OutOfMemoryError):
                     raise
                 self.owner.give_up_compiling(error)  # torch checks some results of compiled steps when they run
                 call = function
@@ -270,6 +271,7 @@ class GraphRunner:
     def _warm_up(self, call: Callable[..., None], arguments: list[Tensor]) -> None:
         """Call the step, and undo what it changes."""
         before = [t.clone() for t in arguments[: self._changed]]
+        given = GivenInputs(self.algorithm, self.inputs)
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         side.wait_stream(torch.cuda.current_stream())
         try:
@@ -280,6 +282,7 @@ class GraphRunner:
             torch.cuda.current_stream().wait_stream(side)
             for t, value in zip(arguments, before, strict=False):
                 t.copy_(value)
+        given.check()  # a replay does not count what it writes
 
     def _flat(self) -> tuple[Callable[..., None], list[Tensor]]:
         """Return the step as a function of flat tensors that changes the first of them in place."""

@@ -29,6 +29,7 @@ from fedhead.core.optimizers import Optimizer, clip_norm
 from fedhead.core.tree import Tree, Weights
 from fedhead.data.pool import Pool
 from fedhead.executors import numbers
+from fedhead.executors.left_alone import keeping_state
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,8 @@ class Program:
     def start(self, inputs: ClientInputs) -> Weights:
         """The weights before the first step."""
         own, inputs = self.with_numbers(inputs)
-        w: Any = own.algorithm.start(own.client(inputs))
+        with keeping_state(self.algorithm, client := own.client(inputs)):
+            w: Any = own.algorithm.start(client)
         if not self.algorithm.phases(self.task) or (
             isinstance(w, Weights) and all(isinstance(t, Tensor) for t in w.values())
         ):
@@ -108,7 +110,16 @@ class Program:
         own, inputs = self.with_numbers(inputs)
         if own.task.local.clip_norm is not None:
             g = clip_norm(g, own.task.local.clip_norm)
-        return own.algorithm.correct(g, own.client(inputs)) if self.corrects and phase.corrects else g
+        if not (self.corrects and phase.corrects):
+            return g
+        with keeping_state(self.algorithm, client := own.client(inputs)):
+            found = own.algorithm.correct(g, client)
+        if not isinstance(found, Tree):
+            raise BadInput(
+                f"{type(self.algorithm).__name__}.correct returned a {type(found).__name__}: return the gradient as "
+                "the optimizer is to see it, a tree with the names of g"
+            )
+        return found
 
     def loss(
         self, phase: Phase, padded: bool = True
@@ -129,7 +140,8 @@ class Program:
                 compute = MethodType(phase.loss.__func__, own.algorithm)  # type: ignore[attr-defined]  # it is a method
             followed = self.task.objective.is_plain or phase.data != "private"
             try:
-                value = reduced(compute(w.replace(params), batch, client), batch, phase)
+                with keeping_state(self.algorithm, client):
+                    value = reduced(compute(w.replace(params), batch, client), batch, phase)
             except (RuntimeError, IndexError) as error:  # such as a cross entropy of a single logit
                 if followed or client.asked_objective:
                     raise

@@ -27,7 +27,7 @@ from fedhead.engine.clients import Clients
 from fedhead.engine.evaluation import ClientTest, ClientTests
 from fedhead.engine.metric_registry import NO_METRICS, Metric
 from fedhead.engine.reply_check import Refused
-from fedhead.engine.server import Downlink, make_downlink
+from fedhead.engine.server import Downlink, initial_server, make_downlink
 from fedhead.engine.transport import ClientReply, Quorum, Received, Transport
 from fedhead.flower.dry_run import DryRun
 from fedhead.flower.messaging import Failure, Messenger, Outgoing
@@ -64,6 +64,10 @@ class SiteStates:
 
     def __setitem__(self, client: int, kept: int | str) -> None:
         self.kept[client] = kept
+
+    def clear(self) -> None:
+        """Let every site have its initial state again."""
+        self.kept.clear()
 
     def copy(self) -> SiteStates:
         """Return the same states, to be written to without touching these."""
@@ -104,7 +108,7 @@ class FlowerTransport(Transport[SiteStates]):
         self.messenger = Messenger(grid, timeouts.poll)
         self.nodes = NodeRegistry(list(spec.sites), keys or {})
         self.quorum = Quorum(timeouts.quorum, timeouts.attempts)
-        self.server = self.clients.method.init_server(self.clients.initial[0], self.clients.task)
+        self.server = initial_server(self.clients.method, self.clients.initial[0], self.clients.task)
         self.states = SiteStates()
         self._metrics = set(computed_at_sites(spec.recipe.get("metrics") or ()))  # that sites report
         self._exchanges = exchanges(self.clients.method, stages)

@@ -1,0 +1,55 @@
+"""What a user's hook returns, refused with the hook's name where it is no tree, before it fails somewhere inside."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from fedhead.core.errors import BadInput
+from fedhead.core.tree import Tree, Weights
+
+
+def checked_tree(found: Any, hook: str) -> Tree:
+    """Return what a hook has returned, if it is a tree of tensors.
+
+    Args:
+        found: What it returned.
+        hook: The hook as its author calls it, such as FedMine.init_client.
+
+    Raises:
+        BadInput: If it is something else.
+    """
+    if not isinstance(found, Tree):
+        raise BadInput(f"{hook} returned {_kind(found)}: return fh.Tree(name=tensor, …), or fh.Tree() for nothing")
+    for name, value in found.leaves().items():
+        if not isinstance(value, Tensor):
+            raise BadInput(
+                f"{hook} returned {_kind(value)} under {name!r}: a tree holds tensors and trees of tensors; use "
+                "torch.tensor(…) or fh.Tree(…)"
+            )
+    return found
+
+
+def check_weights(new: Tree, old: Tree, hook: str) -> None:
+    """Refuse plain trees in place of a model's weights, whose buffers they do not tell from its parameters.
+
+    Args:
+        new: What a hook returned.
+        old: What it takes the place of.
+        hook: The hook as its author calls it.
+
+    Raises:
+        BadInput: If there is one.
+    """
+    for name, value in new.items():
+        if isinstance(old.get(name), Weights) and not isinstance(value, Weights):
+            raise BadInput(
+                f"{hook} returned {_kind(value)} under {name!r}, where a model's weights are expected: compute them by "
+                f"map or replace, as in server[{name!r}].replace(…)"
+            )
+
+
+def _kind(value: Any) -> str:
+    name = type(value).__name__
+    return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"

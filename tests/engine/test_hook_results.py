@@ -1,0 +1,58 @@
+"""What hooks return in place of trees is refused with the hook's name, and what to return."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from small import federation, network
+
+from fedhead.algorithm.task import LocalTraining
+from fedhead.core.errors import BadInput
+from fedhead.core.tree import Tree
+from fedhead.engine.rounds import run
+from fedhead.engine.simulation import Simulation
+from fedhead.executors.job import Executor
+from fedhead.executors.loop import Loop
+from fedhead.executors.stack import Stack
+from fedhead.methods.fedavg import FedAvg
+
+
+def with_hook(name: str, result: Any) -> FedAvg:
+    """A method of which one hook returns something else."""
+    made: FedAvg = type("Mine", (FedAvg,), {name: lambda self, *args: result})()
+    return made
+
+
+@pytest.mark.parametrize("executor", [Loop(), Stack()], ids=["loop", "stack"])
+@pytest.mark.parametrize("hook", ["init_server", "init_client", "per_client", "aggregate"])
+@pytest.mark.parametrize(
+    ("result", "said"),
+    [
+        (None, "a NoneType: return fh.Tree"),
+        ({"a": torch.zeros(1)}, "a dict: return fh.Tree"),
+        (Tree(a=Tree(b=3)), "an int under 'a/b': a tree holds tensors"),
+    ],
+    ids=["None", "dict", "int"],
+)
+def test_a_hook_that_returns_no_tree_is_named(hook: str, result: Any, said: str, executor: Executor) -> None:
+    with pytest.raises(BadInput, match=f"Mine.{hook} returned {said}"):
+        run(
+            Simulation(federation(), [network()], with_hook(hook, result), rounds=1, local=LocalTraining()).using(
+                executor
+            )
+        )
+
+
+@pytest.mark.parametrize("executor", [Loop(), Stack()], ids=["loop", "stack"])
+def test_a_gradient_that_is_forgotten_is_named(executor: Executor) -> None:
+    made = Simulation(federation(), [network()], with_hook("correct", None), rounds=1, local=LocalTraining())
+    with pytest.raises(BadInput, match=r"Mine.correct returned a NoneType: return the gradient"):
+        run(made.using(executor))
+
+
+def test_a_plain_tree_in_place_of_weights_is_named() -> None:
+    made = with_hook("aggregate", Tree(model=Tree(w=torch.zeros(1))))
+    with pytest.raises(BadInput, match=r"Mine.aggregate returned a Tree under 'model'.*server\['model'\].replace"):
+        run(Simulation(federation(), [network()], made, rounds=1, local=LocalTraining()))
