@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
@@ -12,8 +13,10 @@ from fedhead.algorithm.task import LocalTraining
 from fedhead.core.optimizers import SGD
 from fedhead.core.stacked_trees import StackedTrees
 from fedhead.core.tree import Tree
+from fedhead.engine.callbacks import KEEP, STOP, Action, Callback
 from fedhead.engine.client_states import ClientStates
 from fedhead.engine.host_states import HostStates
+from fedhead.engine.metrics import Row
 from fedhead.engine.rounds import Snapshot, run
 from fedhead.engine.simulation import Simulation
 from fedhead.methods import METHODS
@@ -129,6 +132,40 @@ def test_states_are_fetched_ahead_and_never_stale(monkeypatch: pytest.MonkeyPatc
     assert float(mine[1]["c"][0]) == -9.0
     mine.prefetch([0], training=[])
     assert set(mine._prefetched) == {0}
+
+
+def test_no_state_is_left_after_all_are_cleared() -> None:
+    mine = states()
+    for k in range(3):
+        mine[k] = state(k + 1.0)
+    mine.prefetch([1, 2], training=[2])
+    mine[2] = state(9.0)
+    mine.clear()
+    assert not mine.kept
+    assert all(same(mine[k], state(0.0)) for k in range(3))
+    mine.prefetch([0, 1], training=[])
+    assert all(same(mine[k], state(0.0)) for k in range(3))
+
+
+class BestFirst(Callback):
+    """Keeps the first round's models, and stops after a later one."""
+
+    keeps = True
+
+    def after_round(self, row: Row, memory: dict[str, Any]) -> Action | None:
+        """Keep round 1, stop after round 3."""
+        return {1: KEEP, 3: STOP}.get(row["round"])
+
+
+def test_a_run_that_ends_with_an_earlier_round_has_that_round_s_states() -> None:
+    """Those of clients that took part later, and were fetched for the round after the last, are initial ones again."""
+    made = [simulation("ditto", LOCAL, on_host=on_host) for on_host in (False, True)]
+    expected, found = (run(one, callbacks=[BestFirst()]) for one in made)
+    later = set(made[1].cohort(4)) - set(made[1].cohort(1))
+    assert later & ({*made[1].cohort(2), *made[1].cohort(3)}), "else nothing is tested"
+    assert list(found.clients) == list(expected.clients) == made[0].cohort(1)
+    for k in made[0].holders:
+        assert same(found.transport.states[k], expected.transport.states[k])
 
 
 def test_the_next_cohort_is_fetched_while_this_one_trains(monkeypatch: pytest.MonkeyPatch) -> None:

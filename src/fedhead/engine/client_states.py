@@ -53,6 +53,10 @@ class ClientStates:
         for client, state in zip(clients, rows, strict=True):
             self[client] = state
 
+    def clear(self) -> None:
+        """Let every client have its initial state again."""
+        self._kept.clear()
+
     def copy(self) -> ClientStates:
         """Return the same states, to be written to without touching these."""
         other = ClientStates(self._initial)

@@ -103,6 +103,13 @@ class HostStates(ClientStates):
             k: self._packed[k]._replace(buffers=buffers).tree() for k, buffers in zip(fetched, on_device, strict=True)
         }
 
+    def clear(self) -> None:
+        """Let every client have its initial state again, also those whose state was copied to the device ahead."""
+        super().clear()
+        self._buffers.clear()
+        self._prefetched.clear()
+        self._wanted = frozenset()
+
     def copy(self) -> HostStates:
         """Return the same states, to be written to without touching these."""
         other = HostStates(self._initial, self._copies.device)

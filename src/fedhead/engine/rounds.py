@@ -56,7 +56,7 @@ class Kept:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Everything from which a run goes on after a round.
+    """Everything from which a run goes on after a round; clone a tensor of it before you write into it.
 
     Args:
         round: The round, counted from 1.
@@ -228,7 +228,7 @@ def run(
                     evaluate_every,
                 )
     if kept is not None and kept.round != number:
-        transport.states.kept.clear()
+        transport.states.clear()
         transport.restore(kept.server, kept.clients, kept.round)
         confusion = None
     _only_own(transport.states.kept)

@@ -68,6 +68,9 @@ class States(Protocol):
 
     def __setitem__(self, client: int, kept: Any, /) -> None: ...
 
+    def clear(self) -> None:
+        """Let every client have its initial state again."""
+
     def copy(self) -> Self:
         """Return the same states, to be written to without touching these."""
 
