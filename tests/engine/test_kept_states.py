@@ -181,6 +181,46 @@ def test_a_state_that_was_asked_for_may_be_changed_and_a_snapshot_s_changes_noth
     assert values(snapshot) == {1: 9.0, 2: 0.0, 3: 1.0}
 
 
+def test_what_a_callback_replaces_in_a_snapshot_changes_no_run() -> None:
+    def reset(now: Snapshot) -> None:
+        for state in now.clients.values():
+            state["control"] = state["control"].zeros()
+            state["seen"] = torch.ones(())
+
+    x, y = np.random.RandomState(0).rand(120, 6).astype("float32"), np.arange(120) % 3
+    fed = fh.Federation.from_arrays(x, y, "dirichlet(1)", clients=4, seed=0)
+    for executor in ("loop", "stack"):
+        for share in (1.0, 0.5):
+            settings = {"rounds": 3, "participation": share, "executor": executor, "batch_size": 8}
+            plain, watched = (fh.run(fed, "mlp", fh.Scaffold(), on_round=call, **settings) for call in (None, reset))
+            assert all("seen" not in state for state in watched.states.values())
+            for k, state in plain.states.items():
+                for name, value in state.leaves().items():
+                    assert torch.equal(watched.states[k].leaves()[name], value)
+
+
+class KeepsReceived(fh.FedAvg):
+    """All its clients keep the same tensors."""
+
+    def finish(self, w: fh.Weights, client: fh.Client) -> Reply:
+        return Reply(send=Tree(model=w), keep=Tree(received=client.received["model"], one=torch.ones(2)))
+
+
+@pytest.mark.parametrize("count", [1, 4])
+def test_what_all_clients_keep_alike_is_of_each_its_own(count: int) -> None:
+    x, y = np.random.RandomState(0).rand(120, 6).astype("float32"), np.arange(120) % 3
+    fed = fh.Federation.from_arrays(x, y, "iid", clients=count, seed=0)
+    snapshots: list[Snapshot] = []
+    found = fh.run(fed, "mlp", KeepsReceived(), rounds=2, executor=Stack(), on_round=snapshots.append)
+    others = [snapshots[0].server, *(found.states[k] for k in range(1, count))]
+    before = [state.clone() for state in others]
+    for t in found.states[0].tensors():
+        t.fill_(7)
+    for state, old in zip(others, before, strict=True):
+        for name, value in old.leaves().items():
+            assert torch.equal(state.leaves()[name], value)
+
+
 def test_a_pickled_copy_holds_its_own_states_alone() -> None:
     states = KeptStates()
     states.keep([1, 2], StackedTrees(Tree(m=torch.arange(1000.0).reshape(100, 10)), [7, 3]))

@@ -102,3 +102,23 @@ class StackedTrees(Sequence[Tree]):
     def schema(self) -> Schema:
         """Return the shape and dtype of every tensor of a single tree, by full name."""
         return {name: (tuple(t.shape[1:]), t.dtype) for name, t in self.stacked.leaves().items()}
+
+
+def with_own_rows(stacked: Tree) -> Tree:
+    """Return a stacked tree whose rows share memory neither with each other nor with what was there before.
+
+    What is the same for all clients, such as the model that they have received, comes out of vmap as a single row that
+    stands for all of them, and out of a stack of one client as the very tensor.
+
+    Args:
+        stacked: What vmap has returned.
+
+    >>> one = Tree(w=torch.zeros(2).expand(3, 2))
+    >>> with_own_rows(one)["w"].stride()
+    (2, 1)
+    """
+    return stacked.map(lambda t: t.clone(memory_format=torch.contiguous_format) if _is_one_row(t) else t)
+
+
+def _is_one_row(t: Tensor) -> bool:
+    return len(t) == 1 or t.stride(0) == 0

@@ -24,6 +24,7 @@ class KeptStates(MutableMapping[int, Tree]):
         self._states: dict[int, Tree | PackedTree | int] = dict(states or {})  # a state, or its place in the stack
         self._stack: StackedTrees | None = None
         self._in_stack = 0  # states
+        self._shared: set[int] = set()  # clients whose state is the tree of what this is a copy of
 
     def keep(self, clients: Sequence[int], rows: StackedTrees) -> None:
         """Replace all states there are by rows of one stack, whose memory is held until the last of them is replaced.
@@ -34,6 +35,7 @@ class KeptStates(MutableMapping[int, Tree]):
         """
         self._states.update(zip(clients, range(len(clients)), strict=True))
         self._stack, self._in_stack = rows, len(clients)
+        self._shared.clear()
 
     def keep_packed(self, client: int, state: PackedTree) -> None:
         """Replace a state by one that is unpacked when it is asked for.
@@ -55,9 +57,13 @@ class KeptStates(MutableMapping[int, Tree]):
         return self._stack.take(places) if self._stack is not None and len(places) == len(clients) else None
 
     def copy(self) -> KeptStates:
-        """Return the same states, to be replaced without touching these."""
+        """Return the same states, of which whole ones and entries may be replaced without touching these.
+
+        The tensors are the same: to write into one of them would change both.
+        """
         other = KeptStates()
         other._states, other._in_stack = dict(self._states), self._in_stack
+        other._shared = {client for client, state in self._states.items() if not isinstance(state, int)}
         if self._stack is not None:
             other._stack = self._stack.take(range(len(self._stack)))  # single trees are its own
         return other
@@ -76,6 +82,8 @@ class KeptStates(MutableMapping[int, Tree]):
     def __getitem__(self, client: int) -> Tree:
         found = self._states[client]
         if isinstance(found, Tree):
+            if client in self._shared:
+                self[client] = found = found.map(lambda t: t)
             return found
         if isinstance(found, PackedTree):
             self._states[client] = tree = found.tree()
@@ -87,10 +95,12 @@ class KeptStates(MutableMapping[int, Tree]):
 
     def __setitem__(self, client: int, state: Tree) -> None:
         self._leave_stack(client)
+        self._shared.discard(client)
         self._states[client] = state
 
     def __delitem__(self, client: int) -> None:
         self._leave_stack(client)
+        self._shared.discard(client)
         del self._states[client]
 
     def __iter__(self) -> Iterator[int]:

@@ -14,7 +14,7 @@ from fedhead.algorithm.stage import Stage
 from fedhead.core.errors import BadInput
 from fedhead.core.finite import FiniteCheck
 from fedhead.core.log import warn_once
-from fedhead.core.stacked_trees import StackedTrees
+from fedhead.core.stacked_trees import StackedTrees, with_own_rows
 from fedhead.core.tree import Tree
 from fedhead.executors.base import Executor
 from fedhead.executors.client_round import local_round
@@ -156,6 +156,7 @@ class Stack(Executor):
         vectorizer = VmapVectorizer(None if on_cpu else [len(rows) for rows in job.rows])
         with self._warn_of_draws(program.algorithm.name):
             reply = local_round(program, job.stacked_inputs(), job.stacked_batches(), vectorizer, train)
+        reply = reply._replace(keep=with_own_rows(reply.keep))
         self.preparing += self.graphs.preparing - before
         self.compiled = self.graphs.compiled
         self._computed += [reply.send, reply.keep]
