@@ -43,7 +43,7 @@ class Slots(Executor):
 
 class Counts(FedAvg):
     def init_client(self, w: Weights, task: Task) -> Tree:
-        return Tree(count=torch.zeros(()), mine=Tree(last=torch.zeros(2)))
+        return Tree(count=w["classifier.bias"].new_zeros(()), mine=Tree(last=w["classifier.bias"].new_zeros(2)))
 
     def finish(self, w: Weights, client: Client) -> Reply:
         return Reply(send=Tree(model=w), keep=client.state)
@@ -86,47 +86,121 @@ def _no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def simulation(method: FedAvg) -> Simulation:
     local = LocalTraining(epochs=1, batch_size=4, optimizer=SGD(0.05))
-    return Simulation(federation(), [network()], method, rounds=3, local=local)
+    return Simulation(federation(), [network()], method, rounds=3, local=local, dtype=torch.float64)
 
 
 @pytest.mark.parametrize("executor", [Loop, Stack, Lanes, Slots])
 @pytest.mark.parametrize(
-    ("method", "changed"),
+    ("method", "does"),
     [
-        (WritesInLoss, r"client\.state\['count'\]"),
-        (ReplacesInLoss, r"client\.state\['count'\]"),
-        (WritesInFinish, r"client\.state\['mine'\]\['last'\]"),
-        (WritesIntoReceived, r"client\.received\['model'\]\['classifier.bias'\]"),
-        (ReplacesInCorrect, r"client\.state\['norm'\]"),
+        (WritesInLoss, r"writes into client\.state\['count'\]"),
+        (ReplacesInLoss, r"sets client\.state\['count'\]"),
+        (WritesInFinish, r"writes into client\.state\['mine'\]\['last'\]"),
+        (WritesIntoReceived, r"writes into client\.received\['model'\]\['classifier.bias'\]"),
+        (ReplacesInCorrect, r"sets client\.state\['norm'\]"),
     ],
 )
 def test_hooks_that_change_what_a_client_is_given_are_refused(
-    method: type[FedAvg], changed: str, executor: Callable[[], Executor]
+    method: type[FedAvg], does: str, executor: Callable[[], Executor]
 ) -> None:
-    with pytest.raises(BadInput, match=f"{method.__name__} changes {changed}.*compute a new tensor"):
+    with pytest.raises(BadInput, match=f"{method.__name__} {does}.*let finish return what the client keeps"):
         run(simulation(method()).using(executor()))
 
 
-class ReplacesInFinish(Counts):
-    """Its own copy of the state is a place like any other to put the new one together."""
+class ReplacesInItsCopies(Counts):
+    """What a hook is given are copies, a place like any other to put together what it returns."""
+
+    def start(self, client: Client) -> Weights:
+        client.received["model"]["classifier.bias"] = client.state["count"].expand(3)
+        return super().start(client)
 
     def finish(self, w: Weights, client: Client) -> Reply:
         client.state["count"] = client.state["count"] + client.samples
+        client.state["mine"]["last"] = client.state["mine"]["last"] - client.samples
         return super().finish(w, client)
+
+    def personal_model(self, client: Client) -> Weights:
+        client.received["model"]["classifier.bias"] = client.state["mine"]["last"].sum().expand(3)
+        return super().personal_model(client)
+
+    def global_model(self, server: Tree, task: Task) -> Weights:
+        server["model"]["classifier.bias"] = server["model"]["classifier.bias"] + 1
+        model: Weights = server["model"]
+        return model
+
+
+class Replaces(Counts):
+    """The same, without touching its copies."""
+
+    def start(self, client: Client) -> Weights:
+        model: Weights = client.received["model"]
+        return model.replace({"classifier.bias": client.state["count"].expand(3)})
+
+    def finish(self, w: Weights, client: Client) -> Reply:
+        last = client.state["mine"]["last"] - client.samples
+        return Reply(Tree(model=w), Tree(count=client.state["count"] + client.samples, mine=Tree(last=last)))
+
+    def personal_model(self, client: Client) -> Weights:
+        model: Weights = client.received["model"]
+        return model.replace({"classifier.bias": client.state["mine"]["last"].sum().expand(3)})
+
+    def global_model(self, server: Tree, task: Task) -> Weights:
+        model: Weights = server["model"]
+        return model.replace({"classifier.bias": model["classifier.bias"] + 1})
 
 
 @pytest.mark.parametrize("executor", [Loop, Stack, Lanes])
-def test_finish_may_replace_entries_of_the_state_that_it_returns(executor: Callable[[], Executor]) -> None:
-    found = run(simulation(ReplacesInFinish()).using(executor()))
-    samples = {k: len(rows) for k, rows in enumerate(found.transport.clients.federation.rows) if len(rows)}
-    assert {k: int(state["count"]) for k, state in found.clients.items()} == {k: 3 * n for k, n in samples.items()}
+def test_hooks_may_replace_entries_of_their_copies(executor: Callable[[], Executor]) -> None:
+    found, expected = (run(simulation(method).using(executor())) for method in (ReplacesInItsCopies(), Replaces()))
+    for column in ("accuracy", "test_loss", "personal", "personal_loss"):
+        assert [row[column] for row in found.rows] == pytest.approx([row[column] for row in expected.rows], abs=1e-10)
+    assert found.clients.keys() == expected.clients.keys()
+    pairs = [(found.server, expected.server), *((found.clients[k], expected.clients[k]) for k in found.clients)]
+    for one, other in pairs:
+        assert one.leaves().keys() == other.leaves().keys()
+        for name, value in other.leaves().items():
+            torch.testing.assert_close(one.leaves()[name], value, atol=1e-10, rtol=1e-10)
 
 
-class WritesIntoServer(FedAvg):
+class WritesInEvaluation(Counts):
+    def personal_model(self, client: Client) -> Weights:
+        client.state["count"].add_(1)
+        return super().personal_model(client)
+
+
+@pytest.mark.parametrize("executor", [Loop, Stack])
+def test_a_personal_model_that_writes_into_the_state_is_refused(executor: Callable[[], Executor]) -> None:
+    with pytest.raises(BadInput, match=r"WritesInEvaluation writes into client\.state\['count'\]"):
+        run(simulation(WritesInEvaluation()).using(executor()))
+
+
+class WritesInAggregate(FedAvg):
     def aggregate(self, server: Tree, replies: Replies, task: Task) -> Tree:
         for name, value in replies.mean("model").items():
             server["model"][name].copy_(value)
         return server
+
+
+class WritesInGlobalModel(FedAvg):
+    def global_model(self, server: Tree, task: Task) -> Weights | None:
+        server["model"]["classifier.bias"].zero_()
+        return super().global_model(server, task)
+
+
+class ReplacesInPerClient(FedAvg):
+    def per_client(self, server: Tree, client: int, task: Task) -> Tree:
+        server["model"]["classifier.bias"] = torch.full((3,), float(client))
+        return Tree()
+
+
+@pytest.mark.parametrize(
+    ("method", "hook"),
+    [(WritesInAggregate, "aggregate"), (WritesInGlobalModel, "global_model"), (ReplacesInPerClient, "per_client")],
+)
+def test_a_hook_that_writes_into_the_server_s_state_is_refused(method: type[FedAvg], hook: str) -> None:
+    said = rf"{method.__name__}.{hook} writes into server\['model'\].*compute a new tensor"
+    with pytest.raises(BadInput, match=said):
+        run(simulation(method()))
 
 
 class ReplacesInServer(FedAvg):
@@ -134,13 +208,6 @@ class ReplacesInServer(FedAvg):
         for name, value in replies.mean("model").items():
             server["model"][name] = value
         return server
-
-
-def test_a_rule_that_writes_into_the_server_s_old_state_is_refused() -> None:
-    with pytest.raises(
-        BadInput, match=r"WritesIntoServer.aggregate writes into server\['model'\].*return server\.repl"
-    ):
-        run(simulation(WritesIntoServer()))
 
 
 def test_a_rule_may_replace_entries_of_the_server_s_state_and_snapshots_stay_as_they_were() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -15,6 +16,7 @@ from fedhead.core.batch import Batch, Output
 from fedhead.core.errors import BadInput
 from fedhead.core.inputs import Inputs, channels_last, device_of, map_inputs, tensors_of
 from fedhead.core.tree import Tree, Weights
+from fedhead.core.unchanged import replaced_entry
 from fedhead.data.pool import Pool
 from fedhead.models import functional
 from fedhead.models.batch_norm import MaskedBatchNorm
@@ -55,8 +57,6 @@ class Client:
 
     Attributes:
         task: Sizes and settings that all clients share.
-        received: The broadcast, and what this client alone received.
-        state: What the client kept after its last round.
         counts: Training samples per class, [C].
         steps: Local steps of this round.
         lr: Learning rate of this round.
@@ -78,8 +78,7 @@ class Client:
         to_channels_last: bool = False,
     ):
         self.task = task
-        self.received = inputs.broadcast.replace(inputs.per_client)
-        self.state = inputs.state
+        self._inputs = inputs
         self.counts = inputs.counts
         self.steps = inputs.steps
         self.lr = inputs.lr
@@ -91,6 +90,23 @@ class Client:
         self._calls = 0
         self.asked_objective = False
         self._stats: Tree | None = None
+
+    # Copies, whose entries a hook may replace: a loop hands the same trees to all clients.
+    @cached_property
+    def received(self) -> Tree:
+        """The broadcast, and what this client alone received."""
+        return self._inputs.broadcast.copy().replace(self._inputs.per_client.copy())
+
+    @cached_property
+    def state(self) -> Tree:
+        """What the client kept after its last round."""
+        return self._inputs.state.copy()
+
+    def set_in_state(self) -> str | None:
+        """Return the first entry of the state that a hook has set, as its code would write it, or None."""
+        if "state" not in vars(self):  # most hooks don't look at it
+            return None
+        return replaced_entry(self._inputs.state, self.state, "client.state")
 
     @property
     def samples(self) -> Tensor:

@@ -72,6 +72,10 @@ class Tree(dict[str, Any]):
         """Detach every tensor from the autograd graph."""
         return self.map(torch.Tensor.detach)
 
+    def copy(self) -> Self:
+        """Return a tree of the same tensors, whose entries (and those of its trees) may be replaced alone."""
+        return self._like({n: value.copy() if isinstance(value, Tree) else value for n, value in self.items()})
+
     def clone(self) -> Self:
         """Return a copy that shares no memory."""
         made = iter(clone_all(list(self.tensors())))

@@ -22,13 +22,13 @@ def checked_tree(found: Any, hook: str) -> Tree:
     """
     if not isinstance(found, Tree):
         raise BadInput(f"{hook} returned {_kind(found)}: return fh.Tree(name=tensor, …), or fh.Tree() for nothing")
-    for name, value in found.leaves().items():
-        if not isinstance(value, Tensor):
-            raise BadInput(
-                f"{hook} returned {_kind(value)} under {name!r}: a tree holds tensors and trees of tensors; use "
-                "torch.tensor(…) or fh.Tree(…)"
-            )
-    return found
+    if all(isinstance(value, Tensor) for value in found.tensors()):
+        return found
+    name, value = next((name, value) for name, value in found.leaves().items() if not isinstance(value, Tensor))
+    raise BadInput(
+        f"{hook} returned {_kind(value)} under {name!r}: a tree holds tensors and trees of tensors; use "
+        "torch.tensor(…) or fh.Tree(…)"
+    )
 
 
 def check_weights(new: Tree, old: Tree, hook: str) -> None:

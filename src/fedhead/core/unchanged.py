@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from torch import Tensor
 
@@ -28,29 +28,64 @@ class Unchanged:
 
     def __init__(self, trees: Mapping[str, Tree]):
         self._trees = trees
-        self._before = {name: (value, _writes(value)) for name, value in self._entries()}
+        self._tensors = self._all()
+        self._writes = _writes(self._tensors)
 
     def changed(self) -> str | None:
-        """Return the first entry that was written to, replaced, added or removed since; None if there is none."""
-        now = dict(self._entries())
-        for name, (value, writes) in self._before.items():
-            if now.get(name) is not value or _writes(value) != writes:
-                return name
-        return next((name for name in now if name not in self._before), None)
+        """Return the first entry that was written to or replaced since; None if there is none."""
+        now = self._all()
+        # names are only put together where there is something to name: this is asked in every round
+        same = len(now) == len(self._tensors) and all(map(operator.is_, now, self._tensors))
+        if same and _writes(now) == self._writes:
+            return None
+        held = {id(t): writes for t, writes in zip(self._tensors, self._writes, strict=True)}
+        names = [name for what, tree in self._trees.items() for name in _names(what, tree)]
+        odd = (name for name, t, writes in zip(names, now, _writes(now), strict=True) if held.get(id(t)) != writes)
+        return next(odd, next(iter(self._trees)))  # or one was removed
 
-    def _entries(self) -> Iterator[tuple[str, Any]]:
-        for name, tree in self._trees.items():
-            yield from _entries(name, tree)
+    def _all(self) -> list[Tensor]:
+        return [t for tree in self._trees.values() for t in tree.tensors()]
 
 
-def _entries(path: str, tree: Tree) -> Iterator[tuple[str, Any]]:
+def replaced_entry(tree: Tree, copy: Tree, name: str) -> str | None:
+    """Return the first entry of which a copy of a tree (`Tree.copy`) holds another one; None if there is none.
+
+    Args:
+        tree: The tree.
+        copy: The copy.
+        name: The tree, as a hook's code would write it.
+
+    >>> import torch
+    >>> state = Tree(n=torch.zeros(1), own=Tree(w=torch.zeros(2)))
+    >>> mine = state.copy()
+    >>> replaced_entry(state, mine, "state") is None
+    True
+    >>> mine["own"]["w"] = mine["own"]["w"] + 1
+    >>> replaced_entry(state, mine, "state")
+    "state['own']['w']"
+    """
+    for key in tree if tree.keys() == copy.keys() else {**tree, **copy}:
+        old, new = tree.get(key), copy.get(key)
+        if isinstance(old, Tree) and isinstance(new, Tree):
+            if (found := replaced_entry(old, new, f"{name}[{key!r}]")) is not None:
+                return found
+        elif old is not new:
+            return f"{name}[{key!r}]"
+    return None
+
+
+def _names(path: str, tree: Tree) -> Iterator[str]:
+    """The tensors of a tree in the order of `Tree.tensors`, as a hook's code would write them."""
     for name, value in tree.items():
         if isinstance(value, Tree):
-            yield from _entries(f"{path}[{name!r}]", value)
+            yield from _names(f"{path}[{name!r}]", value)
         else:
-            yield f"{path}[{name!r}]", value
+            yield f"{path}[{name!r}]"
 
 
-def _writes(value: Any) -> int:
-    """Return how often a tensor was written to; one that was made in inference mode does not count it."""
-    return value._version if isinstance(value, Tensor) and not value.is_inference() else 0
+def _writes(tensors: list[Tensor]) -> list[int]:
+    """Return how often each tensor was written to; those that were made in inference mode do not count it."""
+    try:
+        return list(map(operator.attrgetter("_version"), tensors))
+    except RuntimeError:
+        return [0 if t.is_inference() else t._version for t in tensors]

@@ -106,7 +106,7 @@ class HostStates(ClientStates):
     def clear(self) -> None:
         """Let every client have its initial state again, also those whose state was copied to the device ahead."""
         super().clear()
-        self._buffers.clear()
+        self._packed.clear()
         self._prefetched.clear()
         self._wanted = frozenset()
 

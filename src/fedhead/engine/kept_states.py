@@ -44,8 +44,7 @@ class KeptStates(MutableMapping[int, Tree]):
             client: The client's number.
             state: Its state.
         """
-        self._leave_stack(client)
-        self._states[client] = state
+        self._replace(client, state)
 
     def stacked(self, clients: Sequence[int]) -> StackedTrees | None:
         """Return the states of clients as they lie in one stack; None where they do not.
@@ -83,24 +82,21 @@ class KeptStates(MutableMapping[int, Tree]):
         found = self._states[client]
         if isinstance(found, Tree):
             if client in self._shared:
-                self[client] = found = found.map(lambda t: t)
+                self[client] = found = found.copy()
             return found
         if isinstance(found, PackedTree):
-            self._states[client] = tree = found.tree()
-            return tree
+            self[client] = state = found.tree()
+            return state
         assert self._stack is not None, "a state has a place in it"
         state = self._stack[found].clone() if _has_other_rows(self._stack) else self._stack[found]
         self[client] = state  # by itself from now on, since whoever asks for it may change it
         return state
 
     def __setitem__(self, client: int, state: Tree) -> None:
-        self._leave_stack(client)
-        self._shared.discard(client)
-        self._states[client] = state
+        self._replace(client, state)
 
     def __delitem__(self, client: int) -> None:
-        self._leave_stack(client)
-        self._shared.discard(client)
+        self._leave(client)
         del self._states[client]
 
     def __iter__(self) -> Iterator[int]:
@@ -112,7 +108,13 @@ class KeptStates(MutableMapping[int, Tree]):
     def __contains__(self, client: object) -> bool:
         return client in self._states
 
-    def _leave_stack(self, client: int) -> None:
+    def _replace(self, client: int, state: Tree | PackedTree) -> None:
+        self._leave(client)
+        self._states[client] = state
+
+    def _leave(self, client: int) -> None:
+        """Forget where a client's state lies."""
+        self._shared.discard(client)
         self._in_stack -= isinstance(self._states.get(client), int)
         if not self._in_stack:
             self._stack = None

@@ -45,8 +45,10 @@ class Downlink(NamedTuple):
 def make_downlink(algorithm: Algorithm, server: Tree, clients: Sequence[int], task: Callable[[int], Task]) -> Downlink:
     """What these clients receive; `task` gives the task of a client's architecture."""
     down = Tree({name: server[name] for name in algorithm.broadcast if name in server})
-    hook = f"{type(algorithm).__name__}.per_client"
-    return Downlink(down, {k: checked_tree(algorithm.per_client(server, k, task(k)), hook) for k in clients})
+    hook, before = f"{type(algorithm).__name__}.per_client", _unchanged(algorithm, server)
+    own = {k: checked_tree(algorithm.per_client(server, k, task(k)), hook) for k in clients}
+    _refuse(before, hook)
+    return Downlink(down, own)
 
 
 def initial_server(method: Method, w: Weights, task: Task) -> Tree:
@@ -81,22 +83,36 @@ def aggregate_replies(
     Raises:
         BadInput: If the rule writes into the old state, or returns something else than a tree of tensors.
     """
-    hook, before = f"{type(algorithm).__name__}.aggregate", Unchanged({"server": server})
-    own = server.map(lambda t: t)  # whose entries a rule may replace: those of the old state stay as they were
+    hook, before = f"{type(algorithm).__name__}.aggregate", _unchanged(algorithm, server)
     with _warn_of_draws(algorithm, server, aggregator):
         if aggregator is None:
-            new = checked_tree(algorithm.aggregate(own, replies, task), hook)
+            new = checked_tree(algorithm.aggregate(_given(algorithm, server), replies, task), hook)
         else:
             robust = RobustMean(aggregator, server)
-            found = algorithm.aggregate(own, replace(replies, robust_mean=robust), task)
+            found = algorithm.aggregate(_given(algorithm, server), replace(replies, robust_mean=robust), task)
             new = robust.remember(algorithm, checked_tree(found, hook))
     check_weights(new, server, hook)
+    _refuse(before, hook)
+    return new
+
+
+def _unchanged(algorithm: Algorithm, server: Tree) -> Unchanged:
+    """Remember the server's state, of which users' hooks must leave the tensors as they are."""
+    return Unchanged({} if algorithm.is_built_in else {"server": server})
+
+
+def _given(algorithm: Algorithm, server: Tree) -> Tree:
+    """The server's state for a hook; a user's may replace entries of it."""
+    return server if algorithm.is_built_in else server.copy()
+
+
+def _refuse(before: Unchanged, hook: str) -> None:
+    """Raise `BadInput` if a hook has changed the server's state."""
     if (changed := before.changed()) is not None:
         raise BadInput(
-            f"{hook} writes into {changed}, which clients, snapshots and the best round so far may "
-            "hold as well: compute a new tensor, and return server.replace(…)"
+            f"{hook} writes into {changed}, which clients, snapshots and the best round so far may hold as well: "
+            "compute a new tensor, and return server.replace(…) from aggregate"
         )
-    return new
 
 
 def _warn_of_draws(algorithm: Algorithm, server: Tree, aggregator: Aggregator | None) -> AbstractContextManager[None]:
@@ -130,7 +146,9 @@ def evaluate_global_model(
         final: Whether to record the confusion matrix as well.
         test: Carries out the test.
     """
-    model = algorithm.global_model(server, task)
+    before = _unchanged(algorithm, server)
+    model = algorithm.global_model(_given(algorithm, server), task)
+    _refuse(before, f"{type(algorithm).__name__}.global_model")
     if model is None or pool is None:
         return {"accuracy": None, "test_loss": None, "per_class": None}
     keep_scores = any(one.needs_scores for one in metrics.values())

@@ -19,6 +19,7 @@ from fedhead.data.pool import Pool
 from fedhead.executors.base import Executor
 from fedhead.executors.global_draws import warn_of_client_draws
 from fedhead.executors.job import Job
+from fedhead.executors.left_alone import GivenInputs
 from fedhead.executors.loop import Loop
 from fedhead.executors.map_clients import SIMILAR, BatchFunction, MemoryBudget, map_clients, map_in_stacks, vectorized
 from fedhead.executors.vectorize import INPUT_DIMS, VmapVectorizer
@@ -55,11 +56,25 @@ def personal_scores(
 
     def stacked(places: list[int]) -> BatchFunction:
         inputs, predict = job.take(places).stacked_inputs(), vectorized(own_scores, pool.device, (INPUT_DIMS, 0))
-        return lambda width, batch: reduce(predict(VmapVectorizer().take(inputs, slice(0, width)), batch.x), batch)
+        given = GivenInputs(algorithm, inputs)
+
+        def run(width: int, batch: Batch) -> Tensor:
+            found = predict(VmapVectorizer().take(inputs, slice(0, width)), batch.x)
+            given.check()
+            return reduce(found, batch)
+
+        return run
 
     def single(k: int) -> BatchFunction:
         inputs = job.inputs(k)
-        return lambda _, batch: reduce(own_scores(inputs, _first(batch.x))[None], batch)
+        given = GivenInputs(algorithm, inputs)
+
+        def run(_: int, batch: Batch) -> Tensor:
+            found = own_scores(inputs, _first(batch.x))[None]
+            given.check()
+            return reduce(found, batch)
+
+        return run
 
     return map_clients(pool, rows, stacked, single, budget, "testing the clients")
 

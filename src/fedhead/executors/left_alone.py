@@ -14,6 +14,8 @@ from fedhead.algorithm.client import Client, ClientInputs
 from fedhead.core.errors import BadInput
 from fedhead.core.unchanged import Unchanged
 
+_KEEP = "let finish return what the client keeps, Reply(send=…, keep=client.state.replace(…))"
+
 
 class GivenInputs:
     """Remembers what a client receives and holds, to refuse hooks that have changed it.
@@ -26,32 +28,26 @@ class GivenInputs:
     def __init__(self, algorithm: Algorithm, inputs: ClientInputs):
         self._algorithm = algorithm
         received = inputs.broadcast.replace(inputs.per_client)
-        self._before = Unchanged({"client.received": received, "client.state": inputs.state})
+        given = {"client.received": received, "client.state": inputs.state}
+        self._before = Unchanged({} if algorithm.is_built_in else given)
 
     def check(self) -> None:
-        """Raise `BadInput` if a tensor was written to, or if a tree holds other ones."""
-        _refuse(self._algorithm, self._before.changed())
+        """Raise `BadInput` if a tensor was written to."""
+        if (changed := self._before.changed()) is not None:
+            raise BadInput(
+                f"{self._algorithm.name} writes into {changed} in a client's hook, but it belongs to other clients and "
+                f"later rounds as well: compute a new tensor, and {_KEEP}"
+            )
 
 
 @contextmanager
 def keeping_state(algorithm: Algorithm, client: Client) -> Iterator[None]:
-    """Refuse entries that a hook puts into a client's state: they would be lost in a stack, and shared in a loop.
+    """Refuse entries that a hook puts into a client's state, of which it has a copy: no other hook would see them.
 
     Args:
         algorithm: The method or stage.
         client: What the hook, which is called in this context, sees.
     """
-    held = dict(client.state)
     yield
-    now = client.state
-    odd = (name for name in {**held, **now} if now.get(name) is not held.get(name))
-    _refuse(algorithm, next((f"client.state[{name!r}]" for name in odd), None))
-
-
-def _refuse(algorithm: Algorithm, changed: str | None) -> None:
-    if changed is not None:
-        raise BadInput(
-            f"{algorithm.name} changes {changed} in a client's hook, but it belongs to other clients and later rounds "
-            "as well: compute a new tensor, and let finish return what the client keeps, "
-            "Reply(send=…, keep=client.state.replace(…))"
-        )
+    if (entry := client.set_in_state()) is not None:
+        raise BadInput(f"{algorithm.name} sets {entry} in start, loss or correct, where it is lost: {_KEEP}")
