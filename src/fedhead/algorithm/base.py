@@ -1,7 +1,8 @@
 """Methods and stages: what a client does, what crosses the wire, and what the server makes of it.
 
 A method overrides only what its paper changes; the defaults are FedAvg (McMahan et al., 2017). The client's half
-is written for one client and is pure: values in, values out, no `.item()`, no branching on tensors. The engine owns
+is written for one client and is pure: values in, values out, no `.item()`, no branching on tensors. A hook may replace
+entries of the trees that it is given, which are copies; one that writes into their tensors is refused. The engine owns
 the client axis and runs the same file in a loop, in a stack, in lanes or across machines.
 """
 
