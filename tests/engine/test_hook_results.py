@@ -13,7 +13,7 @@ from fedhead.core.errors import BadInput
 from fedhead.core.tree import Tree
 from fedhead.engine.rounds import run
 from fedhead.engine.simulation import Simulation
-from fedhead.executors.job import Executor
+from fedhead.executors.base import Executor
 from fedhead.executors.loop import Loop
 from fedhead.executors.stack import Stack
 from fedhead.methods.fedavg import FedAvg

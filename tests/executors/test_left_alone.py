@@ -19,9 +19,10 @@ from fedhead.core.optimizers import SGD
 from fedhead.core.tree import Tree, Weights
 from fedhead.engine.rounds import Snapshot, run
 from fedhead.engine.simulation import Simulation
+from fedhead.executors.base import Executor
 from fedhead.executors.client_round import local_round
 from fedhead.executors.graphs import Graphs
-from fedhead.executors.job import Executor, Job
+from fedhead.executors.job import Job
 from fedhead.executors.lanes import Lanes
 from fedhead.executors.loop import Loop
 from fedhead.executors.stack import Stack

@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 
 from fedhead.algorithm.stage import Stage
 from fedhead.core import random
+from fedhead.core.errors import BadInput
 from fedhead.core.transfer import to_device
 from fedhead.executors.changing_methods import ChangingMethods
 from fedhead.executors.compiling.choice import pays_for
