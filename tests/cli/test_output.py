@@ -170,6 +170,8 @@ def test_seeds_that_train_at_once_take_their_time_once(
     option: list[str], whole: Callable[[list[float]], float], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     quick = ["rounds=1", "subset=60", "clients=2", "local_epochs=1", "model.hidden=[4]", "--device", "cpu", "--json"]
-    assert call(["run", "digits", *quick, "seeds=[0, 1, 2]", *option, "--out", str(tmp_path / "three")]) == 0
-    result = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert result["seconds"] == pytest.approx(whole([one["seconds"] for one in result["runs"]]))
+    words = ["run", "digits", *quick, "seeds=[0, 1, 2]", *option, "--out", str(tmp_path / "three")]
+    for again in ([], ["--resume"]):  # the second time all have ended already
+        assert call([*words, *again]) == 0
+        result = json.loads(capsys.readouterr().out.splitlines()[-1])
+        assert result["seconds"] == pytest.approx(whole([one["seconds"] for one in result["runs"]]))

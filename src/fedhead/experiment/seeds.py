@@ -85,9 +85,11 @@ def execute_seeds(
     if resume:
         _refuse_other_recipes(folders)
     joined: dict[Path, Recipe] = {}
+    at_once: set[Path] = set()  # runs that take their time once
     if together:
         refuse_apart(settings)
         joined = {path: one for path, one in folders.items() if not resume or may_join(path)}
+        at_once = {*joined, *(path for path, one in folders.items() if resume and RunFolder(path, one).finished)}
     if joined:
         with suppress(Diverged, DamagedRun):  # raised when all have ended; below each is asked for its own result
             execute_together(list(joined.values()), list(joined), settings, resume=resume, on_row=on_row)
@@ -104,7 +106,7 @@ def execute_seeds(
             failed["diverged" if isinstance(error, Diverged) else "damaged"][which(one)] = str(error)
     if not results:
         raise_failed(**failed)
-    seconds = _seconds_of_all({path: one["seconds"] for path, one in results.items()}, joined)
+    seconds = _seconds_of_all({path: one["seconds"] for path, one in results.items()}, at_once)
     return {"run": str(out), **averaged(list(results.values())), "seconds": seconds, **failed}
 
 
@@ -145,10 +147,10 @@ def which(recipe: Recipe) -> str:
     return str(recipe.seed) if client is None else f"{recipe.seed} without client {client}"
 
 
-def _seconds_of_all(each: Mapping[Path, float], joined: Collection[Path]) -> float:
+def _seconds_of_all(each: Mapping[Path, float], at_once: Collection[Path]) -> float:
     """Return what runs took by the clock: one after another, but for those that trained at the same time."""
-    alone = [seconds for path, seconds in each.items() if path not in joined]
-    return sum(alone) + max((seconds for path, seconds in each.items() if path in joined), default=0.0)
+    alone = [seconds for path, seconds in each.items() if path not in at_once]
+    return sum(alone) + max((seconds for path, seconds in each.items() if path in at_once), default=0.0)
 
 
 def averaged(results: Sequence[Row]) -> Row:
