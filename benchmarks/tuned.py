@@ -3,11 +3,11 @@
     python benchmarks/tuned.py [--only fedprox,ditto] [--runs runs/leaderboard]
     python benchmarks/tuned.py --page
 
-searches for the learning rate and the main numbers of each method on one split of the digits by Dirichlet(0.1), trains
-what it finds and the method's defaults with ten other seeds (and so ten other splits), and writes the page. Each study
-is committed as results/tuning/digits/OBJECTIVE-METHOD/trials.csv with its best.yaml, each final run is a row of
-results/tuning/digits/leaderboard.csv. What is there already is not run again. The search reads no test samples. --page
-writes the page alone, from those files. About 10 minutes on one core.
+searches for the learning rate and the main hyperparameters of each method on one split of the digits by
+Dirichlet(0.1), trains what it finds and the method's defaults with ten other seeds (and so ten other splits), and
+writes the page. Each study is committed as results/tuning/digits/OBJECTIVE-METHOD/trials.csv with its best.yaml, each
+final run is a row of results/tuning/digits/leaderboard.csv. What is there already is not run again. The search reads no
+test samples. --page writes the page alone, from those files. About 10 minutes on one core.
 """
 
 from __future__ import annotations
@@ -215,8 +215,8 @@ Every method at settings that [`fedhead tune`](tuning.md) has found, and at its 
 {usual.clients} clients by Dirichlet(0.1), an MLP with 64 hidden units, {usual.rounds} rounds of 2 local epochs.
 `python benchmarks/tuned.py` writes this page.
 
-- Each search has {TRIALS} trials (TPE, median pruning) over the learning rate and the method's main number, on one
-  split (seed {SEARCH_SEED}) and on 15 % validation samples. It reads no test samples.
+- Each search has {TRIALS} trials (TPE, median pruning) over the learning rate and the method's main hyperparameter, on
+  one split (seed {SEARCH_SEED}) and on 15 % validation samples. It reads no test samples.
 - Each setting is then trained on all training samples with seeds {seeds}, and so on as many other splits, and
   tested on the test samples.
 - A cell has the mean ± deviation over the seeds in per cent, and in brackets the 95 % t-interval of the difference

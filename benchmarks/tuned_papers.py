@@ -2,8 +2,8 @@
 
     python benchmarks/tuned_papers.py ccvr/table2 'cifar10-0.1 fedprox before' rounds=20 --device cuda --precision bf16
 
-searches over the learning rate and the method's main number (`RANGES` of tuned.py), all trials side by side, on 15 %
-validation samples as in CCVR's experiments, and writes the trials and the best recipe to
+searches over the learning rate and the method's main hyperparameter (`RANGES` of tuned.py), all trials side by side, on
+15 % validation samples as in CCVR's experiments, and writes the trials and the best recipe to
 results/tuning/TABLE/CELL/. With --final the best setting is then trained on all training samples and tested on the
 test set. The same command goes on with a search that was stopped.
 """

@@ -48,7 +48,7 @@ def federation(model: str, clients: int) -> fh.Federation:
 
 
 def experiments(fed: fh.Federation, asked: argparse.Namespace) -> list[Experiment]:
-    """One experiment per trial, which differ in their numbers alone and share the models they begin with."""
+    """One experiment per trial, which differ in their hyperparameters alone and share the models they begin with."""
     rng = np.random.RandomState(1)
     made, built = [], BuiltModels()
     for _ in range(asked.trials):
@@ -112,7 +112,9 @@ def main() -> None:
         simulation = trials[0].simulation(fed, torch.device(asked.device), asked.precision == "bf16")
         compiled = asked.device == "cuda" and select.pays_to_compile(simulation, len(trials))
         worker = Stack(asked.stack, Graphs(compile=compiled, slots=asked.slots))
-        return run_together(worker, [lambda member, one=one: trial(one, member) for one in trials], mix_numbers=True)
+        return run_together(
+            worker, [lambda member, one=one: trial(one, member) for one in trials], mix_hyperparameters=True
+        )
 
     trial(trials[0], "auto")  # libraries load in the first one
     alone_seconds, seconds = [], []

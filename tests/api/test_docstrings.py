@@ -14,7 +14,7 @@ import fedhead as fh
 from fedhead.algorithm.base import Algorithm
 from fedhead.algorithm.upload import UPLOADS
 
-# Their parameters are hyper-parameters of a paper: each field has a comment with its symbol and equation.
+# Their parameters are hyperparameters of a paper: each field has a comment with its symbol and equation.
 COMPONENTS = {*fh.METHODS.values(), *fh.STAGES.values(), *UPLOADS.values()}
 COMPONENTS |= {*fh.AGGREGATORS.values(), *fh.SAMPLERS.values()}
 CALLABLES = sorted(

@@ -113,7 +113,7 @@ def test_runs_whose_servers_compute_at_once_end_as_they_would_alone(monkeypatch:
 
         return go
 
-    *found, last = run_together(Stack(), [trial(lr) for lr in rates], mix_numbers=True)
+    *found, last = run_together(Stack(), [trial(lr) for lr in rates], mix_hyperparameters=True)
     assert last == "diverged"
     assert calls[:3] == [("means", 3), ("finite", 3), ("tests", 2)]  # replies of one stack are checked after the mean
     assert calls.count(("tests", 2)) == 3  # two rounds and the stage

@@ -242,7 +242,7 @@ def test_runs_that_train_together_try_a_loss_once(monkeypatch: pytest.MonkeyPatc
         train_round(simulation, 1)
 
     weights = (0.1, 0.2, 0.3, 0.0)
-    run_together(Stack(), [lambda member, mu=mu: run(mu, member) for mu in weights], mix_numbers=True)
+    run_together(Stack(), [lambda member, mu=mu: run(mu, member) for mu in weights], mix_hyperparameters=True)
     assert len(calls) == 2  # without the term the loss may be another one
     assert sum(method.mu == 0 for method in calls) == 1
     for mu in weights[:2]:

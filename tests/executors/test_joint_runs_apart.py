@@ -101,11 +101,11 @@ def of(*methods: Method) -> list[Simulation]:
     ]
 
 
-def train(runs: list[Simulation], mix_numbers: bool = False, worker: Stack | None = None) -> None:
+def train(runs: list[Simulation], mix_hyperparameters: bool = False, worker: Stack | None = None) -> None:
     def one(run: Simulation) -> Callable[[Executor], object]:
         return lambda member: [train_round(run.using(member), number) for number in range(1, ROUNDS + 1)]
 
-    run_together(worker or Stack(), [one(run) for run in runs], mix_numbers=mix_numbers)
+    run_together(worker or Stack(), [one(run) for run in runs], mix_hyperparameters=mix_hyperparameters)
 
 
 def with_tasks(runs: list[Simulation], **settings: Any) -> list[Simulation]:
@@ -132,18 +132,18 @@ def test_runs_with_other_settings_end_as_they_would_alone(make: Callable[[], lis
         check_alone(found, alone, ROUNDS)
 
 
-@pytest.mark.parametrize("mix_numbers", [False, True])
-def test_a_run_whose_clients_fail_ends_alone(mix_numbers: bool) -> None:
+@pytest.mark.parametrize("mix_hyperparameters", [False, True])
+def test_a_run_whose_clients_fail_ends_alone(mix_hyperparameters: bool) -> None:
     runs = of(Fails(1.0), Fails(2.0))
     with pytest.raises(RuntimeError, match="mu is 2"):
-        train(runs, mix_numbers)
+        train(runs, mix_hyperparameters)
     check_alone(runs[0], of(Fails(1.0))[0], ROUNDS)
 
 
 def test_a_run_that_fails_does_not_change_the_numbers_of_the_others() -> None:
     whole, runs = of(FedProx(0.1), FedProx(0.2)), of(FedProx(0.1), FedProx(0.2), AlwaysFails(0.3))
     worker = CountingStack()
-    train(whole, mix_numbers=True)
+    train(whole, mix_hyperparameters=True)
     with pytest.raises(ValueError, match="no reply"):
         train(runs, True, worker)
     assert set(worker.widths) == {8}  # the others stay in one stack

@@ -26,7 +26,7 @@ INPUTS = ClientInputs(
     steps=torch.tensor([1.0, 2.0, 3.0]),
     lr=torch.tensor(0.1),
     round=torch.tensor(4),
-    numbers=Tree(),
+    hyperparameters=Tree(),
 )
 MODELS = Weights({"w": torch.rand(COUNT, 2, 2), "n": torch.rand(COUNT)}, ["n"])
 

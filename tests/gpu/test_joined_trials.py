@@ -65,7 +65,9 @@ def test_each_trial_ends_as_it_does_alone(
         return experiment.simulate(data, executor=executor, device="cuda")
 
     worker = Stack(graphs=Graphs(compile=False, slots=slots))
-    joined = run_together(worker, [lambda member, one=one: run(one, member) for one in trials], mix_numbers=True)
+    joined = run_together(
+        worker, [lambda member, one=one: run(one, member) for one in trials], mix_hyperparameters=True
+    )
     assert tested == [TRIALS] * 4  # two rounds, each on test and validation samples
     assert len({id(one.transport.pool) for one in joined}) == 1
     for experiment, mine in list(zip(trials, joined, strict=True))[::2]:
@@ -106,7 +108,7 @@ def test_trials_change_over_to_compiled_steps(method: str, diverging: bool, monk
         except Diverged:
             return None
 
-    joined = run_together(worker, [partial(run, one) for one in trials], mix_numbers=True)
+    joined = run_together(worker, [partial(run, one) for one in trials], mix_hyperparameters=True)
     assert worker.graphs.compile, "the step could not be compiled"
     assert compiled[0] is False
     assert compiled[-1] is True

@@ -14,7 +14,7 @@ from fedhead.executors.stack import Stack
 
 
 class CountingStack(Stack):
-    """Notes of each stack that it has trained how many clients it had, and the names of the numbers they differ in.
+    """Notes how many clients each stack that it has trained had, and the names of the hyperparameters they differ in.
 
     It leaves `run` and `run_all` alone: with one of a user's own, replies and states would not stay in one stack, and
     tests would not see what runs do.
@@ -29,7 +29,7 @@ class CountingStack(Stack):
     def _run_stack(self, job: Job) -> Sequence[Reply]:
         found = super()._run_stack(job)
         self.widths.append(len(job.clients))
-        self.names |= set(job.numbers[0]) if job.numbers else set()
+        self.names |= set(job.hyperparameters[0]) if job.hyperparameters else set()
         return found
 
 

@@ -35,7 +35,7 @@ class ClientInputs(NamedTuple):
     steps: Tensor  # K, local steps of the round
     lr: Tensor  # the round's learning rate
     round: Tensor  # the round's number, from 1
-    numbers: Tree = Tree()  # K, settings of the client's run, where runs with other numbers share its stack
+    hyperparameters: Tree = Tree()  # K, those of the client's run, where runs with others share its stack
 
 
 class Client:

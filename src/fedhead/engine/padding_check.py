@@ -25,8 +25,8 @@ from fedhead.core.inputs import Inputs, map_inputs
 from fedhead.core.log import warn_once
 from fedhead.core.tree import Tree, Weights
 from fedhead.executors.client_round import phase_runs
+from fedhead.executors.hyperparameters import describe
 from fedhead.executors.job import Job
-from fedhead.executors.numbers import describe
 from fedhead.executors.program import Program, Vectorizer, loss_name
 from fedhead.executors.steps import PhaseRun
 from fedhead.models.dropout import KeyedDropout, dropout_key
@@ -90,9 +90,9 @@ def _loss_of(program: Program) -> tuple[Any, ...]:
 
     It is what programs must have in common to share a stack, which then computes one and the same loss for all.
     """
-    text, numbers = describe(program.algorithm, program.task)
+    text, hyperparameters = describe(program.algorithm, program.task)
     model = computation_digest(program.task.model)
-    return text, model, *((name, value == 0) for name, value in numbers.items())
+    return text, model, *((name, value == 0) for name, value in hyperparameters.items())
 
 
 def check(job: Job, k: int, phases: set[int]) -> None:

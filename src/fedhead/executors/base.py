@@ -20,7 +20,7 @@ class Executor:
         name: Name of the executor.
         preparing: Seconds that training has waited so far for compiling and capturing, which do not count as training.
         compiled: Whether the steps of the last jobs were compiled, all of them.
-        takes_numbers: Whether the clients of a job may differ in their settings (`Job.numbers`).
+        mixes_hyperparameters: Whether the clients of a job may differ in their `Job.hyperparameters`.
         keeps_stacks: Whether states and replies may stay in one stack from round to round: no code reads or changes
             single ones on the way.
         shared: What runs that train together compute once; None: each run trains alone.
@@ -28,7 +28,7 @@ class Executor:
     """
 
     name: str = ""
-    takes_numbers: bool = False
+    mixes_hyperparameters: bool = False
     keeps_stacks: bool = False
     shared: SharedWork | None = None
     replies_finite: bool = False

@@ -40,8 +40,8 @@ class Job:
         public_rows: The rows of the samples that all clients hold.
         lr: The learning rate of the round.
         round: The round, counted from 1.
-        numbers: Settings of each client's run, by name, where the job joins runs that differ in them; empty: as in the
-            program.
+        hyperparameters: Those of each client's run, by name, where the job joins runs that differ in them; empty: as in
+            the program.
         compiled: Whether the steps must be compiled, or must not be yet, as in the run that is resumed; None: the
             executor decides.
         tables: Tables of all clients in the order of a stack, where they were made ahead.
@@ -58,7 +58,7 @@ class Job:
     public_rows: Rows
     lr: float
     round: int
-    numbers: Sequence[Mapping[str, float]] = ()
+    hyperparameters: Sequence[Mapping[str, float]] = ()
     compiled: bool | None = None
     tables: JobTables | None = None
 
@@ -87,7 +87,7 @@ class Job:
             rows=select(self.rows),
             counts=select(self.counts),
             schedules=select(self.schedules),
-            numbers=select(list(self.numbers)) if self.numbers else (),
+            hyperparameters=select(list(self.hyperparameters)) if self.hyperparameters else (),
             tables=replace(tables, places=list(range(len(places)))) if tables and tables.places == places else None,
         )
 
@@ -113,7 +113,7 @@ class Job:
         Returns:
             The client's inputs.
         """
-        assert not self.numbers, "only a stack joins runs with different numbers"
+        assert not self.hyperparameters, "only a stack joins runs with different hyperparameters"
         state = self._on_device(self.states[k])
         table = row_table(self.program, [self.rows[k]], [self.schedules[k]])
         return self._inputs(self.per_client[k], state, self.counts[k], RowTable(*(t[0] for t in table)))
@@ -174,10 +174,11 @@ class Job:
         pool, device = self.program.pool, self.program.pool.device
         rate = min(self.lr, torch.finfo(pool.dtype).max)  # a larger one diverges as well
         lr = torch.full((), rate, dtype=pool.dtype, device=device)  # faster on a GPU than copying the number
-        names = self.numbers[0] if self.numbers else ()
-        numbers = {n: to_device([each[n] for each in self.numbers], device, pool.dtype) for n in names}
+        runs = self.hyperparameters
+        names = runs[0] if runs else ()
+        own_values = {n: to_device([each[n] for each in runs], device, pool.dtype) for n in names}
         round = torch.full((), self.round, dtype=torch.int64, device=device)
-        return ClientInputs(self.broadcast, own, state, counts, *table, lr, round, Tree(numbers))
+        return ClientInputs(self.broadcast, own, state, counts, *table, lr, round, Tree(own_values))
 
     def batches(self, k: int) -> list[PhaseBatches]:
         """Return the batches of one client.

@@ -28,7 +28,7 @@ from fedhead.core.losses import mean
 from fedhead.core.optimizers import Optimizer, clip_norm
 from fedhead.core.tree import Tree, Weights
 from fedhead.data.pool import Pool
-from fedhead.executors import numbers
+from fedhead.executors.hyperparameters import ROUND_LR, with_hyperparameters
 from fedhead.executors.left_alone import keeping_state
 
 
@@ -71,17 +71,17 @@ class Program:
         """The same program with another pool behind one kind of data."""
         return replace(self, pool=pool) if data == "private" else replace(self, public=pool)
 
-    def with_numbers(self, inputs: ClientInputs) -> tuple[Program, ClientInputs]:
-        """The program with the numbers of the client's run, where runs with other numbers share its stack."""
-        if not inputs.numbers:
+    def with_hyperparameters(self, inputs: ClientInputs) -> tuple[Program, ClientInputs]:
+        """The program with the hyperparameters of the client's run, where runs with others share its stack."""
+        if not inputs.hyperparameters:
             return self, inputs
-        algorithm, task = numbers.with_numbers(self.algorithm, self.task, inputs.numbers)
-        lr = inputs.numbers.get(numbers.ROUND_LR, inputs.lr)
-        return replace(self, algorithm=algorithm, task=task), inputs._replace(lr=lr, numbers=Tree())
+        algorithm, task = with_hyperparameters(self.algorithm, self.task, inputs.hyperparameters)
+        lr = inputs.hyperparameters.get(ROUND_LR, inputs.lr)
+        return replace(self, algorithm=algorithm, task=task), inputs._replace(lr=lr, hyperparameters=Tree())
 
     def start(self, inputs: ClientInputs) -> Weights:
         """The weights before the first step."""
-        own, inputs = self.with_numbers(inputs)
+        own, inputs = self.with_hyperparameters(inputs)
         with keeping_state(self.algorithm, client := own.client(inputs)):
             w: Any = own.algorithm.start(client)
         if not self.algorithm.phases(self.task) or (
@@ -95,7 +95,7 @@ class Program:
 
     def finish(self, w: Weights, inputs: ClientInputs) -> Reply:
         """What is sent, without small classes and as the uploads leave it, and what is kept after the last step."""
-        own, inputs = self.with_numbers(inputs)
+        own, inputs = self.with_hyperparameters(inputs)
         client = own.client(inputs)
         reply = _checked(own.algorithm.finish(w, client), self.algorithm)
         send = without_small_classes(self.algorithm, reply.send, client)
@@ -107,7 +107,7 @@ class Program:
 
     def correct(self, g: Tree, inputs: ClientInputs, phase: Phase) -> Tree:
         """The gradient that the optimizer sees: clipped, then as the method corrects it."""
-        own, inputs = self.with_numbers(inputs)
+        own, inputs = self.with_hyperparameters(inputs)
         if own.task.local.clip_norm is not None:
             g = clip_norm(g, own.task.local.clip_norm)
         if not (self.corrects and phase.corrects):
@@ -132,10 +132,10 @@ class Program:
         """
 
         def loss(params: Tree, w: Weights, batch: Batch, key: Tensor, inputs: ClientInputs) -> tuple[Tensor, Tree]:
-            own, inputs = self.with_numbers(inputs)
+            own, inputs = self.with_hyperparameters(inputs)
             client = own.client(inputs, key, phase.data, batch.weight if padded else None)
             compute = phase.loss
-            # a stage's loss may be the method's, whose numbers are alike (`numbers.describe`)
+            # a stage's loss may be the method's, whose hyperparameters are alike (`hyperparameters.describe`)
             if own is not self and getattr(phase.loss, "__self__", None) is self.algorithm:
                 compute = MethodType(phase.loss.__func__, own.algorithm)  # type: ignore[attr-defined]  # it is a method
             followed = self.task.objective.is_plain or phase.data != "private"

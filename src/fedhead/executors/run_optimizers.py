@@ -1,4 +1,4 @@
-"""The optimizer's step of a stack whose runs differ in its settings (`numbers`): each client steps by its run's."""
+"""The optimizer's step of a stack whose runs differ in its hyperparameters: each client steps by its run's."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def step_by_run_in_place(optimizer: Optimizer, params: Tree, grads: Tree, state:
     """Take one step of a stack of clients by their runs' own optimizers, which overwrites `params` and `state`.
 
     Args:
-        optimizer: The optimizer, of whose settings some are tensors with one number per client.
+        optimizer: The optimizer, some of whose hyperparameters are tensors with one value per client.
         params: Parameters, with a client axis.
         grads: Their gradients.
         state: The optimizer's state.
@@ -28,17 +28,17 @@ def step_by_run_in_place(optimizer: Optimizer, params: Tree, grads: Tree, state:
     params, grads, state = lay_out_alike(params, grads, state)
     clients = len(next(iter(params.values())))
     own = {name: value for name, value in vars(optimizer).items() if isinstance(value, Tensor)} | {"lr": lr}
-    runs: dict[tuple[float, ...], list[int]] = {}  # clients by their numbers
-    for k, numbers in enumerate(zip(*(value.expand(clients).tolist() for value in own.values()), strict=True)):
-        runs.setdefault(numbers, []).append(k)
+    runs: dict[tuple[float, ...], list[int]] = {}  # clients by their hyperparameters
+    for k, values in enumerate(zip(*(value.expand(clients).tolist() for value in own.values()), strict=True)):
+        runs.setdefault(values, []).append(k)
     groups = list(runs.items())
     if not isinstance(optimizer, SGD):  # Adam counts the steps of each client
-        groups = [(numbers, [k]) for numbers, mine in groups for k in mine]
+        groups = [(values, [k]) for values, mine in groups for k in mine]
     each = [tree.map(_by_client) for tree in (params, grads, state)]
-    for numbers, mine in groups:
+    for values, mine in groups:
         one = copy.copy(optimizer)
-        for name, number in zip(own, numbers, strict=True):
-            object.__setattr__(one, name, number)
+        for name, value in zip(own, values, strict=True):
+            object.__setattr__(one, name, value)
         w, g, kept = (_of_clients(tree, mine) for tree in each)
         one.step_in_place(w, g, kept, one.lr)
     return params, state

@@ -65,7 +65,7 @@ class Stack(Executor):
     """
 
     name = "stack"
-    takes_numbers = True
+    mixes_hyperparameters = True
 
     def __init__(self, size: int | None = None, graphs: Graphs | None = None):
         self.size = size
@@ -147,7 +147,7 @@ class Stack(Executor):
     def _run_stack(self, job: Job) -> Sequence[Reply]:
         on_cpu = job.program.pool.device.type == "cpu"
         # with one optimizer per client a step over the whole stack is no faster, and writes more memory
-        program = replace(job.program, in_place=on_cpu and bool(job.numbers))
+        program = replace(job.program, in_place=on_cpu and bool(job.hyperparameters))
         train = train_eagerly if on_cpu else self.graphs
         if not isinstance(program.algorithm, Stage):  # the stage of one run may come within a round of another
             self.graphs.begin_round(job.round, job.compiled)

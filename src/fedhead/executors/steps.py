@@ -113,7 +113,7 @@ class Step:
             if program.changes_gradients(self.phase):
                 g = self.vectorizer.correct(program, self.phase)(g, inputs)
             # A phase with its own optimizer may follow the run's schedule: client.lr is the run's rate in this round.
-            own, inputs_of_run = program.with_numbers(inputs)
+            own, inputs_of_run = program.with_hyperparameters(inputs)
             optimizer = own.task.local.optimizer if self.phase.optimizer is None else self.optimizer
             if self.phase.scheduled:
                 lr = inputs_of_run.lr * (optimizer.lr / own.task.local.optimizer.lr)

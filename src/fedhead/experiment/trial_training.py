@@ -168,7 +168,7 @@ class TrialTraining:
             federation, select.device(self.settings.device), self.settings.precision == "bf16"
         )
         chosen = select.executor(self.settings.executor, simulation, recipe.folders)
-        return CONCURRENT if chosen.takes_numbers else 1
+        return CONCURRENT if chosen.mixes_hyperparameters else 1
 
     def run(self, chosen: Sequence[Mapping[str, Any]], report: Report, ended: Ended) -> None:
         """Train trials, side by side if there are several.
@@ -200,7 +200,7 @@ class TrialTraining:
             return lambda executor: ended(place, self._outcome(*made[place], executor, partial(report, place)))
 
         if isinstance(worker, Executor):
-            run_together(worker, [one(place) for place in made], mix_numbers=True)
+            run_together(worker, [one(place) for place in made], mix_hyperparameters=True)
         else:
             one(0)(worker)
 

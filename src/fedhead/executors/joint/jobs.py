@@ -1,8 +1,8 @@
 """The jobs of several runs, trained in as few stacks as possible.
 
 The broadcast of each run becomes part of what its own clients receive, so that each client gets the same numbers as it
-would in a single run. With `mix_numbers`, runs that differ in numbers such as the learning rate or μ share a stack too
-(`executors.numbers`), up to rounding.
+would in a single run. With `mix_hyperparameters`, runs that differ in some, such as the learning rate or μ, share a
+stack too (`executors.hyperparameters`), up to rounding.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from fedhead.core.log import warn_once
 from fedhead.core.schema import schema
 from fedhead.core.stacked_trees import StackedTrees
 from fedhead.core.tree import Tree
-from fedhead.executors import numbers
 from fedhead.executors.base import Executor
+from fedhead.executors.hyperparameters import ROUND_LR, describe
 from fedhead.executors.job import Job
 from fedhead.executors.joint.task import ReadsTask, joint_task
 from fedhead.executors.program import Program
@@ -36,7 +36,7 @@ class JointJobs:
 
     Args:
         worker: Executor that trains the stacks.
-        mix_numbers: Whether runs that differ only in numbers share a stack.
+        mix_hyperparameters: Whether runs that differ only in hyperparameters share a stack.
 
     Attributes:
         replies_finite: Whether all numbers of the replies that were returned last were seen to be finite.
@@ -44,9 +44,9 @@ class JointJobs:
 
     replies_finite = False
 
-    def __init__(self, worker: Executor, mix_numbers: bool):
+    def __init__(self, worker: Executor, mix_hyperparameters: bool):
         self.worker = worker
-        self._mixes = mix_numbers and worker.takes_numbers
+        self._mixes = mix_hyperparameters and worker.mixes_hyperparameters
         self._joins = True
         self._mixed: list[_Mixed] = []
         self._found = SharedWork()  # what was found out about programs, which keep their parts from round to round
@@ -69,7 +69,7 @@ class JointJobs:
         except Exception as error:  # a user's own code may raise anything
             if len(groups) > 1:  # a stack that fails must not change what the others compute
                 return self._apart(jobs, groups)
-            if stacks[0].numbers and isinstance(error, RuntimeError | TypeError | ValueError):
+            if stacks[0].hyperparameters and isinstance(error, RuntimeError | TypeError | ValueError):
                 return self._unmixed(jobs, error)
             return [error] if len(jobs) == 1 else self._apart(jobs, [[index] for index in range(len(jobs))])
         self.replies_finite = self.worker.replies_finite
@@ -99,7 +99,7 @@ class JointJobs:
         if all(isinstance(one, Exception) for one in found):  # the stack was not the reason
             self._mixes, self._found = True, before
         else:
-            warn_once(f"runs that differ in their numbers train one after another ({first_line(error)})")
+            warn_once(f"runs that differ in their hyperparameters train one after another ({first_line(error)})")
         return found
 
     def _compatible(self, a: Job, b: Job) -> bool:
@@ -111,7 +111,7 @@ class JointJobs:
         return self._alike(a.program, b.program)
 
     def _alike(self, a: Program, b: Program) -> bool:
-        """Return whether clients of two programs do the same work on the same data, but for their numbers."""
+        """Return whether clients of two programs do the same work on the same data, but for their hyperparameters."""
         parts = (*_parts(a), *_parts(b))
         # a method may change itself between rounds
         what = ("alike", a.bf16, b.bf16, settings_digest(a.algorithm), settings_digest(b.algorithm))
@@ -136,10 +136,10 @@ class JointJobs:
     def _described(self, program: Program) -> tuple[str, dict[str, float]]:
         parts = (program.algorithm, program.task)
         what = ("described", settings_digest(program.algorithm))
-        return self._found.once(what, parts, lambda: numbers.describe(*parts))
+        return self._found.once(what, parts, lambda: describe(*parts))
 
     def _merge(self, jobs: list[Job]) -> Job:
-        """Merge jobs into one, with what differs between their runs as numbers."""
+        """Merge jobs into one, with what differs between their runs as hyperparameters."""
         merged = merge_jobs(jobs)
         tasks = tuple(job.program.task for job in jobs)
         task = self._found.once("task", tasks, lambda: joint_task(tasks))
@@ -150,26 +150,26 @@ class JointJobs:
         mixed = next((each for each in self._mixed if self._alike(each.program, merged.program)), None)
         if mixed is None:
             self._mixed.append(mixed := _Mixed(merged.program, found[0]))
-        mixed.names |= {name for each in found for name, value in each.items() if value != mixed.numbers[name]}
+        mixed.names |= {name for each in found for name, value in each.items() if value != mixed.hyperparameters[name]}
         if any(job.lr != merged.lr for job in jobs):
-            mixed.names.add(numbers.ROUND_LR)
+            mixed.names.add(ROUND_LR)
         if not mixed.names:
             return merged
         own = [
-            {name: ({**each, numbers.ROUND_LR: job.lr})[name] for name in sorted(mixed.names)}
+            {name: ({**each, ROUND_LR: job.lr})[name] for name in sorted(mixed.names)}
             for each, job in zip(found, jobs, strict=True)
         ]
         spread = [mine for mine, job in zip(own, jobs, strict=True) for _ in job.clients]
-        return replace(merged, program=mixed.program, numbers=spread)
+        return replace(merged, program=mixed.program, hyperparameters=spread)
 
 
 @dataclass
 class _Mixed:
-    """Runs that differ in numbers; one program serves them all, so that a GPU's graphs are captured once."""
+    """Runs that differ in hyperparameters; one program serves them all, so that a GPU's graphs are captured once."""
 
     program: Program
-    numbers: Mapping[str, float]  # of the program
-    names: set[str] = field(default_factory=set)  # of the numbers that differ
+    hyperparameters: Mapping[str, float]  # of the program
+    names: set[str] = field(default_factory=set)  # of those that differ
 
 
 def merge_jobs(jobs: list[Job]) -> Job:

@@ -52,18 +52,18 @@ class JointRuns:
 
     Args:
         worker: Executor that trains the stacks.
-        mix_numbers: Whether runs that differ only in numbers share a stack.
+        mix_hyperparameters: Whether runs that differ only in hyperparameters share a stack.
 
     Attributes:
         turn: The lock that a run holds while it proceeds; it is given up while the run waits.
         shared: What the runs compute once.
     """
 
-    def __init__(self, worker: Executor, mix_numbers: bool = False):
+    def __init__(self, worker: Executor, mix_hyperparameters: bool = False):
         self.worker = worker
         self.turn = threading.Condition()
         self.shared = SharedWork()
-        self._jobs = JointJobs(worker, mix_numbers)
+        self._jobs = JointJobs(worker, mix_hyperparameters)
         self._members = 0
         self._joined = 0
         self._waiting: list[_Request] = []
@@ -188,7 +188,9 @@ def _losses_on_host(found: list[Sequence[Reply]]) -> list[Sequence[Reply]]:
     ]
 
 
-def run_together(worker: Executor, runs: Sequence[Callable[[Executor], T]], *, mix_numbers: bool = False) -> list[T]:
+def run_together(
+    worker: Executor, runs: Sequence[Callable[[Executor], T]], *, mix_hyperparameters: bool = False
+) -> list[T]:
     """Run several functions in turns, each with its own executor, and return their results.
 
     A run that fails does not stop the others; its error is raised when all have ended. An interrupt ends all of them as
@@ -197,12 +199,12 @@ def run_together(worker: Executor, runs: Sequence[Callable[[Executor], T]], *, m
     Args:
         worker: Executor that trains the clients of all runs.
         runs: Functions of an executor.
-        mix_numbers: Whether runs that differ only in numbers, such as the learning rate, share a stack.
+        mix_hyperparameters: Whether runs that differ only in hyperparameters, such as the learning rate, share a stack.
 
     Returns:
         The result of each function.
     """
-    joint_runs = JointRuns(worker, mix_numbers)
+    joint_runs = JointRuns(worker, mix_hyperparameters)
     found: dict[int, T] = {}
     errors: dict[int, BaseException] = {}
 

@@ -1,4 +1,4 @@
-"""Runs that differ in numbers alone share a stack, and each ends as it would alone."""
+"""Runs that differ in hyperparameters alone share a stack, and each ends as it would alone."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def compare(made: Callable[[], list[Simulation]], tolerance: float = 1e-10) -> C
     def one(run: Simulation) -> Callable[[Executor], list[Any]]:
         return lambda member: [train_round(run.using(member), number) for number in range(1, ROUNDS + 1)]
 
-    found = run_together(worker, [one(run) for run in joined], mix_numbers=True)
+    found = run_together(worker, [one(run) for run in joined], mix_hyperparameters=True)
     for mine, run, single in zip(found, joined, alone, strict=True):
         rows = [train_round(single.using(Stack()), number) for number in range(1, ROUNDS + 1)]
         assert_same(run.server, single.server, tolerance, tolerance)
@@ -65,18 +65,19 @@ def compare(made: Callable[[], list[Simulation]], tolerance: float = 1e-10) -> C
     return worker
 
 
-WITHOUT_EFFECT = {"ktpfl": {"transfer"}}  # numbers that the default of another option makes useless, and refused
+# hyperparameters that the default of another option makes useless, and refused
+WITHOUT_EFFECT = {"ktpfl": {"transfer"}}
 
 
-def numbers_of(name: str) -> dict[str, float]:
-    """The declared numbers of a method."""
+def hyperparameters_of(name: str) -> dict[str, float]:
+    """The declared hyperparameters of a method."""
     declared = {f.name: f.default for f in dataclasses.fields(METHODS[name]) if type(f.default) is float}
     return {key: value for key, value in declared.items() if key not in WITHOUT_EFFECT.get(name, ())}
 
 
 def varied(name: str, factor: float) -> Method:
-    """A method whose declared numbers are all multiplied by a factor."""
-    return replace(METHODS[name](), **{key: value * factor for key, value in numbers_of(name).items()})
+    """A method whose declared hyperparameters are all multiplied by a factor."""
+    return replace(METHODS[name](), **{key: value * factor for key, value in hyperparameters_of(name).items()})
 
 
 QUICK = ("fedprox", "moon")
@@ -85,11 +86,11 @@ QUICK = ("fedprox", "moon")
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow]) for name in sorted(METHODS)]
 )
-def test_learning_rate_decay_momentum_and_a_methods_own_numbers_may_differ(name: str) -> None:
+def test_learning_rate_decay_momentum_and_a_methods_own_hyperparameters_may_differ(name: str) -> None:
     locals_ = [replace(LOCAL, optimizer=SGD(0.05 * f, 0.9 * f, 1e-3 * f)) for f in (1.0, 0.7, 0.5)]
     worker = compare(lambda: [simulation(varied(name, f), o) for f, o in zip((1, 0.7, 0.5), locals_, strict=True)])
     assert worker.widths == [9] * ROUNDS
-    own = {f"algorithm.{key}" for key, value in numbers_of(name).items() if value}
+    own = {f"algorithm.{key}" for key, value in hyperparameters_of(name).items() if value}
     assert worker.names >= {"lr", "local.optimizer.lr", "local.optimizer.momentum", "local.optimizer.weight_decay"}
     assert own <= worker.names
 
@@ -169,28 +170,28 @@ class Derived(Method):
 
 
 @pytest.mark.parametrize("kind", [OwnRate, Closure, Derived])
-def test_numbers_that_a_method_uses_before_its_hooks_keep_runs_apart(kind: Any) -> None:
-    worker = compare(lambda: [simulation(kind(number)) for number in (0.01, 0.02)])
+def test_hyperparameters_that_a_method_uses_before_its_hooks_keep_runs_apart(kind: Any) -> None:
+    worker = compare(lambda: [simulation(kind(value)) for value in (0.01, 0.02)])
     assert worker.widths == [3] * 2 * ROUNDS
 
 
-def test_a_number_that_a_hook_branches_on_lets_the_runs_train_one_after_another(
+def test_a_hyperparameter_that_a_hook_branches_on_lets_the_runs_train_one_after_another(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with caplog.at_level(logging.WARNING, "fedhead"):
-        worker = compare(lambda: [simulation(Branching(number)) for number in (0.1, 0.9)])
+        worker = compare(lambda: [simulation(Branching(value)) for value in (0.1, 0.9)])
     assert worker.widths == [3] * 2 * ROUNDS
     assert "one after another" in caplog.text
 
 
-def test_runs_alike_in_their_numbers_are_joined_bit_for_bit() -> None:
+def test_runs_alike_in_their_hyperparameters_are_joined_bit_for_bit() -> None:
     worker = compare(lambda: [simulation(METHODS["fedprox"]()) for _ in range(2)], tolerance=0)
     assert worker.widths == [6] * ROUNDS
     assert not worker.names
 
 
 @pytest.mark.parametrize("name", ["ditto", "fedprox", "moon"])
-def test_a_stage_that_trains_by_its_method_s_loss_reads_the_method_s_numbers(name: str) -> None:
+def test_a_stage_that_trains_by_its_method_s_loss_reads_the_method_s_hyperparameters(name: str) -> None:
     rng = np.random.RandomState(0)
     x, y = rng.rand(80, 5).astype("float32"), rng.randint(0, CLASSES, 80)
     fed = Federation.dirichlet(x, y, clients=3, alpha=1, seed=0, classes=CLASSES, client_test=0.3)
@@ -200,7 +201,7 @@ def test_a_stage_that_trains_by_its_method_s_loss_reads_the_method_s_numbers(nam
         return fh.run(fed, "mlp", METHODS[name](), rounds=1, lr=lr, stages=stages, executor=executor)
 
     rates = (0.05, 0.02)
-    found = run_together(Stack(), [partial(run, lr) for lr in rates], mix_numbers=True)
+    found = run_together(Stack(), [partial(run, lr) for lr in rates], mix_hyperparameters=True)
     for lr, mine in zip(rates, found, strict=True):
         tuned, alone = (one.stages["finetune"].states for one in (mine, run(lr, Stack())))
         for k in range(3):
