@@ -18,7 +18,7 @@ from fedhead.algorithm.task import LocalTraining
 from fedhead.core.optimizers import SGD
 from fedhead.core.tree import Tree
 from fedhead.engine.simulation import Simulation
-from fedhead.executors import graphs
+from fedhead.executors import graph_runner
 from fedhead.executors.client_round import local_round
 from fedhead.executors.graphs import Graphs
 from fedhead.executors.job import Job
@@ -37,9 +37,9 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
         made.append(bool(_[-1]))
         return lambda *arguments: function(*arguments)
 
-    monkeypatch.setattr(graphs, "compile_step", compile_step)
-    monkeypatch.setattr(graphs, "trace", lambda function, arguments: object())
-    monkeypatch.setattr(graphs, "is_known", lambda graph, forms: False)
+    monkeypatch.setattr(graph_runner, "compile_step", compile_step)
+    monkeypatch.setattr(graph_runner, "trace", lambda function, arguments: object())
+    monkeypatch.setattr(graph_runner, "is_known", lambda graph, forms: False)
     stand_in(monkeypatch)
     return made
 
@@ -107,7 +107,7 @@ def test_a_compiled_step_that_fails_when_it_runs_is_replaced_by_the_plain_one(
         first.fill_(7.0)  # what it has changed until then must not count
         raise AssertionError("expected another layout")
 
-    monkeypatch.setattr(graphs, "compile_step", lambda *_: fails)
+    monkeypatch.setattr(graph_runner, "compile_step", lambda *_: fails)
     trainer = Graphs(slots=2)
     assert not train(trainer, 1)
     assert not train(trainer, 2)
@@ -115,7 +115,7 @@ def test_a_compiled_step_that_fails_when_it_runs_is_replaced_by_the_plain_one(
 
 
 def test_a_step_in_the_cache_is_compiled_at_once(compiled: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(graphs, "is_known", lambda graph, forms: True)
+    monkeypatch.setattr(graph_runner, "is_known", lambda graph, forms: True)
     compiler = HeldCompiler()
     assert train(Graphs(slots=2, compiler=compiler), 1)
     assert compiled == [False]
@@ -140,7 +140,7 @@ def test_where_the_compiler_fails_training_goes_on_without_it(
         def fails(*_: object) -> None:
             raise ValueError(reason)
 
-        monkeypatch.setattr(graphs, "trace", fails)
+        monkeypatch.setattr(graph_runner, "trace", fails)
     assert not train(trainer, 1)
     for one in compiler.made:
         one.end(reason)

@@ -22,7 +22,7 @@ from fedhead.core.optimizers import SGD
 from fedhead.core.tree import Weights
 from fedhead.engine.rounds import train_round
 from fedhead.engine.simulation import Simulation
-from fedhead.executors import graphs, lane_steps
+from fedhead.executors import graph_runner, graphs, lane_steps
 from fedhead.executors.client_round import local_round
 from fedhead.executors.compiling.step import trace
 from fedhead.executors.graphs import Graphs
@@ -43,7 +43,7 @@ def captures(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     def traced(function: Callable[..., None], arguments: list[Tensor], *_: object) -> Callable[..., None]:
         return trace(function, arguments)
 
-    for module in (graphs, lane_steps):
+    for module in (graph_runner, lane_steps):
         monkeypatch.setattr(module, "compile_step", traced)
     return stand_in(monkeypatch)
 

@@ -16,11 +16,12 @@ from fedhead.algorithm.task import LocalTraining
 from fedhead.core.optimizers import SGD
 from fedhead.engine.rounds import train_round
 from fedhead.engine.simulation import Simulation
-from fedhead.executors import graphs, step_graphs
+from fedhead.executors import graph_runner, step_graphs
 from fedhead.executors.client_round import local_round
 from fedhead.executors.compiling.process import CompilerProcess
 from fedhead.executors.compiling.step import TensorForm, compile_step, is_known, short_descriptions, trace, warm_up
-from fedhead.executors.graphs import GraphRunner, Graphs
+from fedhead.executors.graph_runner import GraphRunner
+from fedhead.executors.graphs import Graphs
 from fedhead.executors.job import Job
 from fedhead.executors.phase_keys import without_rows
 from fedhead.executors.slots import choose_slots, plan
@@ -78,7 +79,7 @@ def assert_equals_plain_steps(job: Job, trainer: Trainer) -> None:
 @pytest.mark.parametrize("name", sorted(METHODS))
 def test_replayed_steps_equal_plain_ones(name: str, norm: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients of 8, 6, 4 and 2 steps in two slots; the table of batches is filled several times."""
-    monkeypatch.setattr(graphs, "TABLE_STEPS", 3)
+    monkeypatch.setattr(graph_runner, "TABLE_STEPS", 3)
     job = prepared(name, norm)
     assert_equals_plain_steps(job, Replayed(slots=2))
 

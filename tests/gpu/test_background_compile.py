@@ -16,7 +16,7 @@ from fedhead.core.optimizers import SGD
 from fedhead.core.tree import Tree
 from fedhead.engine.rounds import FinishedRun, Snapshot, run, train_round
 from fedhead.engine.simulation import Simulation
-from fedhead.executors import graphs
+from fedhead.executors import graph_runner
 from fedhead.executors.base import Executor
 from fedhead.executors.compiling.process import Compilation, CompilerProcess
 from fedhead.executors.compiling.step import TensorForm
@@ -45,7 +45,7 @@ class Ready:
 @pytest.fixture(autouse=True)
 def nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps that an earlier test has compiled would be compiled from the first round on."""
-    monkeypatch.setattr(graphs, "is_known", lambda graph, forms: False)
+    monkeypatch.setattr(graph_runner, "is_known", lambda graph, forms: False)
 
 
 def changing_over() -> Stack:

@@ -16,7 +16,7 @@ from fedhead.engine.model_tests import JointModelTests, ModelTest
 from fedhead.engine.predictions import Predictions
 from fedhead.engine.rounds import FinishedRun, Snapshot
 from fedhead.engine.rounds import run as run_rounds
-from fedhead.executors import graphs
+from fedhead.executors import graph_runner
 from fedhead.executors.base import Executor
 from fedhead.executors.graphs import Graphs
 from fedhead.executors.joint.runs import run_together
@@ -87,7 +87,7 @@ def test_each_trial_ends_as_it_does_alone(
 @pytest.mark.parametrize("diverging", [False, True])
 def test_trials_change_over_to_compiled_steps(method: str, diverging: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """In bf16; one of the trials may diverge, before or after that."""
-    monkeypatch.setattr(graphs, "is_known", lambda graph, forms: False)
+    monkeypatch.setattr(graph_runner, "is_known", lambda graph, forms: False)
     data, built = federation((3, 32, 32)), BuiltModels()
     rates = [1e-3, 1e4 if diverging else 5e-3, 2e-3]
     base = Recipe(method=method, model="simplecnn", clients=5, rounds=4, local_epochs=2, batch_size=10, momentum=0.9)
