@@ -1,12 +1,14 @@
 """An epoch of head training on features that were computed once, and through the frozen extractor: seconds of each.
 
-Run it with `python benchmarks/features.py [images] [pixels]`. The images are scikit-learn's digits, resized.
+    python benchmarks/features.py [images] [pixels]
+
+The images are scikit-learn's digits, resized.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 import time
 from typing import Any
 
@@ -39,8 +41,13 @@ def seconds_per_epoch(federation: fh.Federation, cached: bool) -> tuple[float, f
 
 def main() -> None:
     """Print both, and their ratio, as one line of JSON."""
-    given = [int(word) for word in sys.argv[1:]]
-    images, pixels = [*given, *(64, 224)[len(given) :]]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("images", type=int, nargs="?", default=64, help="how many [default: %(default)s]")
+    parser.add_argument(
+        "pixels", type=int, nargs="?", default=224, help="their height and width [default: %(default)s]"
+    )
+    asked = parser.parse_args()
+    images, pixels = asked.images, asked.pixels
     federation = fh.Federation.load(
         "digits", "iid", clients=4, samples=images, test_samples=16, normalize="imagenet-gray", resize=pixels
     )

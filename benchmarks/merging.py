@@ -1,15 +1,16 @@
 """Merge the pooled statistics of many clients, as they arrive: seconds and memory of the server, or of a whole run.
 
-Run it with `python benchmarks/merging.py [clients] [features] [classes] [--run]`; the numbers of docs/one_round.md are
-those of 1000 clients, 1280 features and 100 classes. With `--run` all clients are simulated beside the server, each
-with ten samples.
+    python benchmarks/merging.py [clients] [features] [classes] [--run]
+
+The numbers of docs/one_round.md are those of 1000 clients, 1280 features and 100 classes, the defaults. With `--run`
+all clients are simulated beside the server, each with ten samples.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import resource
-import sys
 import time
 from collections.abc import Iterator
 
@@ -80,7 +81,15 @@ def _peak() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
 
 
+def main() -> None:
+    """Print what was measured as one line of JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, default in (("clients", 1000), ("features", 1280), ("classes", 100)):
+        parser.add_argument(name, type=int, nargs="?", default=default, help="how many [default: %(default)s]")
+    parser.add_argument("--run", action="store_true", help="simulate all clients as well")
+    asked = parser.parse_args()
+    print(json.dumps((measure_run if asked.run else measure)(asked.clients, asked.features, asked.classes)))
+
+
 if __name__ == "__main__":
-    words = [word for word in sys.argv[1:] if word != "--run"]
-    sizes = [int(word) for word in words] + [1000, 1280, 100][len(words) :]
-    print(json.dumps((measure_run if "--run" in sys.argv else measure)(*sizes)))
+    main()

@@ -175,3 +175,12 @@ def test_seeds_that_train_at_once_take_their_time_once(
         assert call([*words, *again]) == 0
         result = json.loads(capsys.readouterr().out.splitlines()[-1])
         assert result["seconds"] == pytest.approx(whole([one["seconds"] for one in result["runs"]]))
+
+
+@pytest.mark.parametrize(("seeds", "said"), [("[3]", "(1 seed)"), ("[3, 5]", "(2 seeds)")])
+def test_the_accuracy_names_how_many_seeds_it_is_of(
+    seeds: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    quick = ["rounds=1", "subset=60", "clients=2", "local_epochs=1", "model.hidden=[4]", "--device", "cpu", "--quiet"]
+    assert call(["run", "digits", *quick, f"seeds={seeds}", "--out", str(tmp_path / "runs")]) == 0
+    assert capsys.readouterr().out.splitlines()[0].endswith(said)

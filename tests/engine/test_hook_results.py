@@ -8,15 +8,17 @@ import pytest
 import torch
 from small import federation, network
 
-from fedhead.algorithm.task import LocalTraining
+from fedhead.algorithm.phase import Replies
+from fedhead.algorithm.task import LocalTraining, Task
 from fedhead.core.errors import BadInput
-from fedhead.core.tree import Tree
+from fedhead.core.tree import Tree, Weights
 from fedhead.engine.rounds import run
 from fedhead.engine.simulation import Simulation
 from fedhead.executors.base import Executor
 from fedhead.executors.loop import Loop
 from fedhead.executors.stack import Stack
 from fedhead.methods.fedavg import FedAvg
+from fedhead.methods.local_only import LocalOnly
 
 
 def with_hook(name: str, result: Any) -> FedAvg:
@@ -56,3 +58,26 @@ def test_a_plain_tree_in_place_of_weights_is_named() -> None:
     made = with_hook("aggregate", Tree(model=Tree(w=torch.zeros(1))))
     with pytest.raises(BadInput, match=r"Mine.aggregate returned a Tree under 'model'.*server\['model'\].replace"):
         run(Simulation(federation(), [network()], made, rounds=1, local=LocalTraining()))
+
+
+@pytest.mark.parametrize("executor", [Loop(), Stack()], ids=["loop", "stack"])
+def test_a_server_state_without_the_model_is_named(executor: Executor) -> None:
+    made = Simulation(
+        federation(), [network()], with_hook("aggregate", Tree(c=torch.zeros(1))), rounds=2, local=LocalTraining()
+    )
+    said = r"Mine.aggregate returned a server state without 'model'.*it has 'c': return server.replace"
+    with pytest.raises(BadInput, match=said):
+        run(made.using(executor))
+
+
+def test_a_server_state_may_lack_what_no_client_receives() -> None:
+    class Alone(LocalOnly):
+        def init_server(self, w: Weights, task: Task) -> Tree:
+            return Tree(seen=torch.zeros(1))
+
+        def aggregate(self, server: Tree, replies: Replies, task: Task) -> Tree:
+            return Tree()
+
+    made = Simulation(federation(), [network()], Alone(), rounds=2, local=LocalTraining())
+    run(made)
+    assert not made.server

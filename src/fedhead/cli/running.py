@@ -183,9 +183,10 @@ def _print_result(result: Row) -> None:
     runs = result.get("runs", [result])
     left_out = all("left_out" in one for one in runs)
     width = max(11, *(len(one["left_out"]) for one in runs)) if left_out else 11
-    failed = len(result.get("diverged", {})) + len(result.get("damaged", {}))
-    count = f"{len(runs)} of {len(runs) + failed}" if failed else str(len(runs))
-    many = f"  ({count} {'clients left out in turn' if left_out else 'seeds'})" if "runs" in result else ""
+    asked = len(runs) + len(result.get("diverged", {})) + len(result.get("damaged", {}))
+    count = str(asked) if asked == len(runs) else f"{len(runs)} of {asked}"
+    what, plural = "client" if left_out else "seed", "" if asked == 1 else "s"
+    many = f"  ({count} {what}{plural}{' left out in turn' if left_out else ''})" if "runs" in result else ""
     for one in runs if left_out else []:
         own = {"accuracy": one["accuracy"], **{name: stage["accuracy"] for name, stage in one["stages"].items()}}
         shown = [f"{name} {_percent([value])}" for name, value in own.items() if value is not None]

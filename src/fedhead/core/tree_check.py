@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
@@ -47,6 +48,27 @@ def check_weights(new: Tree, old: Tree, hook: str) -> None:
             raise BadInput(
                 f"{hook} returned {_kind(value)} under {name!r}, where a model's weights are expected: compute them by "
                 f"map or replace, as in server[{name!r}].replace(…)"
+            )
+
+
+def check_broadcast(new: Tree, old: Tree, broadcast: Sequence[str], hook: str) -> None:
+    """Refuse a server's state that lacks what the clients of the next round are to receive.
+
+    Args:
+        new: What a hook returned.
+        old: What it takes the place of.
+        broadcast: The entries that every client receives, where the state has them.
+        hook: The hook as its author calls it.
+
+    Raises:
+        BadInput: If an entry of the old state is missing.
+    """
+    for name in broadcast:
+        if name in old and name not in new:
+            there = ", ".join(map(repr, new)) or "nothing"
+            raise BadInput(
+                f"{hook} returned a server state without {name!r}, which every client receives by `broadcast`; it has "
+                f"{there}: return server.replace(…), which keeps the other entries"
             )
 
 

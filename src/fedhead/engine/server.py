@@ -15,7 +15,7 @@ from fedhead.algorithm.task import Task
 from fedhead.core.errors import BadInput
 from fedhead.core.global_generators import warn_of_draws
 from fedhead.core.tree import Tree, Weights
-from fedhead.core.tree_check import check_weights, checked_tree
+from fedhead.core.tree_check import check_broadcast, check_weights, checked_tree
 from fedhead.core.tree_mean import tree_mean
 from fedhead.core.unchanged import Unchanged
 from fedhead.data.pool import Pool
@@ -81,7 +81,8 @@ def aggregate_replies(
     """The server's new state from replies that have passed the checks, in the order of the clients' numbers.
 
     Raises:
-        BadInput: If the rule writes into the old state, or returns something else than a tree of tensors.
+        BadInput: If the rule writes into the old state, or returns something else than a tree of tensors with all that
+            clients are to receive.
     """
     hook, before = f"{type(algorithm).__name__}.aggregate", _unchanged(algorithm, server)
     with _warn_of_draws(algorithm, server, aggregator):
@@ -92,6 +93,7 @@ def aggregate_replies(
             found = algorithm.aggregate(_given(algorithm, server), replace(replies, robust_mean=robust), task)
             new = robust.remember(algorithm, checked_tree(found, hook))
     check_weights(new, server, hook)
+    check_broadcast(new, server, algorithm.broadcast, hook)
     _refuse(before, hook)
     return new
 
