@@ -17,8 +17,8 @@ from fedhead.core.stacked_trees import StackedTrees
 from fedhead.core.tree import Tree, Weights
 from fedhead.core.tree_mean import tree_mean
 from fedhead.engine import joint_aggregation, rounds
+from fedhead.engine.global_model_tests import JointModelTests
 from fedhead.engine.joint_aggregation import Weighted, finite, means
-from fedhead.engine.model_tests import JointModelTests
 from fedhead.engine.rounds import FinishedRun
 from fedhead.engine.simulation import Simulation
 from fedhead.executors.base import Executor

@@ -12,7 +12,7 @@ from gpu_stub import HeldCompiler
 
 import fedhead as fh
 from fedhead.core.errors import Diverged
-from fedhead.engine.model_tests import JointModelTests, ModelTest
+from fedhead.engine.global_model_tests import JointModelTests, ModelTest
 from fedhead.engine.predictions import Predictions
 from fedhead.engine.rounds import FinishedRun, Snapshot
 from fedhead.engine.rounds import run as run_rounds

@@ -22,7 +22,7 @@ from fedhead.data import arrays, named_inputs
 from fedhead.data.client_data import ClientData
 from fedhead.data.missing_values import fill_inputs
 from fedhead.data.table_columns import is_frame
-from fedhead.engine import model_tests
+from fedhead.engine import global_model_tests
 from fedhead.engine.client_states import ClientStates
 from fedhead.engine.clients import Clients
 from fedhead.engine.metrics import StageResult
@@ -116,7 +116,7 @@ class StateAfter:
             if client is None:
                 return torch.cat(
                     [
-                        model_tests.scores(self.algorithm, w, part, clients.task, clients.bf16)
+                        global_model_tests.scores(self.algorithm, w, part, clients.task, clients.bf16)
                         for part in _parts(x, clients)
                     ]
                 ).float()

@@ -29,16 +29,16 @@ from fedhead.core.errors import FedheadError
 from fedhead.core.malloc import hand_back_memory
 from fedhead.core.tree import Tree, Weights
 from fedhead.engine import reply_check
-from fedhead.engine.counted_replies import (
+from fedhead.engine.evaluation import nanmean
+from fedhead.engine.metrics import Row
+from fedhead.engine.outliers import Outlier
+from fedhead.engine.reply_selection import (
     check_after_aggregation,
     check_replies,
     decoded,
     unlike_others,
     without_outliers,
 )
-from fedhead.engine.evaluation import nanmean
-from fedhead.engine.metrics import Row
-from fedhead.engine.outliers import Outlier
 from fedhead.engine.sampling import Cohort
 from fedhead.engine.server import aggregate, aggregate_replies
 from fedhead.engine.stacked_cohort import as_stack

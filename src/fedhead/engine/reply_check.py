@@ -1,4 +1,4 @@
-"""The check of replies: nothing of a round is kept before they have been checked, in simulation as in deployment."""
+"""The checks of a single reply, its form and whether it is finite, before which nothing of a round is kept."""
 
 from __future__ import annotations
 

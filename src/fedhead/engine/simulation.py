@@ -22,15 +22,15 @@ from fedhead.core.tree import Tree
 from fedhead.data.allocation import Rows
 from fedhead.data.pool import Pool
 from fedhead.engine import evaluation, joint_aggregation, training_objective
+from fedhead.engine.client_model_tests import client_model_tests
 from fedhead.engine.client_states import ClientStates
 from fedhead.engine.clients import Clients
 from fedhead.engine.evaluation import ClientTest, ClientTests
+from fedhead.engine.global_model_tests import JointModelTests, ModelTest
 from fedhead.engine.host_states import HostStates
 from fedhead.engine.joint_aggregation import Weighted
 from fedhead.engine.metric_registry import NO_METRICS, Metric
 from fedhead.engine.metrics import Row
-from fedhead.engine.model_tests import JointModelTests, ModelTest
-from fedhead.engine.own_tests import own_tests
 from fedhead.engine.predictions import Predictions
 from fedhead.engine.server import evaluate_global_model, initial_server, make_downlink
 from fedhead.engine.stacked_cohort import StackedCohort
@@ -292,7 +292,7 @@ class Simulation(Clients, Transport[ClientStates]):
         local = (samples or self.test_rows)[0]
         tested = [k for k in self.holders if len(local[k])]
         downlink = make_downlink(algorithm, server, tested, self.task_of)
-        found = own_tests(self, algorithm, downlink, states, round, self.executor, metrics, samples)
+        found = client_model_tests(self, algorithm, downlink, states, round, self.executor, metrics, samples)
         return [found.get(k) for k in range(len(local))]
 
     # -- work -------------------------------------------------------------------------------------

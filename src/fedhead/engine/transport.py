@@ -19,9 +19,9 @@ from fedhead.core.tree_mean import tree_mean
 from fedhead.data.pool import Pool
 from fedhead.engine.clients import Clients
 from fedhead.engine.evaluation import ClientTests
+from fedhead.engine.global_model_tests import ModelTest
 from fedhead.engine.metric_registry import NO_METRICS, Metric
 from fedhead.engine.metrics import Row
-from fedhead.engine.model_tests import ModelTest
 from fedhead.engine.predictions import Predictions
 
 

@@ -18,10 +18,10 @@ from fedhead.core.errors import unknown
 from fedhead.core.schema import schema
 from fedhead.core.tree import Tree
 from fedhead.engine import reply_check
+from fedhead.engine.client_model_tests import client_model_tests
 from fedhead.engine.client_states import ClientStates
 from fedhead.engine.clients import Clients
 from fedhead.engine.metric_registry import NO_METRICS, Metric
-from fedhead.engine.own_tests import own_tests
 from fedhead.engine.server import Downlink, make_downlink
 from fedhead.executors.loop import Loop
 from fedhead.flower.policy import Policy
@@ -156,9 +156,10 @@ def _test(
     """Test the site's own model on its own test samples, and hand the model over to the site."""
     if response.tests:
         steps = algorithm.steps() if isinstance(algorithm, Stage) else {}
-        found = own_tests(clients, algorithm, downlink, states, request.round, metrics=metrics)[k]
+        found = client_model_tests(clients, algorithm, downlink, states, request.round, metrics=metrics)[k]
         on_the_way = {
-            name: own_tests(clients, step, downlink, states, request.round)[k].accuracy for name, step in steps.items()
+            name: client_model_tests(clients, step, downlink, states, request.round)[k].accuracy
+            for name, step in steps.items()
         }
         response = dataclasses.replace(
             response,

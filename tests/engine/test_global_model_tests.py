@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 import fedhead as fh
 from fedhead.algorithm.task import LocalTraining
-from fedhead.engine import model_tests, predictions, rounds
+from fedhead.engine import global_model_tests, predictions, rounds
+from fedhead.engine.global_model_tests import JointModelTests, ModelTest
 from fedhead.engine.metric_registry import find
-from fedhead.engine.model_tests import JointModelTests, ModelTest
 from fedhead.engine.server import evaluate_global_model
 from fedhead.engine.simulation import Simulation
 from fedhead.executors.map_clients import MemoryBudget
@@ -113,7 +113,9 @@ def test_models_that_cannot_be_stacked_are_tested_one_by_one(caplog: pytest.LogC
 def test_the_last_rounds_test_gives_the_confusion_matrix_too(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
     plainly = predictions.predict
-    monkeypatch.setattr(model_tests, "predict", lambda *args, **named: calls.append(1) or plainly(*args, **named))
+    monkeypatch.setattr(
+        global_model_tests, "predict", lambda *args, **named: calls.append(1) or plainly(*args, **named)
+    )
     result = rounds.run(simulation())
     assert len(calls) == 1
     assert result.confusion == rounds._confusion(result.transport)

@@ -1,4 +1,4 @@
-"""Which replies count: those of the right form, that a client could have computed, and that do not stand out."""
+"""Which replies of a round count: those of the right form, that a client could have computed, and no outliers."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from fedhead.data.allocation import Rows
 
 
-def own_tests(
+def client_model_tests(
     clients: Clients,
     algorithm: Algorithm,
     downlink: Downlink,
