@@ -20,6 +20,7 @@ from fedhead.core.tree import Tree
 from fedhead.engine.simulation import Simulation
 from fedhead.executors import graph_runner
 from fedhead.executors.client_round import local_round
+from fedhead.executors.compiling import step
 from fedhead.executors.graphs import Graphs
 from fedhead.executors.job import Job
 from fedhead.executors.joint.jobs import merge_jobs
@@ -107,7 +108,9 @@ def test_a_compiled_step_that_fails_when_it_runs_is_replaced_by_the_plain_one(
         first.fill_(7.0)  # what it has changed until then must not count
         raise AssertionError("expected another layout")
 
-    monkeypatch.setattr(graph_runner, "compile_step", lambda *_: fails)
+    monkeypatch.setattr(graph_runner, "compile_step", step.compile_step)
+    monkeypatch.setattr(step, "trace", lambda function, arguments: object())
+    monkeypatch.setattr(step, "compile_graph", lambda *_: fails)
     trainer = Graphs(slots=2)
     assert not train(trainer, 1)
     assert not train(trainer, 2)

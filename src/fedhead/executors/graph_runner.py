@@ -18,7 +18,6 @@ from torch.utils import _pytree as pytree
 
 from fedhead.algorithm.stage import Stage
 from fedhead.core import random
-from fedhead.core.errors import BadInput
 from fedhead.core.transfer import to_device
 from fedhead.executors.compiling.process import Compilation, Compiler
 from fedhead.executors.compiling.step import TensorForm, compile_step, is_known, trace
@@ -174,6 +173,8 @@ class GraphRunner:
             if self._compilation is not None:
                 self._compilation.wait()
             return compile_step(function, arguments, self._changed, self._traced, has_run)
+        except torch.OutOfMemoryError:
+            raise  # a smaller stack may have room
         except Exception as error:  # if the compiler fails, the uncompiled step gives the same result
             self.owner.give_up_compiling(error)
             return function
@@ -187,14 +188,7 @@ class GraphRunner:
             has_run = bool(self.graphs)
             self.graphs.clear()  # for their memory
             call = self._compiled(function, arguments, has_run) if compiled else function
-            try:
-                self._warm_up(call, arguments)
-            except Exception as error:
-                if call is function or isinstance(error, BadInput | torch.OutOfMemoryError):
-                    raise
-                self.owner.give_up_compiling(error)  # torch checks some results of compiled steps when they run
-                call = function
-                self._warm_up(call, arguments)
+            self._warm_up(call, arguments)
 
         def work(steps: int) -> None:
             for _ in range(steps):
@@ -208,14 +202,12 @@ class GraphRunner:
         given = GivenInputs(self.algorithm, self.inputs)
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         side.wait_stream(torch.cuda.current_stream())
-        try:
-            with torch.cuda.stream(side):
-                for _ in range(2):  # libraries select kernels and allocate workspace in the first calls
-                    call(*arguments)
-        finally:
-            torch.cuda.current_stream().wait_stream(side)
-            for t, value in zip(arguments, before, strict=False):
-                t.copy_(value)
+        with torch.cuda.stream(side):
+            for _ in range(2):  # libraries select kernels and allocate workspace in the first calls
+                call(*arguments)
+        torch.cuda.current_stream().wait_stream(side)
+        for t, value in zip(arguments, before, strict=False):
+            t.copy_(value)
         given.check()  # a replay does not count what it writes
 
     def _flat(self) -> tuple[Callable[..., None], list[Tensor]]:

@@ -145,10 +145,7 @@ class CompiledSteps:
         key = lane.key, padded
         if self.wanted and key not in self._steps:
             try:
-                step = compile_step(function, arguments, changed)
-                # some fail only when they run: torch 2.11 expects another layout of a gradient in GoogLeNet
-                step(*(t.clone() for t in arguments[:changed]), *arguments[changed:])
-                self._steps[key] = step
+                self._steps[key] = compile_step(function, arguments, changed)
             except Exception as error:  # the uncompiled step gives the same result
                 warn_not_compiled(error)
                 self._steps[key], self._failed = None, True

@@ -11,7 +11,7 @@ import copyreg
 import hashlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -63,7 +63,9 @@ def compile_step(
     graph: torch.fx.GraphModule | None = None,
     has_run: bool = False,
 ) -> InPlace:
-    """Compile a function that changes its arguments in place.
+    """Compile a function that changes its arguments in place, and call the result once on copies of what it changes.
+
+    Some fail only then: torch 2.11 expects another layout of a gradient in GoogLeNet.
 
     Args:
         function: Function of tensors.
@@ -75,11 +77,11 @@ def compile_step(
     use_torch_assembler()
     graph = graph or trace(function, arguments)
     forms = [TensorForm.of(t) for t in arguments]
-    if has_run:
-        return compile_graph(graph, forms)
-    copies = [t.clone() for t in arguments[:changed]]
-    with warm_up(function, [*copies, *arguments[changed:]]):
-        return compile_graph(graph, forms)
+    tried = [*(t.clone() for t in arguments[:changed]), *arguments[changed:]]
+    with nullcontext() if has_run else warm_up(function, tried):
+        compiled = compile_graph(graph, forms)
+    compiled(*tried)
+    return compiled
 
 
 def compile_graph(graph: torch.fx.GraphModule, forms: Sequence[TensorForm]) -> InPlace:
