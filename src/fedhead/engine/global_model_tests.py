@@ -101,7 +101,8 @@ class JointModelTests:
         first, w = tests[0], stack([test.model for test in tests])
         outputs = vectorized(first.scores, first.pool.device, (0, None))
         each = samples_at_once(first.pool)
-        batch = max(1, min(each, min(self.budget.samples, max(STACK_SAMPLES, each)) // len(tests)))
+        all_models = min(self.budget.samples, max(STACK_SAMPLES, each))
+        batch = max(1, min(each, all_models // len(tests)))
         return of_stacked_outputs(
             lambda x: outputs(w, x), first.pool, first.task.classes, first.keep_scores, batch, first.task.objective
         )

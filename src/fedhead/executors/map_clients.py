@@ -83,7 +83,10 @@ class MemoryBudget:
     @classmethod
     def for_testing(cls, pool: Pool) -> MemoryBudget:
         """Return a budget for forward passes over samples like those of a pool."""
-        return cls(samples=max(cls.on(pool.device).samples, samples_at_once(pool) if pool.device.type == "cuda" else 0))
+        made = cls.on(pool.device)
+        if pool.device.type == "cuda":
+            made.samples = max(made.samples, samples_at_once(pool))
+        return made
 
     def halve(self, clients: int, activity: str) -> None:
         """Halve the budget after `clients` clients did not fit in memory."""
