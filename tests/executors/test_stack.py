@@ -69,7 +69,8 @@ def test_a_gpu_takes_more_clients_of_a_small_model(device: str, weights: int, si
     )
     assert _default_size_for(job) == size
     stacked = StackedTrees(Tree(kept=torch.empty(5, 1)), range(5))
-    assert _default_size_for(SimpleNamespace(**vars(job) | {"states": stacked})) == size  # type: ignore[arg-type]
+    job.states = stacked
+    assert _default_size_for(job) == size
 
 
 def test_not_even_one_client() -> None:
