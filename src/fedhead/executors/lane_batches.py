@@ -86,8 +86,7 @@ class LaneBatches:
         views = {number: one.laid_out(_view(one.pool, batch, number)) for number in one.views}
         found = []
         for i in range(len(rows)):
-            x, *others = (map_inputs(lambda t, i=i: t[i], part) for part in batch)
-            own = Batch(x, *others)
+            own = Batch(*(map_inputs(lambda t, i=i: t[i], part) for part in batch))
             held = {number: map_inputs(lambda t, i=i: t[i], view) for number, view in views.items()}
             found.append(LaneBatch(own, keys[i], one.pool.holding(ViewsAhead(own.rows, own.key, held, one.views))))
         return found

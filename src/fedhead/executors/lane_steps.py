@@ -131,13 +131,12 @@ class CompiledSteps:
 
     def __init__(self, wanted: bool):
         self.wanted = wanted
-        self._failed = False
         self._steps: dict[tuple[PhaseKey, bool], InPlace | None] = {}  # None: it can't be compiled
 
     @property
     def complete(self) -> bool:
         """Whether all steps so far are compiled."""
-        return self.wanted and not self._failed
+        return self.wanted and None not in self._steps.values()
 
     def __call__(self, lane: Lane, padded: bool) -> tuple[InPlace, list[Tensor]]:
         """Return a lane's step, compiled if that is wanted, and its arguments."""
@@ -148,7 +147,7 @@ class CompiledSteps:
                 self._steps[key] = compile_step(function, arguments, changed)
             except Exception as error:  # the uncompiled step gives the same result
                 warn_not_compiled(error)
-                self._steps[key], self._failed = None, True
+                self._steps[key] = None
         return self._steps.get(key) or function, arguments
 
 
