@@ -19,7 +19,7 @@ from fedhead.algorithm.task import Task
 from fedhead.core.errors import BadInput
 from fedhead.core.inputs import channels_last
 from fedhead.core.tree import Tree, Weights
-from fedhead.executors.left_alone import GivenInputs
+from fedhead.executors.given_inputs import GivenInputs
 from fedhead.executors.program import Program, Vectorizer, loss_name
 from fedhead.executors.steps import Carry, PhaseBatches, PhaseRun, Step, Trainer, train_eagerly
 

@@ -17,9 +17,9 @@ from fedhead.core.tree import Weights, stack, unstack
 from fedhead.data.allocation import Rows
 from fedhead.data.pool import Pool
 from fedhead.executors.base import Executor
+from fedhead.executors.given_inputs import GivenInputs
 from fedhead.executors.global_draws import warn_of_client_draws
 from fedhead.executors.job import Job
-from fedhead.executors.left_alone import GivenInputs
 from fedhead.executors.loop import Loop
 from fedhead.executors.map_clients import SIMILAR, BatchFunction, MemoryBudget, map_clients, map_in_stacks, vectorized
 from fedhead.executors.vectorize import INPUT_DIMS, VmapVectorizer

@@ -21,7 +21,7 @@ from fedhead.core import random
 from fedhead.core.transfer import to_device
 from fedhead.executors.compiling.process import Compilation, Compiler
 from fedhead.executors.compiling.step import TensorForm, compile_step, is_known, trace
-from fedhead.executors.left_alone import GivenInputs
+from fedhead.executors.given_inputs import GivenInputs
 from fedhead.executors.slots import Plan, plan
 from fedhead.executors.stacked_rows import StackedRows
 from fedhead.executors.step_graphs import Preparer, StepGraphs, copy_each, copy_into, preparing, static_copy

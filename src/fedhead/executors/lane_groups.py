@@ -9,9 +9,9 @@ from functools import partial
 
 import torch
 
+from fedhead.executors.given_inputs import GivenInputs
 from fedhead.executors.lane_batches import LaneBatches
 from fedhead.executors.lane_steps import CompiledSteps, Lane
-from fedhead.executors.left_alone import GivenInputs
 from fedhead.executors.step_graphs import StepGraphs, copy_into, preparing
 from fedhead.executors.steps import Carry, PhaseRun
 

@@ -28,8 +28,8 @@ from fedhead.core.losses import mean
 from fedhead.core.optimizers import Optimizer, clip_norm
 from fedhead.core.tree import Tree, Weights
 from fedhead.data.pool import Pool
+from fedhead.executors.given_inputs import keeping_state
 from fedhead.executors.hyperparameters import ROUND_LR, with_hyperparameters
-from fedhead.executors.left_alone import keeping_state
 
 
 @dataclass(frozen=True)
