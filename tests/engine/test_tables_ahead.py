@@ -23,7 +23,6 @@ from fedhead.engine.simulation import Simulation
 from fedhead.executors import job_tables
 from fedhead.executors.base import Executor
 from fedhead.executors.job import Job
-from fedhead.executors.shared_work import SharedWork
 from fedhead.executors.stack import Stack, by_steps
 from fedhead.models.split_model import SplitModel
 from fedhead.testing.small import small_perceptron
@@ -189,14 +188,6 @@ def test_a_part_of_a_job_and_a_shorter_one_have_their_own_tables(few: bool) -> N
     # the job itself has another order than its tables
     assert torch.equal(job.stacked_inputs().steps, replace(job, tables=None).stacked_inputs().steps)
     assert job.take(list(range(len(order)))).stacked_batches()[0].key[0] == job.schedules[0][0].key
-
-
-def test_runs_that_train_together_make_none_ahead(few: bool) -> None:
-    stack = Stack()
-    stack.shared = SharedWork()
-    joint = simulation(executor=stack)
-    joint.draw_ahead(joint.cohort(2), 2)
-    assert joint.jobs_of_round(2)[0].tables is None
 
 
 # -- runs ---------------------------------------------------------------------------------------------

@@ -107,7 +107,7 @@ class ClientBatches:
         draws = self._local_work.ahead(program.algorithm, program.task, clients, round)
         at_once = self._prefetch.begin(draw for mine in draws for draw in mine)
         self._ahead.pop(group, None)
-        if not tables or self._shared or not all(draws):  # joined runs have tables of all their clients
+        if not tables or not all(draws):
             return
         rows = [self._rows[k] for k in clients]
         orders = stack_order([list(map(batching.count_steps, mine)) for mine in draws], list(map(len, rows)))

@@ -7,8 +7,8 @@ this round's train. The GPU thus holds the states of two cohorts, however many c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import ClassVar
 
 import torch
@@ -97,6 +97,9 @@ class HostStates(ClientStates):
             training: Those whose state is about to be replaced: the new one stays on the device.
         """
         self._wanted = frozenset(clients)
+        training = list(training)
+        if self._packed:
+            self._copies.reserve(next(iter(self._packed.values())).buffers, len(training))
         fetched = [k for k in self._wanted.difference(training) if k in self._packed]
         on_device = self._copies.fetch([self._packed[k].buffers for k in fetched])
         self._prefetched = {
@@ -137,6 +140,8 @@ class Copies:
 
     def to_host(self, states: list[Buffers]) -> list[Buffers]:
         """Copy buffers of the device, or of the host, to new page-locked memory; `wait` before it is read."""
+        if self._stream is not None:  # after what the device has been told so far
+            self._stream.wait_stream(torch.cuda.current_stream(self.device))
         with self._on_copy_stream():
             found = [{kind: self._page_locked(t) for kind, t in one.items()} for one in states]
         self._unseen = True
@@ -150,8 +155,13 @@ class Copies:
             buffer.record_stream(self._stream)  # it was made on another one, which might reuse its memory
         return copy
 
+    def reserve(self, like: Buffers, copies: int) -> None:
+        """Let torch have page-locked memory for so many copies of such buffers: to lock pages takes long."""
+        if self._on_gpu:  # dropped at once, and kept by torch for whoever asks next
+            _ = [torch.empty(t.shape, dtype=t.dtype, pin_memory=True) for _ in range(copies) for t in like.values()]
+
     def fetch(self, states: list[Buffers]) -> list[Buffers]:
-        """Copy buffers of the host to new memory on the device; `join` before they are used."""
+        """Copy buffers of the host to new memory on the device, beside all its work; `join` before they are used."""
         with self._on_copy_stream():
             found = [{kind: t.to(self.device, non_blocking=True) for kind, t in one.items()} for one in states]
         if self._stream is not None:
@@ -172,12 +182,5 @@ class Copies:
             torch.cuda.current_stream(self.device).wait_stream(self._stream)
         self._unjoined = False
 
-    @contextmanager
-    def _on_copy_stream(self) -> Iterator[None]:
-        """Queue copies on the separate stream, after what the device has been told so far."""
-        if self._stream is None:
-            yield
-            return
-        self._stream.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(self._stream):
-            yield
+    def _on_copy_stream(self) -> AbstractContextManager[object]:
+        return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)

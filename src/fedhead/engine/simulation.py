@@ -151,26 +151,30 @@ class Simulation(Clients, Transport[ClientStates]):
         self, algorithm: Algorithm, server: Tree, states: ClientStates, cohort: list[int], round: int
     ) -> Received:
         """Let the executor do the work of a cohort, one job per architecture."""
-        goes_on = isinstance(algorithm, Method) and round < self.task.rounds
-        later = self.cohort(round + 1) if goes_on and isinstance(states, HostStates) and states.hold_tensors else []
         downlink = make_downlink(algorithm, server, cohort, self.task_of)
         executor = self._executor_for(algorithm)
         jobs = self.work(algorithm, downlink, states, round, keeps_stacks=executor.keeps_stacks)
         if self.compiled_from is not None and isinstance(algorithm, Method):
             jobs = [replace(job, compiled=round >= self.compiled_from) for job in jobs]
-        if isinstance(states, HostStates):
-            states.prefetch(later, cohort)
+        goes_on = isinstance(algorithm, Method) and round < self.task.rounds
+        prepare = partial(self._prepare, states, cohort, round + 1, goes_on)
         with self._warn_of_draws(executor, algorithm):
-            trained = executor.run_all(jobs)
-        if self.device.type == "cuda":  # which is training meanwhile; a CPU has no time to spare
-            own_stacks = self._joined is None and in_whole_stacks(trained)  # others' tables are made with them
-            self.draw_ahead(self.cohort(round + 1) if goes_on else [], round + 1, own_stacks)
+            trained = executor.train_and_prepare(jobs, prepare)
 
         def finite() -> bool:
             return executor.replies_finite
 
         replies = self._by_client(algorithm, executor, jobs, trained, finite)
         return Received(replies, downlink.nbytes(), finite=finite)
+
+    def _prepare(
+        self, states: ClientStates, training: list[int], round: int, goes_on: bool, replies: Sequence[Sequence[Reply]]
+    ) -> None:
+        """Prepare the next round, if there is one, while a GPU still trains this one; a CPU has no time to spare."""
+        if isinstance(states, HostStates):
+            states.prefetch(self.cohort(round) if goes_on and states.hold_tensors else [], training)
+        if self.device.type == "cuda":
+            self.draw_ahead(self.cohort(round) if goes_on else [], round, in_whole_stacks(replies))
 
     def _by_client(
         self,

@@ -63,6 +63,22 @@ class Executor:
         """
         return [self.run(job) for job in jobs]
 
+    def train_and_prepare(
+        self, jobs: list[Job], prepare: Callable[[Sequence[Sequence[Reply]]], None]
+    ) -> Sequence[Sequence[Reply]]:
+        """Train the clients of several jobs, and prepare what comes next while a GPU computes their replies.
+
+        Args:
+            jobs: One job per architecture.
+            prepare: Called with the replies of each job, which a GPU may still compute.
+
+        Returns:
+            The replies of each job.
+        """
+        replies = self.run_all(jobs)
+        prepare(replies)
+        return replies
+
     def compute_together(self, function: Callable[[list[T]], list[R]], item: T, round: int) -> R:
         """Apply a function of several items to one item, together with those of the runs that train beside this one.
 

@@ -24,6 +24,7 @@ from fedhead.core.tree import Tree
 from fedhead.executors.base import Executor
 from fedhead.executors.hyperparameters import ROUND_LR, describe
 from fedhead.executors.job import Job
+from fedhead.executors.joint.tables import merge_tables
 from fedhead.executors.joint.task import ReadsTask, joint_task
 from fedhead.executors.program import Program
 from fedhead.executors.shared_work import SharedWork
@@ -37,19 +38,20 @@ class JointJobs:
     Args:
         worker: Executor that trains the stacks.
         mix_hyperparameters: Whether runs that differ only in hyperparameters share a stack.
-
-    Attributes:
-        replies_finite: Whether all numbers of the replies that were returned last were seen to be finite.
     """
-
-    replies_finite = False
 
     def __init__(self, worker: Executor, mix_hyperparameters: bool):
         self.worker = worker
         self._mixes = mix_hyperparameters and worker.mixes_hyperparameters
         self._joins = True
+        self._at_once = False  # whether the worker has trained the last jobs with one call
         self._mixed: list[_Mixed] = []
         self._found = SharedWork()  # what was found out about programs, which keep their parts from round to round
+
+    @property
+    def replies_finite(self) -> bool:
+        """Whether all numbers of the last replies were seen to be finite; the first time, a GPU is waited for."""
+        return self._at_once and self.worker.replies_finite
 
     def train(self, jobs: list[Job]) -> list[Sequence[Reply] | Exception]:
         """Return the replies of each job, or the error by which it failed; the others are trained as they are."""
@@ -72,7 +74,7 @@ class JointJobs:
             if stacks[0].hyperparameters and isinstance(error, RuntimeError | TypeError | ValueError):
                 return self._unmixed(jobs, error)
             return [error] if len(jobs) == 1 else self._apart(jobs, [[index] for index in range(len(jobs))])
-        self.replies_finite = self.worker.replies_finite
+        self._at_once = True
         replies: dict[int, Sequence[Reply] | Exception] = {}
         for group, found in zip(groups, outcome, strict=True):
             begin = 0
@@ -89,7 +91,7 @@ class JointJobs:
         found: dict[int, Sequence[Reply] | Exception] = {}
         for group in groups:
             found |= zip(group, self.train([jobs[index] for index in group]), strict=True)
-        self.replies_finite = False  # only those of the last group are known
+        self._at_once = False
         return [found[index] for index in range(len(jobs))]
 
     def _unmixed(self, jobs: list[Job], error: Exception) -> list[Sequence[Reply] | Exception]:
@@ -187,7 +189,7 @@ def merge_jobs(jobs: list[Job]) -> Job:
         counts=[counts for job in jobs for counts in job.counts],
         schedules=[schedule for job in jobs for schedule in job.schedules],
         compiled=any(asked) if asked else None,  # one stack is compiled or not: where runs differ, it is
-        tables=None,
+        tables=merge_tables(jobs),
     )
 
 

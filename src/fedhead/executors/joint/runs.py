@@ -25,6 +25,7 @@ from fedhead.executors.stacked_replies import StackedReplies
 
 T = TypeVar("T")
 R = TypeVar("R")
+Prepare = Callable[[Sequence[Sequence[Reply]]], None]  # see `Executor.train_and_prepare`
 _TRAIN, _AFTER = 0, 1  # the points of a round at which runs wait
 
 
@@ -91,9 +92,9 @@ class JointRuns:
         if self._stopped is not None:
             raise self._stopped
 
-    def run_all(self, member: int, jobs: list[Job]) -> _Trained:
+    def train_and_prepare(self, member: int, jobs: list[Job], prepare: Prepare) -> _Trained:
         """Wait for the other runs, then train with them; `member` is the number of the run."""
-        return self.compute(member, (jobs[0].round, _TRAIN), self._train, jobs)
+        return self.compute(member, (jobs[0].round, _TRAIN), self._train, (jobs, prepare))
 
     def compute(
         self, member: int, point: tuple[int, int], function: Callable[[list[T]], Sequence[R | Exception]], item: T
@@ -146,18 +147,18 @@ class JointRuns:
                 for request in requests:
                     request.error = error
 
-    def _train(self, runs: list[list[Job]]) -> list[_Trained | Exception]:
-        jobs = [job for own in runs for job in own]
+    def _train(self, runs: list[tuple[list[Job], Prepare]]) -> list[_Trained | Exception]:
+        jobs = [job for own, _ in runs for job in own]
         outcome = iter(self._jobs.train(jobs))
         found: list[Sequence[Reply]] = []
         errors: dict[int, Exception] = {}
-        for place, own in enumerate(runs):
-            each = [next(outcome) for _ in own]
-            replies = [one for one in each if not isinstance(one, Exception)]
-            if len(replies) == len(own):
+        for place, (own, prepare) in enumerate(runs):  # before a GPU is waited for
+            try:
+                replies = _raise_errors([next(outcome) for _ in own])
+                prepare(replies)
                 found += replies
-            else:
-                errors[place] = next(one for one in each if isinstance(one, Exception))
+            except Exception as error:  # of this run alone
+                errors[place] = error
         sent = (tree for replies in found for reply in replies for tree in (reply.send, reply.keep))
         finite = self._jobs.replies_finite or all_finite(sent)
         if jobs[0].program.pool.device.type == "cuda":
@@ -165,8 +166,16 @@ class JointRuns:
         trained = iter(found)
         return [
             errors[place] if place in errors else _Trained([next(trained) for _ in own], finite)
-            for place, own in enumerate(runs)
+            for place, (own, _) in enumerate(runs)
         ]
+
+
+def _raise_errors(found: Sequence[Sequence[Reply] | Exception]) -> list[Sequence[Reply]]:
+    """Return the replies of each job; raise the first error among them."""
+    for one in found:
+        if isinstance(one, Exception):
+            raise one
+    return [one for one in found if not isinstance(one, Exception)]
 
 
 def _losses_on_host(found: list[Sequence[Reply]]) -> list[Sequence[Reply]]:
@@ -249,7 +258,11 @@ class _Member(Executor):
 
     def run_all(self, jobs: list[Job]) -> list[Sequence[Reply]]:
         """Return the replies of several jobs."""
-        trained = self._joint_runs.run_all(self._number, jobs)
+        return self.train_and_prepare(jobs, lambda replies: None)
+
+    def train_and_prepare(self, jobs: list[Job], prepare: Prepare) -> list[Sequence[Reply]]:
+        """Return the replies of several jobs."""
+        trained = self._joint_runs.train_and_prepare(self._number, jobs, prepare)
         self.preparing, self.compiled = self._joint_runs.worker.preparing, self._joint_runs.worker.compiled
         self.replies_finite = trained.finite
         return trained.replies

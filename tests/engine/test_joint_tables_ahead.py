@@ -1,0 +1,130 @@
+"""Runs that train together prepare their next round while the present one trains; a CPU stands for the GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from noted_tables import note_tables
+from same_trees import assert_same
+from small import federation, network
+
+import fedhead as fh
+from fedhead.core.finite import FiniteCheck
+from fedhead.engine import prefetch
+from fedhead.engine.rounds import train_round
+from fedhead.engine.simulation import Simulation
+from fedhead.executors.base import Executor
+from fedhead.executors.joint.jobs import merge_jobs
+from fedhead.executors.joint.runs import JointRuns, run_together
+from fedhead.executors.stack import Stack, by_steps
+
+LOCAL = fh.LocalTraining(epochs=2, batch_size=4, optimizer=fh.SGD(lr=0.05))
+ROUNDS = 3
+
+
+@pytest.fixture(params=["at once", "background"], autouse=True)
+def few(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether the samples are few enough to be put into tables at once."""
+    if request.param == "background":
+        monkeypatch.setattr(prefetch, "FEW", 0)
+
+
+def simulation(seed: int, method: type[fh.Method], executor: Executor, **settings: Any) -> Simulation:
+    usual: dict[str, Any] = {"rounds": ROUNDS, "local": LOCAL, "seed": seed}
+    made = Simulation(federation(), [network("group", method.head)], method(), executor=executor, **usual | settings)
+    made.padding_check = lambda job, group: None  # type: ignore[assignment]  # it makes small tables of its own
+    return made
+
+
+def train_together(runs: Sequence[Callable[[Executor], Simulation]]) -> list[Simulation]:
+    """Train runs in one stack, as on a GPU: all tensors stay on the CPU."""
+
+    def run(make: Callable[[Executor], Simulation], executor: Executor) -> Simulation:
+        made = make(executor)
+        made.device = torch.device("cuda")
+        for number in range(1, ROUNDS + 1):
+            train_round(made, number)
+        return made
+
+    return run_together(Stack(), [partial(run, make) for make in runs])
+
+
+@pytest.mark.parametrize("seeds", [[0, 1, 2], [3, 3]], ids=["different batches", "the same batches"])
+@pytest.mark.parametrize("settings", [{}, {"participation": 0.5}], ids=["all", "some"])
+@pytest.mark.parametrize("method", [fh.FedAvg, fh.KTpFL], ids=lambda method: method.name)
+def test_runs_with_tables_made_ahead_end_with_the_same_numbers(
+    method: type[fh.Method], settings: dict[str, Any], seeds: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = [partial(simulation, seed, method, **settings) for seed in seeds]
+    with monkeypatch.context() as patch:
+        used = note_tables(patch)
+        found = train_together(runs)
+        if method is fh.FedAvg:  # with several phases, clients may be trained in several stacks
+            assert used == [False, True, True]
+    monkeypatch.setattr(Simulation, "draw_ahead", lambda *args: None)
+    unused = note_tables(monkeypatch)
+    expected = train_together(runs)
+    assert not any(unused)
+    for one, other in zip(found, expected, strict=True):
+        assert_same(one.server, other.server)
+        assert one.states.kept.keys() == other.states.kept.keys()
+        for k, state in other.states.kept.items():
+            assert_same(one.states.kept[k], state)
+
+
+def test_merged_tables_are_those_that_a_merged_job_would_make() -> None:
+    joint = JointRuns(Stack())
+    runs = [simulation(seed, fh.FedAvg, joint.join(), participation=part) for seed, part in enumerate((1.0, 0.5, 0.75))]
+    for run in runs:
+        run.draw_ahead(run.cohort(2), 2)
+    jobs = [run.jobs_of_round(2)[0] for run in runs]
+    assert all(job.tables is not None for job in jobs)
+    merged, plain = merge_jobs(jobs), merge_jobs([replace(job, tables=None) for job in jobs])
+    (order,) = by_steps(merged)
+    merged, plain = merged.take(order), plain.take(order)
+    assert merged.tables is not None
+    assert plain.tables is None
+    for one, other in zip(merged.stacked_batches(), plain.stacked_batches(), strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(one[:3], other[:3], strict=True))
+        assert one[3:] == other[3:]
+    assert merge_jobs([*jobs[:2], replace(jobs[2], tables=None)]).tables is None, "one run has none"
+
+
+def test_all_runs_prepare_the_next_round_before_the_gpu_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
+    draw, result = Simulation.draw_ahead, FiniteCheck.result
+    monkeypatch.setattr(Simulation, "draw_ahead", lambda *args: events.append(f"draw {args[2]}") or draw(*args))
+    monkeypatch.setattr(FiniteCheck, "result", lambda check: events.append("wait") or result(check))
+    train_together([partial(simulation, seed, fh.FedAvg) for seed in (0, 1)])
+    waits = [place for place, event in enumerate(events) if event == "wait"]
+    assert events[: waits[0] + 1] == ["draw 2", "draw 2", "wait"]
+    assert [event for event in events if event != "wait"] == ["draw 2"] * 2 + ["draw 3"] * 2 + ["draw 4"] * 2
+
+
+def test_a_run_that_can_not_prepare_its_next_round_ends_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = Simulation.draw_ahead
+
+    def drawing(run: Simulation, clients: list[int], round: int, tables: bool) -> None:
+        if run.task.seed == 0 and round == 3:
+            raise fh.BadInput("no batches")
+        draw(run, clients, round, tables)
+
+    monkeypatch.setattr(Simulation, "draw_ahead", drawing)
+    ended: list[Simulation] = []
+
+    def run(seed: int, executor: Executor) -> None:
+        made = simulation(seed, fh.FedAvg, executor)
+        made.device = torch.device("cuda")
+        for number in range(1, ROUNDS + 1):
+            train_round(made, number)
+        ended.append(made)
+
+    with pytest.raises(fh.BadInput, match="no batches"):
+        run_together(Stack(), [partial(run, seed) for seed in (0, 1, 2)])
+    assert {made.task.seed for made in ended} == {1, 2}
+    assert [made.round for made in ended] == [ROUNDS, ROUNDS]
