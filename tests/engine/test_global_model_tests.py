@@ -13,14 +13,18 @@ from small import federation, network
 from torch import Tensor, nn
 
 import fedhead as fh
-from fedhead.algorithm.task import LocalTraining
+from fedhead.algorithm.task import LocalTraining, Task
+from fedhead.core.batch import Output
+from fedhead.core.errors import BadInput
 from fedhead.engine import global_model_tests, predictions, rounds
 from fedhead.engine.global_model_tests import JointModelTests, ModelTest
 from fedhead.engine.metric_registry import find
 from fedhead.engine.server import evaluate_global_model
 from fedhead.engine.simulation import Simulation
+from fedhead.executors import map_clients
 from fedhead.executors.map_clients import MemoryBudget
 from fedhead.methods import METHODS
+from fedhead.methods.fedavg import FedAvg
 
 LOCAL = LocalTraining(epochs=1, batch_size=4)
 
@@ -88,6 +92,39 @@ def test_only_models_that_compute_alike_on_the_same_samples_share_a_stack(monkey
     tests = [*first, *made_tests(other, 2), fewer, replace(first[0], bf16=True)]
     same(JointModelTests()(tests), tests)
     assert widths == [2, 2]
+
+
+class Scaled(FedAvg):
+    """Replaces an entry of the weights that it is given."""
+
+    def scores(self, out: Output, w: fh.Weights, task: Task) -> Tensor:
+        w["classifier.bias"] = w["classifier.bias"] + 1
+        return out.logits * w["classifier.bias"].sum()
+
+
+class ScaledInPlace(FedAvg):
+    def scores(self, out: Output, w: fh.Weights, task: Task) -> Tensor:
+        w["classifier.bias"] += 1
+        return out.logits * w["classifier.bias"].sum()
+
+
+def test_scores_may_replace_entries_of_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = made_tests(simulation(), 2, keep_scores=True)
+    logits = [test.run().scores for test in plain]
+    monkeypatch.setattr(map_clients, "SINGLE_SAMPLES", 4)  # in several batches
+    tests = [replace(test, algorithm=Scaled()) for test in plain]
+    for found in ([test.run() for test in tests], JointModelTests()(tests)):
+        for mine, theirs, test in zip(found, logits, plain, strict=True):
+            assert theirs is not None
+            scale = (test.model["classifier.bias"] + 1).sum()
+            torch.testing.assert_close(mine.scores, theirs * scale, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("joint", [True, False])
+def test_scores_that_write_into_the_weights_are_refused(joint: bool) -> None:
+    tests = [replace(test, algorithm=ScaledInPlace()) for test in made_tests(simulation(), 2)]
+    with pytest.raises(BadInput, match=r"ScaledInPlace.scores writes into w\['classifier.bias'\].*a new tensor"):
+        JointModelTests()(tests) if joint else tests[0].run()
 
 
 class OneByOne(nn.Module):

@@ -11,7 +11,7 @@ from small import federation, network
 from torch import Tensor
 
 from fedhead.algorithm.client import Client
-from fedhead.algorithm.phase import Replies, Reply
+from fedhead.algorithm.phase import Phase, Replies, Reply
 from fedhead.algorithm.task import LocalTraining, Task
 from fedhead.core.batch import Batch
 from fedhead.core.errors import BadInput
@@ -21,6 +21,7 @@ from fedhead.engine.rounds import Snapshot, run
 from fedhead.engine.simulation import Simulation
 from fedhead.executors.base import Executor
 from fedhead.executors.client_round import local_round
+from fedhead.executors.forward import ForwardExecutor
 from fedhead.executors.graphs import Graphs
 from fedhead.executors.job import Job
 from fedhead.executors.lanes import Lanes
@@ -28,6 +29,7 @@ from fedhead.executors.loop import Loop
 from fedhead.executors.stack import Stack
 from fedhead.executors.vectorize import VmapVectorizer
 from fedhead.methods.fedavg import FedAvg
+from fedhead.stages.ridge import Ridge
 
 
 class Slots(Executor):
@@ -74,6 +76,20 @@ class WritesIntoReceived(Counts):
         return super().start(client)
 
 
+class WritesByData(Counts):
+    """Torch does not count what is written through `data`."""
+
+    def start(self, client: Client) -> Weights:
+        client.received["model"]["classifier.bias"].data.add_(1)
+        return super().start(client)
+
+
+class WritesByNumpy(Counts):
+    def start(self, client: Client) -> Weights:
+        client.received["model"]["classifier.bias"].numpy()[:] += 1
+        return super().start(client)
+
+
 class ReplacesInCorrect(Counts):
     def correct(self, g: Tree, client: Client) -> Tree:
         client.state["norm"] = g.sq()
@@ -98,6 +114,8 @@ def simulation(method: FedAvg) -> Simulation:
         (ReplacesInLoss, r"sets client\.state\['count'\]"),
         (WritesInFinish, r"writes into client\.state\['mine'\]\['last'\]"),
         (WritesIntoReceived, r"writes into client\.received\['model'\]\['classifier.bias'\]"),
+        (WritesByData, r"writes into client\.received\['model'\]\['classifier.bias'\]"),
+        (WritesByNumpy, r"writes into client\.received\['model'\]\['classifier.bias'\]"),
         (ReplacesInCorrect, r"sets client\.state\['norm'\]"),
     ],
 )
@@ -106,6 +124,79 @@ def test_hooks_that_change_what_a_client_is_given_are_refused(
 ) -> None:
     with pytest.raises(BadInput, match=f"{method.__name__} {does}.*let finish return what the client keeps"):
         run(simulation(method()).using(executor()))
+
+
+class WritesIntoCounts(FedAvg):
+    def finish(self, w: Weights, client: Client) -> Reply:
+        client.counts.add_(1)
+        return super().finish(w, client)
+
+
+class DecaysRate(FedAvg):
+    def loss(self, w: Weights, batch: Batch, client: Client) -> Tensor:
+        client.lr.mul_(0.9)
+        return super().loss(w, batch, client)
+
+
+class CountsRounds(FedAvg):
+    """Its loss is another one each time, which is not because of the padding."""
+
+    def loss(self, w: Weights, batch: Batch, client: Client) -> Tensor:
+        return super().loss(w, batch, client) * client.round.add_(1)
+
+
+class HalvesWeights(FedAvg):
+    def finish(self, w: Weights, client: Client) -> Reply:
+        client.total(lambda batch: Tree(n=batch.weight.mul_(0.5).sum()))
+        return super().finish(w, client)
+
+
+@pytest.mark.parametrize("executor", [Loop, Stack, Lanes, Slots])
+@pytest.mark.parametrize(
+    ("method", "what"),
+    [
+        (WritesIntoCounts, "client.counts"),
+        (DecaysRate, "client.lr"),
+        (CountsRounds, "client.round"),
+        (HalvesWeights, "batch.weight"),
+    ],
+)
+def test_hooks_that_change_what_a_client_sees_are_refused(
+    method: type[FedAvg], what: str, executor: Callable[[], Executor]
+) -> None:
+    with pytest.raises(BadInput, match=f"{method.__name__} writes into {what} .*compute a new tensor$"):
+        run(simulation(method()).using(executor()))
+
+
+class ClipsExtractor(FedAvg):
+    """Writes into weights that it does not train, of which slots and lanes hand out copies."""
+
+    def phases(self, task: Task) -> tuple[Phase, ...]:
+        return (Phase(self.loss, trains=("classifier",)),)
+
+    def loss(self, w: Weights, batch: Batch, client: Client) -> Tensor:
+        w["extractor.body.0.weight"].copy_(w["extractor.body.0.weight"].clamp(-0.1, 0.1))
+        return super().loss(w, batch, client)
+
+
+@pytest.mark.parametrize("executor", [Loop, Lanes, Slots])  # and vmap refuses it
+def test_a_loss_that_writes_into_what_it_does_not_train_is_refused(executor: Callable[[], Executor]) -> None:
+    with pytest.raises(BadInput, match=r"ClipsExtractor writes into .*\['extractor.body.0.weight'\]"):
+        run(simulation(ClipsExtractor()).using(executor()))
+
+
+class WritesInStage(Ridge):
+    def finish(self, w: Weights, client: Client) -> Reply:
+        client.received["model"]["classifier.bias"].zero_()
+        return super().finish(w, client)
+
+
+@pytest.mark.parametrize("executor", [Loop, ForwardExecutor])
+def test_a_stage_that_writes_into_what_clients_receive_is_refused(executor: Callable[[], Executor]) -> None:
+    made = simulation(FedAvg())
+    (job,) = made.jobs(WritesInStage().after(made.method), made.server, made.states, made.holders, 2)
+    with pytest.raises(BadInput, match=r"WritesInStage writes into client\.received\['model'\]"):
+        executor().run(job)
 
 
 class ReplacesInItsCopies(Counts):
@@ -188,6 +279,13 @@ class WritesInGlobalModel(FedAvg):
         return super().global_model(server, task)
 
 
+class WritesByDataInAggregate(FedAvg):
+    def aggregate(self, server: Tree, replies: Replies, task: Task) -> Tree:
+        for name, value in replies.mean("model").items():
+            server["model"][name].data.copy_(value)
+        return server
+
+
 class ReplacesInPerClient(FedAvg):
     def per_client(self, server: Tree, client: int, task: Task) -> Tree:
         server["model"]["classifier.bias"] = torch.full((3,), float(client))
@@ -196,7 +294,12 @@ class ReplacesInPerClient(FedAvg):
 
 @pytest.mark.parametrize(
     ("method", "hook"),
-    [(WritesInAggregate, "aggregate"), (WritesInGlobalModel, "global_model"), (ReplacesInPerClient, "per_client")],
+    [
+        (WritesInAggregate, "aggregate"),
+        (WritesByDataInAggregate, "aggregate"),
+        (WritesInGlobalModel, "global_model"),
+        (ReplacesInPerClient, "per_client"),
+    ],
 )
 def test_a_hook_that_writes_into_the_server_s_state_is_refused(method: type[FedAvg], hook: str) -> None:
     said = rf"{method.__name__}.{hook} writes into server\['model'\].*compute a new tensor"
@@ -220,3 +323,9 @@ def test_a_rule_may_replace_entries_of_the_server_s_state_and_snapshots_stay_as_
     for one, other in zip(expected, found, strict=True):
         for name, value in one.server.leaves().items():
             assert torch.equal(other.server.leaves()[name], value)
+
+
+def test_a_finished_run_s_model_stays_as_it_is_however_often_it_is_asked_for() -> None:
+    finished = run(simulation(ReplacesInItsCopies()))
+    first, second = (Tree(model=finished.weights)["model"]["classifier.bias"] for _ in range(2))
+    assert torch.equal(first, second)

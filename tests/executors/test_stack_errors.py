@@ -154,3 +154,18 @@ def test_a_constant_that_is_changed_in_place_is_named() -> None:
     with pytest.raises(CannotStack, match=r"AddsInPlace\.finish \(test_stack_errors\.py.* changes a tensor in place"):
         fh.run(federation(), network(), AddsInPlace(), rounds=1, executor="stack")
     fh.run(federation(), network(), AddsInPlace(), rounds=1, executor="loop")
+
+
+class ClipsInPlace(fh.Method):
+    """Clips the weights that it trains in place; before the first step all clients have the server's."""
+
+    def loss(self, w: Weights, batch: Batch, client: Client) -> Tensor:
+        with torch.no_grad():
+            w["classifier.weight"].copy_(w["classifier.weight"].clamp(-1, 1))
+        return super().loss(w, batch, client)
+
+
+def test_weights_that_are_changed_in_place_are_named() -> None:
+    with pytest.raises(CannotStack, match=r"ClipsInPlace\.loss \(test_stack_errors\.py.* changes a tensor in place"):
+        fh.run(federation(), network(), ClipsInPlace(), rounds=1, executor="stack")
+    fh.run(federation(), network(), ClipsInPlace(), rounds=1, executor="loop")

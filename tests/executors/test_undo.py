@@ -26,6 +26,7 @@ from fedhead.executors.undo import MAX_BYTES, Undo
         (defaultdict(list, a=[1]), lambda v: v["b"].append(1)),
         (OrderedDict(a=1, b=2), lambda v: v.move_to_end("a")),
         (([1],), lambda v: v[0].append(2)),
+        (Tree(a=torch.zeros(1), b=Tree()), lambda v: (v.update(a=torch.ones(1)), v["b"].update(c=torch.ones(1)))),
     ],
     ids=lambda value: type(value).__name__,
 )

@@ -15,7 +15,7 @@ from fedhead.analyses.registry import AnalysisOptions, AnalysisReport, analysis,
 from fedhead.core.batch import Output
 from fedhead.core.errors import BadInput
 from fedhead.core.tree import Weights
-from fedhead.engine.server import evaluate_global_model
+from fedhead.engine.server import evaluate_global_model, global_model
 from fedhead.experiment.reopen import Trained, fresh
 from fedhead.models.split_model import classify
 from fedhead.stages.ccvr import CCVR
@@ -87,7 +87,7 @@ def analyze_norms(runs: Sequence[Trained], options: AnalysisOptions) -> Analysis
             "correlation_with_counts": norms.correlation(found, counts),
         }
     shown = {"": plots.by_client_and_class(maps, clients, options.width)}
-    if run.simulation.method.global_model(run.simulation.server, run.simulation.task) is not None:
+    if global_model(run.simulation.method, run.simulation.server, run.simulation.task) is not None:
         before = norms.classifier_norms(client_models.global_weights(run.simulation))
         calibrated = run.run(own_stage(run, CCVR)).weights
         assert calibrated is not None

@@ -19,6 +19,7 @@ from fedhead.core.batch import PARTS
 from fedhead.core.errors import BadInput
 from fedhead.core.tree import Tree, Weights
 from fedhead.engine.rounds import train_round
+from fedhead.engine.server import global_model
 from fedhead.executors.forward import client_features
 from fedhead.executors.map_clients import MemoryBudget, use_stacks
 from fedhead.stages.recalibrate import features
@@ -126,7 +127,7 @@ def global_weights(simulation: Simulation) -> Weights:
     Raises:
         BadInput: If the method has none.
     """
-    w = simulation.method.global_model(simulation.server, simulation.task)
+    w = global_model(simulation.method, simulation.server, simulation.task)
     if w is None:
         raise BadInput(f"{simulation.method.name} has no global model, which this analysis needs")
     return w

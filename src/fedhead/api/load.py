@@ -25,6 +25,7 @@ from fedhead.engine.client_states import ClientStates
 from fedhead.engine.clients import Clients
 from fedhead.engine.metrics import StageResult
 from fedhead.engine.rounds import Snapshot
+from fedhead.engine.server import global_model
 from fedhead.engine.transport import AnyTransport
 from fedhead.executors import select
 from fedhead.experiment import build, inputs_record, objects, reopen
@@ -171,7 +172,7 @@ def _trained(folder: RunFolder, record: Record, given: _Given) -> TrainedState:
     stages = {}
     for name, left in folder.stage_states().items():
         left = left.to(device)
-        weights = algorithms[name].global_model(left, clients.task)
+        weights = global_model(algorithms[name], left, clients.task)
         stages[name] = StageResult(name, left, None, record.stage_rows.get(name, {}), weights)
     return TrainedState(clients, server, states, number, stages, algorithms, functools.cache(with_data))
 

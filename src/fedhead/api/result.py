@@ -28,6 +28,7 @@ from fedhead.engine.metric_registry import MetricFunction
 from fedhead.engine.metrics import StageResult
 from fedhead.engine.predictions import Predictions, client_predictions
 from fedhead.engine.rounds import FinishedRun, run_stage
+from fedhead.engine.server import global_model
 from fedhead.experiment.experiment import Experiment
 from fedhead.stages import STAGES
 
@@ -112,7 +113,7 @@ class Result(RecordedResult):
     def weights(self) -> Weights | None:
         """The global model's weights, where the method has one."""
         clients = self.trained.clients
-        return clients.method.global_model(self.server, clients.task)
+        return global_model(clients.method, self.server, clients.task)
 
     @property
     def stages(self) -> dict[str, StageResult]:

@@ -26,7 +26,7 @@ from fedhead.engine import global_model_tests
 from fedhead.engine.client_states import ClientStates
 from fedhead.engine.clients import Clients
 from fedhead.engine.metrics import StageResult
-from fedhead.engine.server import make_downlink
+from fedhead.engine.server import global_model, make_downlink
 from fedhead.engine.transport import AnyTransport
 from fedhead.models.split_model import SplitModel, load
 
@@ -99,7 +99,7 @@ class StateAfter:
             BadInput: If there is no global model.
         """
         if client is None:
-            found = self.algorithm.global_model(self.server, self.clients.task)
+            found = global_model(self.algorithm, self.server, self.clients.task)
             if found is None:
                 raise BadInput(
                     f"{self.algorithm.name} leaves no global model, every client has its own: name one, client=0"

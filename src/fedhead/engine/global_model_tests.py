@@ -11,9 +11,12 @@ from torch import Tensor
 from fedhead.algorithm.base import Algorithm
 from fedhead.algorithm.task import Task
 from fedhead.core.batch import Output
+from fedhead.core.errors import BadInput
+from fedhead.core.foreach import unwrapped
 from fedhead.core.inputs import Inputs, device_of
 from fedhead.core.schema import schema
 from fedhead.core.tree import Weights, stack
+from fedhead.core.unchanged import Unchanged
 from fedhead.data.pool import Pool
 from fedhead.engine.predictions import Predictions, of_stacked_outputs, predict
 from fedhead.executors.map_clients import MAX_SAMPLES, MemoryBudget, map_in_stacks, samples_at_once, vectorized
@@ -24,10 +27,23 @@ STACK_SAMPLES = 8192  # samples at once, of all models of a stack; a large GPU t
 
 
 def scores(algorithm: Algorithm, w: Weights, x: Inputs, task: Task, bf16: bool) -> Tensor:
-    """Return the scores of the classes by the global model, [B, C]."""
+    """Return the scores of the classes by the global model, [B, C].
+
+    Raises:
+        BadInput: If a user's method writes into the weights, which it has a copy of to replace entries.
+    """
     with torch.autocast(device_of(x).type, torch.bfloat16, enabled=bf16):
         out: Output = functional.call(algorithm.architecture(task.model).eval(), w, x)
-        return algorithm.scores(out, w, task)
+        if algorithm.is_built_in:
+            return algorithm.scores(out, w, task)
+        before = Unchanged({"w": w.map(unwrapped)})
+        found = algorithm.scores(out, w.copy(), task)
+    if (changed := before.changed()) is not None:
+        raise BadInput(
+            f"{type(algorithm).__name__}.scores writes into {changed}, which the next batches and rounds read as well: "
+            "compute a new tensor"
+        )
+    return found
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from fedhead.core.inputs import Inputs, map_inputs
 from fedhead.core.log import warn_once
 from fedhead.core.tree import Tree, Weights
 from fedhead.executors.client_round import phase_runs
+from fedhead.executors.given_inputs import GivenInputs
 from fedhead.executors.hyperparameters import describe
 from fedhead.executors.job import Job
 from fedhead.executors.program import Program, Vectorizer, loss_name
@@ -100,12 +101,18 @@ def check(job: Job, k: int, phases: set[int]) -> None:
     program = job.program
     own = torch.from_numpy(job.rows[k]).to(program.pool.device)
     # Every phase is handed out as an executor would train it, and is given back untrained.
-    work = phase_runs(program, job.inputs(k), job.batches(k), Vectorizer())
+    inputs = job.inputs(k)
+    given = GivenInputs(program.algorithm, inputs)
+    work = phase_runs(program, inputs, job.batches(k), Vectorizer())
     phase_run = next(work)
     for number in range(max(phases) + 1):
         if number in phases:
             rows = own if phase_run.step.phase.data == "private" else torch.from_numpy(job.public_rows).to(own.device)
-            _check_phase(phase_run, rows)
+            try:
+                _check_phase(phase_run, rows)
+            except BadInput:
+                given.check()  # a loss that writes into what it is given has another value each time
+                raise
         if number < max(phases):
             phase_run = work.send(phase_run.carry)
     work.close()

@@ -35,7 +35,7 @@ from fedhead.engine.kept_states import KeptStates
 from fedhead.engine.metric_registry import NO_METRICS, Metric, measure_clients
 from fedhead.engine.metrics import Row, RunMetrics, StageResult
 from fedhead.engine.sampling import Cohort
-from fedhead.engine.server import evaluate_global_model
+from fedhead.engine.server import evaluate_global_model, global_model
 from fedhead.engine.transport import AnyTransport
 
 
@@ -123,7 +123,8 @@ class FinishedRun(RunMetrics):
     @property
     def weights(self) -> Weights | None:
         """The global model, where the method has one."""
-        return self.transport.clients.method.global_model(self.server, self.transport.clients.task)
+        clients = self.transport.clients
+        return global_model(clients.method, self.server, clients.task)
 
     def calibrate(self, stage: Stage) -> StageResult:
         """Run a stage, such as `CCVR()`, on the trained federation; the run itself stays as it is.
@@ -311,7 +312,7 @@ def run_stage(transport: AnyTransport, stage: Stage, metrics: Mapping[str, Metri
         transport.log(f"stage {stage.name}: {name} left out classes {few}, with fewer samples than its min_class_count")
     row |= evaluate(transport, stage, server, states, transport.round + 1, deliver=True, metrics=metrics, final=True)
     row["seconds"] = clock.seconds()
-    return StageResult(stage.name, server, states, row, stage.global_model(server, task))
+    return StageResult(stage.name, server, states, row, global_model(stage, server, task))
 
 
 def _say_what_is_not_robust(transport: AnyTransport, stage: Stage) -> None:

@@ -126,6 +126,18 @@ def _warn_of_draws(algorithm: Algorithm, server: Tree, aggregator: Aggregator | 
     return warn_of_draws(f"{algorithm.name}.aggregate", _DRAW_BY_KEY, device)
 
 
+def global_model(algorithm: Algorithm, server: Tree, task: Task) -> Weights | None:
+    """The model that a method or stage makes of the server's state, which stays as it is; None where it has none.
+
+    Raises:
+        BadInput: If the hook writes into the state.
+    """
+    before = _unchanged(algorithm, server)
+    model = algorithm.global_model(_given(algorithm, server), task)
+    _refuse(before, f"{type(algorithm).__name__}.global_model")
+    return model
+
+
 def evaluate_global_model(
     algorithm: Algorithm,
     server: Tree,
@@ -148,9 +160,7 @@ def evaluate_global_model(
         final: Whether to record the confusion matrix as well.
         test: Carries out the test.
     """
-    before = _unchanged(algorithm, server)
-    model = algorithm.global_model(_given(algorithm, server), task)
-    _refuse(before, f"{type(algorithm).__name__}.global_model")
+    model = global_model(algorithm, server, task)
     if model is None or pool is None:
         return {"accuracy": None, "test_loss": None, "per_class": None}
     keep_scores = any(one.needs_scores for one in metrics.values())

@@ -138,8 +138,11 @@ class ForwardExecutor(Executor):
         def run(inputs: ClientInputs) -> Reply:  # in one function, so that a model shared by all clients is not stacked
             return program.finish(program.start(inputs), inputs)
 
+        inputs = job.stacked_inputs()
+        given = GivenInputs(program.algorithm, inputs)
         with warn_of_client_draws("stack", program.algorithm.name, leave_out=["torch"]):  # vmap refuses these
-            reply = vectorized(run, program.pool.device, (INPUT_DIMS,))(job.stacked_inputs())
+            reply = vectorized(run, program.pool.device, (INPUT_DIMS,))(inputs)
+        given.check()
         return [Reply(*each) for each in zip(*(unstack(part, count) for part in reply), strict=True)]
 
 

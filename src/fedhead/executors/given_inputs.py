@@ -9,34 +9,51 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from torch import Tensor
+
 from fedhead.algorithm.base import Algorithm
 from fedhead.algorithm.client import Client, ClientInputs
 from fedhead.core.errors import BadInput
+from fedhead.core.tree import Tree, Weights
 from fedhead.core.unchanged import Unchanged
+from fedhead.executors.hyperparameters import ROUND_LR
 
 _KEEP = "let finish return what the client keeps, Reply(send=…, keep=client.state.replace(…))"
 
 
 class GivenInputs:
-    """Remembers what a client receives and holds, to refuse hooks that have changed it.
+    """Remembers what a client receives, holds and sees, to refuse hooks that have changed it.
 
     Args:
         algorithm: The method or stage.
         inputs: What the hooks of a client, or of a stack, see.
+        w: The weights that are not trained, where a loss is given copies of those that were received.
     """
 
-    def __init__(self, algorithm: Algorithm, inputs: ClientInputs):
+    def __init__(self, algorithm: Algorithm, inputs: ClientInputs, w: Weights | None = None):
         self._algorithm = algorithm
-        received = inputs.broadcast.replace(inputs.per_client)
-        given = {"client.received": received, "client.state": inputs.state}
-        self._before = Unchanged({} if algorithm.is_built_in else given)
+        if algorithm.is_built_in:
+            self._before = Unchanged({})
+            return
+        given: dict[str, Tree | Tensor] = {
+            "client.received": inputs.broadcast.replace(inputs.per_client),
+            "client.state": inputs.state,
+            "client.counts": inputs.counts,
+            "client.steps": inputs.steps,
+            "client.lr": inputs.hyperparameters.get(ROUND_LR, inputs.lr),
+            "client.round": inputs.round,
+            "batch.rows": inputs.rows,  # of client.total
+            "batch.weight": inputs.mask,
+        }
+        self._before = Unchanged(given if w is None else given | {"w": w})
 
     def check(self) -> None:
         """Raise `BadInput` if a tensor was written to."""
         if (changed := self._before.changed()) is not None:
+            more = f", and {_KEEP}" if changed.startswith(("client.received", "client.state")) else ""
             raise BadInput(
-                f"{self._algorithm.name} writes into {changed} in a client's hook, but it belongs to other clients and "
-                f"later rounds as well: compute a new tensor, and {_KEEP}"
+                f"{self._algorithm.name} writes into {changed} in a client's hook, but it belongs to other clients, "
+                f"batches or rounds as well: compute a new tensor{more}"
             )
 
 

@@ -199,7 +199,7 @@ class GraphRunner:
     def _warm_up(self, call: Callable[..., None], arguments: list[Tensor]) -> None:
         """Call the step, and undo what it changes."""
         before = [t.clone() for t in arguments[: self._changed]]
-        given = GivenInputs(self.algorithm, self.inputs)
+        given = GivenInputs(self.algorithm, self.inputs, self.w)
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):

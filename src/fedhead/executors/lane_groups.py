@@ -45,7 +45,7 @@ class LaneGroup:
         lanes = self.lanes[:size]
         with preparing(self):
             before = [(lane.carry, _copy(lane.carry), lane.counter.clone()) for lane in lanes]
-            given = [GivenInputs(lane.algorithm, lane.inputs) for lane in lanes]
+            given = [GivenInputs(lane.algorithm, lane.inputs, lane.w) for lane in lanes]
             take = self._steps(lanes, padded)
             for _ in range(2):  # libraries select kernels and allocate workspace in the first calls
                 take(1)

@@ -11,7 +11,8 @@ from fedhead.core.user_line import user_line
 _NUMBER = "reads a number out of a tensor (.item(), float(), bool(), or a tensor in an if)", "torch.where"
 # what vmap says: what was done, and what does the same for many clients at once
 _IN_PLACE = "changes a tensor in place", "operations that return new tensors"
-_SHAPES = "doesn't match the broadcast shape"  # of a tensor without a client axis that is changed in place
+# what torch itself says of a tensor changed in place that has no client axis, or is one and the same for all clients
+_SHAPES, _SHARED = "doesn't match the broadcast shape", "refers to a single memory location"
 _KNOWN = {
     ".item()": _NUMBER,
     "data-dependent control flow": _NUMBER,
@@ -19,6 +20,7 @@ _KNOWN = {
     "inplace": _IN_PLACE,
     "in-place": _IN_PLACE,
     _SHAPES: _IN_PLACE,
+    _SHARED: _IN_PLACE,
     "dynamic shape": ("makes a tensor whose size depends on its numbers", "a mask of fixed size"),
 }
 
@@ -31,7 +33,7 @@ def explain(error: RuntimeError) -> CannotStack | None:
     """Return the error for the user, or None if it is not one of `vmap`'s."""
     text = str(error)
     line = user_line(error, after="functorch")  # what stands before vmap only called fedhead
-    if "vmap" not in text and "functorch" not in text and not (line and _SHAPES in text):
+    if "vmap" not in text and "functorch" not in text and not (line and (_SHAPES in text or _SHARED in text)):
         return None
     known = next((found for words, found in _KNOWN.items() if words in text), None)
     what, better = known or (f"can't be vectorized ({first_line(error)})", "operations that vmap knows")

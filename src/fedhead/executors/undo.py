@@ -47,7 +47,7 @@ class Undo:
             if id(value) in self._seen:  # it may even hold itself
                 return
             self._seen.add(id(value))
-            if kind in (*_DICTS, *_OTHERS):
+            if kind is not tuple:
                 self._actions.append(partial(_refill, value, copy.copy(value)))
             for one in value.values() if isinstance(value, dict) else value:
                 self._collect(one)
