@@ -159,22 +159,42 @@ def test_the_last_rounds_test_gives_the_confusion_matrix_too(monkeypatch: pytest
     assert "confusion" not in result.rows[-1]
 
 
-def test_where_memory_runs_out_fewer_samples_are_tested_at_a_time() -> None:
-    (test,) = made_tests(simulation(), 1, keep_scores=True)
-    sizes: list[int] = []
+class Full(FedAvg):
+    """Stands for a device that holds only so many samples."""
 
-    def outputs(x: torch.Tensor) -> torch.Tensor:
-        sizes.append(len(x))
-        if len(x) > 5:
+    def __init__(self, most: int):
+        object.__setattr__(self, "most", most)
+        object.__setattr__(self, "sizes", [])
+
+    def scores(self, out: Output, w: fh.Weights, task: Task) -> Tensor:
+        self.sizes.append(len(out.logits))
+        if len(out.logits) > self.most:
             raise torch.OutOfMemoryError("full")
-        return test.scores(test.model, x)
+        return out.logits
 
-    found = predictions.predict(outputs, test.pool, test.task.classes, keep_scores=True, batch=16)
-    assert sizes[:3] == [min(16, len(test.pool)), 8, 4]
-    same([found], [test])
 
-    def never(x: torch.Tensor) -> torch.Tensor:
-        raise torch.OutOfMemoryError("full")
-
+def test_where_memory_runs_out_fewer_samples_are_tested_at_a_time_from_then_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    (plain,) = made_tests(simulation(), 1, keep_scores=True)
+    count, device = len(plain.pool), Full(5)
+    test = replace(plain, algorithm=device)
+    same([test.run()], [plain])
+    assert device.sizes[:3] == [count, count // 2, count // 4]
+    assert f"out of memory with {count} samples at once, continuing with {count // 2}" in caplog.text
+    device.sizes.clear()
+    test.run()
+    assert max(device.sizes) <= 5
     with pytest.raises(torch.OutOfMemoryError):
-        predictions.predict(never, test.pool, test.task.classes)
+        replace(test, algorithm=Full(0)).run()
+
+
+def test_a_model_that_drops_the_rows_of_a_single_sample_is_told_so() -> None:
+    class Squeezed(FedAvg):
+        def scores(self, out: Output, w: fh.Weights, task: Task) -> Tensor:
+            return out.logits.squeeze()
+
+    (test,) = made_tests(simulation(), 1)
+    test = replace(test, algorithm=Squeezed(), pool=test.pool.take(torch.tensor([0])))
+    with pytest.raises(BadInput, match=r"Squeezed: the scores of a test batch of 1 have the shape \[3\]"):
+        test.run()

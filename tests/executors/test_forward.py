@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -14,11 +14,15 @@ from mixed import pair
 from small import CLASSES, federation, network
 from torch import Tensor, nn
 
+from fedhead.algorithm.client import Client
 from fedhead.algorithm.phase import Reply
 from fedhead.algorithm.task import LocalTraining
 from fedhead.core import batching
+from fedhead.core.batch import Output
 from fedhead.core.errors import BadInput
+from fedhead.core.foreach import unwrapped
 from fedhead.core.optimizers import SGD
+from fedhead.core.tree import Weights
 from fedhead.data.allocation import Rows
 from fedhead.data.pool import Pool
 from fedhead.engine.predictions import summarize
@@ -183,6 +187,67 @@ def test_where_no_stack_fits_clients_go_one_by_one(caplog: pytest.LogCaptureFixt
     found = map_clients.map_in_stacks([1, 1], Full(0), lambda k: -k, MemoryBudget(samples=128), "testing")
     assert found == [0, -1]
     assert "continuing client by client" in caplog.text
+
+
+def hold_samples(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    """Let memory run out where a model is applied to more samples at once, of all models of a stack."""
+    plainly = Client.apply
+
+    def apply(self: Client, w: Weights, x: Tensor, *args: Any, **named: Any) -> Output:
+        held = unwrapped(x)
+        if held.numel() // x[0].numel() > most:
+            raise torch.OutOfMemoryError("full")
+        return plainly(self, w, x, *args, **named)
+
+    monkeypatch.setattr(Client, "apply", apply)
+
+
+@pytest.mark.parametrize("budget", [None, MemoryBudget(samples=256)], ids=["loop", "stack"])
+def test_where_a_client_s_samples_do_not_fit_fewer_are_tested_at_once(
+    budget: MemoryBudget | None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    simulation = simulate("fedavg", [network("group")])
+    assert simulation.test is not None
+    ((job, rows),) = work(simulation)
+    expected = forward.personal_scores(job, simulation.test, rows)
+    hold_samples(monkeypatch, 3)
+    found = forward.personal_scores(job, simulation.test, rows, budget)
+    for mine, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, theirs, atol=1e-10, rtol=1e-10)
+    assert "testing the clients: out of memory with 7 samples at once, continuing with 3" in caplog.text
+    assert "with 1 clients" not in caplog.text
+    hold_samples(monkeypatch, 0)
+    with pytest.raises(torch.OutOfMemoryError):
+        forward.personal_scores(job, simulation.test, rows, budget)
+
+
+def test_where_a_client_s_samples_do_not_fit_its_statistics_take_fewer_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    simulation = simulate("fedavg", [network("group")])
+    stage = CCVR().after(simulation.method)
+    (job,) = simulation.jobs(stage, simulation.server, simulation.states, simulation.holders, 2)
+    expected = Loop().run(job)
+    hold_samples(monkeypatch, 2)
+    for mine, theirs in zip(ForwardExecutor().run(job), expected, strict=True):
+        for name, value in theirs.send["statistics"].items():
+            torch.testing.assert_close(mine.send["statistics"][name], value, atol=1e-10, rtol=1e-10)
+
+
+class Squeezed(nn.Module):
+    """A model that drops the rows of a single sample."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Flatten(), nn.Linear(36, 8))
+        self.fc = nn.Linear(8, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.body(x).squeeze())  # type: ignore[no-any-return]
+
+
+def test_a_model_that_drops_the_rows_of_a_single_sample_is_told_so() -> None:
+    simulation = simulate("fedavg", [split(Squeezed(), classifier="fc")])  # its last client has one test sample
+    with pytest.raises(BadInput, match=r"fedavg: the scores of a test batch of 1 have the shape \[3\].*flatten\(1\)"):
+        accuracies(simulation, Loop())
 
 
 def test_bad_input_is_no_matter_of_stacks() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from fedhead.core.errors import BadInput
+from fedhead.core.inputs import Inputs, tensors_of
 from fedhead.core.tree import Tree, Weights
 
 
@@ -70,6 +71,26 @@ def check_broadcast(new: Tree, old: Tree, broadcast: Sequence[str], hook: str) -
                 f"{hook} returned a server state without {name!r}, which every client receives by `broadcast`; it has "
                 f"{there}: return server.replace(…), which keeps the other entries"
             )
+
+
+def check_rows(scores: Tensor, x: Inputs, who: str) -> Tensor:
+    """Return the scores of a batch, if there is one row for each sample.
+
+    Args:
+        scores: What a method made of a model's outputs.
+        x: The batch.
+        who: The method.
+
+    Raises:
+        BadInput: If there are other rows.
+    """
+    count = len(tensors_of(x)[0])
+    if scores.dim() and len(scores) == count:
+        return scores
+    raise BadInput(
+        f"{who}: the scores of a test batch of {count} have the shape {list(scores.shape)}, not one row per sample: a "
+        "model's squeeze() without a dimension drops that of a single sample, use flatten(1)"
+    )
 
 
 def _kind(value: Any) -> str:

@@ -16,6 +16,7 @@ from fedhead.core.foreach import unwrapped
 from fedhead.core.inputs import Inputs, device_of
 from fedhead.core.schema import schema
 from fedhead.core.tree import Weights, stack
+from fedhead.core.tree_check import check_rows
 from fedhead.core.unchanged import Unchanged
 from fedhead.data.pool import Pool
 from fedhead.engine.predictions import Predictions, of_stacked_outputs, predict
@@ -30,12 +31,13 @@ def scores(algorithm: Algorithm, w: Weights, x: Inputs, task: Task, bf16: bool) 
     """Return the scores of the classes by the global model, [B, C].
 
     Raises:
-        BadInput: If a user's method writes into the weights, which it has a copy of to replace entries.
+        BadInput: If a user's method writes into the weights, which it has a copy of to replace entries; if there is no
+            row for each sample.
     """
     with torch.autocast(device_of(x).type, torch.bfloat16, enabled=bf16):
         out: Output = functional.call(algorithm.architecture(task.model).eval(), w, x)
         if algorithm.is_built_in:
-            return algorithm.scores(out, w, task)
+            return check_rows(algorithm.scores(out, w, task), x, algorithm.name)
         before = Unchanged({"w": w.map(unwrapped)})
         found = algorithm.scores(out, w.copy(), task)
     if (changed := before.changed()) is not None:
@@ -43,7 +45,7 @@ def scores(algorithm: Algorithm, w: Weights, x: Inputs, task: Task, bf16: bool) 
             f"{type(algorithm).__name__}.scores writes into {changed}, which the next batches and rounds read as well: "
             "compute a new tensor"
         )
-    return found
+    return check_rows(found, x, algorithm.name)
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from fedhead.core.batch import Batch
 from fedhead.core.errors import BadInput
 from fedhead.core.objectives import OBJECTIVES, Multiclass, Objective
 from fedhead.data.pool import Pool
+from fedhead.executors.map_clients import fewer_if_full, remember_fitting
 
 MULTICLASS = Multiclass()
 Confusion = NDArray[np.int64]  # [true class, predicted class], in samples
@@ -134,7 +135,7 @@ def predict(
         pool: Test samples.
         classes: Number of classes, labels or numbers.
         keep_scores: Whether metrics need the scores themselves.
-        batch: Samples at a time; fewer if memory runs out.
+        batch: Samples at a time; fewer if memory runs out, from then on.
         objective: What the outputs stand for.
     """
     if not len(pool):
@@ -144,14 +145,12 @@ def predict(
         found = of_outputs(outputs(pool.view(rows, None)), pool.y[rows], classes, objective)
         return found if keep_scores else replace(found, scores=None)
 
-    while True:
-        try:
-            parts = [part(rows) for rows in torch.split(torch.arange(len(pool), device=pool.device), batch)]
-            break
-        except torch.OutOfMemoryError:
-            if batch == 1:
-                raise
-        batch //= 2  # the error, and what it keeps in memory, is gone here
+    def run(samples: int) -> list[Predictions]:
+        return [part(rows) for rows in torch.split(torch.arange(len(pool), device=pool.device), samples)]
+
+    parts, fits = fewer_if_full(run, batch, len(pool), "testing a model")
+    if fits < batch:
+        remember_fitting(pool, fits)
     kept = torch.cat([part.scores for part in parts if part.scores is not None]) if keep_scores else None
     predicted, losses = torch.cat([part.predicted for part in parts]), torch.cat([part.losses for part in parts])
     return Predictions(pool.y, predicted, losses, classes, kept, objective.name)

@@ -14,6 +14,7 @@ from fedhead.algorithm.phase import Reply
 from fedhead.core.batch import Batch
 from fedhead.core.inputs import Inputs, map_inputs
 from fedhead.core.tree import Weights, stack, unstack
+from fedhead.core.tree_check import check_rows
 from fedhead.data.allocation import Rows
 from fedhead.data.pool import Pool
 from fedhead.executors.base import Executor
@@ -21,7 +22,15 @@ from fedhead.executors.given_inputs import GivenInputs
 from fedhead.executors.global_draws import warn_of_client_draws
 from fedhead.executors.job import Job
 from fedhead.executors.loop import Loop
-from fedhead.executors.map_clients import SIMILAR, BatchFunction, MemoryBudget, map_clients, map_in_stacks, vectorized
+from fedhead.executors.map_clients import (
+    SIMILAR,
+    BatchFunction,
+    MemoryBudget,
+    fewer_if_full,
+    map_clients,
+    map_in_stacks,
+    vectorized,
+)
 from fedhead.executors.vectorize import INPUT_DIMS, VmapVectorizer
 from fedhead.models.split_model import SplitModel
 
@@ -52,7 +61,7 @@ def personal_scores(
 
     def own_scores(inputs: ClientInputs, x: Inputs) -> Tensor:
         client = program.client(inputs)
-        return algorithm.predict(algorithm.personal_model(client), x, client)
+        return check_rows(algorithm.predict(algorithm.personal_model(client), x, client), x, algorithm.name)
 
     def stacked(places: list[int]) -> BatchFunction:
         inputs, predict = job.take(places).stacked_inputs(), vectorized(own_scores, pool.device, (INPUT_DIMS, 0))
@@ -121,13 +130,13 @@ class ForwardExecutor(Executor):
     def run(self, job: Job) -> list[Reply]:
         """Return the replies in the order of the job's clients."""
         assert not any(job.schedules), "there is nothing to train"
-        sizes = [len(rows) for rows in job.rows]
+        sizes, activity = [len(rows) for rows in job.rows], f"stage {job.program.algorithm.name}"
         return map_in_stacks(
             sizes,
             lambda places: self._stacked(job.take(places)),
-            lambda k: _single(job, k),
+            lambda k: _single(job, k, activity),
             self.budget,
-            f"stage {job.program.algorithm.name}",
+            activity,
             min_ratio=SIMILAR,
         )
 
@@ -151,5 +160,9 @@ def _first(x: Inputs) -> Any:
     return map_inputs(lambda t: t[0], x)
 
 
-def _single(job: Job, place: int) -> Reply:
-    return Loop().run(job.take([place]))[0]
+def _single(job: Job, place: int, activity: str) -> Reply:
+    def run(chunk: int) -> Reply:
+        return Loop().run(replace(one, program=replace(one.program, chunk=chunk)))[0]
+
+    one = job.take([place])
+    return fewer_if_full(run, one.program.chunk, len(one.rows[0]), activity)[0]

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -33,6 +35,7 @@ SINGLE_SAMPLES = 1024  # samples at once of a single client
 MAX_SAMPLES = 16384  # samples at once that are tested on a GPU
 MEMORY_SHARE = 1 / 1024  # of a GPU's memory for their inputs; activations take a hundred times as much, or more
 MIN_SAMPLES = 64  # samples at once below which stacking does not pay off
+_fitting: WeakKeyDictionary[Pool, int] = WeakKeyDictionary()  # see remember_fitting
 SIMILAR = 0.5  # size of the smallest client of a stack relative to its first, where all samples of each are read
 
 
@@ -55,10 +58,20 @@ def samples_at_once(pool: Pool) -> int:
     Args:
         pool: The samples.
     """
+    if pool in _fitting:
+        return _fitting[pool]
     if pool.device.type != "cuda" or not len(pool):
         return SINGLE_SAMPLES
     memory = torch.cuda.get_device_properties(pool.device).total_memory
     return max(SINGLE_SAMPLES, min(MAX_SAMPLES, int(memory * MEMORY_SHARE) // pool.sample_nbytes))
+
+
+def remember_fitting(pool: Pool, samples: int) -> None:
+    """Let `samples_at_once` return so many for a pool of which more did not fit into memory.
+
+    Token ids are small, for example, and their activations are not.
+    """
+    _fitting[pool] = samples
 
 
 @dataclass
@@ -90,12 +103,41 @@ class MemoryBudget:
 
     def halve(self, clients: int, activity: str) -> None:
         """Halve the budget after `clients` clients did not fit in memory."""
-        self.clients, self.samples = max(1, clients // 2), self.samples // 2
+        samples = self.samples
+        self.clients, self.samples = max(1, clients // 2), samples // 2
         if self.samples < MIN_SAMPLES:
             self.one_by_one = True
             warn_once(f"{activity}: out of memory with stacks of any size, continuing client by client")
+        elif clients == 1:
+            warn_once(f"{activity}: out of memory with {samples} samples at once, continuing with {self.samples}")
         else:
             warn_once(f"{activity}: out of memory with {clients} clients at once, continuing with {self.clients}")
+
+
+def fewer_if_full(work: Callable[[int], T], samples: int, count: int, activity: str) -> tuple[T, int]:
+    """Do some work with so many samples at a time, or with half as many while memory runs out.
+
+    Args:
+        work: Does all of it, given how many samples to take at a time.
+        samples: How many to try first.
+        count: How many there are.
+        activity: Name of the work in log messages.
+
+    Returns:
+        What the work returned, and how many samples at a time fit.
+
+    Raises:
+        torch.OutOfMemoryError: If not even a single sample fits.
+    """
+    while True:
+        try:
+            return work(samples), samples
+        except torch.OutOfMemoryError:
+            if min(samples, count) <= 1:
+                raise
+        tried = min(samples, count)  # the error, and what it keeps in memory, is gone here
+        samples = tried // 2
+        warn_once(f"{activity}: out of memory with {tried} samples at once, continuing with {samples}")
 
 
 def map_in_stacks(
@@ -201,8 +243,12 @@ def map_clients(
         One tensor per client.
     """
 
+    samples = SINGLE_SAMPLES
+
     def one(k: int) -> Tensor:
-        return map_rows(single(k), pool, [rows[k]], SINGLE_SAMPLES)[0]
+        nonlocal samples  # fewer, once memory has run out
+        found, samples = fewer_if_full(partial(map_rows, single(k), pool, [rows[k]]), samples, len(rows[k]), activity)
+        return found[0]
 
     with torch.no_grad():
         if budget is None:
