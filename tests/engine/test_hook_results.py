@@ -8,6 +8,7 @@ import pytest
 import torch
 from small import federation, network
 
+from fedhead.algorithm.client import Client
 from fedhead.algorithm.phase import Replies
 from fedhead.algorithm.task import LocalTraining, Task
 from fedhead.core.errors import BadInput
@@ -81,3 +82,47 @@ def test_a_server_state_may_lack_what_no_client_receives() -> None:
     made = Simulation(federation(), [network()], Alone(), rounds=2, local=LocalTraining())
     run(made)
     assert not made.server
+
+
+class Renamed(FedAvg):
+    """The server's model has another name."""
+
+    broadcast = ("weights",)
+
+    def init_server(self, w: Weights, task: Task) -> Tree:
+        return Tree(weights=w)
+
+
+class StartsRenamed(Renamed):
+    def start(self, client: Client) -> Weights:
+        model: Weights = client.received["weights"]
+        return model
+
+
+class AveragesRenamed(StartsRenamed):
+    def aggregate(self, server: Tree, replies: Replies, task: Task) -> Tree:
+        return Tree(weights=server["weights"].replace(replies.mean("model")))
+
+
+class AllRenamed(AveragesRenamed):
+    def global_model(self, server: Tree, task: Task) -> Weights:
+        model: Weights = server["weights"]
+        return model
+
+
+@pytest.mark.parametrize("executor", [Loop(), Stack()], ids=["loop", "stack"])
+@pytest.mark.parametrize(
+    ("method", "hook"), [(Renamed, "start"), (StartsRenamed, "aggregate"), (AveragesRenamed, "global_model")]
+)
+def test_a_default_hook_that_lacks_the_model_is_named(method: type[FedAvg], hook: str, executor: Executor) -> None:
+    said = rf"{method.__name__}: .* has no 'model', which the default {hook} needs; it has 'weights': .*or write {hook}"
+    with pytest.raises(BadInput, match=said):
+        run(Simulation(federation(), [network()], method(), rounds=1, local=LocalTraining()).using(executor))
+
+
+def test_a_method_may_name_its_model_as_it_likes() -> None:
+    found, expected = (
+        run(Simulation(federation(), [network()], method, rounds=2, local=LocalTraining()))
+        for method in (AllRenamed(), FedAvg())
+    )
+    assert found.rows[-1]["test_loss"] == expected.rows[-1]["test_loss"]

@@ -14,6 +14,7 @@ from fedhead.algorithm.phase import Phase, Replies, Reply
 from fedhead.algorithm.task import LocalTraining, Task
 from fedhead.core.batch import PARTS, Batch
 from fedhead.core.component_check import check_class
+from fedhead.core.errors import BadInput
 from fedhead.core.registry import Registry
 from fedhead.core.tree import Tree, Weights
 
@@ -68,7 +69,7 @@ class Method(Algorithm):
 
     def start(self, client: Client) -> Weights:
         """Start from the server's model, with the client's own parts where some are not shared."""
-        model = cast(Weights, client.received["model"])
+        model = self._model(client.received, "start", "what clients receive")
         return client.state["own"].replace(model) if "own" in client.state else model
 
     def phases(self, task: Task) -> tuple[Phase, ...]:
@@ -97,11 +98,12 @@ class Method(Algorithm):
 
     def aggregate(self, server: Tree, replies: Replies, task: Task) -> Tree:
         """Average the clients' models, weighted by their sample counts."""
-        return server.replace(model=server["model"].replace(replies.mean("model")))
+        model = self._model(server, "aggregate", "the server's state")
+        return server.replace(model=model.replace(replies.mean("model")))
 
     def global_model(self, server: Tree, task: Task) -> Weights | None:
         """Return the averaged model, if all parts are shared."""
-        return cast(Weights, server["model"]) if set(self.shared) == set(PARTS) else None
+        return self._model(server, "global_model", "the server's state") if set(self.shared) == set(PARTS) else None
 
     def personal_model(self, client: Client) -> Weights:
         """Return what the client would start its next round from."""
@@ -118,6 +120,20 @@ class Method(Algorithm):
             Weights of the whole model.
         """
         return w
+
+    def _model(self, tree: Tree, hook: str, where: str) -> Weights:
+        """Return the entry `model` for a default hook.
+
+        Raises:
+            BadInput: If a method with another `init_server` or `broadcast` has none.
+        """
+        if "model" in tree:
+            return cast(Weights, tree["model"])
+        there = ", ".join(map(repr, tree)) or "nothing"
+        raise BadInput(
+            f"{type(self).__name__}: {where} has no 'model', which the default {hook} needs; it has {there}: let "
+            f"init_server return fh.Tree(model=w, …) and `broadcast` name 'model', or write {hook} too"
+        )
 
 
 METHODS = Registry[type[Method]](
