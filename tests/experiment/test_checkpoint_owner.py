@@ -63,12 +63,24 @@ def test_what_a_run_is_extended_by_is_no_part_of_it() -> None:
     assert settings(cosine, {}) != settings(cosine.override(["rounds=9"]), {})
 
 
-def test_a_setting_that_a_later_version_removes_does_not_matter(tmp_path: Path) -> None:
+def test_a_setting_that_a_later_version_removes_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     run(tmp_path)
+    assert not caplog.messages
     state, metadata = load_tree(tmp_path / CHECKPOINT)
     metadata[SETTINGS]["smoothing_of_labels"] = 0.1
     save_tree(tmp_path / CHECKPOINT, state, metadata)
     assert reopen(tmp_path).round == 2
+    assert "trained with settings that this one does not have: smoothing_of_labels=0.1; make sure" in caplog.text
+
+
+def test_one_setting_is_not_renamed_to_two(tmp_path: Path) -> None:
+    run(tmp_path, "label_smoothing=0.1", "weight_decay=0.1")
+    state, metadata = load_tree(tmp_path / CHECKPOINT)
+    del metadata[SETTINGS]["label_smoothing"], metadata[SETTINGS]["weight_decay"]
+    metadata[SETTINGS]["smoothing_of_labels"] = 0.1
+    save_tree(tmp_path / CHECKPOINT, state, metadata)
+    with pytest.raises(BadInput, match=r"is of another run: its \w+ is not given \(this run's is 0\.1\); put"):
+        reopen(tmp_path)
 
 
 @pytest.mark.parametrize("value", [0.1, 0.2])
