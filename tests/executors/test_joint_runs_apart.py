@@ -132,6 +132,23 @@ def test_runs_with_other_settings_end_as_they_would_alone(make: Callable[[], lis
         check_alone(found, alone, ROUNDS)
 
 
+class Doubles(FedProx):
+    """What makes a new number of a number would write into a tensor."""
+
+    def loss(self, w: Weights, batch: Batch, client: Client) -> Tensor:
+        mu = self.mu
+        mu *= 2
+        return Method.loss(self, w, batch, client) + mu / 2 * (w - client.received["model"]).sq()
+
+
+def test_runs_whose_hooks_change_a_number_in_place_end_as_they_would_alone(caplog: pytest.LogCaptureFixture) -> None:
+    joined, worker = of(Doubles(0.1), Doubles(0.7)), CountingStack()
+    train(joined, True, worker)
+    for found, alone in zip(joined, of(Doubles(0.1), Doubles(0.7)), strict=True):
+        check_alone(found, alone, ROUNDS)
+    assert "train one after another (BadInput: Doubles writes into self.mu in a client's hook" in caplog.text
+
+
 @pytest.mark.parametrize("mix_hyperparameters", [False, True])
 def test_a_run_whose_clients_fail_ends_alone(mix_hyperparameters: bool) -> None:
     runs = of(Fails(1.0), Fails(2.0))

@@ -45,7 +45,11 @@ class GivenInputs:
             "batch.rows": inputs.rows,  # of client.total
             "batch.weight": inputs.mask,
         }
-        self._before = Unchanged(given if w is None else given | {"w": w})
+        if w is not None:
+            given["w"] = w
+        # numbers, of which mu *= 2 makes new ones; where runs are joined they are tensors, into which it would write
+        given |= {_as_written(name): t for name, t in inputs.hyperparameters.items() if name != ROUND_LR}
+        self._before = Unchanged(given)
 
     def check(self) -> None:
         """Raise `BadInput` if a tensor was written to."""
@@ -55,6 +59,12 @@ class GivenInputs:
                 f"{self._algorithm.name} writes into {changed} in a client's hook, but it belongs to other clients, "
                 f"batches or rounds as well: compute a new tensor{more}"
             )
+
+
+def _as_written(hyperparameter: str) -> str:
+    """A hyperparameter as a hook's code would write it."""
+    part, _, path = hyperparameter.partition(".")
+    return f"{'self' if part == 'algorithm' else f'client.task.{part}'}.{path}"
 
 
 @contextmanager
