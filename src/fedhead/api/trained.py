@@ -18,6 +18,7 @@ from fedhead.core.batch import PARTS
 from fedhead.core.errors import BadInput, unknown
 from fedhead.core.inputs import Inputs, describe, map_inputs, shape_of, tensors_of, to_dtype, type_of
 from fedhead.core.tree import Tree, Weights
+from fedhead.core.tree_check import check_rows
 from fedhead.data import arrays, named_inputs
 from fedhead.data.client_data import ClientData
 from fedhead.data.missing_values import fill_inputs
@@ -111,17 +112,21 @@ class StateAfter:
     def scores(self, x: Inputs, client: int | None) -> Tensor:
         """Return the scores of the classes for model inputs, [N, C]."""
         clients = self.clients
-        w = self.weights(client)
         with torch.no_grad():
             if client is None:
+                w = self.weights(client)
                 return torch.cat(
                     [
                         global_model_tests.scores(self.algorithm, w, part, clients.task, clients.bf16)
                         for part in _parts(x, clients)
                     ]
                 ).float()
-            own = self._client(client)
-            return torch.cat([self.algorithm.predict(w, part, own) for part in _parts(x, clients)]).float()
+            return torch.cat([self._own_scores(part, client) for part in _parts(x, clients)]).float()
+
+    def _own_scores(self, x: Inputs, client: int) -> Tensor:
+        """The scores of a batch by a client's own model; a hook may replace entries of the copies that it has here."""
+        own = self._client(client)
+        return check_rows(self.algorithm.predict(self.algorithm.personal_model(own), x, own), x, self.algorithm.name)
 
     def module(self, client: int | None) -> nn.Module:
         """Return the user's own module, or that of a built-in model, with the weights of this state."""
