@@ -329,3 +329,39 @@ def test_a_finished_run_s_model_stays_as_it_is_however_often_it_is_asked_for() -
     finished = run(simulation(ReplacesInItsCopies()))
     first, second = (Tree(model=finished.weights)["model"]["classifier.bias"] for _ in range(2))
     assert torch.equal(first, second)
+
+
+class AddsToReplies(FedAvg):
+    """Clients keep the model that they send, to which the server adds those of the others; parts are the server's."""
+
+    def init_client(self, w: Weights, task: Task) -> Tree:
+        return Tree(last=w)
+
+    def phases(self, task: Task) -> tuple[Phase, ...]:
+        return (Phase(self.loss, trains=("classifier",)),)
+
+    def finish(self, w: Weights, client: Client) -> Reply:
+        return Reply(send=Tree(model=w), keep=Tree(last=w))
+
+    def aggregate(self, server: Tree, replies: Replies, task: Task) -> Tree:
+        total: Weights = replies.sent[0]["model"]
+        for other in replies.sent[1:]:
+            for name, value in other["model"].items():
+                total[name] += value
+        return server.replace(model=total / len(replies))
+
+
+class Adds(AddsToReplies):
+    """The same, without touching what clients sent."""
+
+    def aggregate(self, server: Tree, replies: Replies, task: Task) -> Tree:
+        return server.replace(model=replies.mean("model", [1.0] * len(replies)))
+
+
+@pytest.mark.parametrize("executor", [Loop, Stack, Lanes])
+def test_a_rule_may_write_into_replies_and_changes_nothing_else(executor: Callable[[], Executor]) -> None:
+    found, expected = (run(simulation(method).using(executor())) for method in (AddsToReplies(), Adds()))
+    pairs = [(found.server, expected.server), *((found.clients[k], state) for k, state in expected.clients.items())]
+    for one, other in pairs:
+        for name, value in other.leaves().items():
+            torch.testing.assert_close(one.leaves()[name], value, atol=1e-10, rtol=1e-10)

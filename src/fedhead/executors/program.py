@@ -99,7 +99,8 @@ class Program:
         client = own.client(inputs)
         reply = _checked(own.algorithm.finish(w, client), self.algorithm)
         send = without_small_classes(self.algorithm, reply.send, client)
-        return reply._replace(send=upload.encode(self.uploads, self.algorithm, send, client))
+        reply = reply._replace(send=upload.encode(self.uploads, self.algorithm, send, client))
+        return reply if self.algorithm.is_built_in else _sent_alone(reply, inputs)
 
     def changes_gradients(self, phase: Phase) -> bool:
         """Whether the optimizer sees another gradient than the loss has."""
@@ -186,6 +187,12 @@ def _checked(reply: Any, algorithm: Algorithm) -> Reply:
         f"{type(algorithm).__name__}.finish returned {found}: return fh.Reply(send=fh.Tree(model=w), keep=fh.Tree()), "
         f"with what is sent and what the client keeps"
     )
+
+
+def _sent_alone(reply: Reply, inputs: ClientInputs) -> Reply:
+    """The reply with tensors of its own in what is sent, into which a user's rule may write."""
+    held = {id(t) for tree in (inputs.broadcast, inputs.per_client, inputs.state, reply.keep) for t in tree.tensors()}
+    return reply._replace(send=reply.send.map(lambda t: t.clone() if id(t) in held else t))
 
 
 def reduced(value: Tensor, batch: Batch, phase: Phase) -> Tensor:
