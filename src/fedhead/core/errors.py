@@ -57,12 +57,12 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> BadInput:
 
 
 def first_line(error: BaseException) -> str:
-    """Return an error's type and the first line of its text.
+    """Return an error's type and the first line of its text, if it has one.
 
-    >>> first_line(ValueError("one\\ntwo"))
-    'ValueError: one'
+    >>> first_line(ValueError("one\\ntwo")), first_line(AssertionError())
+    ('ValueError: one', 'AssertionError')
     """
-    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+    return ": ".join([type(error).__name__, *str(error).splitlines()[:1]])
 
 
 def machine_fault(error: BaseException | None) -> str | None:
