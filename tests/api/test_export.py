@@ -86,6 +86,18 @@ def test_an_exported_program_gives_the_same_scores(run: fh.Result, tmp_path: Pat
     np.testing.assert_allclose(scores, run.scores(data.test.x, client=1, stage="finetune"), atol=1e-5)
 
 
+def test_a_module_takes_what_the_transform_gives(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).integers(0, 256, (40, 8, 8), dtype=np.uint8)
+    data = fh.Federation.from_arrays(x, np.arange(40) % 10, clients=2, layout="nhw")
+    fh.run(data, "mlp(hidden=[4])", rounds=1, executor="loop", device="cpu", out=tmp_path / "run")
+    found = fh.load(tmp_path / "run")  # without the data
+    stored = data.train.x
+    with torch.no_grad():
+        scores = found.module()(found.transform(stored)).numpy()
+    np.testing.assert_allclose(scores, found.scores(stored), atol=1e-5)
+    torch.testing.assert_close(found.transform(stored), (stored - 127.5) / 127.5)  # as data.md says of bytes
+
+
 def test_a_file_of_weights_has_the_users_names(run: fh.Result, tmp_path: Path) -> None:
     net = Net()
     net.load_state_dict(load_file(run.export(tmp_path / "model.safetensors")))
@@ -147,12 +159,16 @@ def test_the_command_exports_a_run_without_its_data(tmp_path: Path, capsys: pyte
     words = ["digits", "rounds=1", "clients=2", "subset=60", "model.hidden=[4]", "--out", str(tmp_path / "run")]
     assert call(["run", *words, "--executor", "loop", "--quiet"]) == 0
     assert call(["export", str(tmp_path / "run"), "--out", str(tmp_path / "model.pt2"), "--normalize"]) == 0
-    assert f"wrote {tmp_path / 'model.pt2'}" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert f"wrote {tmp_path / 'model.pt2'}" in said
+    assert "normalized" not in said  # the file does it
     x = federation().test.x
     with torch.no_grad():
         scores = torch.export.load(tmp_path / "model.pt2").module()(x).numpy()
     np.testing.assert_allclose(scores, fh.load(tmp_path / "run").scores(x), atol=1e-5)
     assert call(["export", str(tmp_path / "run"), "--out", str(tmp_path / "x.pt2"), "--stage", "ccvr"]) == 2
+    assert call(["export", str(tmp_path / "run"), "--out", str(tmp_path / "plain.pt2")]) == 0
+    assert "its inputs must be normalized: (x / 255 - 0.3053) / 0.376; with --normalize" in capsys.readouterr().out
 
 
 def test_a_hugging_face_classifier_becomes_an_onnx_file(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from fedhead.core.registry import instance
 from fedhead.core.tree import Tree, Weights
 from fedhead.data import labels, targets
 from fedhead.data.labels import Classes
+from fedhead.data.named_transforms import AnyTransform
 from fedhead.engine import evaluation, metric_registry
 from fedhead.engine.metric_registry import MetricFunction
 from fedhead.engine.metrics import StageResult
@@ -134,11 +135,22 @@ class Result(RecordedResult):
         """
         return run_stage(self.trained.with_data(), instance(STAGES, stage, Stage))
 
+    @property
+    def transform(self) -> AnyTransform:
+        """What the run did to stored samples before its models saw them: `result.module()(result.transform(x))`.
+
+        Bytes are divided by 255, then the mean is subtracted and the result divided by the deviation, per channel
+        (`transform.mean`, `transform.std`). The run folder has both in `environment.json`, under `inputs`.
+        """
+        return self.trained.clients.federation.transform
+
     def module(self, client: int | None = None, stage: str | None = None) -> nn.Module:
         """Return a module with the trained weights, in evaluation mode.
 
         It is of the type that `fedhead.split` was given, with the same names in its state dict. A built-in model is a
-        `torch.nn.Sequential` of its parts. Inputs are not normalized in it; see `export`.
+        `torch.nn.Sequential` of its parts. It does not normalize: give it `result.transform(x)` for samples x as the
+        federation stores them, or `export` it with `normalize=True`. Images of bytes that came without a normalization
+        were trained on as `(x / 255 - 0.5) / 0.5`, from -1 to 1, and not as `x / 255`.
 
         Args:
             client: The client whose own model is asked for; None: the global model.
@@ -269,7 +281,7 @@ class Result(RecordedResult):
             path: The file; its suffix selects the format: .onnx (needs `fedhead[export]`), .pt2 (`torch.export`), both
                 with any number of samples per batch, or .safetensors (the state dict of `module`).
             normalize: Whether the file takes samples as they are stored (images as bytes), and normalizes them itself;
-                otherwise it takes normalized ones.
+                otherwise it takes normalized ones, as `module` does.
             client: The client whose own model is written; None: the global model.
             stage: The stage after which it is taken, such as "ccvr"; None: after the last round.
 

@@ -17,7 +17,10 @@ def export(
     out: Annotated[Path, typer.Option(help="The file to write: .onnx, .pt2 or .safetensors.")],
     stage: Annotated[str | None, typer.Option(help="After which stage. [default: after the last round]")] = None,
     client: Annotated[int | None, typer.Option(min=0, help="A client's own model. [default: the global one]")] = None,
-    normalize: Annotated[bool, typer.Option("--normalize", help="Let the file normalize its inputs itself.")] = False,
+    normalize: Annotated[
+        bool,
+        typer.Option("--normalize", help="Let the file normalize its inputs itself: it takes images as bytes then."),
+    ] = False,
     data: DataFolder = None,
 ) -> None:
     """Write the trained model of a run to a file for other programs, checked against the run's own predictions.
@@ -29,6 +32,12 @@ def export(
       fedhead export runs/digits-fedavg-seed0 --out model.safetensors
     """
     from fedhead.api.load import load
+    from fedhead.data.transform_text import normalization_text
 
-    written = load(run, data=data, device="cpu").export(out, normalize=normalize, client=client, stage=stage)
+    loaded = load(run, data=data, device="cpu")
+    written = loaded.export(out, normalize=normalize, client=client, stage=stage)
     print(f"wrote {written}")
+    formula = normalization_text(loaded.transform, loaded.trained.clients.federation.train.x)
+    if formula is not None and not normalize:
+        instead = "" if out.suffix == ".safetensors" else "; with --normalize the file computes it itself"
+        print(f"its inputs must be normalized: {formula}{instead}")
