@@ -157,7 +157,7 @@ class Mixes(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.body(x).relu().mean((2, 3))
-        if self.kind == "own mean" and self.training:
+        if self.kind == "always" or (self.kind == "own mean" and self.training):
             h = h - h.mean(0)
         if self.kind == "fixed":
             h = h + 0.1 * nn.functional.batch_norm(h, None, None, training=True) if self.training else h
@@ -174,6 +174,14 @@ def test_a_model_that_mixes_rows_itself_is_refused(kind: str, what: str) -> None
         train_round(simulation.using(Loop()), 1)
     with pytest.raises(CheckFailed, match="mixes the rows of its batch"):
         check_model(model)
+
+
+@pytest.mark.parametrize("method", [Method(), PerSample()], ids=["fedavg", "per sample"])
+def test_a_model_that_mixes_rows_in_evaluation_mode_too_is_named_and_not_the_loss(method: Method) -> None:
+    model = split(Mixes("always"), classifier="fc")
+    simulation = Simulation(federation(), [model], method, rounds=1, local=LOCAL, dtype=torch.float64)
+    with pytest.raises(BadInput, match=r"^the model mixes the rows of its batch, also in evaluation mode"):
+        train_round(simulation.using(Loop()), 1)
 
 
 def test_batchnorm_leaves_padding_out_so_its_model_is_accepted() -> None:

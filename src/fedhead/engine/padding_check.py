@@ -4,8 +4,8 @@ Batches have one size, so the last one of an epoch is topped up with rows of wei
 over its batch counts them, and trains another model than the paper's without any sign of it; so does a model that
 mixes the rows of its batch. BatchNorm layers leave padding out (`models.batch_norm`), a user's code may not. So
 each phase's loss is tried on a few rows before it trains anything: other samples in place of the padding must change
-neither its value nor its gradient, with the model in evaluation mode, where its rows are apart, and then in training,
-where they must not change what the model keeps either.
+neither its value nor its gradient, with the model in evaluation mode, where its rows are apart (or the model is to
+blame), and then in training, where they must not change what the model keeps either.
 """
 
 from __future__ import annotations
@@ -173,6 +173,12 @@ def _check_phase(phase_run: PhaseRun, rows: Tensor) -> None:
     probe = _EvaluationProgram(program.algorithm, program.task, program.pool, program.public, bf16=program.bf16)
     name = loss_name(step.phase)
     if changed := _changed(probe, phase_run, one, other, key):
+        if _mixes_rows(probe, phase_run, one, other, len(there)):
+            raise BadInput(
+                f"the model mixes the rows of its batch, also in evaluation mode, so that {name} depends on padding "
+                f"rows, and a prediction on the samples beside it: use layers with running statistics "
+                f"(nn.BatchNorm2d), or none over the batch (nn.GroupNorm)"
+            )
         raise BadInput(
             f"{name}: {changed} with the padding rows of a batch, "
             f"whose weight is 0: use batch.weight, as fh.losses.cross_entropy does, or return one value per sample"
@@ -195,6 +201,17 @@ def _changed(program: Program, phase_run: PhaseRun, one: Batch, other: Batch, ke
         if bool((a - b).norm() > tolerance * a.norm().clamp_min(1e-3)):
             return name
     return None
+
+
+def _mixes_rows(program: Program, phase_run: PhaseRun, one: Batch, other: Batch, samples: int) -> bool:
+    """Whether the model's outputs for the first rows, which are the same samples, differ between two batches."""
+    step, _, carry, w, inputs = phase_run
+    own, inputs = program.with_hyperparameters(inputs)
+    client, trained = own.client(inputs, data=step.phase.data), w.replace(carry.params)
+    with torch.no_grad(), global_generators.seeded(0, one.weight.device):
+        a, b = (client.apply(trained, batch.x).logits[:samples] for batch in (one, other))
+    tolerance = TOLERANCE_BF16 if program.bf16 else TOLERANCE
+    return bool((a - b).norm() > tolerance * a.norm().clamp_min(1e-3))
 
 
 def _outcome(

@@ -53,8 +53,8 @@ def phase_runs(
         w = w.map(channels_last)
     optimizer_states: dict[str, Any] = {}
     losses: list[Tensor] = []
-    before = inputs.state
-    new: dict[str, Weights] = {}
+    first_state = inputs.state  # as the client kept it after its last round
+    added: dict[str, Weights] = {}  # what phases save that its state has no entry for; only `finish` sees it
     for number, (phase, phase_batches) in enumerate(zip(program.algorithm.phases(program.task), batches, strict=True)):
         model = w if phase.on == "model" else inputs.state[phase.on]
         optimizer = phase.optimizer or program.task.local.optimizer
@@ -69,14 +69,15 @@ def phase_runs(
         else:
             inputs = inputs._replace(state=inputs.state.replace({phase.on: model}))
         if phase.saves is not None:
-            held = before.get(phase.saves, model)  # a state keeps its form from round to round
-            saved = model.part(*phase.trains).replace(model.stats.part(*held))
-            if phase.saves in before:
+            replaced = first_state.get(phase.saves, model)
+            # A state keeps its form from round to round: of the running statistics those that the replaced entry has.
+            saved = model.part(*phase.trains).replace(model.stats.part(*replaced))
+            if phase.saves in first_state:
                 inputs = inputs._replace(state=inputs.state.replace({phase.saves: saved}))
             else:  # phases see states of one form: a graph that trains one of them serves all that are alike
-                new[phase.saves] = saved
+                added[phase.saves] = saved
     with torch.no_grad():
-        reply = vectorizer.finish(program)(w, inputs._replace(state=inputs.state.replace(new)))
+        reply = vectorizer.finish(program)(w, inputs._replace(state=inputs.state.replace(added)))
     given.check()
     if program.persistent and optimizer_states:
         reply = reply._replace(keep=reply.keep.replace({OPTIMIZER: Tree(optimizer_states)}))

@@ -49,7 +49,7 @@ class Scaffold(Method):
     def correct(self, g: Tree, client: Client) -> Tree:
         """g_i(y) − c_i + c (Algorithm 1, line 10)."""
         drift = client.received["control"] - client.state["control"]
-        return g.map(lambda a, b: a + b, Tree({name: drift[name] for name in g}))
+        return g + Tree({name: drift[name] for name in g})  # frozen parameters have no gradient, but a control of 0
 
     def finish(self, w: Weights, client: Client) -> Reply:
         """c_i⁺ = c_i − c + (x − y_i)/(K η_l), option II (line 12), with K as momentum makes it."""
