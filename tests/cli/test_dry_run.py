@@ -23,6 +23,7 @@ BAD = [
     (["--devices", "cpu", "--device", "cpu"], "leave --device out"),
     (["--devices", "99"], "--devices 99: there is no GPU 99"),
 ]
+RUN_OPTIONS = ("--device", "--executor")
 
 
 @pytest.mark.parametrize("dry", [["--dry-run"], []], ids=["dry", "real"])
@@ -81,3 +82,13 @@ def test_a_sweep_checks_its_folder(tmp_path: Path, capsys: pytest.CaptureFixture
     assert call([*SWEEP, "--out", str(tmp_path / "other"), "--dry-run"]) == 2
     assert "is not empty and holds no sweep" in capsys.readouterr().err
     assert before == sorted((path.name, path.stat().st_mtime_ns) for path in (tmp_path / "held").iterdir())
+
+
+@pytest.mark.parametrize(("words", "says"), [(words, says) for words, says in BAD if words[0] in RUN_OPTIONS])
+def test_a_run_refuses_them_before_it_makes_its_folder(
+    words: list[str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert call(["run", "digits", "rounds=1", "clients=2", "subset=60", "--quiet", *words, "--out", str(out)]) == 2
+    assert says in capsys.readouterr().err
+    assert not out.exists()

@@ -37,6 +37,11 @@ def branch_on_tensor(z: Tensor) -> Tensor:
     return z if z.sum() < 1e9 else 2 * z
 
 
+def recur(z: Tensor) -> Tensor:
+    state, weights = (z[None], z[None]), [torch.zeros(32, 8)] * 2
+    return torch.lstm(z[:, None], state, weights, False, 1, 0.0, False, False, True)[0][:, 0]
+
+
 def draw(z: Tensor) -> Tensor:
     return z + 0 * torch.rand_like(z)
 
@@ -47,6 +52,7 @@ def draw(z: Tensor) -> Tensor:
         (branch_on_item, "reads a number out of a tensor"),
         (branch_on_tensor, "reads a number out of a tensor"),
         (draw, "draws random numbers itself"),
+        (recur, "uses an operation that PyTorch can't vectorize (RuntimeError: Batching rule not"),
     ],
 )
 def test_a_model_that_cannot_be_stacked_is_told_so(act: Callable[[Tensor], Tensor], words: str) -> None:

@@ -24,6 +24,8 @@ _KNOWN = {
     "dynamic shape": ("makes a tensor whose size depends on its numbers", "a mask of fixed size"),
 }
 
+_VMAP = "vmap", "functorch", "Batching rule"  # words by which its errors are known
+
 
 class CannotStack(BadInput):
     """A model or a method does what can't be done for many clients at once."""
@@ -33,10 +35,11 @@ def explain(error: RuntimeError) -> CannotStack | None:
     """Return the error for the user, or None if it is not one of `vmap`'s."""
     text = str(error)
     line = user_line(error, after="functorch")  # what stands before vmap only called fedhead
-    if "vmap" not in text and "functorch" not in text and not (line and (_SHAPES in text or _SHARED in text)):
+    if not any(words in text for words in _VMAP) and not (line and (_SHAPES in text or _SHARED in text)):
         return None
     known = next((found for words, found in _KNOWN.items() if words in text), None)
-    what, better = known or (f"can't be vectorized ({first_line(error)})", "operations that vmap knows")
+    unknown = f"uses an operation that PyTorch can't vectorize ({first_line(error)})"
+    what, better = known or (unknown, "operations that torch.func.vmap knows")
     return CannotStack(
         f"executor stack: {line or 'the model'} {what}, which can't be done for many clients at once: use "
         f"executor=loop, or {better}"

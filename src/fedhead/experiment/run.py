@@ -209,7 +209,7 @@ def check_settings(settings: Settings, together: bool | None, folders: Sequence[
 
 
 def check_executor(settings: Settings, device: torch.device) -> None:
-    """Refuse, before any of several runs, an executor that can't run on the device where they will train."""
+    """Refuse, before any run, an executor that can't run on the device where it will train."""
     if isinstance(settings.executor, str):
         select.check_device(settings.executor, device)
 
@@ -247,6 +247,7 @@ def _as_begun(run: RecordedRun, settings: Settings, device: torch.device) -> Set
     """Return the settings of the run: those it was begun with, if it was begun before."""
     begun = run.environment
     if "executor" not in begun:
+        check_executor(settings, device)  # before anything is written
         return replace(settings, device=str(device), executor=_executor(settings.executor, run.recipe))
     for name in ("executor", "device", "precision", "compile"):
         value, begun_with = getattr(settings, name), begun.get(name, "auto")
