@@ -113,7 +113,7 @@ def test_finished_seeds_need_no_stack(
     monkeypatch.setattr(seeds, "execute_together", lambda *_, **__: pytest.fail("there is nothing to train"))
     before = capsys.readouterr().out
     assert call([*words, "--resume"]) == 0
-    assert capsys.readouterr().out == before
+    assert capsys.readouterr().out == before.rstrip("\n") + " (was finished already, nothing was trained)\n"
 
 
 def test_a_single_run_says_it_as_before(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

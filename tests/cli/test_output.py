@@ -184,3 +184,51 @@ def test_the_accuracy_names_how_many_seeds_it_is_of(
     quick = ["rounds=1", "subset=60", "clients=2", "local_epochs=1", "model.hidden=[4]", "--device", "cpu", "--quiet"]
     assert call(["run", "digits", *quick, f"seeds={seeds}", "--out", str(tmp_path / "runs")]) == 0
     assert capsys.readouterr().out.splitlines()[0].endswith(said)
+
+
+QUICK = ["digits", "subset=60", "clients=2", "local_epochs=1", "model.hidden=[4]", "--device", "cpu", "--quiet"]
+
+
+def test_the_traffic_of_rounds_and_stages_is_told_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["run", *QUICK, "rounds=2", "--executor", "loop"]
+    assert call([*words, "stages=[ncm, ccvr]", "stage.ccvr.epochs=1", "--out", str(tmp_path / "staged")]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    stages = json.loads((tmp_path / "staged/result.json").read_text())["stages"].values()
+    up, down = (sum(stage[f"bytes_{way}"] for stage in stages) / 1e3 for way in ("up", "down"))
+    model = (64 * 4 + 4 + 4 * 10 + 10) * 4 / 1e3  # 4 times up and down: 2 rounds of 2 clients
+    text = f"{4 * model:.1f} kB up, {4 * model:.1f} kB down"
+    assert f"traffic     {text} in rounds; {up:.1f} kB up, {down:.1f} kB down in stages" in shown
+    assert f"            per client and round {model:.1f} kB up, {model:.1f} kB down" in shown
+    assert call([*words, "--out", str(tmp_path / "plain")]) == 0
+    assert f"traffic     {text}" in capsys.readouterr().out.splitlines()
+
+
+@pytest.mark.parametrize("seeds", [[], ["seeds=[0, 1]"]], ids=["one", "two"])
+def test_a_finished_run_says_that_nothing_was_left_to_do(
+    seeds: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = ["--out", str(tmp_path / "run")]
+    said = f"run         {tmp_path / 'run'}"
+    for rounds, resume, ending in (
+        (1, [], ""),
+        (1, ["--resume"], " (was finished already, nothing was trained)"),
+        (2, ["--resume"], ""),
+    ):
+        assert call(["run", *QUICK, f"rounds={rounds}", *seeds, "--executor", "loop", *out, *resume]) == 0
+        assert capsys.readouterr().out.splitlines()[-1] == said + ending
+
+
+def test_metrics_of_several_seeds_have_their_deviation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = ["--out", str(tmp_path / "run")]
+    assert call(["run", *QUICK, "rounds=1", "metrics=[f1]", "seeds=[0, 1]", "--executor", "loop", *out]) == 0
+    values = [json.loads((tmp_path / f"run/seed{n}/result.json").read_text())["metrics"]["f1"] for n in (0, 1)]
+    deviation = abs(values[0] - values[1]) / 2**0.5  # of two values, n - 1
+    assert f"f1          {sum(values) / 2:.4f} ± {deviation:.4f}" in capsys.readouterr().out.splitlines()
+
+
+def test_a_quiet_sweep_prints_its_table_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["sweep", "digits", "subset=60", "clients=2", "rounds=1", "method=[fedavg, fedprox]", "--device", "cpu"]
+    assert call([*words, "--quiet", "--out", str(tmp_path / "sweep")]) == 0
+    said = capsys.readouterr()
+    assert said.err == ""
+    assert "fedprox" in said.out

@@ -73,6 +73,7 @@ def test_gains_are_scipys_paired_tests_with_holms_correction(table: ComparisonTa
         assert gain.paired.interval == pytest.approx(other.confidence_interval(0.95))
     p = sorted(other.pvalue for other in theirs)
     assert sorted([first.p_t, second.p_t]) == pytest.approx([2 * p[0], max(2 * p[0], p[1])])
+    assert comparison_text.tables(table)[1].title.endswith("p-values corrected by Holm, intervals not")
 
 
 def test_the_same_seed_on_another_split_is_no_partner() -> None:

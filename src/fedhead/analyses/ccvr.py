@@ -81,8 +81,11 @@ def analyze_norms(runs: Sequence[Trained], options: AnalysisOptions) -> Analysis
     numbers: dict[str, Any] = {"clients": clients, "counts": counts.tolist(), "rounds": {}}
     for number, each in models.items():
         found = norms.client_norms(each)
-        maps[f"norms, round {number}"] = found.numpy()
+        # the run's last model is trained by the clients once more, as in a round that the run does not have
+        extra = {"trained": f"once more, after the run's {run.round} rounds"} if number == after_last else {}
+        maps[f"norms, {'after the last round' if extra else f'round {number}'}"] = found.numpy()
         numbers["rounds"][str(number)] = {
+            **extra,
             "norms": found.tolist(),
             "correlation_with_counts": norms.correlation(found, counts),
         }

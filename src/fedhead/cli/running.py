@@ -112,6 +112,7 @@ def run(
         from fedhead.deploy.local_run import execute
     folders = seed_folders(found, out, data)
     finished, resumed = _done(folders) if resume else (0, [])
+    complete = resume and all(_has_ended(path, one) for path, one in folders.items())
     last: Row = {}
 
     def stopped() -> str:
@@ -146,7 +147,7 @@ def run(
     if as_json:
         print(json.dumps(result))
     else:
-        _print_result(result)
+        _print_result(result, complete)
     raise_failed(result.get("diverged", {}), result.get("damaged", {}))
 
 
@@ -157,17 +158,26 @@ def _done(folders: Mapping[Path, Recipe]) -> tuple[int, list[int]]:
 
     done, resumed = 0, list[int]()
     for path, recipe in folders.items():
-        if not RunFolder.holds_run(path):
-            continue
         try:
-            folder = RunFolder.open(path)
-            if folder.finished and folder.recipe == recipe:
+            if _has_ended(path, recipe):
                 done += recipe.rounds
-            else:
-                resumed.append(folder.checkpoint_round())
+            elif RunFolder.holds_run(path):
+                resumed.append(RunFolder.open(path).checkpoint_round())
         except DamagedRun:  # which the run itself will name
             done += recipe.rounds
     return done, resumed
+
+
+def _has_ended(path: Path, recipe: Recipe) -> bool:
+    """Whether a folder holds the finished run of a recipe, so that there is nothing to go on with."""
+    from fedhead.experiment.run_files import DamagedRun
+    from fedhead.experiment.run_folder import RunFolder
+
+    try:
+        folder = RunFolder.open(path) if RunFolder.holds_run(path) else None
+    except DamagedRun:  # which the run itself will name
+        return False
+    return folder is not None and folder.finished and folder.recipe == recipe
 
 
 def _unused(path: Path) -> Path:
@@ -179,7 +189,8 @@ def _unused(path: Path) -> Path:
     return free
 
 
-def _print_result(result: Row) -> None:
+def _print_result(result: Row, complete: bool) -> None:
+    """Print what a run, or several, came to; `complete`: it was there before, and nothing was trained."""
     runs = result.get("runs", [result])
     left_out = all("left_out" in one for one in runs)
     width = max(11, *(len(one["left_out"]) for one in runs)) if left_out else 11
@@ -196,19 +207,28 @@ def _print_result(result: Row) -> None:
         print(f"personal    {_percent([r['personal'] for r in runs])}{many}")
     for name, value in result.get("metrics", {}).items():
         why = result.get("notes", {}).get(name, "no value")
-        print(f"{name:<11} {f'– ({why})' if value is None else f'{value:.4f}'}")
+        text = f"– ({why})" if value is None else _mean_std([r["metrics"][name] for r in runs], 4)
+        print(f"{name:<11} {text}")
     for name in result["stages"]:
         found = [(word, [r["stages"][name][word] for r in runs]) for word in ("accuracy", "personal")]
         shown = [f"{word} {_percent(values)}" for word, values in found if values != [None] * len(runs)]
         print(f"  + {name}: {', '.join(shown)}")
-    print(f"traffic     {_bytes(result['bytes_up'])} up, {_bytes(result['bytes_down'])} down")
+    print(f"traffic     {_traffic(result, runs)}")
     if each := result.get("client_bytes"):
         print(f"            per client and round {_bytes(each['up'])} up, {_bytes(each['down'])} down")
     prepared = result.get("preparing") or 0.0
     print(f"time        {result['seconds']:.1f} s" + (f", after {prepared:.1f} s of compiling" if prepared else ""))
     if started := {r.get("compiled_from") for r in runs} - {None}:
         print(f"compiled    from round {' and '.join(map(str, sorted(started)))} on")
-    print(f"run         {result['run']}")
+    print(f"run         {result['run']}{' (was finished already, nothing was trained)' if complete else ''}")
+
+
+def _traffic(result: Row, runs: list[Row]) -> str:
+    """What was sent in all, of the rounds and of the stages apart: a stage may send more than all rounds."""
+    of_stages = [sum(one[f"bytes_{way}"] for r in runs for one in r["stages"].values()) for way in ("up", "down")]
+    of_rounds = [result[f"bytes_{way}"] - sent for way, sent in zip(("up", "down"), of_stages, strict=True)]
+    texts = [f"{_bytes(up)} up, {_bytes(down)} down" for up, down in (of_rounds, of_stages)]
+    return f"{texts[0]} in rounds; {texts[1]} in stages" if any(of_stages) else texts[0]
 
 
 def _bytes(count: float) -> str:
@@ -217,11 +237,16 @@ def _bytes(count: float) -> str:
 
 def _percent(values: list[float | None]) -> str:
     """The value of a run in per cent; of several, their mean and deviation."""
+    shown = _mean_std(values, 2)
+    return shown if shown == "–" else f"{shown} %"
+
+
+def _mean_std(values: list[float | None], decimals: int) -> str:
     there = [v for v in values if v is not None]
     if not there:
         return "–"
-    spread = f" ± {statistics.stdev(there):.2f}" if len(there) > 1 else ""
-    return f"{statistics.fmean(there):.2f}{spread} %"
+    spread = f" ± {statistics.stdev(there):.{decimals}f}" if len(there) > 1 else ""
+    return f"{statistics.fmean(there):.{decimals}f}{spread}"
 
 
 @app.command()

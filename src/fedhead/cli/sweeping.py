@@ -66,6 +66,7 @@ def sweep(
     together: Together = None,
     dry_run: DryRun = False,
     as_json: TableAsJson = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print no line per run.")] = False,
 ) -> None:
     """Run a recipe with every combination of values, each with every seed, and print one table.
 
@@ -116,7 +117,7 @@ def sweep(
             out,
             claims=Claims(taken, over=bool(names)),
             minutes=0 if names else minutes,  # with several devices all is done: what follows only collects the table
-            log=lambda text: print(text, file=sys.stderr, flush=True),
+            log=(lambda text: None) if quiet else lambda text: print(text, file=sys.stderr, flush=True),
             **options,
         )
     if as_json:

@@ -63,9 +63,10 @@ def _gains(found: ComparisonTable) -> TextTable:
                 p_value(gain.p_wilcoxon),
             ]
         )
-    title = (
-        f"Difference from {pivot.rows[found.baseline]}, paired over the same seed and split; p-values corrected by Holm"
-    )
+    baseline = pivot.rows[found.baseline]
+    title = f"Difference from {baseline}, paired over the same seed and split; p-values corrected by Holm"
+    if len(found.gains) > 1:
+        title += ", intervals not"
     return TextTable(title, head, body)
 
 

@@ -107,7 +107,7 @@ def _gains(found: ComparisonTable, id: str) -> str:
         body.append(line)
     caption = (
         f"{metric_label(found.metric)} minus that of {found.pivot.rows[found.baseline]}: mean of the differences of "
-        f"the same seed and split, its {found.level:.0%} interval, and p of the paired t-test, corrected by Holm over "
-        "this table; bold: the interval leaves out 0"
+        f"the same seed and split, its {found.level:.0%} interval, and p of the paired t-test, which alone is "
+        "corrected by Holm over this table; bold: the interval leaves out 0"
     )
     return table(id, ["method", *found.pivot.headings()], body, caption)
