@@ -56,3 +56,26 @@ def test_the_rows_on_cifar10_are_those_of_the_results(method: str) -> None:
         value = own[name]
         assert value is not None
         assert value[0] == pytest.approx(float(text), abs=0.0501)  # 58.55 is rounded either way
+
+
+def mean_std(table: str, cell: str) -> str:
+    """Return what a table's own settings have in a cell, as pages write it."""
+    rows = [row for row in Results(ROOT / "results") if (row.table, row.cell, row.overrides) == (table, cell, "")]
+    values = [row.value for row in rows if row.value is not None and row.scale == "full"]
+    return f"{statistics.fmean(values):.1f} ± {statistics.stdev(values):.1f}"
+
+
+def test_the_guides_of_ccvr_and_of_choosing_have_the_same_values() -> None:
+    guide = (ROOT / "docs/ccvr.md").read_text(encoding="utf-8")
+    for alpha in ("0.5", "0.1", "0.05"):
+        cells = [f"cifar10-{alpha} fedavg {stage}" for stage in ("before", "ccvr", "whole-data")]
+        assert f"| α = {alpha}, ours | {' | '.join(mean_std('ccvr/table2', cell) for cell in cells)} |" in guide
+    cells = [f"{method} cifar10-0.1 general" for method in ("fedavg", "fedetf")]
+    gain = " → ".join(mean_std("fedetf/table1", cell).partition(" ")[0] for cell in cells)
+    assert gain in (ROOT / "docs/choosing.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/ccvr.md", "docs/results.md", "docs/choosing.md"])
+def test_the_rows_of_ccvr_say_which_transformation_they_have(page: str) -> None:
+    (cell,) = tables.load("ccvr/table2").cells(pick=["cifar10-0.1 fedavg ccvr"])
+    assert f"tukey={cell.parameters['tukey']}" in (ROOT / page).read_text(encoding="utf-8")

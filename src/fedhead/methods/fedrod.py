@@ -30,7 +30,8 @@ class FedRoD(Method):
     objectives: ClassVar[tuple[str, ...]] = ("multiclass",)
     own_loss: ClassVar[bool] = True
     gamma: Annotated[float, AtLeast(0)] = 1.0  # γ, exponent of the class counts in the balanced softmax
-    absent: Literal["mask", "one"] = "one"  # classes that a client lacks: counted once, or out of the softmax
+    # classes that a client lacks: counted once, as FedETF's public code does, or out of the softmax; see docs/fedetf.md
+    absent: Literal["mask", "one"] = "one"
 
     def init_client(self, w: Weights, task: Task) -> Tree:
         """A linear personal head that adds nothing yet."""

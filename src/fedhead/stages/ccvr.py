@@ -51,7 +51,8 @@ class CCVR(StatisticsStage):
     weight_decay: Annotated[float, AtLeast(0)] = 1e-5  # L2 penalty of SGD
     batch_size: Annotated[int, AtLeast(1)] = 64  # virtual features per step
     # The paper applies ReLU and Tukey's transformation but not where: to the real features before their statistics
-    # and in testing (real), to virtual features and in testing (both), to virtual features alone, or not at all.
+    # and in testing (real), to virtual features and in testing (both), to virtual features alone, or not at all: the
+    # default, as none of the others was measured to be better (docs/ccvr.md). The paper's tables here have real.
     tukey: Tukey = "none"
     power: Annotated[float, Above(0), AtMost(1)] = 0.5  # λ of Tukey's transformation
     covariance: Literal["full", "diagonal", "low-rank"] = "full"  # what clients send of Σ_c
