@@ -24,7 +24,8 @@ Assignments = Annotated[
 ]
 RecipeName = Annotated[str, typer.Argument(metavar="RECIPE", help="A built-in recipe's name, or a YAML file.")]
 DataFolder = Annotated[
-    Path | None, typer.Option("--data", help="The folder of the data sets. [default: $FEDHEAD_DATA]")
+    Path | None,
+    typer.Option("--data", help="The folder of the data sets. [default: $FEDHEAD_DATA, else ~/.cache/fedhead]"),
 ]
 Device = Annotated[str, typer.Option(help="Where to compute: auto, cpu, cuda, or one of several GPUs as in cuda:1.")]
 ColumnWidth = Annotated[int, typer.Option(min=1, max=2, help="Columns of a page that a figure spans: 3.3 or 6.9 in.")]
