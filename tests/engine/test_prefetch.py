@@ -77,3 +77,18 @@ def test_work_on_batches_follows_them_in_the_same_thread(monkeypatch: pytest.Mon
 
 def test_there_may_be_nothing_to_wait_for() -> None:
     Prefetcher().wait()
+
+
+def test_each_run_forgets_its_own_batches_and_waits_for_no_other_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    draws = [DrawArguments(50, 8, 3, False, key) for key in range(3)]
+    shared = Prefetcher(keep=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(prefetch, "FEW", 0)
+        assert not shared.begin(draws[:1])
+    assert shared.begin(draws[1:]), "they are drawn, though another run's are not"
+    shared.forget(draws[:2])
+    drawn: list[int] = []
+    plainly = batching.draw_all
+    monkeypatch.setattr(batching, "draw_all", lambda wanted: drawn.extend(one.key for one in wanted) or plainly(wanted))
+    assert [schedule.key for schedule in shared.schedules(draws)] == [0, 1, 2]
+    assert drawn == [0, 1], "what was forgotten is drawn anew"

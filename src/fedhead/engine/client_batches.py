@@ -42,7 +42,7 @@ class ClientBatches:
         public: The samples that all clients hold.
         stragglers: Who does only a part of the work, in rounds.
         prefetch: Draws the batches.
-        shared: Whether other runs, which train together with this one, draw with the same prefetcher.
+        shared: Whether a stack holds clients of other runs too, which train together with this one.
     """
 
     def __init__(
@@ -55,6 +55,7 @@ class ClientBatches:
     ):
         self._rows, self._public, self._prefetch, self._shared = rows, public, prefetch, shared
         self._local_work = LocalWork(rows, public, stragglers)
+        self._begun: list[DrawArguments] = []  # of the next round
         self._ahead: dict[int, _TablesAhead] = {}  # by architecture
 
     @cached_property
@@ -90,9 +91,10 @@ class ClientBatches:
         ]
 
     def forget(self) -> None:
-        """Drop batches that were drawn ahead and not asked for, unless other runs may ask for them."""
-        if not self._shared:
-            self._prefetch.forget()
+        """Drop batches that were drawn ahead and not asked for, and their tables."""
+        self._prefetch.forget(self._begun)
+        self._begun.clear()
+        self._ahead.clear()
 
     def begin(self, program: Program, group: int, clients: list[int], round: int, tables: bool) -> None:
         """Begin to draw the batches of clients in a later round of training, and to put them into tables.
@@ -105,14 +107,15 @@ class ClientBatches:
             tables: Whether to make tables, for a stack that takes all of these clients at once.
         """
         draws = self._local_work.ahead(program.algorithm, program.task, clients, round)
-        at_once = self._prefetch.begin(draw for mine in draws for draw in mine)
-        self._ahead.pop(group, None)
+        begun = [draw for mine in draws for draw in mine]
+        drawn = self._prefetch.begin(begun)
+        self._begun += begun
         if not tables or not all(draws):
             return
         rows = [self._rows[k] for k in clients]
         orders = stack_order([list(map(batching.count_steps, mine)) for mine in draws], list(map(len, rows)))
         if len(orders) == 1:
-            make = self._make_tables if at_once else self._begin_tables
+            make = self._make_tables if drawn else self._begin_tables
             self._ahead[group] = make(program, draws, rows, orders[0])
 
     def _drawn(self, draws: Draws) -> Schedules:

@@ -300,10 +300,14 @@ class Clients:
             round: Number of the round.
             tables: Whether to make tables; only a stack that takes all clients of an architecture at once uses them.
         """
-        self._batches.forget()
+        self.forget_ahead()
         for group in sorted({self.assign[k] for k in clients}):
             own = [k for k in clients if self.assign[k] == group]
             self._batches.begin(self.program(self.method, group), group, own, round, tables)
+
+    def forget_ahead(self) -> None:
+        """Drop what `draw_ahead` has drawn for a round that does not come."""
+        self._batches.forget()
 
     # -- evaluation -------------------------------------------------------------------------------
     @property

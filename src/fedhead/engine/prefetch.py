@@ -30,25 +30,27 @@ class Prefetcher:
         self._kept: dict[DrawArguments, batching.BatchSchedule] = {}
         self._samples = 0  # of the batches that are kept
 
-    def begin(self, draws: Iterable[DrawArguments]) -> bool:
-        """Start to draw these in the background; few samples are drawn now, which the answer says."""
+    def begin(self, draws: Sequence[DrawArguments]) -> bool:
+        """Start to draw these in the background, few samples at once; return whether all of them are drawn."""
         known = (self._pending, self._ready, self._kept)
         wanted = [arguments for arguments in draws if not any(arguments in one for one in known)]
-        if not wanted:
-            return not self._pending
         if sum(arguments.n * arguments.epochs for arguments in wanted) <= FEW:
             self._ready.update(zip(wanted, batching.draw_all(wanted), strict=True))
-            return not self._pending
-        if self._worker is None:
-            self._worker = ThreadPoolExecutor(1, thread_name_prefix="batches")
-        drawing = self._worker.submit(batching.draw_all, wanted)
-        self._pending.update({arguments: (drawing, place) for place, arguments in enumerate(wanted)})
-        return False
+        else:
+            if self._worker is None:
+                self._worker = ThreadPoolExecutor(1, thread_name_prefix="batches")
+            drawing = self._worker.submit(batching.draw_all, wanted)
+            self._pending.update({arguments: (drawing, place) for place, arguments in enumerate(wanted)})
+        return not any(arguments in self._pending for arguments in draws)
 
-    def forget(self) -> None:
-        """Drop batches that were drawn ahead and not asked for, as where a method has changed its phases since."""
-        self._pending.clear()
-        self._ready.clear()
+    def forget(self, draws: Iterable[DrawArguments]) -> None:
+        """Drop those of these batches that nobody has asked for, as where a method has changed its phases since.
+
+        Another run that was to ask for them draws them anew.
+        """
+        for arguments in draws:
+            self._pending.pop(arguments, None)
+            self._ready.pop(arguments, None)
 
     def then(self, draws: Sequence[DrawArguments], work: Callable[[list[batching.BatchSchedule]], T]) -> Future[T]:
         """Apply a function in the background to batches that were begun before; they can still be asked for."""

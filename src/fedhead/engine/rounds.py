@@ -228,6 +228,7 @@ def run(
                     number,
                     evaluate_every,
                 )
+    transport.end_rounds()
     if kept is not None and kept.round != number:
         transport.states.clear()
         transport.restore(kept.server, kept.clients, kept.round)

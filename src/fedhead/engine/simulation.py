@@ -129,6 +129,12 @@ class Simulation(Clients, Transport[ClientStates]):
         self.executor = select.executor(self._wanted, self, compile=self._compile)
         self.padding_check.checked = None if self.executor.shared is None else self.executor.shared.checked_losses
 
+    def end_rounds(self) -> None:
+        """Release the batches and the states that were prepared for a round that does not come."""
+        self.forget_ahead()
+        if isinstance(self.states, HostStates):
+            self.states.prefetch([], [])
+
     def restore(self, server: Tree, kept: Mapping[int, Tree], round: int) -> None:
         """Go on from an earlier state, on this simulation's device."""
         here = isinstance(self.states, HostStates)

@@ -128,6 +128,9 @@ class Transport(ABC, Generic[S]):
     def begin(self) -> None:
         """Get ready for the first exchange, after all checks."""
 
+    def end_rounds(self) -> None:
+        """Release what was prepared for a round that does not come, as after a run was stopped; stages may follow."""
+
     def restore(self, server: Tree, kept: Mapping[int, Any], round: int) -> None:
         """Go on from the state of the server and of the clients after an earlier round."""
         self.round = round

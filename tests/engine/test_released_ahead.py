@@ -1,0 +1,98 @@
+"""What was prepared for a round that does not come is released; a CPU stands for the GPU."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from small import federation, network
+
+import fedhead as fh
+from fedhead.engine import prefetch
+from fedhead.engine.callbacks import STOP
+from fedhead.engine.host_states import HostStates
+from fedhead.engine.rounds import Snapshot, run, train_round
+from fedhead.engine.simulation import Simulation
+from fedhead.executors.base import Executor
+from fedhead.executors.joint.runs import run_together
+from fedhead.executors.stack import Stack
+
+LOCAL = fh.LocalTraining(epochs=2, batch_size=4, optimizer=fh.SGD(lr=0.05))
+
+
+@pytest.fixture(params=["at once", "background"], autouse=True)
+def few(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether the samples are few enough to be put into tables at once."""
+    if request.param == "background":
+        monkeypatch.setattr(prefetch, "FEW", 0)
+
+
+def simulation(executor: Executor, method: fh.Method | None = None, **settings: Any) -> Simulation:
+    """A run that prepares its rounds as beside a GPU; all tensors stay on the CPU."""
+    method = method or fh.FedAvg()
+    usual: dict[str, Any] = {"rounds": 8, "local": LOCAL}
+    made = Simulation(federation(), [network("group", method.head)], method, executor=executor, **usual | settings)
+    made.device = torch.device("cuda")
+    return made
+
+
+def held(made: Simulation) -> int:
+    """How many clients' batches are held that were drawn ahead."""
+    return len(made.prefetch._pending) + len(made.prefetch._ready)
+
+
+def stop_after(round: int, now: Snapshot) -> Any:
+    return STOP if now.round == round else None
+
+
+def test_a_run_that_is_stopped_holds_nothing_of_the_next_round() -> None:
+    made = simulation(Stack())
+    run(made, evaluate_every=8, on_round=partial(stop_after, 2))
+    assert made.round == 2
+    assert not held(made)
+    assert not made._batches._ahead
+
+
+def test_a_run_that_is_stopped_holds_no_states_on_the_device() -> None:
+    made = simulation(Stack(), fh.Scaffold(), participation=0.5)
+    made.states = states = HostStates(made.initial_state, torch.device("cpu"))
+    run(made, evaluate_every=8, on_round=partial(stop_after, 2))
+    assert states.kept
+    assert not states._prefetched
+
+
+def test_of_joined_runs_the_one_that_is_stopped_leaves_no_batches_behind() -> None:
+    left: list[int] = []
+
+    def go(seed: int, rounds: int, executor: Executor) -> None:
+        made = simulation(executor, seed=seed, rounds=4)
+        run(made, evaluate_every=8, on_round=partial(stop_after, rounds))
+        left.append(held(made))
+
+    run_together(Stack(), [partial(go, 0, 2), partial(go, 1, 4)])
+    assert left[-1] == 0
+
+
+def test_joined_runs_of_a_method_that_changes_its_phases_hold_one_round_each() -> None:
+    class Changing(fh.FedAvg):
+        """Trains for one epoch more in each round."""
+
+        def phases(self, task: fh.Task) -> tuple[fh.Phase, ...]:
+            return (fh.Phase(self.loss, epochs=vars(self).get("epochs", 1)),)
+
+        def aggregate(self, server: fh.Tree, replies: fh.Replies, task: fh.Task) -> fh.Tree:
+            object.__setattr__(self, "epochs", vars(self).get("epochs", 1) + 1)
+            return super().aggregate(server, replies, task)
+
+    most: list[int] = []
+
+    def go(seed: int, executor: Executor) -> None:
+        made = simulation(executor, Changing(), seed=seed)
+        for number in range(1, 7):
+            train_round(made, number)
+            most.append(held(made))
+
+    run_together(Stack(), [partial(go, seed) for seed in (0, 1)])
+    assert max(most) <= 2 * len(federation())
