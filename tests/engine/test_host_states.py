@@ -15,11 +15,12 @@ from fedhead.core.stacked_trees import StackedTrees
 from fedhead.core.tree import Tree
 from fedhead.engine.callbacks import KEEP, STOP, Action, Callback
 from fedhead.engine.client_states import ClientStates
-from fedhead.engine.host_states import HostStates
+from fedhead.engine.host_states import Copies, HostStates
 from fedhead.engine.metrics import Row
-from fedhead.engine.rounds import Snapshot, run
+from fedhead.engine.rounds import Snapshot, run, run_stage
 from fedhead.engine.simulation import Simulation
 from fedhead.methods import METHODS
+from fedhead.stages.ccvr import CCVR
 
 LOCAL = LocalTraining(epochs=1, batch_size=4, optimizer=SGD(lr=0.02, momentum=0.9))
 CPU = torch.device("cpu")
@@ -176,6 +177,37 @@ def test_the_next_cohort_is_fetched_while_this_one_trains(monkeypatch: pytest.Mo
     run(made)
     cohorts = [made.cohort(number) for number in range(1, 6)]
     assert asked == list(zip([*cohorts[1:], []], cohorts, strict=True))
+
+
+def test_where_the_device_has_no_memory_states_are_copied_when_they_are_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = run(simulation("scaffold", LOCAL, on_host=False))
+
+    def full(copies: Copies, states: list[Any]) -> None:
+        raise torch.OutOfMemoryError("full")
+
+    monkeypatch.setattr(Copies, "fetch", full)
+    made = simulation("scaffold", LOCAL, on_host=True)
+    found = run(made)
+    assert same(found.server, expected.server)
+    assert all(same(found.clients[k], expected.clients[k]) for k in expected.clients)
+    assert isinstance(made.states, HostStates)
+    made.states.prefetch([1, 2], training=[2])
+    made.states[2] = state(1.0)
+    assert not made.states._prefetched, "nor does a new one stay there"
+
+
+def test_page_locked_memory_is_reserved_for_those_who_train_and_not_for_a_stage(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A stage asks all clients, of whose states there may be more than fit into memory twice."""
+    reserved: list[int] = []
+    monkeypatch.setattr(Copies, "reserve", lambda copies, like, count: reserved.append(count))
+    made = simulation("scaffold", LOCAL, on_host=True)
+    run(made)
+    rounds = [count for count in reserved if count]
+    assert rounds == [len(made.cohort(number)) for number in range(2, 6)], "in round 1 nothing is known of states"
+    run_stage(made, CCVR(samples=20, epochs=1))
+    assert [count for count in reserved if count] == rounds
 
 
 def test_on_a_cpu_states_stay_as_they_are() -> None:

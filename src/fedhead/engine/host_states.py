@@ -101,17 +101,25 @@ class HostStates(ClientStates):
         if self._packed:
             self._copies.reserve(next(iter(self._packed.values())).buffers, len(training))
         fetched = [k for k in self._wanted.difference(training) if k in self._packed]
-        on_device = self._copies.fetch([self._packed[k].buffers for k in fetched])
+        try:
+            on_device = self._copies.fetch([self._packed[k].buffers for k in fetched])
+        except torch.OutOfMemoryError:  # each is copied when it is needed, by an executor that can do with less memory
+            self.release_prefetched()
+            return
         self._prefetched = {
             k: self._packed[k]._replace(buffers=buffers).tree() for k, buffers in zip(fetched, on_device, strict=True)
         }
+
+    def release_prefetched(self) -> None:
+        """Hold no state on the device any more."""
+        self._prefetched.clear()
+        self._wanted = frozenset()
 
     def clear(self) -> None:
         """Let every client have its initial state again, also those whose state was copied to the device ahead."""
         super().clear()
         self._packed.clear()
-        self._prefetched.clear()
-        self._wanted = frozenset()
+        self.release_prefetched()
 
     def copy(self) -> HostStates:
         """Return the same states, to be written to without touching these."""
@@ -156,8 +164,8 @@ class Copies:
         return copy
 
     def reserve(self, like: Buffers, copies: int) -> None:
-        """Let torch have page-locked memory for so many copies of such buffers: to lock pages takes long."""
-        if self._on_gpu:  # dropped at once, and kept by torch for whoever asks next
+        """Allocate page-locked memory for so many copies of such buffers ahead: to lock pages takes long."""
+        if self._on_gpu:  # the tensors are dropped at once; torch keeps their memory for the next ones of this size
             _ = [torch.empty(t.shape, dtype=t.dtype, pin_memory=True) for _ in range(copies) for t in like.values()]
 
     def fetch(self, states: list[Buffers]) -> list[Buffers]:

@@ -133,7 +133,7 @@ class Simulation(Clients, Transport[ClientStates]):
         """Release the batches and the states that were prepared for a round that does not come."""
         self.forget_ahead()
         if isinstance(self.states, HostStates):
-            self.states.prefetch([], [])
+            self.states.release_prefetched()
 
     def restore(self, server: Tree, kept: Mapping[int, Tree], round: int) -> None:
         """Go on from an earlier state, on this simulation's device."""
@@ -162,8 +162,7 @@ class Simulation(Clients, Transport[ClientStates]):
         jobs = self.work(algorithm, downlink, states, round, keeps_stacks=executor.keeps_stacks)
         if self.compiled_from is not None and isinstance(algorithm, Method):
             jobs = [replace(job, compiled=round >= self.compiled_from) for job in jobs]
-        goes_on = isinstance(algorithm, Method) and round < self.task.rounds
-        prepare = partial(self._prepare, states, cohort, round + 1, goes_on)
+        prepare = partial(self._prepare_next, algorithm, states, cohort, round)
         with self._warn_of_draws(executor, algorithm):
             trained = executor.train_and_prepare(jobs, prepare)
 
@@ -173,14 +172,30 @@ class Simulation(Clients, Transport[ClientStates]):
         replies = self._by_client(algorithm, executor, jobs, trained, finite)
         return Received(replies, downlink.nbytes(), finite=finite)
 
-    def _prepare(
-        self, states: ClientStates, training: list[int], round: int, goes_on: bool, replies: Sequence[Sequence[Reply]]
+    def _prepare_next(
+        self,
+        algorithm: Algorithm,
+        states: ClientStates,
+        training: list[int],
+        round: int,
+        replies: Sequence[Sequence[Reply]],
     ) -> None:
-        """Prepare the next round, if there is one, while a GPU still trains this one; a CPU has no time to spare."""
+        """Prepare the round after this one while a GPU trains this one; a CPU has no time to spare.
+
+        Args:
+            algorithm: What is trained; nothing is prepared beside a stage.
+            states: The clients' states.
+            training: The clients of this round.
+            round: Number of this round; the last one is followed by none.
+            replies: What the executor returns for each job of this round.
+        """
+        if isinstance(algorithm, Stage):
+            return
+        goes_on = round < self.task.rounds
         if isinstance(states, HostStates):
-            states.prefetch(self.cohort(round) if goes_on and states.hold_tensors else [], training)
+            states.prefetch(self.cohort(round + 1) if goes_on and states.hold_tensors else [], training)
         if self.device.type == "cuda":
-            self.draw_ahead(self.cohort(round) if goes_on else [], round, in_whole_stacks(replies))
+            self.draw_ahead(self.cohort(round + 1) if goes_on else [], round + 1, in_whole_stacks(replies))
 
     def _by_client(
         self,
