@@ -18,6 +18,7 @@ from fedhead.core.finite import FiniteCheck
 from fedhead.engine import prefetch
 from fedhead.engine.rounds import train_round
 from fedhead.engine.simulation import Simulation
+from fedhead.executors import job_tables
 from fedhead.executors.base import Executor
 from fedhead.executors.joint.jobs import merge_jobs
 from fedhead.executors.joint.runs import JointRuns, run_together
@@ -34,9 +35,12 @@ def few(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None
         monkeypatch.setattr(prefetch, "FEW", 0)
 
 
-def simulation(seed: int, method: type[fh.Method], executor: Executor, **settings: Any) -> Simulation:
+def simulation(
+    seed: int, method: type[fh.Method], executor: Executor, data: fh.Federation | None = None, **settings: Any
+) -> Simulation:
+    data = federation() if data is None else data
     usual: dict[str, Any] = {"rounds": ROUNDS, "local": LOCAL, "seed": seed}
-    made = Simulation(federation(), [network("group", method.head)], method(), executor=executor, **usual | settings)
+    made = Simulation(data, [network("group", method.head)], method(), executor=executor, **usual | settings)
     made.padding_check = lambda job, group: None  # type: ignore[assignment]  # it makes small tables of its own
     return made
 
@@ -128,3 +132,13 @@ def test_a_run_that_can_not_prepare_its_next_round_ends_alone(monkeypatch: pytes
         run_together(Stack(), [partial(run, seed) for seed in (0, 1, 2)])
     assert {made.task.seed for made in ended} == {1, 2}
     assert [made.round for made in ended] == [ROUNDS, ROUNDS]
+
+
+def test_the_rows_of_all_runs_are_put_into_one_table_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pool keeps a few tables of rows: those of single runs, which no stack uses, would take the place of it."""
+    data, made = federation(), list[int]()
+    plainly = job_tables._rows_and_mask
+    monkeypatch.setattr(job_tables, "_rows_and_mask", lambda pool, rows: made.append(len(rows)) or plainly(pool, rows))
+    splits = [replace(data, rows=[rows.copy() for rows in data.rows]) for _ in range(5)]
+    train_together([partial(simulation, seed, fh.FedAvg, data=split) for seed, split in enumerate(splits)])
+    assert made == [5 * sum(len(rows) > 0 for rows in data.rows)]

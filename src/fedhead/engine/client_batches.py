@@ -42,7 +42,7 @@ class ClientBatches:
         public: The samples that all clients hold.
         stragglers: Who does only a part of the work, in rounds.
         prefetch: Draws the batches.
-        shared: Whether a stack holds clients of other runs too, which train together with this one.
+        joined: Whether other runs train together with this one, in a stack of the clients of all of them.
     """
 
     def __init__(
@@ -51,9 +51,9 @@ class ClientBatches:
         public: Pool | None,
         stragglers: Stragglers | None,
         prefetch: Prefetcher,
-        shared: bool,
+        joined: bool,
     ):
-        self._rows, self._public, self._prefetch, self._shared = rows, public, prefetch, shared
+        self._rows, self._public, self._prefetch, self._joined = rows, public, prefetch, joined
         self._local_work = LocalWork(rows, public, stragglers)
         self._begun: list[DrawArguments] = []  # of the next round
         self._ahead: dict[int, _TablesAhead] = {}  # by architecture
@@ -127,7 +127,9 @@ class ClientBatches:
         schedules = self._drawn(draws)
         rows, ordered = [rows[k] for k in places], [schedules[k] for k in places]
         batches = all_batches(program, rows, ordered, self.public_rows)
-        return _TablesAhead(draws, schedules, JobTables(places, row_table(program, rows, ordered, keep=True), batches))
+        # of joined runs a table of all their clients' rows is made, which lasts for many rounds
+        own_rows = None if self._joined else row_table(program, rows, ordered, keep=True)
+        return _TablesAhead(draws, schedules, JobTables(places, own_rows, batches))
 
     def _begin_tables(self, program: Program, draws: Draws, rows: list[Rows], places: list[int]) -> _TablesAhead:
         """Let the thread that draws the batches make the tables of them, for which it needs no device."""

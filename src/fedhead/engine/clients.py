@@ -163,7 +163,7 @@ class Clients:
         self.states = ClientStates(self.initial_state)
         self.prefetch = Prefetcher() if shared is None else once("batches", (), partial(Prefetcher, keep=True))
         self._batches = ClientBatches(
-            federation.rows, self.public, self.stragglers, self.prefetch, shared=shared is not None
+            federation.rows, self.public, self.stragglers, self.prefetch, joined=shared is not None
         )
         self.padding_check = PaddingCheck()
         self.budgets = [MemoryBudget.for_testing(self.pool) for _ in templates]  # of the clients of each architecture

@@ -21,9 +21,11 @@ def merge_tables(jobs: Sequence[Job]) -> JobTables | None:
         jobs: The jobs, whose clients have their places in the stack's job one job after another.
     """
     tables = [job.tables for job in jobs if job.tables is not None]
-    schedules = [own for job in jobs for own in job.schedules]
-    orders = stack_order([[*map(len, own)] for own in schedules], [len(rows) for job in jobs for rows in job.rows])
-    if len(tables) < len(jobs) or len(orders) != 1:
+    if len(tables) < len(jobs):
+        return None
+    steps = [[len(schedule) for schedule in own] for job in jobs for own in job.schedules]
+    orders = stack_order(steps, [len(rows) for job in jobs for rows in job.rows])
+    if len(orders) != 1:
         return None
     column = {place: at for at, place in enumerate(orders[0])}
     device = jobs[0].program.pool.device
@@ -37,7 +39,12 @@ def merge_tables(jobs: Sequence[Job]) -> JobTables | None:
 
 
 def _merge_phase(parts: Sequence[PhaseBatches], columns: list[Tensor]) -> PhaseBatches:
-    """Put the clients of each part into their columns; those with fewer steps are padded with a weight of 0."""
+    """Put the clients of each part into their columns; those with fewer steps are padded with a weight of 0.
+
+    Args:
+        parts: The batches of each run in a phase, [steps, its clients, batch].
+        columns: Where each run's clients stand in the stack's tables, [steps, all clients, batch].
+    """
     steps = max(len(part.rows) for part in parts)
     clients, batch = sum(map(len, columns)), parts[0].rows.shape[2]
     rows, weight = (t.new_zeros(steps, clients, batch) for t in (parts[0].rows, parts[0].weight))
