@@ -19,6 +19,7 @@ import fedhead as fh
 from fedhead.algorithm.task import LocalTraining
 from fedhead.core import global_generators
 from fedhead.core.optimizers import SGD
+from fedhead.engine.host_states import HostStates
 from fedhead.engine.rounds import train_round
 from fedhead.engine.simulation import Simulation
 from fedhead.executors.base import Executor
@@ -206,3 +207,28 @@ def test_an_aggregation_that_draws_is_named(caplog: pytest.LogCaptureFixture) ->
     with caplog.at_level(logging.WARNING, "fedhead"):
         trained(Noise(), Loop())
     assert "Noise.aggregate draws from torch's global generator" in caplog.text
+
+
+@dataclass(frozen=True)
+class Seeding(fh.Sampler):
+    """A sampler that seeds a global generator and draws from it: it selects the same clients each time."""
+
+    def select(self, round: int, count: int, sizes: Any, seed: int) -> list[int]:
+        random.seed(seed + round)
+        return random.sample(sorted(sizes), count)
+
+
+def test_a_sampler_that_is_asked_while_clients_train_is_not_taken_for_them(caplog: pytest.LogCaptureFixture) -> None:
+    settings: dict[str, Any] = {"rounds": 3, "local": LocalTraining(batch_size=4), "participation": 0.5}
+    made = Simulation(
+        federation(), [network("group")], fh.Scaffold(), executor=OwnExecutor(), sampler=Seeding(), **settings
+    )
+    made.states = HostStates(made.initial_state, torch.device("cpu"))  # of which the next round's are fetched ahead
+    before = random.getstate()
+    try:
+        with caplog.at_level(logging.WARNING, "fedhead"):
+            for number in (1, 2, 3):
+                train_round(made, number)
+    finally:
+        random.setstate(before)
+    assert "global generator" not in caplog.text

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Self
@@ -162,8 +162,13 @@ class Simulation(Clients, Transport[ClientStates]):
         jobs = self.work(algorithm, downlink, states, round, keeps_stacks=executor.keeps_stacks)
         if self.compiled_from is not None and isinstance(algorithm, Method):
             jobs = [replace(job, compiled=round >= self.compiled_from) for job in jobs]
-        prepare = partial(self._prepare_next, algorithm, states, cohort, round)
-        with self._warn_of_draws(executor, algorithm):
+        with ExitStack() as training:
+            training.enter_context(self._warn_of_draws(executor, algorithm))
+
+            def prepare(replies: Sequence[Sequence[Reply]]) -> None:
+                training.close()  # from here on it is no client's code that draws
+                self._prepare_next(algorithm, states, cohort, round, replies)
+
             trained = executor.train_and_prepare(jobs, prepare)
 
         def finite() -> bool:
