@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ from fedhead.core.errors import Diverged
 from fedhead.core.tree import Tree, Weights
 from fedhead.engine.rounds import train_round
 from fedhead.engine.simulation import Simulation
+from fedhead.executors.job import Job
 from fedhead.executors.stack import Stack
 
 EVENTS: list[str] = []
@@ -58,10 +60,6 @@ class Asked(Stack):
         EVENTS.append("finite?")
         return super().replies_finite
 
-    @replies_finite.setter
-    def replies_finite(self, value: bool) -> None:
-        self._replies_finite = value
-
 
 def simulation(**settings: Any) -> Simulation:
     EVENTS.clear()
@@ -84,3 +82,20 @@ def test_a_client_whose_reply_is_not_finite_is_named_whatever_the_aggregate_make
         train_round(made, 1)
     assert made.server is before, "nothing has changed"
     assert not made.states.kept
+
+
+class Spoiling(Stack):
+    """A user's stack, which changes what clients keep."""
+
+    def run_all(self, jobs: list[Job]) -> list[Sequence[Reply]]:
+        """Divide by 0."""
+        return [
+            [reply._replace(keep=reply.keep.map(lambda t: t / 0)) for reply in found] for found in super().run_all(jobs)
+        ]
+
+
+def test_what_an_own_executor_makes_of_replies_is_looked_at_too() -> None:
+    local = LocalTraining(epochs=1)
+    made = Simulation(federation(), [network("group")], fh.Scaffold(), rounds=1, local=local, executor=Spoiling())
+    with pytest.raises(Diverged, match=r"client 0, round 1: .* is not finite"):
+        train_round(made, 1)

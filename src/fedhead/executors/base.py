@@ -11,6 +11,7 @@ from fedhead.executors.shared_work import SharedWork
 
 T = TypeVar("T")
 R = TypeVar("R")
+Prepare = Callable[[Sequence[Sequence[Reply]]], None]  # see `Executor.train_and_prepare`
 
 
 class Executor:
@@ -24,14 +25,12 @@ class Executor:
         keeps_stacks: Whether states and replies may stay in one stack from round to round: no code reads or changes
             single ones on the way.
         shared: What runs that train together compute once; None: each run trains alone.
-        replies_finite: Whether all numbers of the replies that were returned last were seen to be finite.
     """
 
     name: str = ""
     mixes_hyperparameters: bool = False
     keeps_stacks: bool = False
     shared: SharedWork | None = None
-    replies_finite: bool = False
     preparing: float = 0.0
     compiled: bool = False
 
@@ -40,6 +39,11 @@ class Executor:
         super().__init_subclass__(**settings)
         if "name" not in vars(cls):
             cls.name = cls.__name__
+
+    @property
+    def replies_finite(self) -> bool:
+        """Whether all numbers of the replies that were returned last were seen to be finite; may wait for a GPU."""
+        return False
 
     def run(self, job: Job) -> list[Reply]:
         """Train the clients of a job.
@@ -63,14 +67,13 @@ class Executor:
         """
         return [self.run(job) for job in jobs]
 
-    def train_and_prepare(
-        self, jobs: list[Job], prepare: Callable[[Sequence[Sequence[Reply]]], None]
-    ) -> Sequence[Sequence[Reply]]:
-        """Train the clients of several jobs, and prepare what comes next while a GPU computes their replies.
+    def train_and_prepare(self, jobs: list[Job], prepare: Prepare) -> Sequence[Sequence[Reply]]:
+        """Train the clients of several jobs, and prepare the next round while a GPU computes their replies.
 
         Args:
             jobs: One job per architecture.
-            prepare: Called with the replies of each job, which a GPU may still compute.
+            prepare: Prepares the next round; called once with the replies of each job, whose numbers a GPU may not have
+                computed yet.
 
         Returns:
             The replies of each job.

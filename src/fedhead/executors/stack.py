@@ -27,14 +27,14 @@ from fedhead.executors.stacked_replies import StackedReplies
 from fedhead.executors.steps import train_eagerly
 from fedhead.executors.vectorize import VmapVectorizer
 
-# Stacks of small models on a GPU may hold more clients than `default_size` says.
+# Stacks of small models on a GPU may hold more clients than `default_size` says, up to a number and a size in memory.
 MAX_CLIENTS = 1024
-MEMORY = 4 << 30  # bytes that their clients may take
-COPIES = 10  # of a client's weights in this memory: gradients, the optimizer's state and copies of all three
+MAX_BYTES = 4 << 30
+COPIES_PER_CLIENT = 10  # of what a client receives and holds: gradients, the optimizer's state and copies of them
 
-# Stacks of a method or stage that are watched for draws from global generators: looking takes 0.1 ms and more, and what
-# a CUDA graph replays calls no user's code anyway.
-WATCHED = 3
+# How many stacks of a method or stage, the first ones, are watched for draws from global generators: looking takes 0.1
+# ms and more, and what a CUDA graph replays calls no user's code anyway.
+WATCHED_STACKS = 3
 
 
 def default_size(device: torch.device) -> int:
@@ -49,7 +49,7 @@ def _default_size_for(job: Job) -> int:
         return default_size(device)
     state = job.states.take([0]) if isinstance(job.states, StackedTrees) else job.states[0]
     one = job.broadcast.nbytes + job.per_client[0].nbytes + state.nbytes
-    return max(default_size(device), min(MAX_CLIENTS, MEMORY // max(COPIES * one, 1)))
+    return max(default_size(device), min(MAX_CLIENTS, MAX_BYTES // max(COPIES_PER_CLIENT * one, 1)))
 
 
 class Stack(Executor):
@@ -73,35 +73,28 @@ class Stack(Executor):
         self._seen = Counter[str]()  # stacks of each algorithm
         self._streams: list[torch.cuda.Stream] = []  # of architectures
         self._computed: list[Tree] = []  # the replies of whole stacks
-        self._check: FiniteCheck | None = None  # of these
-        self._replies_finite = False
-        self._has_own_run = type(self).run is not Stack.run  # a user's, which may return other replies than computed
-        self.keeps_stacks = type(self).run_all is Stack.run_all and not self._has_own_run
+        self._finite_check: FiniteCheck | None = None  # of the last replies; None: these are not known
+        self._has_own_run = type(self).run is not Stack.run
+        # a user's methods may return other replies than were computed
+        returning = ("run", "run_all", "train_and_prepare")
+        self.keeps_stacks = all(getattr(type(self), name) is getattr(Stack, name) for name in returning)
 
     def run_all(self, jobs: list[Job]) -> list[Sequence[Reply]]:
         """Return the replies of several jobs, whose clients differ in architecture."""
         self._computed.clear()
-        self._check = None
+        self._finite_check = None
         one_stream = len(jobs) == 1 or jobs[0].program.pool.device.type == "cpu"
         run = self.run if self._has_own_run else self._replies
         replies = [run(job) for job in jobs] if one_stream else self._run_on_streams(run, jobs)
-        self.replies_finite = False
-        if not self._has_own_run:
-            self._check = FiniteCheck(self._computed)  # which a GPU carries out after the steps, beside its host
+        if self.keeps_stacks:
+            self._finite_check = FiniteCheck(self._computed)  # which a GPU carries out after the steps, beside its host
         self._computed.clear()
         return replies
 
     @property
     def replies_finite(self) -> bool:
         """Whether all numbers of the last replies are finite; the first time it is asked for, a GPU is waited for."""
-        if self._check is not None:
-            self._replies_finite = self._check.result()
-            self._check = None
-        return self._replies_finite
-
-    @replies_finite.setter
-    def replies_finite(self, value: bool) -> None:
-        self._replies_finite = value
+        return self._finite_check is not None and self._finite_check.result()
 
     def _run_on_streams(self, run: Callable[[Job], Sequence[Reply]], jobs: list[Job]) -> list[Sequence[Reply]]:
         while len(self._streams) < len(jobs):
@@ -165,7 +158,7 @@ class Stack(Executor):
     def _warn_of_draws(self, algorithm: str) -> AbstractContextManager[None]:
         """Warn of draws that the seed does not decide, in the first stacks of an algorithm; vmap refuses torch's."""
         self._seen[algorithm] += 1
-        if self._seen[algorithm] > WATCHED:
+        if self._seen[algorithm] > WATCHED_STACKS:
             return nullcontext()
         return warn_of_client_draws("stack", algorithm, leave_out=["torch"])
 

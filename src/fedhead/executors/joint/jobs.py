@@ -44,14 +44,14 @@ class JointJobs:
         self.worker = worker
         self._mixes = mix_hyperparameters and worker.mixes_hyperparameters
         self._joins = True
-        self._at_once = False  # whether the worker has trained the last jobs with one call
+        self._in_one_call = False  # whether the worker was given the last jobs in one call, of which it knows
         self._mixed: list[_Mixed] = []
         self._found = SharedWork()  # what was found out about programs, which keep their parts from round to round
 
     @property
     def replies_finite(self) -> bool:
         """Whether all numbers of the last replies were seen to be finite; the first time, a GPU is waited for."""
-        return self._at_once and self.worker.replies_finite
+        return self._in_one_call and self.worker.replies_finite
 
     def train(self, jobs: list[Job]) -> list[Sequence[Reply] | Exception]:
         """Return the replies of each job, or the error by which it failed; the others are trained as they are."""
@@ -74,7 +74,7 @@ class JointJobs:
             if stacks[0].hyperparameters and isinstance(error, RuntimeError | TypeError | ValueError):
                 return self._unmixed(jobs, error)
             return [error] if len(jobs) == 1 else self._apart(jobs, [[index] for index in range(len(jobs))])
-        self._at_once = True
+        self._in_one_call = True
         replies: dict[int, Sequence[Reply] | Exception] = {}
         for group, found in zip(groups, outcome, strict=True):
             begin = 0
@@ -91,7 +91,7 @@ class JointJobs:
         found: dict[int, Sequence[Reply] | Exception] = {}
         for group in groups:
             found |= zip(group, self.train([jobs[index] for index in group]), strict=True)
-        self._at_once = False
+        self._in_one_call = False
         return [found[index] for index in range(len(jobs))]
 
     def _unmixed(self, jobs: list[Job], error: Exception) -> list[Sequence[Reply] | Exception]:

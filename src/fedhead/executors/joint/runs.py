@@ -17,7 +17,7 @@ import torch
 from fedhead.algorithm.phase import Reply
 from fedhead.core.finite import all_finite
 from fedhead.core.tree import Tree
-from fedhead.executors.base import Executor
+from fedhead.executors.base import Executor, Prepare
 from fedhead.executors.job import Job
 from fedhead.executors.joint.jobs import JointJobs
 from fedhead.executors.shared_work import SharedWork
@@ -25,7 +25,6 @@ from fedhead.executors.stacked_replies import StackedReplies
 
 T = TypeVar("T")
 R = TypeVar("R")
-Prepare = Callable[[Sequence[Sequence[Reply]]], None]  # see `Executor.train_and_prepare`
 _TRAIN, _AFTER = 0, 1  # the points of a round at which runs wait
 
 
@@ -45,7 +44,7 @@ class _Trained:
     """The replies of a run's jobs."""
 
     replies: list[Sequence[Reply]]
-    finite: bool  # whether all numbers of all runs are
+    finite: bool  # whether all numbers are, those of the runs beside it too
 
 
 class JointRuns:
@@ -93,7 +92,13 @@ class JointRuns:
             raise self._stopped
 
     def train_and_prepare(self, member: int, jobs: list[Job], prepare: Prepare) -> _Trained:
-        """Wait for the other runs, then train with them; `member` is the number of the run."""
+        """Wait for the other runs, then train with them.
+
+        Args:
+            member: The number of the run.
+            jobs: Its jobs.
+            prepare: Prepares its next round, after the clients of all runs were given to the worker.
+        """
         return self.compute(member, (jobs[0].round, _TRAIN), self._train, (jobs, prepare))
 
     def compute(
@@ -152,7 +157,7 @@ class JointRuns:
         outcome = iter(self._jobs.train(jobs))
         found: list[Sequence[Reply]] = []
         errors: dict[int, Exception] = {}
-        for place, (own, prepare) in enumerate(runs):  # before a GPU is waited for
+        for place, (own, prepare) in enumerate(runs):  # all of them before a GPU is waited for
             try:
                 replies = _raise_errors([next(outcome) for _ in own])
                 prepare(replies)
@@ -251,20 +256,26 @@ class _Member(Executor):
         self.shared = joint_runs.shared
         self._joint_runs = joint_runs
         self._number = number
+        self._replies_finite = False
+
+    @property
+    def replies_finite(self) -> bool:
+        """Whether all numbers of the last replies, of all runs, are finite."""
+        return self._replies_finite
 
     def run(self, job: Job) -> list[Reply]:
         """Return the replies in the order of the job's clients."""
         return list(self.run_all([job])[0])
 
     def run_all(self, jobs: list[Job]) -> list[Sequence[Reply]]:
-        """Return the replies of several jobs."""
+        """Train with the other runs."""
         return self.train_and_prepare(jobs, lambda replies: None)
 
     def train_and_prepare(self, jobs: list[Job], prepare: Prepare) -> list[Sequence[Reply]]:
-        """Return the replies of several jobs."""
+        """Train with the other runs, and prepare the next round before a GPU is waited for."""
         trained = self._joint_runs.train_and_prepare(self._number, jobs, prepare)
         self.preparing, self.compiled = self._joint_runs.worker.preparing, self._joint_runs.worker.compiled
-        self.replies_finite = trained.finite
+        self._replies_finite = trained.finite
         return trained.replies
 
     def compute_together(self, function: Callable[[list[T]], list[R]], item: T, round: int) -> R:
