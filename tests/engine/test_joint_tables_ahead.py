@@ -14,12 +14,14 @@ from same_trees import assert_same
 from small import federation, network
 
 import fedhead as fh
+from fedhead.algorithm.phase import Reply
 from fedhead.core.finite import FiniteCheck
 from fedhead.engine import prefetch
 from fedhead.engine.rounds import train_round
 from fedhead.engine.simulation import Simulation
 from fedhead.executors import job_tables
 from fedhead.executors.base import Executor
+from fedhead.executors.job import Job
 from fedhead.executors.joint.jobs import merge_jobs
 from fedhead.executors.joint.runs import JointRuns, run_together
 from fedhead.executors.stack import Stack, by_steps
@@ -48,14 +50,23 @@ def simulation(
 def train_together(runs: Sequence[Callable[[Executor], Simulation]]) -> list[Simulation]:
     """Train runs in one stack, as on a GPU: all tensors stay on the CPU."""
 
-    def run(make: Callable[[Executor], Simulation], executor: Executor) -> Simulation:
-        made = make(executor)
-        made.device = torch.device("cuda")
-        for number in range(1, ROUNDS + 1):
-            train_round(made, number)
-        return made
+    return run_together(Stack(), [partial(train_rounds, make, 1, ROUNDS) for make in runs])
 
-    return run_together(Stack(), [partial(run, make) for make in runs])
+
+def train_rounds(make: Callable[[Executor], Simulation], first: int, last: int, executor: Executor) -> Simulation:
+    made = make(executor)
+    made.device = torch.device("cuda")
+    for number in range(first, last + 1):
+        train_round(made, number)
+    return made
+
+
+def assert_same_end(found: list[Simulation], expected: list[Simulation]) -> None:
+    for one, other in zip(found, expected, strict=True):
+        assert_same(one.server, other.server)
+        assert one.states.kept.keys() == other.states.kept.keys()
+        for k, state in other.states.kept.items():
+            assert_same(one.states.kept[k], state)
 
 
 @pytest.mark.parametrize("seeds", [[0, 1, 2], [3, 3]], ids=["different batches", "the same batches"])
@@ -74,11 +85,50 @@ def test_runs_with_tables_made_ahead_end_with_the_same_numbers(
     unused = note_tables(monkeypatch)
     expected = train_together(runs)
     assert not any(unused)
-    for one, other in zip(found, expected, strict=True):
-        assert_same(one.server, other.server)
-        assert one.states.kept.keys() == other.states.kept.keys()
-        for k, state in other.states.kept.items():
-            assert_same(one.states.kept[k], state)
+    assert_same_end(found, expected)
+
+
+@pytest.mark.parametrize(
+    ("rounds", "expected"),
+    [([(1, 4), (2, 4), (3, 4)], [False, False, False, True]), ([(1, 2), (1, 4), (1, 3)], [False, True, True, True])],
+    ids=["resumed", "stopped"],
+)
+def test_runs_that_begin_or_end_with_other_rounds_end_with_the_same_numbers(
+    rounds: list[tuple[int, int]], expected: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def train() -> list[Simulation]:
+        make = [partial(simulation, seed, fh.FedAvg, rounds=4) for seed in (0, 0, 1)]
+        each = zip(make, rounds, strict=True)
+        return run_together(Stack(), [partial(train_rounds, run, *own) for run, own in each])
+
+    with monkeypatch.context() as patch:
+        used = note_tables(patch)
+        found = train()
+    assert used == expected, "a run that has just begun has none, and then none are merged"
+    monkeypatch.setattr(Simulation, "draw_ahead", lambda *args: None)
+    assert_same_end(found, train())
+
+
+class Small(Stack):
+    """A stack that runs out of memory in the second round, in which it has tables for all clients."""
+
+    name = "stack"
+
+    def _run_stack(self, job: Job) -> Sequence[Reply]:
+        if job.round == 2 and len(job.clients) > 4:
+            raise torch.OutOfMemoryError("full")
+        return super()._run_stack(job)
+
+
+def test_a_stack_that_is_halved_takes_none_of_the_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = [partial(train_rounds, partial(simulation, seed, fh.FedAvg), 1, ROUNDS) for seed in (0, 1)]
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    with monkeypatch.context() as patch:
+        used = note_tables(patch)
+        found = run_together(Small(), runs)
+    assert used == [False, True, *4 * [False]], "nor are any made for the next round"
+    monkeypatch.setattr(Simulation, "draw_ahead", lambda *args: None)
+    assert_same_end(found, run_together(Small(), runs))
 
 
 def test_merged_tables_are_those_that_a_merged_job_would_make() -> None:
