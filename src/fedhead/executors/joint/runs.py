@@ -155,32 +155,36 @@ class JointRuns:
     def _train(self, runs: list[tuple[list[Job], Prepare]]) -> list[_Trained | Exception]:
         jobs = [job for own, _ in runs for job in own]
         outcome = iter(self._jobs.train(jobs))
-        found: list[Sequence[Reply]] = []
-        errors: dict[int, Exception] = {}
-        for place, (own, prepare) in enumerate(runs):  # all of them before a GPU is waited for
-            try:
-                replies = _raise_errors([next(outcome) for _ in own])
-                prepare(replies)
-                found += replies
-            except Exception as error:  # of this run alone
-                errors[place] = error
+        # all runs prepare their next round before a GPU is waited for
+        prepared = [_prepare([next(outcome) for _ in own], prepare) for own, prepare in runs]
+        found = [replies for each in prepared if not isinstance(each, Exception) for replies in each]
         sent = (tree for replies in found for reply in replies for tree in (reply.send, reply.keep))
         finite = self._jobs.replies_finite or all_finite(sent)
         if jobs[0].program.pool.device.type == "cuda":
             found = _losses_on_host(found)
         trained = iter(found)
         return [
-            errors[place] if place in errors else _Trained([next(trained) for _ in own], finite)
-            for place, (own, _) in enumerate(runs)
+            each if isinstance(each, Exception) else _Trained([next(trained) for _ in each], finite)
+            for each in prepared
         ]
 
 
-def _raise_errors(found: Sequence[Sequence[Reply] | Exception]) -> list[Sequence[Reply]]:
-    """Return the replies of each job; raise the first error among them."""
-    for one in found:
-        if isinstance(one, Exception):
-            raise one
-    return [one for one in found if not isinstance(one, Exception)]
+def _prepare(found: list[Sequence[Reply] | Exception], prepare: Prepare) -> list[Sequence[Reply]] | Exception:
+    """Prepare the next round of one run; return its replies, or the error by which this run, and no other, ends.
+
+    Args:
+        found: The replies of each of its jobs, or why there are none.
+        prepare: Prepares the round.
+    """
+    failed = next((one for one in found if isinstance(one, Exception)), None)
+    if failed is not None:
+        return failed
+    replies = [one for one in found if not isinstance(one, Exception)]
+    try:
+        prepare(replies)
+    except Exception as error:  # a user's sampler may raise anything
+        return error
+    return replies
 
 
 def _losses_on_host(found: list[Sequence[Reply]]) -> list[Sequence[Reply]]:
