@@ -127,7 +127,7 @@ class ClientBatches:
         schedules = self._drawn(draws)
         rows, ordered = [rows[k] for k in places], [schedules[k] for k in places]
         batches = all_batches(program, rows, ordered, self.public_rows)
-        # of joined runs a table of all their clients' rows is made, which lasts for many rounds
+        # joined runs have one table of all their clients' rows, which the pool keeps from round to round
         own_rows = None if self._joined else row_table(program, rows, ordered, keep=True)
         return _TablesAhead(draws, schedules, JobTables(places, own_rows, batches))
 

@@ -170,9 +170,10 @@ class Copies:
 
     def fetch(self, states: list[Buffers]) -> list[Buffers]:
         """Copy buffers of the host to new memory on the device, beside all its work; `join` before they are used."""
+        # after no other work: torch hands out memory of this stream again only when those who used it are done with it
         with self._on_copy_stream():
             found = [{kind: t.to(self.device, non_blocking=True) for kind, t in one.items()} for one in states]
-        if self._stream is not None:
+        if self._stream is not None:  # others will use it
             for t in (t for one in found for t in one.values()):
                 t.record_stream(torch.cuda.current_stream(self.device))
         self._unjoined = True
