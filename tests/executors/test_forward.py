@@ -137,13 +137,17 @@ def test_stages_are_tested_with_what_they_made_of_each_client() -> None:
 
 
 # -- what does not go well ----------------------------------------------------------------------------
-class Stubborn(nn.Module):
-    """A model that looks at its numbers, which no stack can let it do."""
+class TwoLayers(nn.Module):
+    """A perceptron, whose `forward` subclasses write."""
 
     def __init__(self) -> None:
         super().__init__()
         self.body = nn.Sequential(nn.Flatten(), nn.Linear(36, 8))
         self.fc = nn.Linear(8, CLASSES)
+
+
+class Stubborn(TwoLayers):
+    """A model that looks at its numbers, which no stack can let it do."""
 
     def forward(self, x: Tensor) -> Tensor:
         z = self.body(x)
@@ -232,16 +236,12 @@ def test_where_a_client_s_samples_do_not_fit_its_statistics_take_fewer_at_once(m
             torch.testing.assert_close(mine.send["statistics"][name], value, atol=1e-10, rtol=1e-10)
 
 
-class Squeezed(nn.Module):
+class Squeezed(TwoLayers):
     """A model that drops the rows of a single sample."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.body = nn.Sequential(nn.Flatten(), nn.Linear(36, 8))
-        self.fc = nn.Linear(8, CLASSES)
-
     def forward(self, x: Tensor) -> Tensor:
-        return self.fc(self.body(x).squeeze())  # type: ignore[no-any-return]
+        logits: Tensor = self.fc(self.body(x).squeeze())
+        return logits
 
 
 def test_a_model_that_drops_the_rows_of_a_single_sample_is_told_so() -> None:

@@ -100,7 +100,7 @@ class Program:
         reply = _checked(own.algorithm.finish(w, client), self.algorithm)
         send = without_small_classes(self.algorithm, reply.send, client)
         reply = reply._replace(send=upload.encode(self.uploads, self.algorithm, send, client))
-        return reply if self.algorithm.is_built_in else _sent_alone(reply, inputs)
+        return reply if self.algorithm.is_built_in else _copying_shared(reply, inputs)
 
     def changes_gradients(self, phase: Phase) -> bool:
         """Whether the optimizer sees another gradient than the loss has."""
@@ -189,8 +189,8 @@ def _checked(reply: Any, algorithm: Algorithm) -> Reply:
     )
 
 
-def _sent_alone(reply: Reply, inputs: ClientInputs) -> Reply:
-    """The reply with tensors of its own in what is sent, into which a user's rule may write."""
+def _copying_shared(reply: Reply, inputs: ClientInputs) -> Reply:
+    """Return the reply with copies of what it sends and the client also received, holds or keeps: a rule may write there."""
     held = {id(t) for tree in (inputs.broadcast, inputs.per_client, inputs.state, reply.keep) for t in tree.tensors()}
     return reply._replace(send=reply.send.map(lambda t: t.clone() if id(t) in held else t))
 
