@@ -190,7 +190,10 @@ def _checked(reply: Any, algorithm: Algorithm) -> Reply:
 
 
 def _copying_shared(reply: Reply, inputs: ClientInputs) -> Reply:
-    """Return the reply with copies of what it sends and the client also received, holds or keeps: a rule may write there."""
+    """Return the reply with copies in what it sends of what the client also received, holds or keeps.
+
+    An `aggregate` may write into what was sent.
+    """
     held = {id(t) for tree in (inputs.broadcast, inputs.per_client, inputs.state, reply.keep) for t in tree.tensors()}
     return reply._replace(send=reply.send.map(lambda t: t.clone() if id(t) in held else t))
 
